@@ -1,0 +1,36 @@
+"""The registry of hash tags (SPEC section 1). Every SHA-256 preimage of the protocol starts with one of them."""
+
+from enum import Enum
+from hashlib import sha256
+from typing import NewType
+
+Digest = NewType("Digest", bytes)
+"""32 bytes: a SHA-256 digest."""
+
+
+class Tag(bytes, Enum):
+    """8 ASCII bytes that say what a digest is of. Fixed length, so no tag is a prefix of another."""
+
+    NODE = b"tb.node."
+    EMPTY = b"tb.empty"
+    CHUNK = b"tb.chunk"
+    TENSOR = b"tb.tensr"
+    STATE_ENTRY = b"tb.state"
+    DATA_ENTRY = b"tb.data."
+    STEP_RECORD = b"tb.recrd"
+    INSTRUCTION = b"tb.instr"
+    ACCUMULATOR = b"tb.accum"
+    GAME = b"tb.game."
+    MESSAGE = b"tb.messg"
+
+
+def tagged_hash(tag: Tag, *parts: bytes) -> Digest:
+    """SHA-256 of the tag followed by the parts."""
+    hasher = sha256(tag.value)
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
+EMPTY = tagged_hash(Tag.EMPTY)
+"""The leaf of every unused position of a tree."""
