@@ -1,0 +1,61 @@
+# One task runner: the same targets by hand and in CI. Needs make and Python 3.11 or later; everything else goes into .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p; done))
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+# The stamp is keyed on what is installed: a change of either file installs again.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+SOURCES := protocol engine sim tiebreak tests benchmarks
+
+.PHONY: help setup demo test lint format types vectors contracts ci clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "expected Python 3.11 or later on PATH, found none; set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+setup: $(STAMP) ## Create .venv with the exact versions of constraints.txt
+
+demo: setup ## The whole path on real data: train, commit, audit, cheat, dispute, settle (under 5 minutes)
+	$(BIN)/tiebreak demo --output demo-output
+
+test: setup ## All tests, with floors on how many ran and no unexpected skips
+	$(BIN)/python -m pytest -n $(WORKERS) --full
+
+lint: setup ## Format and lint
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+format: setup ## Rewrite the sources in the common format
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+types: setup ## mypy --strict
+	$(BIN)/mypy
+
+vectors: setup ## Regenerate the test vectors and compare them with those checked in
+	$(BIN)/python -m protocol.vectors tests/vectors --check
+
+contracts: ## Solidity: format, build, test, compare the artifacts (needs Node)
+	$(MAKE) -C contracts setup fmt-check build test artifacts-check
+
+bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
+	$(BIN)/python -m benchmarks.$*
+
+ci: ## Every gate
+	.ci/run
+
+clean: ## Remove what was built, not the environment
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
+	find protocol engine sim tiebreak tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Adversaries and whole games. Imports protocol and engine."""

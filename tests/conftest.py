@@ -1,0 +1,126 @@
+"""No vacuous green: how many cases ran, which skips were expected, and a floor under both (`--full`).
+
+A test that loops over cases takes the fixture `cases` and reports each; one that ends without a case fails. In a
+full run (`make test`) every folder must reach the number of passed tests in `floors.json`, every test file must have
+run, and a skip whose reason is not listed here fails the run.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = Path(__file__).with_name("floors.json")
+EXPECTED_SKIPS = (re.compile(r"needs a CUDA device"),)
+"""Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--full`: this is the whole suite, so hold it to the floors."""
+    parser.addoption("--full", action="store_true", help="whole suite: check floors.json and that every file ran")
+
+
+class CaseCounter:
+    """Counts the cases of one test."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, count: int = 1) -> None:
+        self.count += count
+
+
+@pytest.fixture
+def cases(record_property: Callable[[str, object], None]) -> Iterator[CaseCounter]:
+    """Call once per case (or with their number). A test that used it and reported none fails."""
+    counter = CaseCounter()
+    yield counter
+    assert counter.count > 0, "expected at least one case, got none"
+    record_property("cases", counter.count)
+
+
+class Ledger:
+    """What ran, collected where the reports of all workers arrive."""
+
+    def __init__(self, full: bool) -> None:
+        self.full = full
+        self.passed: Counter[str] = Counter()
+        self.files: set[str] = set()
+        self.cases = 0
+        self.unexpected: list[str] = []
+        self.problems: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count one phase of one test."""
+        file = report.nodeid.split("::")[0]
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            reason = reason.removeprefix("Skipped: ")
+            if not any(pattern.fullmatch(reason) for pattern in EXPECTED_SKIPS):
+                self.unexpected.append(f"{report.nodeid}: {reason}")
+            self.files.add(file)
+        if report.when == "call":
+            self.files.add(file)
+            if report.passed:
+                self.passed[folder_of(file)] += 1
+        if report.when == "teardown":
+            self.cases += sum(int(value) for name, value in report.user_properties if name == "cases")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module skipped as a whole is a skip like any other."""
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.unexpected.append(f"{report.nodeid}: {reason}")
+
+    def check(self, exitstatus: int) -> int:
+        """The exit status after the checks; fills `problems`."""
+        self.problems = [f"unexpected skip: {line}" for line in self.unexpected]
+        if self.full:
+            self.problems += floor_problems(self.passed, json.loads(FLOORS.read_text()))
+            ran = {(ROOT / file).resolve() for file in self.files}
+            self.problems += [
+                f"no test of {path.relative_to(ROOT)} ran"
+                for path in sorted(ROOT.glob("tests/**/test_*.py"))
+                if path not in ran
+            ]
+        return 1 if self.problems and exitstatus in (0, 5) else exitstatus
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Turn an empty green into red."""
+        session.exitstatus = self.check(int(exitstatus))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say how much ran."""
+        folders = ", ".join(f"{name} {count}" for name, count in sorted(self.passed.items()))
+        terminalreporter.write_line(f"passed by folder: {folders or 'none'}; counted cases: {self.cases}")
+        for problem in self.problems:
+            terminalreporter.write_line(f"NOT GREEN: {problem}", red=True)
+
+
+def folder_of(file: str) -> str:
+    """The folder directly below tests/, or `.` for a file there."""
+    parts = Path(file).parts
+    return parts[1] if len(parts) > 2 else "."
+
+
+def floor_problems(passed: Counter[str], floors: dict[str, int]) -> list[str]:
+    """Folders in which fewer tests passed than their floor says, and folders without a floor."""
+    short = [
+        f"expected at least {floor} passed tests in {name}, got {passed[name]}"
+        for name, floor in floors.items()
+        if passed[name] < floor
+    ]
+    return short + [f"no floor in floors.json for folder {name}" for name in sorted(set(passed) - set(floors))]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One ledger, where reports arrive; one thread per worker so that workers do not starve each other."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Ledger(config.getoption("--full")), "ledger")

@@ -1,0 +1,131 @@
+"""What the tree must not contain, and that every test in it has a runner."""
+
+import ast
+import re
+from collections.abc import Callable
+
+import pytest
+
+from protocol.tags import Tag
+from tests.source_tree import ROOT, committed_files, parse
+
+TEXT = {
+    ".py",
+    ".md",
+    ".toml",
+    ".txt",
+    ".sol",
+    ".json",
+    ".sh",
+    ".yml",
+    ".yaml",
+    ".html",
+    ".j2",
+    ".css",
+    ".svg",
+    ".cfg",
+    "",
+}
+MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|work|Users|opt|mnt|data)/\w")
+REGISTRY = re.compile(
+    r"(?:pypi|pythonhosted|registry\.npmjs|npmjs|yarnpkg|download\.pytorch|crates|anaconda|ghcr|docker)\.(?:org|com|io)\b"
+    r"|--(?:extra-)?index-url|--find-links|^\s*registry\s*=",
+    re.MULTILINE,
+)
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+SELF = ROOT / "tests" / "test_hygiene.py"
+
+
+def python_files() -> list:
+    return [p for p in committed_files() if p.suffix == ".py"]
+
+
+def unsafe(tree: ast.AST) -> list[str]:
+    """Names through which bytes could become code."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+            found.append(node.func.id)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "torch.save"):
+            found.append(ast.unparse(node.func))
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            found.append(str(node.module))
+    return found
+
+
+def test_every_python_test_has_a_runner(cases: Callable[[], None]) -> None:
+    """pytest collects tests/**/test_*.py; a test anywhere else, or in another name, would never run."""
+    for path in python_files():
+        names = [n.name for n in ast.walk(parse(path)) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        has_tests = any(n.startswith(("test_", "Test")) for n in names)
+        collected = path.is_relative_to(ROOT / "tests") and path.name.startswith("test_")
+        looks_like_one = path.name.startswith("test_") or path.stem.endswith("_test")
+        assert collected or not (has_tests or looks_like_one), f"no runner collects {path.relative_to(ROOT)}"
+        cases()
+
+
+def test_every_solidity_test_has_a_runner() -> None:
+    """forge collects *.t.sol below contracts/test."""
+    for path in committed_files():
+        if path.suffix == ".sol" and re.search(r"\bfunction (test|invariant_|statefulFuzz)", path.read_text()):
+            where = path.relative_to(ROOT).as_posix()
+            assert where.startswith("contracts/test/"), f"no runner collects {where}"
+            assert where.endswith(".t.sol"), f"no runner collects {where}"
+
+
+def test_tags_are_unique_and_prefix_free() -> None:
+    values = [tag.value for tag in Tag]
+    assert len(Tag.__members__) == len(set(values)) > 10  # an alias would be a second name for one value
+    assert {len(v) for v in values} == {8}
+    assert all(v.isascii() and v.startswith(b"tb.") for v in values)
+
+
+def test_tags_stand_in_one_place(cases: Callable[[], None]) -> None:
+    for path in python_files():
+        if path == ROOT / "protocol" / "tags.py" or path.is_relative_to(ROOT / "tests"):
+            continue
+        constants = [n.value for n in ast.walk(parse(path)) if isinstance(n, ast.Constant)]
+        literal = [c for c in constants if isinstance(c, bytes) and c.startswith(b"tb.")]
+        assert literal == [], f"{path.relative_to(ROOT)} spells a tag; use protocol.tags.Tag"
+        cases()
+
+
+def test_no_machine_paths_and_no_registry_hosts(cases: Callable[[], None]) -> None:
+    for path in committed_files():
+        if path.suffix not in TEXT or path == SELF or path.name == "LICENSE":
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for pattern in (MACHINE_PATH, REGISTRY):
+            match = pattern.search(text)
+            assert match is None, f"{path.relative_to(ROOT)} contains {match.group(0)!r}"  # type: ignore[union-attr]
+        cases()
+
+
+def test_bytes_never_become_code(cases: Callable[[], None]) -> None:
+    for path in python_files():
+        assert unsafe(parse(path)) == [], f"{path.relative_to(ROOT)}"
+        cases()
+
+
+def test_constraints_are_exact() -> None:
+    lines = [ln for ln in (ROOT / "constraints.txt").read_text().splitlines() if ln and not ln.startswith("#")]
+    assert len(lines) > 30
+    assert [ln for ln in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", ln)] == []
+    names = [ln.split("==")[0].lower().replace("_", "-") for ln in lines]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from joblib import load", "eval('1')", "exec('1')", "import torch\ntorch.load('x')"],
+)
+def test_unsafe_code_is_seen(source: str) -> None:
+    assert unsafe(ast.parse(source)) != []
+
+
+@pytest.mark.parametrize("text", ["cd /home/me/x", "'/root/x'", "=/work/main", "https://pypi.org/simple"])
+def test_leaks_are_seen(text: str) -> None:
+    assert MACHINE_PATH.search(text) or REGISTRY.search(text)
