@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Duration, Instant, currentInstant} from "../game/Time.sol";
+import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
+import {Trees} from "../libraries/Trees.sol";
+import {Signatures} from "./Signatures.sol";
+
+/// @title The job board
+/// @notice See `IJobBoard`, which is the specification.
+///
+/// INVARIANT: balance >= Σ rewards of OFFERED and ACTIVE jobs + Σ trainer stakes of ACTIVE jobs
+///            + Σ challenger stakes of games without verdict + Σ credits.
+abstract contract JobBoard is IJobBoard {
+    /// Burned wei are credited to this address; nobody has its key.
+    address public constant BURN_ADDRESS = address(0xdEaD);
+
+    uint256 internal constant MAX_ENTRIES = 1 << 20;
+    uint256 internal constant MAX_AMOUNT = type(uint128).max;
+    /// Longest window and clock: far beyond any use, small enough that no sum of instants overflows 48 bits.
+    uint256 internal constant MAX_SECONDS = 1 << 40;
+    uint256 internal constant MAX_DESCENT_LEVELS = 5;
+
+    mapping(JobId => JobState) internal _jobs;
+    mapping(address => uint256) internal _credits;
+
+    modifier onlyStatus(JobId jobId, JobStatus expected) {
+        _requireStatus(jobId, expected);
+        _;
+    }
+
+    /// @inheritdoc IJobBoard
+    function createJob(Job calldata job_, bytes calldata trainerSignature) external payable returns (JobId jobId) {
+        _checkJob(job_);
+        _requireCaller(job_.client);
+        _requirePayment(job_.reward);
+        jobId = Signatures.hashJob(job_);
+        // SAFETY: the trainer's signature binds this chain and this contract; without it anyone could offer work in its name.
+        Signatures.check(Signatures.digest(JobId.unwrap(jobId)), trainerSignature, job_.trainer);
+        JobState storage state = _jobs[jobId];
+        // SAFETY: an id is used once, also after the job ended: old signed heads must not count for a second run.
+        if (state.status != JobStatus.NONE) revert JobExists(jobId);
+        _store(state, job_);
+        emit JobCreated(jobId, job_.client, job_.trainer, job_.reward);
+    }
+
+    /// @inheritdoc IJobBoard
+    function cancelJob(JobId jobId) external onlyStatus(jobId, JobStatus.OFFERED) {
+        JobState storage state = _jobs[jobId];
+        _requireCaller(state.client);
+        state.status = JobStatus.CANCELLED;
+        emit JobCancelled(jobId);
+        _credit(state.client, state.reward);
+    }
+
+    /// @inheritdoc IJobBoard
+    function acceptJob(JobId jobId) external payable onlyStatus(jobId, JobStatus.OFFERED) {
+        JobState storage state = _jobs[jobId];
+        _requireCaller(state.trainer);
+        _requirePayment(state.trainerStake);
+        state.status = JobStatus.ACTIVE;
+        state.lastProgress = currentInstant();
+        emit JobAccepted(jobId, state.trainerStake);
+    }
+
+    /// @inheritdoc IJobBoard
+    function postHead(Head calldata head, bytes calldata signature) external onlyStatus(head.jobId, JobStatus.ACTIVE) {
+        JobState storage state = _jobs[head.jobId];
+        uint64 last = _checkHead(state, head, signature);
+        // SAFETY: ascending, so nobody can replay an old head to move the windows.
+        if (head.count <= state.headCount) revert HeadNotAscending(state.headCount, head.count);
+        state.headCount = head.count;
+        state.headRoot = head.runRoot;
+        state.lastProgress = currentInstant();
+        emit HeadPosted(head.jobId, head.count, head.runRoot, head.count == last);
+    }
+
+    /// @inheritdoc IJobBoard
+    function reportEquivocation(
+        JobId jobId,
+        uint64 count,
+        bytes32 firstRoot,
+        bytes calldata firstSignature,
+        bytes32 secondRoot,
+        bytes calldata secondSignature
+    ) external onlyStatus(jobId, JobStatus.ACTIVE) {
+        JobState storage state = _jobs[jobId];
+        if (firstRoot == secondRoot) revert NoEquivocation(firstRoot);
+        _checkHead(state, Head(jobId, count, firstRoot), firstSignature);
+        _checkHead(state, Head(jobId, count, secondRoot), secondSignature);
+        emit Equivocation(jobId, count, firstRoot, secondRoot);
+        // SAFETY: a copied transaction can take the reporter's reward, never the client's refund or the trainer's loss.
+        _slash(jobId, msg.sender);
+    }
+
+    /// @inheritdoc IJobBoard
+    function settle(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
+        JobState storage state = _jobs[jobId];
+        uint64 last = _checkpoints(state);
+        if (state.headCount != last) revert FinalHeadMissing(state.headCount, last);
+        _requireWindowOver(state);
+        _requireNoGames(state);
+        state.status = JobStatus.SETTLED;
+        uint256 amount = uint256(state.reward) + state.trainerStake;
+        emit JobSettled(jobId, amount);
+        _credit(state.trainer, amount);
+    }
+
+    /// @inheritdoc IJobBoard
+    function abandon(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
+        JobState storage state = _jobs[jobId];
+        _requireCaller(state.client);
+        if (state.headCount == _checkpoints(state)) revert FinalHeadPosted();
+        _requireWindowOver(state);
+        // SAFETY: an open game is played to its end first, so client and trainer together cannot cut a challenger off.
+        _requireNoGames(state);
+        state.status = JobStatus.ABANDONED;
+        uint256 amount = uint256(state.reward) + state.trainerStake;
+        emit JobAbandoned(jobId, amount);
+        _credit(state.client, amount);
+    }
+
+    /// @inheritdoc IJobBoard
+    function withdraw(address payable to) external returns (uint256 amount) {
+        if (to == address(0)) revert ZeroAddress();
+        amount = _credits[msg.sender];
+        if (amount == 0) revert NothingToWithdraw(msg.sender);
+        // SAFETY: the credit is gone before the call, and this is the only call that carries wei: re-entering finds zero.
+        _credits[msg.sender] = 0;
+        emit Withdrawn(msg.sender, to, amount);
+        (bool success,) = to.call{value: amount}("");
+        if (!success) revert TransferFailed(to, amount);
+    }
+
+    /// @inheritdoc IJobBoard
+    function job(JobId jobId) external view returns (JobState memory) {
+        return _jobs[jobId];
+    }
+
+    /// @inheritdoc IJobBoard
+    function credit(address account) external view returns (uint256) {
+        return _credits[account];
+    }
+
+    /// @inheritdoc IJobBoard
+    function checkpoints(JobId jobId) external view returns (uint64) {
+        JobState storage state = _jobs[jobId];
+        return state.status == JobStatus.NONE ? 0 : _checkpoints(state);
+    }
+
+    /// @inheritdoc IJobBoard
+    function domainSeparator() external view returns (bytes32) {
+        return Signatures.domainSeparator();
+    }
+
+    /// @inheritdoc IJobBoard
+    function hashJob(Job calldata job_) external pure returns (JobId) {
+        return Signatures.hashJob(job_);
+    }
+
+    /// @inheritdoc IJobBoard
+    function headDigest(Head calldata head) external view returns (bytes32) {
+        return Signatures.digest(Signatures.hashHead(head));
+    }
+
+    // ---------------------------------------------------------------- for the games
+
+    /// @dev Reverts unless a game may start against this head now; then counts it.
+    function _openGame(JobId jobId, Head calldata head, bytes calldata signature)
+        internal
+        onlyStatus(jobId, JobStatus.ACTIVE)
+    {
+        JobState storage state = _jobs[jobId];
+        _requirePayment(state.challengerStake);
+        uint64 last = _checkHead(state, head, signature);
+        if (state.headCount == last) {
+            Instant end = state.lastProgress.plus(state.challengeWindow);
+            // SAFETY: each game costs a stake and ends within two clocks, so the window bounds how long settlement can be held up.
+            if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
+        }
+        state.openGames += 1;
+    }
+
+    /// @dev The challenger lost: its stake goes to the trainer.
+    function _defended(JobId jobId) internal {
+        JobState storage state = _jobs[jobId];
+        state.openGames -= 1;
+        _credit(state.trainer, state.challengerStake);
+    }
+
+    /// @dev The defender lost: the challenger gets its stake back and the trainer is slashed.
+    function _convicted(JobId jobId, address challenger) internal {
+        _returnStake(jobId, challenger);
+        _slash(jobId, challenger);
+    }
+
+    /// @dev The game ends without a verdict, or with one for the challenger.
+    function _returnStake(JobId jobId, address challenger) internal {
+        JobState storage state = _jobs[jobId];
+        state.openGames -= 1;
+        _credit(challenger, state.challengerStake);
+    }
+
+    /// @dev ceil(steps / k), without overflow at steps near 2^64.
+    function _checkpoints(JobState storage state) internal view returns (uint64) {
+        return (state.steps - 1) / state.checkpointInterval + 1;
+    }
+
+    function _requireStatus(JobId jobId, JobStatus expected) internal view {
+        JobStatus actual = _jobs[jobId].status;
+        if (actual != expected) revert WrongJobStatus(jobId, expected, actual);
+    }
+
+    // ---------------------------------------------------------------- inner workings
+
+    /// @dev Client gets the reward back; the prover half of the stake; the other half, and an odd wei, burns.
+    function _slash(JobId jobId, address prover) private {
+        JobState storage state = _jobs[jobId];
+        // SAFETY: the status changes once, so a stake is shared out once; other games of the job are reclaimed, not won.
+        state.status = JobStatus.SLASHED;
+        uint256 toProver = state.trainerStake / 2;
+        uint256 burned = state.trainerStake - toProver;
+        emit JobSlashed(jobId, prover, toProver, burned);
+        _credit(state.client, state.reward);
+        _credit(prover, toProver);
+        _credit(BURN_ADDRESS, burned);
+    }
+
+    function _credit(address account, uint256 amount) private {
+        if (amount == 0) return;
+        _credits[account] += amount;
+        emit Credited(account, amount);
+    }
+
+    /// @dev Count in range and signed by the trainer.
+    /// @return last the count of the final head
+    function _checkHead(JobState storage state, Head memory head, bytes calldata signature)
+        private
+        view
+        returns (uint64 last)
+    {
+        last = _checkpoints(state);
+        if (head.count == 0 || head.count > last) revert HeadOutOfRange(head.count, last);
+        Signatures.check(Signatures.digest(Signatures.hashHead(head)), signature, state.trainer);
+    }
+
+    function _checkJob(Job calldata job_) private pure {
+        _require("client", uint160(job_.client), 1, type(uint160).max);
+        _require("trainer", uint160(job_.trainer), 1, type(uint160).max);
+        _require("bodyCount", job_.bodyCount, 1, MAX_ENTRIES);
+        _require("stateCount", job_.stateCount, 1, MAX_ENTRIES);
+        _require("dataCount", job_.dataCount, 0, MAX_ENTRIES);
+        _require("steps", job_.steps, 1, type(uint64).max);
+        _require("checkpointInterval", job_.checkpointInterval, 1, job_.steps);
+        _require("policy", job_.policy, 0, 0);
+        _require("precision", job_.precision, 32, 32);
+        _require("reward", job_.reward, 0, MAX_AMOUNT);
+        _require("trainerStake", job_.trainerStake, 0, MAX_AMOUNT);
+        _require("challengerStake", job_.challengerStake, 0, MAX_AMOUNT);
+        _require("challengeWindow", job_.challengeWindow, 1, MAX_SECONDS);
+        _require("clock", job_.clock, 1, MAX_SECONDS);
+        _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
+    }
+
+    function _require(string memory field, uint256 value, uint256 low, uint256 high) private pure {
+        if (value < low || value > high) revert InvalidJob(field, value);
+    }
+
+    function _store(JobState storage state, Job calldata job_) private {
+        state.client = job_.client;
+        state.bodyCount = job_.bodyCount;
+        state.stateCount = job_.stateCount;
+        state.dataCount = job_.dataCount;
+        state.trainer = job_.trainer;
+        state.status = JobStatus.OFFERED;
+        state.descentLevels = job_.descentLevels;
+        uint256 bodyDepth = Trees.depthOf(job_.bodyCount);
+        uint256 stateDepth = Trees.depthOf(job_.stateCount);
+        // The casts below cannot truncate: `_checkJob` has bounded every field.
+        state.depth = uint8(bodyDepth > stateDepth ? bodyDepth : stateDepth);
+        state.programRoot = job_.programRoot;
+        state.initialStateRoot = job_.initialStateRoot;
+        state.dataRoot = job_.dataRoot;
+        state.steps = job_.steps;
+        state.checkpointInterval = job_.checkpointInterval;
+        state.challengeWindow = Duration.wrap(uint48(job_.challengeWindow));
+        state.clock = Duration.wrap(uint48(job_.clock));
+        state.reward = uint128(job_.reward);
+        state.trainerStake = uint128(job_.trainerStake);
+        state.challengerStake = uint128(job_.challengerStake);
+        state.lastProgress = currentInstant();
+    }
+
+    function _requireCaller(address expected) private view {
+        if (msg.sender != expected) revert WrongCaller(expected, msg.sender);
+    }
+
+    function _requirePayment(uint256 expected) private view {
+        if (msg.value != expected) revert WrongPayment(expected, msg.value);
+    }
+
+    function _requireWindowOver(JobState storage state) private view {
+        Instant end = state.lastProgress.plus(state.challengeWindow);
+        if (!currentInstant().isAfter(end)) revert WindowOpen(end, currentInstant());
+    }
+
+    function _requireNoGames(JobState storage state) private view {
+        if (state.openGames != 0) revert OpenGames(state.openGames);
+    }
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+/// Seconds since the epoch.
+type Instant is uint48;
+
+/// Seconds.
+type Duration is uint48;
+
+using {isAfter, plus, since} for Instant global;
+using {exceeds, minus} for Duration global;
+
+/// @return whether `a` is later than `b`
+function isAfter(Instant a, Instant b) pure returns (bool) {
+    return Instant.unwrap(a) > Instant.unwrap(b);
+}
+
+/// @return the instant `d` later
+function plus(Instant a, Duration d) pure returns (Instant) {
+    return Instant.wrap(Instant.unwrap(a) + Duration.unwrap(d));
+}
+
+/// @return how long `a` is after `b`; reverts if it is before (time does not run backward)
+function since(Instant a, Instant b) pure returns (Duration) {
+    return Duration.wrap(Instant.unwrap(a) - Instant.unwrap(b));
+}
+
+/// @return whether `a` is longer than `b`
+function exceeds(Duration a, Duration b) pure returns (bool) {
+    return Duration.unwrap(a) > Duration.unwrap(b);
+}
+
+/// @return what is left of `a` after `b`; reverts if `b` is longer
+function minus(Duration a, Duration b) pure returns (Duration) {
+    return Duration.wrap(Duration.unwrap(a) - Duration.unwrap(b));
+}
+
+/// @return the block's time
+function currentInstant() view returns (Instant) {
+    return Instant.wrap(uint48(block.timestamp));
+}

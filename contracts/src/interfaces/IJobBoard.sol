@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Duration, Instant} from "../game/Time.sol";
+
+/// EIP-712 `hashStruct(Job)`: names a job.
+type JobId is bytes32;
+
+using {_jobIdEquals as ==} for JobId global;
+
+function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
+    return JobId.unwrap(a) == JobId.unwrap(b);
+}
+
+/// @title The job board: escrow, stakes, signed heads, windows, settlement
+/// @notice The life of a job:
+///
+///     createJob (client pays the reward)          -> OFFERED
+///     acceptJob (trainer pays its stake)          -> ACTIVE      cancelJob (client)        -> CANCELLED
+///     postHead, postHead, ... , final head        -> (window runs)
+///     settle (anyone, window over, no open game)  -> SETTLED     reward and stake to the trainer
+///     a game that the trainer loses, or two conflicting signed heads
+///                                                 -> SLASHED     reward to the client, half of the trainer's stake to
+///                                                                whoever proved it, half burned
+///     abandon (client, no head for a window)      -> ABANDONED   reward and the trainer's stake to the client
+///
+/// @dev Money rules. Every payment in is exact. Every payment out is a credit that its owner pulls with `withdraw`;
+/// no function calls an address on the way. The contract's balance is never below
+/// sum(rewards and stakes held by jobs and games) + sum(credits).
+///
+/// Burning half of the trainer's stake is what makes cheating cost something even for a trainer that challenges
+/// itself first, from another address: it can win back at most half. Burned wei are credited to `BURN_ADDRESS`,
+/// whose key nobody has; they stay in this contract's balance for good.
+///
+/// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
+/// `challengeWindow`, until the final one. A head may only be posted late, not refused, as long as the client has not
+/// called `abandon`. The same time lets anyone challenge the last head before the job can be abandoned.
+interface IJobBoard {
+    /// What client and trainer sign (SPEC section 8). Field order is that of the EIP-712 type.
+    struct Job {
+        /// Pays the reward and gets the weights. Invariant: not zero.
+        address client;
+        /// Trains, posts the stake, signs the heads; defender of every game of the job. Invariant: not zero.
+        address trainer;
+        /// Root of the program tree (SPEC section 4).
+        bytes32 programRoot;
+        /// B, body instructions. Invariant: 1 ... 2^20.
+        uint32 bodyCount;
+        /// S, entries of the state. Invariant: 1 ... 2^20.
+        uint32 stateCount;
+        /// Entries of the job's data. Invariant: at most 2^20.
+        uint32 dataCount;
+        /// State root before step 1.
+        bytes32 initialStateRoot;
+        /// Root of the job's data.
+        bytes32 dataRoot;
+        /// Steps of the run. Invariant: at least 1.
+        uint64 steps;
+        /// k: one head leaf per k steps. Invariant: 1 ... steps.
+        uint64 checkpointInterval;
+        /// Invariant: 0 (`exact`).
+        uint8 policy;
+        /// b. Invariant: 32.
+        uint8 precision;
+        /// Wei. Invariant: below 2^128.
+        uint256 reward;
+        /// Wei. Invariant: below 2^128.
+        uint256 trainerStake;
+        /// Wei. Invariant: below 2^128.
+        uint256 challengerStake;
+        /// Seconds. Invariant: 1 ... 2^40.
+        uint64 challengeWindow;
+        /// Seconds, each side's whole allowance in one game. Invariant: 1 ... 2^40.
+        uint64 clock;
+        /// r: levels of a tree revealed by one move. Invariant: 1 ... 5.
+        uint8 descentLevels;
+        /// Makes otherwise equal jobs different.
+        uint256 nonce;
+    }
+
+    /// What the trainer signs as the run proceeds (SPEC section 8).
+    struct Head {
+        JobId jobId;
+        /// Checkpoints done. Invariant: 1 ... ceil(steps / k).
+        uint64 count;
+        /// Root of the run tree with leaves 0 ... count-1 set.
+        bytes32 runRoot;
+    }
+
+    enum JobStatus {
+        /// No such job.
+        NONE,
+        OFFERED,
+        ACTIVE,
+        CANCELLED,
+        SETTLED,
+        SLASHED,
+        ABANDONED
+    }
+
+    /// A job as the contract keeps it; packed in nine slots.
+    struct JobState {
+        address client;
+        uint32 bodyCount;
+        uint32 stateCount;
+        uint32 dataCount;
+        address trainer;
+        JobStatus status;
+        uint8 descentLevels;
+        /// D of SPEC section 4. Invariant: max(ceil(log2 B), ceil(log2 S)).
+        uint8 depth;
+        /// Games of this job that have no verdict. Invariant: 0 unless ACTIVE or SLASHED.
+        uint32 openGames;
+        bytes32 programRoot;
+        bytes32 initialStateRoot;
+        bytes32 dataRoot;
+        uint64 steps;
+        uint64 checkpointInterval;
+        Duration challengeWindow;
+        Duration clock;
+        /// Held while OFFERED or ACTIVE.
+        uint128 reward;
+        /// Held while ACTIVE.
+        uint128 trainerStake;
+        /// Held once for each open game.
+        uint128 challengerStake;
+        /// Count of the last posted head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
+        uint64 headCount;
+        /// When the job was created, accepted, or the last head was posted, whichever is latest.
+        Instant lastProgress;
+        /// Run root of the last posted head.
+        bytes32 headRoot;
+    }
+
+    event JobCreated(JobId indexed jobId, address indexed client, address indexed trainer, uint256 reward);
+    event JobAccepted(JobId indexed jobId, uint256 trainerStake);
+    event JobCancelled(JobId indexed jobId);
+    event HeadPosted(JobId indexed jobId, uint64 count, bytes32 runRoot, bool isFinal);
+    event JobSettled(JobId indexed jobId, uint256 toTrainer);
+    event JobAbandoned(JobId indexed jobId, uint256 toClient);
+    event JobSlashed(JobId indexed jobId, address indexed prover, uint256 toProver, uint256 burned);
+    event Equivocation(JobId indexed jobId, uint64 count, bytes32 firstRoot, bytes32 secondRoot);
+    event Credited(address indexed account, uint256 amount);
+    event Withdrawn(address indexed account, address indexed to, uint256 amount);
+
+    /// A field of the job breaks its invariant.
+    error InvalidJob(string field, uint256 value);
+    error JobExists(JobId jobId);
+    error WrongJobStatus(JobId jobId, JobStatus expected, JobStatus actual);
+    /// The caller is not the one who may do this.
+    error WrongCaller(address expected, address actual);
+    /// The payment is not exact.
+    error WrongPayment(uint256 expected, uint256 actual);
+    /// Not 65 bytes, v not 27 or 28, s in the upper half, or no key fits.
+    error MalformedSignature();
+    error WrongSigner(address expected, address actual);
+    /// The count is 0 or above the number of checkpoints.
+    error HeadOutOfRange(uint64 count, uint64 checkpoints);
+    /// The count is not above that of the last posted head.
+    error HeadNotAscending(uint64 posted, uint64 count);
+    /// The two heads do not conflict: equal roots.
+    error NoEquivocation(bytes32 runRoot);
+    error FinalHeadMissing(uint64 count, uint64 checkpoints);
+    error FinalHeadPosted();
+    /// Too early: legal only after `end`.
+    error WindowOpen(Instant end, Instant current);
+    /// Too late: legal only until `end`.
+    error WindowClosed(Instant end, Instant current);
+    error OpenGames(uint32 games);
+    error NothingToWithdraw(address account);
+    error TransferFailed(address to, uint256 amount);
+    error ZeroAddress();
+
+    /// @notice The client offers a job that the trainer has signed, and pays its reward. Caller: `job.client`; value: `job.reward`.
+    function createJob(Job calldata job, bytes calldata trainerSignature) external payable returns (JobId jobId);
+
+    /// @notice Takes back an offer that the trainer has not accepted. Caller: the client.
+    function cancelJob(JobId jobId) external;
+
+    /// @notice Caller: the trainer; value: its stake.
+    function acceptJob(JobId jobId) external payable;
+
+    /// @notice Posts a head signed by the trainer. Caller: anyone.
+    function postHead(Head calldata head, bytes calldata signature) external;
+
+    /// @notice Two heads of one count with different roots, both signed by the trainer. Caller: anyone; it is rewarded.
+    function reportEquivocation(
+        JobId jobId,
+        uint64 count,
+        bytes32 firstRoot,
+        bytes calldata firstSignature,
+        bytes32 secondRoot,
+        bytes calldata secondSignature
+    ) external;
+
+    /// @notice Ends a job whose final head stood a whole window and has no open game. Caller: anyone.
+    function settle(JobId jobId) external;
+
+    /// @notice Ends a job whose trainer posted no head for more than a window. No game may be open. Caller: the client.
+    function abandon(JobId jobId) external;
+
+    /// @notice Pulls the caller's whole credit to an address of its choice.
+    function withdraw(address payable to) external returns (uint256 amount);
+
+    function job(JobId jobId) external view returns (JobState memory);
+    function credit(address account) external view returns (uint256);
+    /// @notice ceil(steps / k): the count of the final head.
+    function checkpoints(JobId jobId) external view returns (uint64);
+    function domainSeparator() external view returns (bytes32);
+    function hashJob(Job calldata job) external pure returns (JobId);
+    /// @notice The EIP-712 digest that the trainer signs.
+    function headDigest(Head calldata head) external view returns (bytes32);
+}
