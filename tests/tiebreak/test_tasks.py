@@ -1,0 +1,203 @@
+"""The demo tasks learn, say what they are, and are loaded from names and files only."""
+
+import dataclasses
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from engine.task import SGD, AdamW, Batch, Rows, Task, Windows, warmup_linear
+from protocol.errors import ConfigurationError
+from tiebreak.tasks import digits, text
+from tiebreak.tasks.loader import load_task
+
+
+def linear_task(**changes: object) -> Task:
+    base: dict[str, object] = {
+        "name": "line",
+        "model": nn.Linear(1, 1),
+        "loss": lambda model, x, y: ((model(x) - y) ** 2).mean(),
+        "optimizer": SGD(lr=0.1),
+        "data": {"x": torch.arange(6.0).reshape(6, 1), "y": torch.arange(6.0).reshape(6, 1)},
+        "batch": Batch(size=2, examples=Rows(names=("x", "y"))),
+        "steps": 4,
+        "checkpoint_interval": 2,
+    }
+    return Task(**(base | changes))  # type: ignore[arg-type]
+
+
+def test_digits_data_is_exact_and_split() -> None:
+    images, labels = digits.load()
+    assert images.shape == (1797, 1, 8, 8)
+    assert bool((images * 16 == (images * 16).round()).all())
+    assert sorted(set(labels.tolist())) == list(range(10))
+    made = digits.task()
+    assert made.data["images"].shape[0] == made.examples == 1797 - digits.TEST_IMAGES
+    assert made.steps >= 60
+    assert made.batch.size == 32
+
+
+def test_text_windows_are_consecutive_bytes() -> None:
+    made = text.task()
+    tokens = made.data["text"]
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 256
+    last = made.examples - 1
+    (windows,) = made.batch.examples.take(made.data, torch.tensor([0, 3, last]))
+    for row, example in zip(windows, (0, 3, last), strict=True):
+        start = example * text.CONTEXT
+        assert row.tolist() == tokens[start : start + text.CONTEXT + 1].tolist()
+    assert (last + 1) * text.CONTEXT + text.CONTEXT + 1 > len(tokens)
+
+
+def test_text_attention_does_not_see_the_future() -> None:
+    model = text.task().model.eval()
+    tokens = torch.randint(0, 256, (1, text.CONTEXT), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 20] = (tokens[0, 20] + 1) % 256
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    assert torch.equal(before[0, :20], after[0, :20])
+    assert not torch.equal(before[0, 20:], after[0, 20:])
+
+
+def test_text_output_is_tied_and_counted_once() -> None:
+    made = text.task()
+    assert [name for name in made.initial_state() if "tokens" in name] == ["tokens.weight"]
+    made.loss(made.model, *made.batch.examples.take(made.data, torch.arange(2))).backward()
+    gradient = made.model.tokens.weight.grad  # type: ignore[union-attr]
+    assert bool((gradient.abs().sum(1) > 0).all())  # unseen bytes too: through the output layer
+
+
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_building_a_task_leaves_the_global_random_stream_alone(name: str) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first = load_task(name)
+    assert torch.equal(torch.rand(3), expected)
+    second = load_task(name)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.initial_state().values(), second.initial_state().values(), strict=True)
+    )
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 7))
+@settings(max_examples=100, deadline=None)
+def test_window_count_is_that_of_a_naive_enumeration(tokens: int, length: int, stride: int) -> None:
+    examples = Windows(name="t", length=length, stride=stride)
+    naive = [i for i in range(0, tokens, stride) if i + length <= tokens]
+    assert examples.count({"t": torch.zeros(tokens, dtype=torch.int64)}) == len(naive)
+
+
+@given(st.integers(2, 60), st.data())
+@settings(max_examples=100, deadline=None)
+def test_warmup_rises_to_one_and_falls_to_the_floor(steps: int, data: st.DataObject) -> None:
+    warmup = data.draw(st.integers(0, steps - 1))
+    factors = warmup_linear(steps, warmup, floor=0.25)
+    assert len(factors) == steps
+    assert factors[warmup] == 1.0 == max(factors)
+    assert list(factors[: warmup + 1]) == sorted(factors[: warmup + 1])
+    assert list(factors[warmup:]) == sorted(factors[warmup:], reverse=True)
+    assert warmup == steps - 1 or factors[-1] == 0.25
+
+
+def test_learning_rates_are_rounded_once() -> None:
+    made = linear_task(optimizer=AdamW(lr=0.1), schedule=(1.0, 0.5, 1 / 3, 0.0))
+    table = made.learning_rates()
+    assert table.dtype == torch.float32
+    for value, factor in zip(table.tolist(), (1.0, 0.5, 1 / 3, 0.0), strict=True):
+        exact = Fraction(0.1 * factor)
+        below = torch.nextafter(torch.tensor(value), torch.tensor(-math.inf)).item()
+        above = torch.nextafter(torch.tensor(value), torch.tensor(math.inf)).item()
+        assert abs(Fraction(value) - exact) <= min(abs(Fraction(below) - exact), abs(Fraction(above) - exact))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "at least one step"),
+        ({"checkpoint_interval": 5}, "1 <= interval <= 4"),
+        ({"seed": -1}, "seed"),
+        ({"schedule": (1.0,)}, "4 factors"),
+        ({"schedule": (1.0, math.nan, 1.0, 1.0)}, "finite factors"),
+        ({"data": {"x": torch.ones(2, 1)}}, r"data named \['y'\]"),
+        ({"data": {"x": torch.ones(2, 1), "y": torch.ones(3, 1)}}, "equally many rows"),
+        (
+            {"data": {"x": torch.ones(2, 1), "y": torch.tensor([[1.0], [math.nan]])}},
+            "finite numbers in data 'y', got '1",
+        ),
+        ({"data": {"x": torch.ones(2, 1), "y": torch.ones(2, 1).double()}}, "float32 or int64"),
+        ({"model": nn.Linear(1, 1).double()}, "weight to be one of"),
+    ],
+)
+def test_a_broken_task_is_a_configuration_error(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        linear_task(**changes)
+
+
+def test_non_finite_weights_are_refused() -> None:
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(math.inf)
+    with pytest.raises(ConfigurationError, match="finite numbers in weight"):
+        linear_task(model=model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SGD(lr=0.0),
+        lambda: SGD(lr=math.nan),
+        lambda: SGD(lr=0.1, momentum=1.0),
+        lambda: SGD(lr=0.1, nesterov=True),
+        lambda: AdamW(lr=0.1, betas=(0.9, 1.0)),
+        lambda: AdamW(lr=0.1, eps=0.0),
+        lambda: AdamW(lr=0.1, weight_decay=-1.0),
+        lambda: Windows(name="t", length=0, stride=1),
+        lambda: Batch(size=0, examples=Rows(names=("x",))),
+        lambda: warmup_linear(3, 3),
+    ],
+)
+def test_settings_out_of_range_are_refused(make) -> None:
+    with pytest.raises(ConfigurationError, match="expected"):
+        make()
+
+
+def test_a_task_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        linear_task().steps = 3  # type: ignore[misc]
+
+
+def test_a_file_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from tiebreak.tasks import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
+    assert load_task(str(path)).steps == 3
+    assert load_task(str(path), steps=2).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "digits, text or the path"),
+        ("x = 1\n", r"a function task\(\)"),
+        ("def task():\n    return 3\n", "engine.task.Task, got int"),
+    ],
+)
+def test_a_file_that_is_no_task_is_a_configuration_error(tmp_path: Path, source: str | None, message: str) -> None:
+    path = tmp_path / "mine.py"
+    if source is not None:
+        path.write_text(source)
+    with pytest.raises(ConfigurationError, match=message):
+        load_task(str(path))
+
+
+def test_errors_of_the_users_own_code_pass_through(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def task():\n    return 1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        load_task(str(path))
