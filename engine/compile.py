@@ -1,0 +1,78 @@
+"""From a task to what travels: the program, the initial state and the data, as tensors by name."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.builder import Builder, Ref
+from engine.capture import capture
+from engine.lowering import DTYPES
+from engine.optimizers import update
+from engine.task import Batch, Examples, Rows, Task, Windows
+from protocol.isa import DType, MapFunction
+from protocol.program import Program
+
+MODEL = "model."
+"""Prefix of parameters and buffers in the state."""
+OPTIMIZER = "optimizer."
+"""Prefix of the optimizer's entries in the state."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A captured task. `state` is the initial state; `data` everything else the steps read."""
+
+    program: Program
+    state: dict[str, Tensor]
+    data: dict[str, Tensor]
+
+
+def compile_task(task: Task) -> Compiled:
+    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form."""
+    b = Builder()
+    initial = task.initial_state()
+    refs = {name: b.state(MODEL + name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
+    data = dict(task.data) | {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
+    b.origin = "batch"
+    batch = _batch(b, task)
+    example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
+    task.model.train()
+    step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
+    b.origin = "schedule"
+    rate = b.rows(b.data("learning_rate", DType.F32, (task.steps,)), b.step())
+    parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
+    trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
+    gradients = {name: g for name, g in step.gradients.items() if name in trainable}
+    updated = update(b, task.optimizer, rate, parameters, gradients)
+    new = {MODEL + name: ref for name, ref in {**refs, **updated.parameters, **step.buffers}.items()}
+    new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
+    program = b.finish(new, step.loss)
+    state = {MODEL + name: t for name, t in initial.items()}
+    state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
+    data |= step.constants
+    return Compiled(program, state, {name: data[name].contiguous() for name in program.data_spec()})
+
+
+def _batch(b: Builder, task: Task) -> list[Ref]:
+    """The batch of the step: example numbers by the keyed shuffle of each epoch, then gathers."""
+    chosen_B = _examples(b, task.batch, task.examples)
+    return _take(b, task, task.batch.examples, chosen_B)
+
+
+def _examples(b: Builder, batch: Batch, count: int) -> Ref:
+    """Draw g = step * size + j is example shuffle(g mod count) of epoch g div count; i64 of shape (size,)."""
+    size, n = b.const(batch.size, DType.I64), b.const(count, DType.I64)
+    draw_B = b.add(b.mul(b.step(), size), b.iota((batch.size,), (1,)))
+    return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
+
+
+def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref]:
+    match examples:
+        case Rows(names=names):
+            tables = [b.data(n, DTYPES[task.data[n].dtype], tuple(task.data[n].shape)) for n in names]
+            return [b.rows(table, chosen_B) for table in tables]
+        case Windows(name=name, length=length, stride=stride):
+            tokens = b.data(name, DTYPES[task.data[name].dtype], tuple(task.data[name].shape))
+            index_BT = chosen_B.unsqueeze(1).expand((chosen_B.shape[0], length))
+            return [b.gather(tokens, index_BT, stride, task.examples, (0, 1))]

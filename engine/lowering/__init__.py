@@ -1,0 +1,25 @@
+"""Lowering: a table from ATen operators to instructions. Importing the package fills the table."""
+
+from engine.lowering import (
+    convolution,
+    elementwise,
+    indexing,
+    normalization,
+    pooling,
+    reductions,
+    views,
+)
+from engine.lowering.registry import DTYPES, RULES, Context
+
+__all__ = [
+    "DTYPES",
+    "RULES",
+    "Context",
+    "convolution",
+    "elementwise",
+    "indexing",
+    "normalization",
+    "pooling",
+    "reductions",
+    "views",
+]

@@ -1,0 +1,185 @@
+"""Convolutions: contractions over overlapping strided views. Letters: N batch, G groups, O out, C in (per group), then space."""
+
+from collections.abc import Sequence
+
+from engine.builder import Ref
+from engine.lowering.registry import Context, lowers
+from protocol.isa import Access, ReduceFunction
+
+
+def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
+    """Dim d split into (groups, size / groups)."""
+    return c.b.reshape(x, (*x.shape[:d], groups, x.shape[d] // groups, *x.shape[d + 1 :]))
+
+
+def _padded(c: Context, x: Ref, padding: Sequence[int]) -> Ref:
+    """x with zeros around its spatial dims."""
+    if not any(padding):
+        return x
+    lo = (0, 0, *padding)
+    return c.b.window(tuple(n + 2 * p for n, p in zip(x.shape, lo, strict=True)), x, lo)
+
+
+def _bounds_access(ref: Ref, strides: Sequence[int], dims: Sequence[int], offset: int = 0) -> Access:
+    normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
+    return Access(ref.value, ref.offset + offset, normal)
+
+
+@lowers("convolution.default")
+def convolution(
+    c: Context,
+    x: Ref,
+    weight: Ref,
+    bias: Ref | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Ref:
+    """out[n, g, o, s] = sum over c, k of x[n, g, c, s * stride + k * dilation] * w[g, o, c, k]."""
+    space = x.rank - 2
+    stride, padding, dilation = (_spread(v, space) for v in (stride, padding, dilation))
+    if transposed:
+        out = _input_gradient(c, x, weight, c.shape, stride, padding, dilation, groups)
+    else:
+        out = _correlate(c, _padded(c, x, padding), weight, c.shape, stride, dilation, groups)
+    if bias is None:
+        return out
+    for _ in range(space):
+        bias = bias.unsqueeze(-1)
+    return c.b.add(out, bias)
+
+
+def _spread(values: Sequence[int], space: int) -> tuple[int, ...]:
+    return tuple(values) * space if len(values) == 1 else tuple(values)
+
+
+def _correlate(
+    c: Context,
+    x: Ref,
+    weight: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """x is (N, G*C, space), already padded; weight (G*O, C, kernel); shape the result's, (N, G*O, space)."""
+    x_NGC = _grouped(c, x, 1, groups)
+    w_GOC = _grouped(c, weight, 0, groups)
+    n, outs, space = shape[0], shape[1] // groups, shape[2:]
+    dims = (n, groups, outs, *space)
+    reduction = (x_NGC.shape[2], *weight.shape[2:])
+    zeros = (0,) * len(space)
+    steps = [s * t for s, t in zip(x_NGC.strides[3:], stride, strict=True)]
+    taps = [s * t for s, t in zip(x_NGC.strides[3:], dilation, strict=True)]
+    x_strides = (x_NGC.strides[0], x_NGC.strides[1], 0, *steps, x_NGC.strides[2], *taps)
+    w_strides = (0, w_GOC.strides[0], w_GOC.strides[1], *zeros, *w_GOC.strides[2:])
+    whole = (*dims, *reduction)
+    out = c.b.reduce(
+        ReduceFunction.SUM,
+        dims,
+        reduction,
+        _bounds_access(x_NGC, x_strides, whole),
+        _bounds_access(w_GOC, w_strides, whole),
+    )
+    return c.b.reshape(out, shape)
+
+
+def _input_gradient(
+    c: Context,
+    grad: Ref,
+    weight: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """Gradient of the input, `shape` = (N, G*C, space): correlate the spread gradient with the flipped kernel.
+
+    The spread gradient holds grad[y] at position y * stride + (k - 1) * dilation - padding of a tensor of size
+    space + (k - 1) * dilation; positions outside are dropped.
+    """
+    kernel = weight.shape[2:]
+    lo, sizes = [0, 0], list(grad.shape[:2])
+    for d, (k, s, p, e) in enumerate(zip(kernel, stride, padding, dilation, strict=True), start=2):
+        size = shape[d] + (k - 1) * e
+        first = (k - 1) * e - p
+        skip = max(0, -(first // s) if first < 0 else 0)
+        fits = max(0, (size - 1 - first) // s + 1)
+        grad = grad.slice(d, skip, min(grad.shape[d], fits))
+        lo.append(first + skip * s)
+        sizes.append(size)
+    spread = c.b.window(tuple(sizes), grad, lo, step=(1, 1, *stride))
+    w_GOC = _grouped(c, weight, 0, groups)
+    for d in range(len(kernel)):
+        w_GOC = w_GOC.flip(3 + d)
+    w_GCO = w_GOC.permute([0, 2, 1, *range(3, w_GOC.rank)])
+    swapped = c.b.reshape(c.b.copy(w_GCO), (w_GCO.shape[0] * w_GCO.shape[1], *w_GCO.shape[2:]))
+    return _correlate(c, spread, swapped, shape, (1,) * len(kernel), dilation, groups)
+
+
+def _weight_gradient(
+    c: Context,
+    grad: Ref,
+    x: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """dw[g, o, c, k] = sum over n, s of grad[n, g, o, s] * x[n, g, c, s * stride + k * dilation]; x is padded."""
+    g_NGO = _grouped(c, grad, 1, groups)
+    x_NGC = _grouped(c, x, 1, groups)
+    dims = (groups, shape[0] // groups, *shape[1:])
+    reduction = (grad.shape[0], *grad.shape[2:])
+    zeros = (0,) * (len(shape) - 2)
+    steps = [s * t for s, t in zip(x_NGC.strides[3:], stride, strict=True)]
+    taps = [s * t for s, t in zip(x_NGC.strides[3:], dilation, strict=True)]
+    whole = (*dims, *reduction)
+    g_strides = (g_NGO.strides[1], g_NGO.strides[2], 0, *zeros, g_NGO.strides[0], *g_NGO.strides[3:])
+    x_strides = (x_NGC.strides[1], 0, x_NGC.strides[2], *taps, x_NGC.strides[0], *steps)
+    out = c.b.reduce(
+        ReduceFunction.SUM,
+        dims,
+        reduction,
+        _bounds_access(g_NGO, g_strides, whole),
+        _bounds_access(x_NGC, x_strides, whole),
+    )
+    return c.b.reshape(out, shape)
+
+
+@lowers("convolution_backward.default")
+def convolution_backward(
+    c: Context,
+    grad: Ref,
+    x: Ref,
+    weight: Ref,
+    _bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    _output_padding: Sequence[int],
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Ref | None, Ref | None, Ref | None]:
+    """Gradients of input, weight and bias."""
+    space = x.rank - 2
+    stride, padding, dilation = (_spread(v, space) for v in (stride, padding, dilation))
+    d_input = d_weight = d_bias = None
+    if transposed:
+        if wanted[0]:
+            d_input = _correlate(c, _padded(c, grad, padding), weight, x.shape, stride, dilation, groups)
+        if wanted[1]:
+            d_weight = _weight_gradient(c, x, _padded(c, grad, padding), weight.shape, stride, dilation, groups)
+    else:
+        if wanted[0]:
+            d_input = _input_gradient(c, grad, weight, x.shape, stride, padding, dilation, groups)
+        if wanted[1]:
+            d_weight = _weight_gradient(c, grad, _padded(c, x, padding), weight.shape, stride, dilation, groups)
+    if wanted[2]:
+        d_bias = c.b.sum(grad, [0, *range(2, grad.rank)])
+    return d_input, d_weight, d_bias

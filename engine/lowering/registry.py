@@ -1,0 +1,60 @@
+"""The table from ATen operator to instructions. Each rule takes refs and plain Python values as ATen does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from engine.builder import Builder, Ref, Scalar
+from protocol.isa import DType
+
+DTYPES: Final[dict[torch.dtype, DType]] = {
+    torch.float32: DType.F32,
+    torch.int64: DType.I64,
+    torch.bool: DType.BOOL,
+}
+"""torch dtypes that programs know."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may use: the builder and the traced result (a fake tensor, or a tuple of them)."""
+
+    b: Builder
+    result: Any
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the (first) result."""
+        first = self.result[0] if isinstance(self.result, tuple | list) else self.result
+        return DTYPES[first.dtype]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the (first) result."""
+        first = self.result[0] if isinstance(self.result, tuple | list) else self.result
+        return tuple(first.shape)
+
+    def ref(self, value: Ref | Scalar, dtype: DType | None = None) -> Ref:
+        """A ref of the result's dtype (or of `dtype`) from a ref or a Python number."""
+        wanted = self.dtype if dtype is None else dtype
+        return self.b.cast(value, wanted) if isinstance(value, Ref) else self.b.const(value, wanted)
+
+
+Rule = Callable[..., Any]
+RULES: Final[dict[str, Rule]] = {}
+"""`overload name -> rule`, for instance `add.Tensor`."""
+
+
+def lowers(*operators: str) -> Callable[[Rule], Rule]:
+    """Registers a rule for ATen overloads."""
+
+    def register(rule: Rule) -> Rule:
+        for operator in operators:
+            if operator in RULES:
+                raise ValueError(f"{operator} already has a lowering rule")
+            RULES[operator] = rule
+        return rule
+
+    return register
