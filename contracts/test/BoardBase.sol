@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {GameStubReferee} from "./GameStubReferee.sol";
+
+/// @dev The cheat codes that the tests of board and game use.
+interface BoardVm {
+    function addr(uint256 key) external pure returns (address);
+    function deal(address account, uint256 balance) external;
+    function expectRevert(bytes calldata data) external;
+    function prank(address sender) external;
+    function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function warp(uint256 timestamp) external;
+    function chainId(uint256 id) external;
+}
+
+/// @notice A board over a stub referee, four funded actors and a job of 7 steps with checkpoints at 3, 6 and 7.
+abstract contract BoardBase {
+    BoardVm internal constant VM = BoardVm(address(uint160(uint256(keccak256("hevm cheat code")))));
+
+    uint256 internal constant CLIENT_KEY = 0xC11E;
+    uint256 internal constant TRAINER_KEY = 0x7EA1;
+    uint256 internal constant CHALLENGER_KEY = 0xC4A1;
+    uint256 internal constant STRANGER_KEY = 0x57EA;
+    uint256 internal constant REWARD = 10 ether;
+    uint256 internal constant TRAINER_STAKE = 5 ether + 1;
+    uint256 internal constant CHALLENGER_STAKE = 1 ether;
+    uint64 internal constant WINDOW = 1000;
+    uint64 internal constant CLOCK = 300;
+    uint256 internal constant START = 1_700_000_000;
+
+    address internal client;
+    address internal trainer;
+    address internal challenger;
+    address internal stranger;
+    GameStubReferee internal referee;
+    Tiebreak internal board;
+
+    /// @dev Time as the test has set it: the compiler may not read `block.timestamp` again after `warp`.
+    uint256 internal current;
+
+    function setUp() public virtual {
+        client = _actor(CLIENT_KEY);
+        trainer = _actor(TRAINER_KEY);
+        challenger = _actor(CHALLENGER_KEY);
+        stranger = _actor(STRANGER_KEY);
+        referee = new GameStubReferee();
+        board = new Tiebreak(IReferee(address(referee)));
+        _warp(START);
+    }
+
+    function _actor(uint256 key) private returns (address account) {
+        account = VM.addr(key);
+        VM.deal(account, 1000 ether);
+    }
+
+    function _warp(uint256 timestamp) internal {
+        current = timestamp;
+        VM.warp(timestamp);
+    }
+
+    function _job(uint256 nonce) internal view virtual returns (IJobBoard.Job memory) {
+        return IJobBoard.Job({
+            client: client,
+            trainer: trainer,
+            programRoot: keccak256("program"),
+            bodyCount: 3,
+            stateCount: 2,
+            dataCount: 1,
+            initialStateRoot: keccak256("state 0"),
+            dataRoot: keccak256("data"),
+            steps: 7,
+            checkpointInterval: 3,
+            policy: 0,
+            precision: 32,
+            reward: REWARD,
+            trainerStake: TRAINER_STAKE,
+            challengerStake: CHALLENGER_STAKE,
+            challengeWindow: WINDOW,
+            clock: CLOCK,
+            descentLevels: 1,
+            nonce: nonce
+        });
+    }
+
+    function _signature(uint256 key, bytes32 digest) internal pure returns (bytes memory) {
+        (uint8 v, bytes32 r, bytes32 s) = VM.sign(key, digest);
+        return abi.encodePacked(r, s, v);
+    }
+
+    function _typed(bytes32 structHash) internal view returns (bytes32) {
+        return keccak256(abi.encodePacked(hex"1901", board.domainSeparator(), structHash));
+    }
+
+    function _jobSignature(IJobBoard.Job memory job) internal view returns (bytes memory) {
+        return _signature(TRAINER_KEY, _typed(JobId.unwrap(board.hashJob(job))));
+    }
+
+    function _offer(IJobBoard.Job memory job) internal returns (JobId jobId) {
+        bytes memory signature = _jobSignature(job);
+        VM.prank(job.client);
+        return board.createJob{value: job.reward}(job, signature);
+    }
+
+    function _accept(JobId jobId) internal {
+        uint256 stake = board.job(jobId).trainerStake;
+        VM.prank(trainer);
+        board.acceptJob{value: stake}(jobId);
+    }
+
+    function _activeJob(uint256 nonce) internal returns (JobId jobId) {
+        jobId = _offer(_job(nonce));
+        _accept(jobId);
+    }
+
+    function _head(JobId jobId, uint64 count, bytes32 runRoot) internal pure returns (IJobBoard.Head memory) {
+        return IJobBoard.Head(jobId, count, runRoot);
+    }
+
+    function _headSignature(IJobBoard.Head memory head) internal view returns (bytes memory) {
+        return _signature(TRAINER_KEY, board.headDigest(head));
+    }
+
+    function _post(JobId jobId, uint64 count, bytes32 runRoot) internal {
+        IJobBoard.Head memory head = _head(jobId, count, runRoot);
+        board.postHead(head, _headSignature(head));
+    }
+
+    function _challenge(JobId jobId, uint64 count, bytes32 runRoot, uint64 nonce) internal returns (GameId) {
+        return _challengeAs(challenger, jobId, count, runRoot, nonce);
+    }
+
+    function _challengeAs(address who, JobId jobId, uint64 count, bytes32 runRoot, uint64 nonce)
+        internal
+        returns (GameId)
+    {
+        IJobBoard.Head memory head = _head(jobId, count, runRoot);
+        bytes memory signature = _headSignature(head);
+        uint256 stake = board.job(jobId).challengerStake;
+        VM.prank(who);
+        return board.challenge{value: stake}(head, signature, nonce);
+    }
+
+    function _expect(bytes memory data) internal virtual {
+        VM.expectRevert(data);
+    }
+
+    function _equal(uint256 expected, uint256 actual, string memory what) internal pure {
+        require(expected == actual, what);
+    }
+
+    function _equal(bytes32 expected, bytes32 actual, string memory what) internal pure {
+        require(expected == actual, what);
+    }
+
+    function _requireStatus(JobId jobId, IJobBoard.JobStatus expected) internal view {
+        require(board.job(jobId).status == expected, "job status");
+    }
+
+    function _requirePhase(GameId gameId, IGame.Phase expected) internal view {
+        require(board.game(gameId).phase == expected, "phase");
+    }
+}

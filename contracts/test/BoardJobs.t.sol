@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {BoardBase} from "./BoardBase.sol";
+
+/// @dev Takes no wei.
+contract Refuser {
+    function pull(Tiebreak board, address payable to) external {
+        board.withdraw(to);
+    }
+}
+
+/// @dev A client that withdraws again while it is being paid.
+contract Reenterer {
+    Tiebreak private immutable BOARD;
+    uint256 public entered;
+    bool public refused;
+
+    constructor(Tiebreak board) {
+        BOARD = board;
+    }
+
+    function create(IJobBoard.Job calldata job, bytes calldata signature) external payable returns (JobId) {
+        return BOARD.createJob{value: msg.value}(job, signature);
+    }
+
+    function cancel(JobId jobId) external {
+        BOARD.cancelJob(jobId);
+    }
+
+    function pull() external {
+        BOARD.withdraw(payable(address(this)));
+    }
+
+    receive() external payable {
+        ++entered;
+        try BOARD.withdraw(payable(address(this))) {}
+        catch {
+            refused = true;
+        }
+    }
+}
+
+contract BoardJobsTest is BoardBase {
+    bytes32 private constant ROOT = keccak256("run");
+
+    // ---------------------------------------------------------------- offers
+
+    function test_create_keeps_every_field() external {
+        IJobBoard.Job memory job = _job(1);
+        JobId jobId = _offer(job);
+        IJobBoard.JobState memory state = board.job(jobId);
+        require(state.client == client && state.trainer == trainer, "parties");
+        require(state.status == IJobBoard.JobStatus.OFFERED, "status");
+        _equal(job.bodyCount, state.bodyCount, "B");
+        _equal(job.stateCount, state.stateCount, "S");
+        _equal(job.dataCount, state.dataCount, "data");
+        _equal(2, state.depth, "D");
+        _equal(job.programRoot, state.programRoot, "program");
+        _equal(job.initialStateRoot, state.initialStateRoot, "state");
+        _equal(job.dataRoot, state.dataRoot, "data root");
+        _equal(7, state.steps, "steps");
+        _equal(3, state.checkpointInterval, "k");
+        _equal(REWARD, state.reward, "reward");
+        _equal(TRAINER_STAKE, state.trainerStake, "trainer stake");
+        _equal(CHALLENGER_STAKE, state.challengerStake, "challenger stake");
+        _equal(1, state.descentLevels, "r");
+        _equal(3, board.checkpoints(jobId), "checkpoints");
+        _equal(REWARD, address(board).balance, "escrow");
+    }
+
+    function test_the_depth_is_that_of_the_larger_half() external {
+        IJobBoard.Job memory job = _job(1);
+        job.stateCount = 9;
+        _equal(4, board.job(_offer(job)).depth, "D by S");
+        job.stateCount = 1;
+        job.bodyCount = 1;
+        _equal(0, board.job(_offer(job)).depth, "D of one instruction");
+    }
+
+    function test_type_hashes_follow_eip712() external view {
+        // Written out apart from the library, field by field, from SPEC section 8.
+        bytes32 domainType =
+            keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
+        bytes32 expected =
+            keccak256(abi.encode(domainType, keccak256("Tiebreak"), keccak256("1"), block.chainid, address(board)));
+        _equal(expected, board.domainSeparator(), "domain");
+        JobId jobId = JobId.wrap(keccak256("job"));
+        bytes32 headHash =
+            keccak256(abi.encode(keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)"), jobId, 3, ROOT));
+        _equal(_typed(headHash), board.headDigest(_head(jobId, 3, ROOT)), "head");
+    }
+
+    function test_create_refuses_each_broken_field() external {
+        IJobBoard.Job memory job = _job(1);
+        job.client = address(0);
+        _refused(job, "client", 0);
+        job = _job(1);
+        job.trainer = address(0);
+        _refused(job, "trainer", 0);
+        job = _job(1);
+        job.bodyCount = 0;
+        _refused(job, "bodyCount", 0);
+        job.bodyCount = (1 << 20) + 1;
+        _refused(job, "bodyCount", (1 << 20) + 1);
+        job = _job(1);
+        job.stateCount = 0;
+        _refused(job, "stateCount", 0);
+        job = _job(1);
+        job.dataCount = (1 << 20) + 1;
+        _refused(job, "dataCount", (1 << 20) + 1);
+        job = _job(1);
+        job.steps = 0;
+        _refused(job, "steps", 0);
+        job = _job(1);
+        job.checkpointInterval = 8;
+        _refused(job, "checkpointInterval", 8);
+        job.checkpointInterval = 0;
+        _refused(job, "checkpointInterval", 0);
+        job = _job(1);
+        job.policy = 1;
+        _refused(job, "policy", 1);
+        job = _job(1);
+        job.precision = 31;
+        _refused(job, "precision", 31);
+    }
+
+    function test_create_refuses_amounts_and_times_out_of_range() external {
+        IJobBoard.Job memory job = _job(1);
+        job.reward = 1 << 128;
+        _refused(job, "reward", 1 << 128);
+        job = _job(1);
+        job.trainerStake = 1 << 128;
+        _refused(job, "trainerStake", 1 << 128);
+        job = _job(1);
+        job.challengerStake = 1 << 128;
+        _refused(job, "challengerStake", 1 << 128);
+        job = _job(1);
+        job.challengeWindow = 0;
+        _refused(job, "challengeWindow", 0);
+        job = _job(1);
+        job.clock = (1 << 40) + 1;
+        _refused(job, "clock", (1 << 40) + 1);
+        job = _job(1);
+        job.descentLevels = 0;
+        _refused(job, "descentLevels", 0);
+        job.descentLevels = 6;
+        _refused(job, "descentLevels", 6);
+    }
+
+    function test_create_checks_caller_payment_signature_and_reuse() external {
+        IJobBoard.Job memory job = _job(1);
+        bytes memory signature = _jobSignature(job);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, client, stranger));
+        VM.prank(stranger);
+        board.createJob{value: REWARD}(job, signature);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongPayment.selector, REWARD, REWARD - 1));
+        VM.prank(client);
+        board.createJob{value: REWARD - 1}(job, signature);
+        bytes memory other = _signature(STRANGER_KEY, _typed(JobId.unwrap(board.hashJob(job))));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, stranger));
+        VM.prank(client);
+        board.createJob{value: REWARD}(job, other);
+        JobId jobId = _offer(job);
+        VM.prank(client);
+        board.cancelJob(jobId);
+        _expect(abi.encodeWithSelector(IJobBoard.JobExists.selector, jobId));
+        VM.prank(client);
+        board.createJob{value: REWARD}(job, signature);
+    }
+
+    function test_a_signature_counts_on_one_chain_only() external {
+        IJobBoard.Job memory job = _job(1);
+        bytes memory signature = _jobSignature(job);
+        VM.chainId(99);
+        (bool success, bytes memory reason) = _tryCreate(job, signature);
+        require(!success && bytes4(reason) == IJobBoard.WrongSigner.selector, "accepted on another chain");
+    }
+
+    function test_malformed_signatures_are_refused() external {
+        JobId jobId = _activeJob(1);
+        IJobBoard.Head memory head = _head(jobId, 1, ROOT);
+        (uint8 v, bytes32 r, bytes32 s) = VM.sign(TRAINER_KEY, board.headDigest(head));
+        uint256 order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141;
+        _refusedSignature(head, abi.encodePacked(r, s));
+        _refusedSignature(head, abi.encodePacked(r, s, v, v));
+        _refusedSignature(head, abi.encodePacked(r, s, uint8(v - 27)));
+        _refusedSignature(head, abi.encodePacked(r, s, uint8(29)));
+        // The other s of the same signature, which ecrecover itself would take.
+        _refusedSignature(head, abi.encodePacked(r, order - uint256(s), uint8(v == 27 ? 28 : 27)));
+        // No key: r is no point's coordinate.
+        _refusedSignature(head, abi.encodePacked(bytes32(0), s, v));
+        board.postHead(head, abi.encodePacked(r, s, v));
+    }
+
+    function test_cancel_returns_the_reward() external {
+        JobId jobId = _offer(_job(1));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, client, trainer));
+        VM.prank(trainer);
+        board.cancelJob(jobId);
+        VM.prank(client);
+        board.cancelJob(jobId);
+        _requireStatus(jobId, IJobBoard.JobStatus.CANCELLED);
+        _equal(REWARD, board.credit(client), "credit");
+        _expectStatus(jobId, IJobBoard.JobStatus.OFFERED, IJobBoard.JobStatus.CANCELLED);
+        VM.prank(client);
+        board.cancelJob(jobId);
+    }
+
+    function test_accept_takes_exactly_the_stake_from_the_trainer_once() external {
+        JobId jobId = _offer(_job(1));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, trainer, stranger));
+        VM.prank(stranger);
+        board.acceptJob{value: TRAINER_STAKE}(jobId);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongPayment.selector, TRAINER_STAKE, TRAINER_STAKE + 1));
+        VM.prank(trainer);
+        board.acceptJob{value: TRAINER_STAKE + 1}(jobId);
+        _accept(jobId);
+        _requireStatus(jobId, IJobBoard.JobStatus.ACTIVE);
+        _expectStatus(jobId, IJobBoard.JobStatus.OFFERED, IJobBoard.JobStatus.ACTIVE);
+        VM.prank(client);
+        board.cancelJob(jobId);
+        _expectStatus(jobId, IJobBoard.JobStatus.OFFERED, IJobBoard.JobStatus.ACTIVE);
+        VM.prank(trainer);
+        board.acceptJob{value: TRAINER_STAKE}(jobId);
+    }
+
+    // ---------------------------------------------------------------- heads
+
+    function test_heads_ascend_and_stay_in_range() external {
+        JobId jobId = _activeJob(1);
+        _post(jobId, 2, ROOT);
+        _equal(2, board.job(jobId).headCount, "count");
+        _equal(ROOT, board.job(jobId).headRoot, "root");
+        _refusedHead(_head(jobId, 2, ROOT), abi.encodeWithSelector(IJobBoard.HeadNotAscending.selector, 2, 2));
+        _refusedHead(_head(jobId, 1, ROOT), abi.encodeWithSelector(IJobBoard.HeadNotAscending.selector, 2, 1));
+        _refusedHead(_head(jobId, 0, ROOT), abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 0, 3));
+        _refusedHead(_head(jobId, 4, ROOT), abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
+        _post(jobId, 3, ROOT);
+        _equal(3, board.job(jobId).headCount, "final count");
+    }
+
+    function test_a_head_by_another_key_is_refused() external {
+        JobId jobId = _activeJob(1);
+        IJobBoard.Head memory head = _head(jobId, 1, ROOT);
+        bytes memory signature = _signature(CLIENT_KEY, board.headDigest(head));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        board.postHead(head, signature);
+    }
+
+    function test_a_head_of_no_or_an_offered_job_is_refused() external {
+        JobId jobId = board.hashJob(_job(1));
+        _refusedHead(_head(jobId, 1, ROOT), _status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.NONE));
+        _offer(_job(1));
+        _refusedHead(_head(jobId, 1, ROOT), _status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.OFFERED));
+        _equal(0, board.checkpoints(JobId.wrap(keccak256("none"))), "checkpoints of no job");
+    }
+
+    // ---------------------------------------------------------------- settlement
+
+    function test_settle_pays_the_trainer_one_second_after_the_window() external {
+        JobId jobId = _activeJob(1);
+        _post(jobId, 3, ROOT);
+        uint256 end = START + WINDOW;
+        for (uint256 instant = end - 1; instant <= end; ++instant) {
+            _warp(instant);
+            _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, end, instant));
+            board.settle(jobId);
+        }
+        _warp(end + 1);
+        board.settle(jobId);
+        _requireStatus(jobId, IJobBoard.JobStatus.SETTLED);
+        _equal(REWARD + TRAINER_STAKE, board.credit(trainer), "trainer");
+        _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SETTLED);
+        board.settle(jobId);
+    }
+
+    function test_settle_needs_the_final_head_and_no_open_game() external {
+        JobId jobId = _activeJob(1);
+        _post(jobId, 2, ROOT);
+        _warp(START + WINDOW + 1);
+        _expect(abi.encodeWithSelector(IJobBoard.FinalHeadMissing.selector, 2, 3));
+        board.settle(jobId);
+        _post(jobId, 3, ROOT);
+        GameId gameId = _challenge(jobId, 3, ROOT, 0);
+        _warp(current + WINDOW + 1);
+        _expect(abi.encodeWithSelector(IJobBoard.OpenGames.selector, 1));
+        board.settle(jobId);
+        // The defender has let its clock run out.
+        board.timeout(gameId);
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+    }
+
+    function test_challenge_is_legal_until_the_window_ends() external {
+        JobId jobId = _activeJob(1);
+        _warp(START + 10 * WINDOW);
+        _challenge(jobId, 1, ROOT, 0); // before the final head: at any time
+        _post(jobId, 3, ROOT);
+        uint256 end = current + WINDOW;
+        _warp(end - 1);
+        _challenge(jobId, 3, ROOT, 1);
+        _warp(end);
+        _challenge(jobId, 3, ROOT, 2);
+        _equal(3, board.job(jobId).openGames, "games");
+        _warp(end + 1);
+        IJobBoard.Head memory head = _head(jobId, 3, ROOT);
+        bytes memory signature = _headSignature(head);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, end, end + 1));
+        VM.prank(challenger);
+        board.challenge{value: CHALLENGER_STAKE}(head, signature, 3);
+    }
+
+    function test_challenge_refuses_wrong_stake_head_signer_and_reuse() external {
+        JobId jobId = _activeJob(1);
+        IJobBoard.Head memory head = _head(jobId, 3, ROOT);
+        bytes memory signature = _headSignature(head);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongPayment.selector, CHALLENGER_STAKE, 0));
+        board.challenge(head, signature, 0);
+        bytes memory forged = _signature(CHALLENGER_KEY, board.headDigest(head));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, challenger));
+        VM.prank(challenger);
+        board.challenge{value: CHALLENGER_STAKE}(head, forged, 0);
+        GameId gameId = _challenge(jobId, 3, ROOT, 0);
+        require(GameId.unwrap(gameId) == GameId.unwrap(board.gameIdOf(head, challenger, 0)), "game id");
+        _expect(abi.encodeWithSelector(IGame.GameExists.selector, gameId));
+        VM.prank(challenger);
+        board.challenge{value: CHALLENGER_STAKE}(head, signature, 0);
+        head.count = 4;
+        _expect(abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
+        VM.prank(challenger);
+        board.challenge{value: CHALLENGER_STAKE}(head, signature, 0);
+    }
+
+    function test_the_game_id_is_the_one_of_the_specification() external view {
+        JobId jobId = JobId.wrap(keccak256("job"));
+        IJobBoard.Head memory head = _head(jobId, 3, ROOT);
+        bytes32 expected =
+            sha256(abi.encodePacked("tb.game.", jobId, board.headDigest(head), challenger, bytes8(uint64(5))));
+        _equal(expected, GameId.unwrap(board.gameIdOf(head, challenger, 5)), "game id");
+    }
+
+    // ---------------------------------------------------------------- abandonment
+
+    function test_abandon_one_second_after_a_window_without_a_head() external {
+        JobId jobId = _offer(_job(1));
+        _warp(START + 5000); // the grace period runs from acceptance
+        _accept(jobId);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, current + WINDOW, current));
+        VM.prank(client);
+        board.abandon(jobId);
+        _warp(current + WINDOW);
+        _post(jobId, 1, ROOT); // and again from each head
+        uint256 end = current + WINDOW;
+        for (uint256 instant = end - 1; instant <= end; ++instant) {
+            _warp(instant);
+            _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, end, instant));
+            VM.prank(client);
+            board.abandon(jobId);
+        }
+        _warp(end + 1);
+        _expect(abi.encodeWithSelector(IJobBoard.WrongCaller.selector, client, stranger));
+        VM.prank(stranger);
+        board.abandon(jobId);
+        VM.prank(client);
+        board.abandon(jobId);
+        _requireStatus(jobId, IJobBoard.JobStatus.ABANDONED);
+        _equal(REWARD + TRAINER_STAKE, board.credit(client), "client");
+    }
+
+    function test_abandon_needs_a_missing_final_head_and_no_game() external {
+        JobId jobId = _activeJob(1);
+        GameId gameId = _challenge(jobId, 1, ROOT, 0);
+        _warp(START + WINDOW + 1);
+        _expect(abi.encodeWithSelector(IJobBoard.OpenGames.selector, 1));
+        VM.prank(client);
+        board.abandon(jobId);
+        _requirePhase(gameId, IGame.Phase.DESCEND);
+        _post(jobId, 3, ROOT);
+        _warp(current + WINDOW + 1);
+        _expect(abi.encodeWithSelector(IJobBoard.FinalHeadPosted.selector));
+        VM.prank(client);
+        board.abandon(jobId);
+    }
+
+    // ---------------------------------------------------------------- equivocation
+
+    function test_equivocation_slashes_and_voids_the_open_games() external {
+        JobId jobId = _activeJob(1);
+        GameId gameId = _challenge(jobId, 2, ROOT, 0);
+        _expect(_status(jobId, IJobBoard.JobStatus.SLASHED, IJobBoard.JobStatus.ACTIVE));
+        board.reclaim(gameId);
+        _report(jobId, ROOT, keccak256("other run"));
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+        _equal(REWARD, board.credit(client), "client");
+        _equal(TRAINER_STAKE / 2, board.credit(stranger), "reporter");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(0, board.credit(trainer), "trainer");
+        _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
+        VM.prank(trainer);
+        board.descend(gameId, new bytes32[](2));
+        _warp(current + CLOCK + 1);
+        _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
+        board.timeout(gameId);
+        board.reclaim(gameId);
+        _equal(CHALLENGER_STAKE, board.credit(challenger), "challenger");
+        require(board.game(gameId).verdict == IGame.Verdict.VOID, "void");
+        _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
+        board.reclaim(gameId);
+    }
+
+    function test_equal_heads_or_forged_ones_are_no_equivocation() external {
+        JobId jobId = _activeJob(1);
+        bytes memory good = _headSignature(_head(jobId, 2, ROOT));
+        _expect(abi.encodeWithSelector(IJobBoard.NoEquivocation.selector, ROOT));
+        board.reportEquivocation(jobId, 2, ROOT, good, ROOT, good);
+        bytes32 other = keccak256("other run");
+        bytes memory forged = _signature(CLIENT_KEY, board.headDigest(_head(jobId, 2, other)));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        board.reportEquivocation(jobId, 2, ROOT, good, other, forged);
+    }
+
+    function test_nothing_is_slashed_after_settlement() external {
+        JobId jobId = _activeJob(1);
+        _post(jobId, 3, ROOT);
+        _warp(START + WINDOW + 1);
+        board.settle(jobId);
+        bytes memory first = _headSignature(_head(jobId, 2, ROOT));
+        bytes memory second = _headSignature(_head(jobId, 2, keccak256("other run")));
+        _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SETTLED);
+        board.reportEquivocation(jobId, 2, ROOT, first, keccak256("other run"), second);
+    }
+
+    // ---------------------------------------------------------------- withdrawal
+
+    function test_withdraw_pays_once_to_any_address() external {
+        JobId jobId = _offer(_job(1));
+        VM.prank(client);
+        board.cancelJob(jobId);
+        _expect(abi.encodeWithSelector(IJobBoard.ZeroAddress.selector));
+        VM.prank(client);
+        board.withdraw(payable(address(0)));
+        address payable fresh = payable(address(0xF00D));
+        VM.prank(client);
+        _equal(REWARD, board.withdraw(fresh), "amount");
+        _equal(REWARD, fresh.balance, "paid");
+        _equal(0, address(board).balance, "left");
+        _expect(abi.encodeWithSelector(IJobBoard.NothingToWithdraw.selector, client));
+        VM.prank(client);
+        board.withdraw(fresh);
+    }
+
+    function test_a_failed_transfer_keeps_the_credit() external {
+        JobId jobId = _offer(_job(1));
+        VM.prank(client);
+        board.cancelJob(jobId);
+        Refuser refuser = new Refuser();
+        _expect(abi.encodeWithSelector(IJobBoard.TransferFailed.selector, address(refuser), REWARD));
+        VM.prank(client);
+        board.withdraw(payable(address(refuser)));
+        _equal(REWARD, board.credit(client), "credit");
+    }
+
+    function test_reentering_a_withdrawal_finds_nothing() external {
+        _offer(_job(7)); // someone else's money
+        Reenterer attacker = new Reenterer(board);
+        IJobBoard.Job memory job = _job(1);
+        job.client = address(attacker);
+        VM.deal(address(this), REWARD);
+        JobId jobId = attacker.create{value: REWARD}(job, _jobSignature(job));
+        attacker.cancel(jobId);
+        attacker.pull();
+        _equal(REWARD, address(attacker).balance, "paid once");
+        _equal(1, attacker.entered(), "entered");
+        require(attacker.refused(), "re-entry refused");
+        _equal(REWARD, address(board).balance, "the other job's escrow");
+    }
+
+    function test_the_referee_must_exist() external {
+        _expect(abi.encodeWithSelector(IGame.RefereeMissing.selector, address(1)));
+        new Tiebreak(IReferee(address(1)));
+        require(address(board.REFEREE()) == address(referee), "referee");
+    }
+
+    // ---------------------------------------------------------------- helpers
+
+    function _report(JobId jobId, bytes32 first, bytes32 second) private {
+        bytes memory firstSignature = _headSignature(_head(jobId, 2, first));
+        bytes memory secondSignature = _headSignature(_head(jobId, 2, second));
+        VM.prank(stranger);
+        board.reportEquivocation(jobId, 2, first, firstSignature, second, secondSignature);
+    }
+
+    function _status(JobId jobId, IJobBoard.JobStatus expected, IJobBoard.JobStatus actual)
+        private
+        pure
+        returns (bytes memory)
+    {
+        return abi.encodeWithSelector(IJobBoard.WrongJobStatus.selector, jobId, expected, actual);
+    }
+
+    function _expectStatus(JobId jobId, IJobBoard.JobStatus expected, IJobBoard.JobStatus actual) private {
+        _expect(_status(jobId, expected, actual));
+    }
+
+    function _refused(IJobBoard.Job memory job, string memory field, uint256 value) private {
+        _expect(abi.encodeWithSelector(IJobBoard.InvalidJob.selector, field, value));
+        board.createJob(job, "");
+    }
+
+    function _refusedHead(IJobBoard.Head memory head, bytes memory reason) private {
+        bytes memory signature = _headSignature(head);
+        _expect(reason);
+        board.postHead(head, signature);
+    }
+
+    function _refusedSignature(IJobBoard.Head memory head, bytes memory signature) private {
+        _expect(abi.encodeWithSelector(IJobBoard.MalformedSignature.selector));
+        board.postHead(head, signature);
+    }
+
+    function _tryCreate(IJobBoard.Job memory job, bytes memory signature) private returns (bool, bytes memory) {
+        VM.prank(client);
+        return address(board).call{value: REWARD}(abi.encodeCall(IJobBoard.createJob, (job, signature)));
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {BoardBase} from "./BoardBase.sol";
+import {GameTrees} from "./GameTrees.sol";
+
+/// @notice A synthetic run of 7 steps (segments of 3, 3 and 1) of a program of 3 body instructions and 2 commits:
+/// instruction 0 a source, 1 a long reduction with an output of 600 f32 (3 chunks), 2 the loss. Every tree that the
+/// walk can enter, at every step, is built here, all with padding leaves: run 3 of 4, steps 3 of 4, body 3 of 4 and
+/// commits 2 of 4, chunks 3 of 4, accumulators 3 of 4.
+abstract contract GameBase is BoardBase {
+    uint32 internal constant LOSS_BITS = 0x3f800000;
+    uint64 internal constant SOURCE = 0;
+    uint64 internal constant LONG = 1;
+
+    bytes32[] internal runLeaves;
+    bytes32[] internal programLeaves;
+    bytes32[] internal chunkLeaves;
+    bytes32[] internal termLeaves;
+    bytes private pendingReason;
+    uint8 internal levels = 1;
+    JobId internal jobId;
+    GameId internal gameId;
+
+    function setUp() public virtual override {
+        super.setUp();
+        for (uint64 segment = 0; segment < 3; ++segment) {
+            bytes32[] memory steps = _stepLeaves(segment);
+            runLeaves.push(steps[steps.length - 1]);
+        }
+        programLeaves = new bytes32[](8);
+        for (uint256 i = 0; i < 8; ++i) {
+            programLeaves[i] = i == 3 || i > 5 ? GameTrees.empty() : _instructionLeaf(_instruction(i));
+        }
+        for (uint256 i = 0; i < 3; ++i) {
+            chunkLeaves.push(sha256(abi.encodePacked("tb.chunk", _chunk(i))));
+            termLeaves.push(keccak256(_accumulator(i)));
+        }
+    }
+
+    function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
+        job = super._job(nonce);
+        job.programRoot = GameTrees.root(programLeaves);
+        job.descentLevels = levels;
+    }
+
+    // ---------------------------------------------------------------- the defender's data
+
+    function _instruction(uint256 number) internal pure returns (bytes memory) {
+        return abi.encode(
+            IReferee.Description({
+                leaf: bytes32(number),
+                opcode: number == SOURCE ? 1 : number == LONG ? 3 : 10,
+                func: 0,
+                dtype: 0,
+                elements: 600,
+                dataBytes: 2400,
+                chunks: 3,
+                termLeaves: number == LONG ? 3 : 0
+            })
+        );
+    }
+
+    function _instructionLeaf(bytes memory instruction) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.instr", instruction));
+    }
+
+    /// @dev Bytes of chunk i of the output of instruction 1; the stub reads an element as its first byte.
+    function _chunk(uint256 index) internal pure returns (bytes memory data) {
+        data = new bytes(index < 2 ? 1024 : 352);
+        for (uint256 i = 0; i < data.length; ++i) {
+            data[i] = bytes1(uint8(i / 4));
+        }
+    }
+
+    /// @dev Accumulator leaf i of element 5 of a chunk, whose bits are 5.
+    function _accumulator(uint256 leaf) internal pure returns (bytes memory) {
+        return abi.encode(true, uint64(leaf == 2 ? 5 : 100 + leaf));
+    }
+
+    function _stateRoot(uint64 step) internal pure returns (bytes32) {
+        bytes32[] memory entries = new bytes32[](2);
+        entries[0] = keccak256(abi.encode("state", step, uint256(0)));
+        entries[1] = keccak256(abi.encode("state", step, uint256(1)));
+        return GameTrees.root(entries);
+    }
+
+    /// @dev All 8 leaves of the value tree of a step.
+    function _valueLeaves(uint64 step) internal view returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](8);
+        for (uint256 i = 0; i < 8; ++i) {
+            leaves[i] = GameTrees.empty();
+        }
+        leaves[0] = keccak256(abi.encode("source", step));
+        leaves[1] = referee.outputId(_instruction(LONG), GameTrees.root(chunkLeaves));
+        leaves[2] = _lossId();
+        leaves[4] = keccak256(abi.encode("state", step, uint256(0)));
+        leaves[5] = keccak256(abi.encode("state", step, uint256(1)));
+    }
+
+    function _bodyLeaves(uint64 step) internal view returns (bytes32[] memory leaves) {
+        bytes32[] memory all = _valueLeaves(step);
+        leaves = new bytes32[](4);
+        for (uint256 i = 0; i < 4; ++i) {
+            leaves[i] = all[i];
+        }
+    }
+
+    /// @dev Id of the rank-0 f32 tensor 1.0: its data are the bytes 00 00 80 3f.
+    function _lossId() internal pure returns (bytes32) {
+        bytes32 chunk = sha256(abi.encodePacked("tb.chunk", hex"0000803f"));
+        return sha256(abi.encodePacked("tb.tensr", uint8(0), uint8(0), chunk));
+    }
+
+    function _record(uint64 step) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.recrd", step, _stateRoot(step), LOSS_BITS, bytes32(0)));
+    }
+
+    function _stepLeaves(uint64 segment) internal pure returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](segment == 2 ? 1 : 3);
+        for (uint64 i = 0; i < leaves.length; ++i) {
+            leaves[i] = _record(3 * segment + i + 1);
+        }
+    }
+
+    // ---------------------------------------------------------------- playing
+
+    /// @dev The next `_play` must be refused, with exactly this error. (The cheat codes that do the same apply to the
+    /// next call of any kind, also to a precompile or the referee while a move's arguments are being made.)
+    function _expect(bytes memory reason) internal override {
+        require(pendingReason.length == 0, "the refusal expected before was not tried");
+        pendingReason = reason;
+    }
+
+    function _play(address who, bytes memory move) internal {
+        VM.prank(who);
+        (bool success, bytes memory reason) = address(board).call(move);
+        if (pendingReason.length == 0) {
+            if (!success) {
+                assembly ("memory-safe") {
+                    revert(add(reason, 32), mload(reason))
+                }
+            }
+            return;
+        }
+        require(!success && keccak256(reason) == keccak256(pendingReason), "refused with the expected error");
+        delete pendingReason;
+    }
+
+    function _start() internal {
+        _startWith(runLeaves, 3);
+    }
+
+    function _startWith(bytes32[] memory leaves, uint64 count) internal {
+        jobId = _activeJob(uint256(keccak256(abi.encode(levels, leaves))));
+        gameId = _challenge(jobId, count, GameTrees.root(leaves), 0);
+    }
+
+    /// @dev Descends and selects through the current tree, whose leaves are given, to a leaf.
+    function _walk(bytes32[] memory leaves, uint256 position) internal {
+        uint256 height = GameTrees.depth(leaves);
+        while (height > 0) {
+            uint256 step = height < levels ? height : levels;
+            bytes32[] memory nodes = GameTrees.below(leaves, height, position >> height, step);
+            _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
+            height -= step;
+            _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, (position >> height) & ((1 << step) - 1))));
+        }
+    }
+
+    function _openSteps(uint64 segment) internal {
+        bytes32[] memory leaves = _stepLeaves(segment);
+        _play(
+            trainer,
+            abi.encodeCall(
+                IGame.openSteps, (gameId, GameTrees.root(leaves), GameTrees.proof(leaves, leaves.length - 1))
+            )
+        );
+    }
+
+    function _openValues(uint64 step) internal {
+        bytes32[] memory body = _bodyLeaves(step);
+        _play(
+            trainer,
+            abi.encodeCall(
+                IGame.openValues,
+                (gameId, _stateRoot(step), LOSS_BITS, bytes32(0), GameTrees.root(body), GameTrees.proof(body, 2))
+            )
+        );
+    }
+
+    function _openTensor(uint256 number) internal {
+        _play(
+            trainer,
+            abi.encodeCall(
+                IGame.openTensor,
+                (gameId, _instruction(number), GameTrees.proof(programLeaves, number), GameTrees.root(chunkLeaves))
+            )
+        );
+    }
+
+    function _openChunk(uint256 index) internal {
+        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, _chunk(index))));
+    }
+
+    function _selectElement(uint256 index, uint256 chunk, uint256 number) internal {
+        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, index, _chunk(chunk), _instruction(number))));
+    }
+
+    function _openTerms() internal {
+        _play(
+            trainer,
+            abi.encodeCall(
+                IGame.openTerms,
+                (
+                    gameId,
+                    GameTrees.root(termLeaves),
+                    _accumulator(2),
+                    GameTrees.proof(termLeaves, 2),
+                    _instruction(LONG)
+                )
+            )
+        );
+    }
+
+    function _prove() internal {
+        IReferee.Proof memory proof;
+        _play(challenger, abi.encodeCall(IGame.prove, (gameId, proof)));
+    }
+
+    /// @dev To phase OPEN_VALUES of a step of segment 0 or 1.
+    function _walkToStep(uint64 step) internal {
+        uint64 segment = (step - 1) / 3;
+        _start();
+        _walk(runLeaves, segment);
+        _openSteps(segment);
+        _walk(_stepLeaves(segment), (step - 1) % 3);
+    }
+
+    /// @dev To a leaf of the value tree of that step.
+    function _walkToValue(uint64 step, uint256 leaf) internal {
+        _walkToStep(step);
+        _openValues(step);
+        _walk(_valueLeaves(step), leaf);
+    }
+
+    /// @dev To phase OPEN_CHUNK of a chunk of the long reduction.
+    function _walkToChunk(uint64 step, uint256 chunk) internal {
+        _walkToValue(step, LONG);
+        _openTensor(LONG);
+        _walk(chunkLeaves, chunk);
+    }
+
+    // ---------------------------------------------------------------- verdicts
+
+    function _defenderLost(IGame.Reason reason) internal view {
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.OVER && state.verdict == IGame.Verdict.DEFENDER_LOST, "defender lost");
+        require(state.reason == reason, "reason");
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+        _equal(REWARD, board.credit(client), "refund");
+        _equal(CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(challenger), "challenger's reward");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(0, board.credit(trainer), "trainer gets nothing");
+        _equal(0, board.job(jobId).openGames, "no game left");
+    }
+
+    function _challengerLost(IGame.Reason reason) internal view {
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.OVER && state.verdict == IGame.Verdict.CHALLENGER_LOST, "challenger lost");
+        require(state.reason == reason, "reason");
+        _requireStatus(jobId, IJobBoard.JobStatus.ACTIVE);
+        _equal(CHALLENGER_STAKE, board.credit(trainer), "the stake goes to the trainer");
+        _equal(0, board.credit(challenger), "challenger gets nothing");
+        _equal(0, board.job(jobId).openGames, "no game left");
+    }
+}
