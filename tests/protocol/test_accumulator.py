@@ -1,0 +1,204 @@
+"""Accumulators against rationals, one encoding each, and the order-independence that the whole design rests on."""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.accumulator import (
+    SUM_BYTES,
+    Accumulator,
+    Kind,
+    add_term,
+    decode,
+    decode_for,
+    encode,
+    finish,
+    initial,
+    kind_of,
+    leaf_count,
+)
+from protocol.errors import EncodingError
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tests.protocol.oracles import INF, NAN, SIGN, nearest, value
+
+finite = st.one_of(
+    st.sampled_from([0, SIGN, 1, SIGN | 1, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0xBF800000, 0x33800000, 0x800000]),
+    st.integers(0, 2**32 - 1).filter(lambda b: b & INF != INF),
+)
+anything = st.one_of(finite, st.sampled_from([INF, SIGN | INF, NAN, 0x7F800001, 0xFFFFFFFF]))
+i64s = st.one_of(st.sampled_from([-(2**63), 2**63 - 1, 0, -1, 1]), st.integers(-(2**63), 2**63 - 1))
+
+
+def run(kind: Kind, terms: list[tuple[int, ...]]) -> Accumulator:
+    accumulator = initial(kind)
+    for position, factors in enumerate(terms):
+        accumulator = add_term(accumulator, factors, position)
+        assert decode(kind, encode(accumulator)) == accumulator
+    return accumulator
+
+
+@given(st.lists(st.tuples(finite, finite), max_size=12), st.integers(24, 32))
+@settings(max_examples=150)
+def test_sum_of_products_is_the_rounded_rational(terms: list[tuple[int, int]], precision: int) -> None:
+    exact = sum((value(x) * value(y) for x, y in terms), Fraction(0))
+    expected = nearest(exact, precision)
+    assert finish(run(Kind.F32_SUM, terms), precision) == (0 if expected == SIGN else expected)
+
+
+@given(st.lists(st.tuples(finite), max_size=12))
+@settings(max_examples=100)
+def test_sum_of_one_operand(terms: list[tuple[int]]) -> None:
+    expected = nearest(sum((value(x) for (x,) in terms), Fraction(0)))
+    assert finish(run(Kind.F32_SUM, terms)) == (0 if expected == SIGN else expected)
+
+
+@given(st.lists(st.tuples(anything, anything), min_size=1, max_size=8), st.randoms(use_true_random=False))
+@settings(max_examples=100)
+def test_sums_do_not_depend_on_order(terms: list[tuple[int, int]], random: object) -> None:
+    shuffled = list(terms)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert encode(run(Kind.F32_SUM, terms)) == encode(run(Kind.F32_SUM, shuffled))
+
+
+@pytest.mark.parametrize("factors", [(NAN, 0), (INF, 0), (0, INF), (0x3F800000, SIGN | INF), (0xFF800001,), (INF,)])
+def test_a_nonfinite_factor_makes_the_sum_nan_for_good(factors: tuple[int, ...]) -> None:
+    accumulator = run(Kind.F32_SUM, [(1, 1)[: len(factors)], factors, (0x3F800000, 0x3F800000)[: len(factors)]])
+    assert encode(accumulator) == b"\x01" + bytes(SUM_BYTES)
+    assert finish(accumulator) == NAN
+
+
+def test_zero_sums_are_plus_zero() -> None:
+    assert finish(run(Kind.F32_SUM, [(SIGN,), (SIGN,)])) == 0
+    assert finish(run(Kind.F32_SUM, [(0x3F800000,), (0xBF800000,)])) == 0
+    assert finish(run(Kind.F32_SUM, [(SIGN | 1, 1)])) == 0  # rounds to zero from below
+    assert finish(initial(Kind.F32_SUM)) == 0
+
+
+def test_only_the_last_rounding_overflows() -> None:
+    large = 0x7F7FFFFF
+    assert finish(run(Kind.F32_SUM, [(large, large)])) == INF
+    assert finish(run(Kind.F32_SUM, [(large, large), (large, large | SIGN), (1,) * 2, (0x3F800000,) * 2])) == 0x3F800000
+
+
+def test_a_forged_accumulator_wraps() -> None:
+    """Addition is modulo 2^768, so no bytes from the defender can make the next ones unencodable."""
+    top = Accumulator(kind=Kind.F32_SUM, value=2 ** (8 * SUM_BYTES - 1) - 1)
+    wrapped = add_term(top, (1, 1), 0)
+    assert wrapped.value == -(2 ** (8 * SUM_BYTES - 1))
+    assert len(encode(wrapped)) == 97
+
+
+@given(st.lists(i64s, max_size=8))
+def test_i64_sum_wraps(terms: list[int]) -> None:
+    found = finish(run(Kind.I64_SUM, [(x,) for x in terms]))
+    assert -(2**63) <= found < 2**63
+    assert (found - sum(terms)) % 2**64 == 0
+
+
+@given(st.lists(i64s, min_size=1, max_size=8))
+def test_i64_max_and_argmax(terms: list[int]) -> None:
+    assert finish(run(Kind.I64_MAX, [(x,) for x in terms])) == max(terms)
+    assert finish(run(Kind.I64_ARGMAX, [(x,) for x in terms])) == terms.index(max(terms))
+
+
+few = st.sampled_from([0, SIGN, 1, SIGN | 1, 0x3F800000, 0x40000000, INF, SIGN | INF, NAN, 0x7F800001])
+
+
+@given(st.lists(st.one_of(few, anything), min_size=1, max_size=8))
+@settings(max_examples=200)
+def test_f32_max_and_argmax(terms: list[int]) -> None:
+    largest, where = run(Kind.F32_MAX, [(x,) for x in terms]), run(Kind.F32_ARGMAX, [(x,) for x in terms])
+    nans = [k for k, x in enumerate(terms) if x & 0x7FFFFFFF > INF]
+    if nans:
+        assert (finish(largest), finish(where)) == (NAN, nans[0])
+        return
+    keys = [value(x) if x & INF != INF else Fraction(2) ** 200 * (-1 if x & SIGN else 1) for x in terms]
+    first = keys.index(max(keys))
+    assert finish(where) == first
+    assert finish(largest) == (terms[first] if keys[first] else 0)
+
+
+def test_argmax_of_the_smallest_elements_is_the_first() -> None:
+    assert finish(run(Kind.F32_ARGMAX, [(SIGN | INF,), (SIGN | INF,)])) == 0
+    assert finish(run(Kind.I64_ARGMAX, [(-(2**63),)])) == 0
+    assert finish(run(Kind.F32_ARGMAX, [(SIGN,), (0,)])) == 0
+    assert encode(run(Kind.F32_ARGMAX, [(SIGN,), (0,)])).hex() == "80000000" + "0" * 16
+
+
+def test_initial_encodings() -> None:
+    assert {kind: encode(initial(kind)).hex() for kind in Kind} == {
+        Kind.F32_SUM: "00" * 97,
+        Kind.I64_SUM: "00" * 8,
+        Kind.F32_MAX: "ff800000",
+        Kind.I64_MAX: "80" + "00" * 7,
+        Kind.F32_ARGMAX: "ff800000" + "ff" * 8,
+        Kind.I64_ARGMAX: "80" + "00" * 7 + "ff" * 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        *[(kind, encode(initial(kind))[:-1]) for kind in Kind],
+        *[(kind, encode(initial(kind)) + b"\0") for kind in Kind],
+        *[(kind, b"") for kind in Kind],
+        (Kind.F32_SUM, b"\x02" + bytes(96)),
+        (Kind.F32_SUM, b"\xff" + bytes(96)),
+        (Kind.F32_SUM, b"\x01" + bytes(95) + b"\x01"),
+        (Kind.F32_SUM, b"\x01\x80" + bytes(95)),
+        (Kind.F32_MAX, bytes.fromhex("7f800001")),
+        (Kind.F32_MAX, bytes.fromhex("ffc00000")),
+        (Kind.F32_ARGMAX, bytes.fromhex("7fffffff") + bytes(8)),
+    ],
+)
+def test_other_encodings_are_refused(kind: Kind, data: bytes) -> None:
+    with pytest.raises(EncodingError):
+        decode(kind, data)
+
+
+@given(st.sampled_from(list(Kind)), st.binary(max_size=100))
+def test_decoding_is_injective(kind: Kind, data: bytes) -> None:
+    try:
+        accumulator = decode(kind, data)
+    except EncodingError:
+        return
+    assert encode(accumulator) == data
+
+
+@given(st.binary(min_size=97, max_size=97))
+def test_every_integer_without_flag_is_canonical(data: bytes) -> None:
+    assert encode(decode(Kind.F32_SUM, b"\0" + data[1:])) == b"\0" + data[1:]
+
+
+def reduction(function: ReduceFunction, dtype: DType) -> Instruction:
+    operands = (Access(0, 0, (1,)),)
+    return Instruction(opcode=Opcode.REDUCE, function=function, dtype=dtype, reduction=(9,), operands=operands)
+
+
+def test_kinds(cases: Callable[[], None]) -> None:
+    f32, i64 = DType.F32, DType.I64
+    scatter = Instruction(opcode=Opcode.SCATTER_SUM, dtype=f32, params=ScatterParams(match=()))
+    table = [
+        (reduction(ReduceFunction.SUM, f32), f32, Kind.F32_SUM),
+        (reduction(ReduceFunction.SUM, i64), i64, Kind.I64_SUM),
+        (reduction(ReduceFunction.MAX, f32), f32, Kind.F32_MAX),
+        (reduction(ReduceFunction.MAX, i64), i64, Kind.I64_MAX),
+        (reduction(ReduceFunction.ARGMAX, i64), f32, Kind.F32_ARGMAX),
+        (reduction(ReduceFunction.ARGMAX, i64), i64, Kind.I64_ARGMAX),
+        (scatter, f32, Kind.F32_SUM),
+    ]
+    for instruction, operand, kind in table:
+        assert kind_of(instruction, operand) == kind
+        assert decode_for(instruction, encode(initial(kind))) == initial(kind)
+        with pytest.raises(EncodingError):
+            decode_for(instruction, b"\0\0")
+        cases()
+    with pytest.raises(ValueError, match="expected a reduction"):
+        kind_of(Instruction(opcode=Opcode.MAP, dtype=f32), f32)
+
+
+def test_leaf_count() -> None:
+    assert [leaf_count(n) for n in (1, 4, 5, 8, 9, 2**32)] == [1, 1, 2, 2, 3, 2**30]

@@ -1,0 +1,89 @@
+"""Philox against Random123's known answers, and the shuffle as a permutation."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.philox import half_width, key_of, philox4x32, random_bits, shuffle
+from tests.protocol.oracles import value
+
+KNOWN = [  # Random123 kat_vectors, philox4x32 10: counter, key, answer
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in text.split())
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_known_answers(counter: str, key: str, answer: str) -> None:
+    assert philox4x32(words(counter), words(key)) == words(answer)  # type: ignore[arg-type]
+
+
+def test_key_of_a_signed_seed() -> None:
+    assert key_of(-1) == (0xFFFFFFFF, 0xFFFFFFFF)
+    assert key_of(0x0123456789ABCDEF) == (0x89ABCDEF, 0x01234567)
+    assert key_of(-(2**63)) == (0, 0x80000000)
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**40 - 1)
+)
+@settings(max_examples=100)
+def test_random_is_word_over_two_to_the_24(seed: int, step: int, stream: int, index: int) -> None:
+    counter = (index // 4 % 2**32, index // 4 // 2**32, step % 2**32, stream)
+    word = philox4x32(counter, (seed % 2**32, seed // 2**32 % 2**32))[index % 4]
+    found = value(random_bits(seed, step, stream, index))
+    assert found * 2**24 == word >> 8
+    assert 0 <= found < 1
+
+
+def test_random_depends_on_everything() -> None:
+    base = (7, 3, 11, 1000)
+    variants = [(8, 3, 11, 1000), (7 + 2**32, 3, 11, 1000), (7, 4, 11, 1000), (7, 3, 12, 1000), (7, 3, 11, 1001)]
+    variants.append((7, 3, 11, 1000 + 2**34))
+    assert len({random_bits(*arguments) for arguments in [base, *variants]}) == 7
+
+
+def test_random_looks_uniform() -> None:
+    drawn = np.array([int(value(random_bits(5, 0, 1, i)) * 16) for i in range(1600)])
+    counts = np.bincount(drawn, minlength=16)
+    assert len(counts) == 16
+    assert ((counts - 100) ** 2 / 100).sum() < 45  # chi squared, 15 degrees of freedom: p < 10^-4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 257, 1000])
+def test_shuffle_is_a_permutation(n: int, cases: Callable[[], None]) -> None:
+    for seed, epoch, stream in ((0, 0, 0), (-5, 3, 9)):
+        found = [shuffle(i, seed, epoch, n, stream) for i in range(n)]
+        assert sorted(found) == list(range(n))
+        assert n < 60 or found != list(range(n))
+        cases()
+
+
+def test_shuffle_differs_by_seed_epoch_and_stream() -> None:
+    base = (5, 0, 1)
+    found = {tuple(shuffle(i, s, e, 50, t) for i in range(50)) for s, e, t in [base, (6, 0, 1), (5, 1, 1), (5, 0, 2)]}
+    assert len(found) == 4
+
+
+@given(st.integers(1, 2**40), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1))
+@settings(max_examples=50)
+def test_shuffle_stays_inside(n: int, seed: int, index: int) -> None:
+    found = shuffle(index, seed, 2, n, 3)
+    assert 0 <= found < n if index < n else found == -1
+    assert shuffle(-1, seed, 2, n, 3) == shuffle(n, seed, 2, n, 3) == -1
+
+
+def test_half_width_covers_n(cases: Callable[[], None]) -> None:
+    for n in [*range(1, 300), 2**20, 2**20 + 1, 2**39, 2**40]:
+        width = half_width(n)
+        assert 4**width >= n
+        assert width == 1 or 4 ** (width - 1) < n
+        cases()
