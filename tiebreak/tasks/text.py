@@ -62,7 +62,8 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """[B, T, C] to [B, T, C]."""
         x_BTC = x_BTC + self.dropout(self.attention(self.norm1(x_BTC)))
-        return x_BTC + self.dropout(self.mlp(self.norm2(x_BTC)))
+        y_BTC: Tensor = x_BTC + self.dropout(self.mlp(self.norm2(x_BTC)))
+        return y_BTC
 
 
 class ByteGPT(nn.Module):

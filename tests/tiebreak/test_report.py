@@ -1,0 +1,206 @@
+"""The report shows every number, loads nothing, lets no text out of its place, and says so when something is wrong."""
+
+import dataclasses
+import html
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from tests.tiebreak.synthetic import dispute, result
+from tiebreak import pictures, report
+from tiebreak.results import DemoResult, Loser, RoundingCount, WalkStep
+
+HOSTILE = '<script>alert(1)</script>|`"\n'
+VOID = {"meta", "br", "img", "hr", "input", "link"}
+
+
+class Strict(HTMLParser):
+    """Checks that tags nest, and collects tags, attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parse(page: str) -> Strict:
+    parser = Strict()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_html_is_well_nested_and_shows_the_numbers() -> None:
+    page = parse(report.to_html(result()))
+    for expected in ("8,123,456", "1,890,000", "0x3f800001", "head / aten.mm", "0.9306", "instruction 103", "14,700"):
+        assert expected in page.text
+    assert page.text.count("trainer loses") >= 6
+    assert page.text.count("challenger loses") == 2
+    assert len([tag for tag, _ in page.seen if tag == "svg"]) == 2 + 4 + 3  # losses, walks, gas of those on chain
+
+
+def test_html_loads_nothing() -> None:
+    page = parse(report.to_html(result()))
+    for tag, attributes in page.seen:
+        assert tag not in ("script", "link", "iframe", "object", "img", "base"), tag
+        for name, value in attributes.items():
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                assert value is not None
+                assert value.startswith("#"), (tag, name, value)
+            assert not name.startswith("on")
+    source = report.to_html(result())
+    assert re.findall(r"url\((?!#)|@import", source) == []
+    assert "default-src 'none'" in source
+
+
+def test_ids_of_the_pictures_do_not_collide() -> None:
+    ids = [a["id"] for _, a in parse(report.to_html(result())).seen if a.get("id", "").startswith(("p", "m", "c"))]
+    clip = [i for i in ids if re.fullmatch(r"[pm][0-9a-f]{8,}", str(i))]
+    assert len(clip) == len(set(clip)) > 3
+
+
+def test_html_is_reproducible() -> None:
+    assert report.to_html(result()) == report.to_html(result())
+
+
+def test_text_cannot_leave_its_place() -> None:
+    base = result()
+    bad = dataclasses.replace(
+        base,
+        environment=((HOSTILE, HOSTILE),),
+        disputes=tuple(
+            dataclasses.replace(
+                d,
+                title=HOSTILE,
+                tampered=HOSTILE,
+                origin=HOSTILE,
+                walk=tuple(dataclasses.replace(w, tree=HOSTILE, note=HOSTILE) for w in d.walk),
+            )
+            for d in base.disputes
+        ),
+    )
+    page = parse(report.to_html(bad))
+    assert "script" not in {tag for tag, _ in page.seen}
+    assert "alert(1)" in page.text
+    tables = report.to_markdown(bad).split("## Disputes")[1].split("## Environment")[0].strip().splitlines()
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {11}
+
+
+def test_pictures_are_xml_with_a_label() -> None:
+    drawn = pictures.pictures(result().jobs, result().disputes)
+    svgs = [svg for group in drawn.values() for svg in group if svg]
+    assert len(svgs) == 9
+    for svg in svgs:
+        root = ET.fromstring(svg.replace("<svg", '<svg xmlns:xlink="x"', 1) if "xmlns:xlink" not in svg else svg)
+        assert root.get("aria-label")
+        assert root.get("viewBox")
+        assert root.get("width") is None
+        assert pictures.INK not in svg
+        assert "/" not in "".join(re.findall(r"font:[^;\"]*", svg))
+    assert drawn["gas"][3] == ""
+
+
+def test_the_walk_draws_what_was_selected() -> None:
+    made = dispute("t", "x")
+    svg = pictures.walk(made)
+    assert svg.count('class="w-chosen"') == made.rounds == 8
+    assert svg.count('class="w-agreed"') == sum(step.index for step in made.walk)
+    assert svg.count("<rect") == sum(1 << step.levels for step in made.walk)
+    assert svg.count('class="w-tree"') == 5
+
+
+def test_json_round_trips_and_carries_the_derived_numbers() -> None:
+    document = json.loads(result().to_json())
+    assert document["format"] == 1
+    assert document["succeeded"] is True
+    assert document["audits"][0]["equal"] is True
+    first, last = document["disputes"][0], document["disputes"][-1]
+    assert (first["rounds"], first["messages"], first["gas"]) == (8, 21, sum(m["gas"] for m in first["moves"]))
+    assert first["bytes"] == sum(m["bytes"] for m in first["moves"])
+    assert last["gas"] is None
+    assert last["python"] == "challenger"
+    assert document["jobs"][1]["losses"] == list(result().jobs[1].losses)
+
+
+def test_json_refuses_nan() -> None:
+    job = dataclasses.replace(result().jobs[0], metric_after=math.nan)
+    with pytest.raises(ValueError, match="JSON"):
+        dataclasses.replace(result(), jobs=(job,)).to_json()
+
+
+def with_dispute(**changes: object) -> DemoResult:
+    base = result()
+    return dataclasses.replace(base, disputes=(dataclasses.replace(base.disputes[0], **changes),))  # type: ignore[arg-type]
+
+
+def test_success_needs_every_referee_and_every_audit() -> None:
+    assert result().succeeded
+    assert not with_dispute(python=Loser.CHALLENGER).succeeded
+    assert not with_dispute(contract=Loser.CHALLENGER).succeeded
+    assert not with_dispute(honest_trainer=True).succeeded
+    audit = dataclasses.replace(result().audits[0], auditor_root="00")
+    failed = dataclasses.replace(result(), audits=(audit,))
+    assert not failed.succeeded
+    assert "ANOTHER RUN ROOT" in report.to_markdown(failed)
+    assert "NOT AS IT SHOULD BE" in report.to_markdown(failed)
+    assert "Not as it should be" in html.unescape(report.to_html(failed))
+
+
+def test_a_plain_run_that_did_not_fork_is_not_called_a_fork() -> None:
+    base = result()
+    assert base.plain_forked == ("digits",)
+    same = dataclasses.replace(base, plain=(base.plain[0], base.plain[0]))
+    assert same.plain_forked == ()
+    assert "No divergence on this machine" in report.to_html(same)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RoundingCount(kind="k", elements=1, undecided=2, integers=0, fp64_differs=0),
+        lambda: RoundingCount(kind="k", elements=9, undecided=2, integers=3, fp64_differs=0),
+        lambda: RoundingCount(kind="k", elements=9, undecided=2, integers=0, fp64_differs=3),
+        lambda: WalkStep(tree="run", height=2, levels=3, index=0, position=0),
+        lambda: WalkStep(tree="run", height=3, levels=1, index=2, position=0),
+        lambda: dataclasses.replace(result().jobs[0], losses=(1.0,)),
+    ],
+)
+def test_impossible_results_are_refused(make) -> None:
+    with pytest.raises(ConfigurationError, match="expected"):
+        make()
+
+
+def test_write_makes_three_files(tmp_path: Path) -> None:
+    paths = report.write(result(), tmp_path / "a" / "b")
+    assert sorted(paths) == ["report.html", "report.md", "result.json"]
+    assert json.loads(paths["result.json"].read_text())["seconds"] == 93.4
+    assert paths["report.md"].read_text().count("| digits |") >= 3
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "expected"), [(0, 10, "0"), (0, 0, "0"), (1, 1000, "1.0e-03"), (5, 10, "5.0e-01")]
+)
+def test_share(part: int, whole: int, expected: str) -> None:
+    assert report.share(part, whole) == expected
