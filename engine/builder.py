@@ -1,7 +1,7 @@
 """Builds programs: views cost nothing, equal instructions are emitted once, dead ones are dropped.
 
-A `Ref` is a lazily read tensor: a value and an affine access map over its row-major data. Permuting, slicing, expanding and most
-reshaping change only the map. `Builder` turns operations on refs into instructions (SPEC section 4).
+A `Ref` is a lazily read tensor: a value and an affine access map over its row-major data. Permuting, slicing, expanding
+and most reshaping change only the map. `Builder` turns operations on refs into instructions (SPEC section 4).
 """
 
 import struct
@@ -203,6 +203,7 @@ class Builder:
 
     def _named(self, known: dict[str, Ref], kind: SourceKind, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
         if name not in known:
+            self.origin = name
             params = Slot(slot=0, name=name)
             known[name] = self.emit(
                 Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=tuple(shape), params=params)
@@ -416,7 +417,7 @@ class Builder:
         fill: Scalar = 0,
         outside: Ref | None = None,
     ) -> Ref:
-        """`inside` placed from `lo` on, every `step`-th element, in a tensor of `shape`; around it `fill` or `outside`."""
+        """`inside` from `lo` on, every `step`-th element, in a tensor of `shape`; around it `fill` or `outside`."""
         steps = tuple(step) if step is not None else (1,) * len(lo)
         hi = tuple(a + (n - 1) * s + 1 for a, n, s in zip(lo, inside.shape, steps, strict=True))
         operands = [inside.access()] if outside is None else [inside.access(), outside.expand(tuple(shape)).access()]

@@ -1,10 +1,10 @@
 """Capture: a task's training step, forward and backward, as one flat graph of ATen calls, lowered to instructions.
 
-The only module that touches torch's tracing internals. Tested with torch 2.13.0; the program it makes no longer depends on torch's version.
+The only module that touches torch's tracing internals. Tested with torch 2.13.0; the program it makes no longer
+depends on torch's version.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,11 @@ from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_export_module
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from engine.builder import Builder, Ref
 from engine.lowering import DTYPES, RULES, Context
@@ -66,43 +69,66 @@ class _Loss(nn.Module):
         return self._loss(self.model, *batch)
 
 
-@contextmanager
-def _module_paths(model: nn.Module) -> Iterator[None]:
-    """While tracing, node.meta tells which submodule a node comes from (by forward hooks)."""
-    stack: list[str] = []
-    handles = []
+class _Paths(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records each dispatched ATen call with the path of the innermost submodule whose forward is running."""
 
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            stack.append(path)
-            _annotate(stack)
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[str, str]] = []
+        self.stack: list[str] = []
 
-        return hook
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((str(func).removeprefix("aten."), self.stack[-1] if self.stack else ""))
+        return func(*args, **(kwargs or {}))
 
-    def leave(*_: Any) -> None:
-        stack.pop()
-        _annotate(stack)
+    def watch(self, model: nn.Module) -> list[RemovableHandle]:
+        """Hooks that keep `stack`; the caller removes them."""
+        handles = []
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, path=path: self.stack.append(path)))
+            handles.append(module.register_forward_hook(lambda *_: (self.stack.pop(), None)[1], always_call=True))
+        return handles
 
-    for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(path)))
-        handles.append(module.register_forward_hook(leave, always_call=True))
+
+def _forward_calls(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> list[tuple[str, str]]:
+    """(operator, module path) of the forward pass, in order, on fake tensors: the joint trace does not keep paths."""
+    paths = _Paths()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    handles = paths.watch(model)
     try:
-        with fx.traceback.preserve_node_meta():
-            yield
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        tensors: dict[str, Tensor] = {f"model.{name}": fake.from_tensor(t) for name, t in named}
+        inputs = tuple(fake.from_tensor(t) for t in batch)
+        with fake, sdpa_kernel(SDPBackend.MATH), paths:
+            functional_call(_Loss(model, loss), tensors, inputs)
     finally:
         for handle in handles:
             handle.remove()
-        fx.traceback.current_meta.pop("custom", None)
+    return paths.calls
 
 
-def _annotate(stack: Sequence[str]) -> None:
-    fx.traceback.current_meta["custom"] = {"module": stack[-1] if stack else ""}
+class _Origins:
+    """Guesses the module of a traced node: its operator is one of the next few forward calls. For people only."""
+
+    REACH = 12
+
+    def __init__(self, calls: list[tuple[str, str]]) -> None:
+        self._calls = calls
+        self._next = 0
+
+    def of(self, node: fx.Node) -> str:
+        """`module.path:node`, or the node's name where no module is known."""
+        name = _base(str(node.target).removeprefix("aten."))
+        for position, (operator, path) in enumerate(self._calls[self._next : self._next + self.REACH]):
+            if _base(operator) in name:
+                self._next += position + 1
+                return f"{path}:{node.name}" if path else node.name
+        return node.name
 
 
-def _origin(node: fx.Node) -> str:
-    custom = node.meta.get("custom") or {}
-    path = custom.get("module", "")
-    return f"{path}:{node.name}" if path else node.name
+def _base(operator: str) -> str:
+    """`native_batch_norm` of `_native_batch_norm.default`."""
+    return operator.partition(".")[0].strip("_")
 
 
 def trace(
@@ -112,21 +138,23 @@ def trace(
     wrapped = _Functional(model, loss)
     table = {
         op: rule
-        for op, rule in core_aten_decompositions().items()
+        for op, rule in dict(core_aten_decompositions()).items()
         if not (isinstance(op, OpOverload) and op._schema.name.removeprefix("aten::") in _OURS)
     }
-    with sdpa_kernel(SDPBackend.MATH), _module_paths(model):
+    with sdpa_kernel(SDPBackend.MATH):
         graph, signature = aot_export_module(
             wrapped, tuple(batch), trace_joint=True, output_loss_index=0, decompositions=table
         )
+    assert isinstance(graph, fx.GraphModule)  # the joint trace makes one
     return graph, signature, wrapped
 
 
 class _Lowering:
     """Walks the traced graph once, node by node; what cannot be lowered is collected and reported together."""
 
-    def __init__(self, builder: Builder, graph: fx.GraphModule) -> None:
+    def __init__(self, builder: Builder, graph: fx.GraphModule, origins: _Origins) -> None:
         self.builder = builder
+        self.origins = origins
         self.graph = graph
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[str] = []
@@ -169,10 +197,10 @@ class _Lowering:
         if not isinstance(node.target, OpOverload):
             self.values[node] = self._getitem(node)
             return
+        where = self.origins.of(node)
         if not node.users:
             return
         name = str(node.target).removeprefix("aten.")
-        where = _origin(node)
         rule = RULES.get(name)
         if rule is None:
             self._fail(node, f"{name} (at {where}): no lowering rule; write this part with supported operators")
@@ -225,12 +253,13 @@ def capture(
     """Lowers one step into `builder`.
 
     batch: refs of the step's batch. example: tensors of the same shapes and dtypes, for tracing. state: the ref of a
-    parameter or buffer by name. Raises `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
+    parameter or buffer by name. Raises `ConfigurationError` that lists every operator that cannot be lowered, with its
+    module path.
     """
     graph, signature, wrapped = trace(model, loss, example)
     names = _Names(wrapped)
     inputs = [state(names.of(n)) for n in (*signature.parameters, *signature.buffers)]
-    lowering = _Lowering(builder, graph)
+    lowering = _Lowering(builder, graph, _Origins(_forward_calls(model, loss, example)))
     outputs = lowering.run([*inputs, *batch])
     by_name = dict(zip(_output_names(graph), outputs, strict=True))
     backward = signature.backward_signature

@@ -39,8 +39,9 @@ def compile_task(task: Task) -> Compiled:
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
     task.model.train()
     step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
+    rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
-    rate = b.rows(b.data("learning_rate", DType.F32, (task.steps,)), b.step())
+    rate = b.rows(rates, b.step())
     parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
     gradients = {name: g for name, g in step.gradients.items() if name in trainable}
@@ -71,8 +72,10 @@ def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref
     match examples:
         case Rows(names=names):
             tables = [b.data(n, DTYPES[task.data[n].dtype], tuple(task.data[n].shape)) for n in names]
+            b.origin = "batch"
             return [b.rows(table, chosen_B) for table in tables]
         case Windows(name=name, length=length, stride=stride):
             tokens = b.data(name, DTYPES[task.data[name].dtype], tuple(task.data[name].shape))
+            b.origin = "batch"
             index_BT = chosen_B.unsqueeze(1).expand((chosen_B.shape[0], length))
             return [b.gather(tokens, index_BT, stride, task.examples, (0, 1))]

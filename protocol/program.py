@@ -6,8 +6,8 @@ Numbered plan of `Program.validate`, in order; the first broken rule is reported
 (3) operands name earlier body values;
 (4) dtypes fit the opcode and function;
 (5) every element an access map can reach lies inside its tensor;
-(6) slots and names: data slots 0, 1, ... in name order, each sourced once; state slots agree with the commits; commits in
-    name order, each the whole of a value;
+(6) slots and names: data slots 0, 1, ... in name order, each sourced once; state slots agree with the commits;
+    commits in name order, each the whole of a value;
 (7) random streams are pairwise different;
 (8) limits of the machine that is asked to run it: elements of one value, elements of all values, terms in all.
 """
@@ -15,6 +15,7 @@ Numbered plan of `Program.validate`, in order; the first broken rule is reported
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 from protocol.codec import Reader, decode_name, encode_name, signed, unsigned
@@ -39,6 +40,7 @@ from protocol.isa import (
     ReduceFunction,
     ScatterParams,
     ShuffleParams,
+    Signature,
     Slot,
     SourceConst,
     SourceKind,
@@ -311,6 +313,31 @@ _PARAMS: dict[Opcode, tuple[type | None, ...]] = {
 }
 
 
+_F32, _I64, _BOOL = DType.F32, DType.I64, DType.BOOL
+_ALL = (_F32, _I64, _BOOL)
+
+_SIGNATURES: dict[tuple[Opcode, int], tuple[Signature, ...]] = {
+    (Opcode.REDUCE, ReduceFunction.SUM): (((_F32,), _F32), ((_F32, _F32), _F32), ((_I64,), _I64)),
+    (Opcode.REDUCE, ReduceFunction.MAX): (((_F32,), _F32), ((_I64,), _I64)),
+    (Opcode.REDUCE, ReduceFunction.ARGMAX): (((_F32,), _I64), ((_I64,), _I64)),
+    (Opcode.GATHER, 0): tuple(((t, _I64), t) for t in _ALL),
+    (Opcode.SCATTER_SUM, 0): (((_F32, _I64), _F32),),
+    (Opcode.WINDOW, WindowFunction.FILL): tuple(((t,), t) for t in _ALL),
+    (Opcode.WINDOW, WindowFunction.ELSE): tuple(((t, t), t) for t in _ALL),
+    (Opcode.IOTA, 0): (((), _I64),),
+    (Opcode.RANDOM, 0): (((_I64, _I64), _F32),),
+    (Opcode.SHUFFLE, 0): (((_I64, _I64, _I64), _I64),),
+    (Opcode.COMMIT, 0): tuple(((t,), t) for t in _ALL),
+}
+
+
+def _signatures(instruction: Instruction) -> tuple[Signature, ...] | None:
+    """The operand and result dtypes an instruction may have; None for `source`, which has no operands."""
+    if instruction.opcode == Opcode.MAP:
+        return MAP_SIGNATURES[MapFunction(instruction.function)]
+    return _SIGNATURES.get((instruction.opcode, instruction.function))
+
+
 class _Validator:
     """One pass over a program; `self._at` is the instruction under test, for error messages."""
 
@@ -408,32 +435,8 @@ class _Validator:
 
     def _types(self, i: Instruction) -> None:  # (4)
         types = self._program.operand_dtypes(i)
-        f32, i64 = DType.F32, DType.I64
-        match i.opcode:
-            case Opcode.MAP:
-                fits = (types, i.dtype) in MAP_SIGNATURES[MapFunction(i.function)]
-            case Opcode.REDUCE if i.function == ReduceFunction.SUM:
-                fits = (types, i.dtype) in [((f32,), f32), ((f32, f32), f32), ((i64,), i64)]
-            case Opcode.REDUCE if i.function == ReduceFunction.MAX:
-                fits = (types, i.dtype) in [((f32,), f32), ((i64,), i64)]
-            case Opcode.REDUCE:
-                fits = (types, i.dtype) in [((f32,), i64), ((i64,), i64)]
-            case Opcode.GATHER:
-                fits = types == (i.dtype, i64)
-            case Opcode.SCATTER_SUM:
-                fits = (types, i.dtype) == ((f32, i64), f32)
-            case Opcode.WINDOW:
-                fits = all(t == i.dtype for t in types) and len(types) == 1 + (i.function == WindowFunction.ELSE)
-            case Opcode.IOTA:
-                fits = i.dtype == i64
-            case Opcode.RANDOM:
-                fits = (types, i.dtype) == ((i64, i64), f32)
-            case Opcode.SHUFFLE:
-                fits = (types, i.dtype) == ((i64, i64, i64), i64)
-            case Opcode.COMMIT:
-                fits = types == (i.dtype,)
-            case _:
-                fits = True
+        accepted = _signatures(i)
+        fits = accepted is None or (types, i.dtype) in accepted
         self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
 
     def _bounds(self, i: Instruction) -> None:  # (5)
@@ -447,7 +450,7 @@ class _Validator:
                 low, high = low + min(0, reach), high + max(0, reach)
             size = self._program.body[operand.value].numel
             self._require(
-                0 <= low and high < size, f"operand {number} reads elements {low} to {high} of a tensor of {size}"
+                low >= 0 and high < size, f"operand {number} reads elements {low} to {high} of a tensor of {size}"
             )
         scalars = {Opcode.RANDOM: (0, 1), Opcode.SHUFFLE: (1,)}.get(i.opcode, ())
         for number in scalars:
@@ -464,12 +467,12 @@ class _Validator:
             whole = commit.operands[0].offset == 0 and commit.operands[0].strides == row_major(commit.shape)
             self._require(whole and source.shape == commit.shape, "a commit takes a value whole")
         self._at = None
-        self._require(all(a < b for a, b in zip(names, names[1:], strict=False)), "commits are in name order")
+        self._require(all(a < b for a, b in pairwise(names)), "commits are in name order")
         self._sources(SourceKind.STATE)
         self._sources(SourceKind.DATA)
         data = [_slot(i) for i in program.data_slots]
         self._require([s.slot for s in data] == list(range(len(data))), "data slots are 0, 1, ..., each sourced once")
-        self._require(all(a.name < b.name for a, b in zip(data, data[1:], strict=False)), "data is in name order")
+        self._require(all(a.name < b.name for a, b in pairwise(data)), "data is in name order")
 
     def _sources(self, kind: SourceKind) -> None:  # (6)
         seen: set[int] = set()

@@ -1,1 +1,1 @@
-"""Adversaries and whole games. Imports protocol and engine."""
+"""Adversaries and whole games between them and honest parties."""

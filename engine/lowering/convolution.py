@@ -1,4 +1,7 @@
-"""Convolutions: contractions over overlapping strided views. Letters: N batch, G groups, O out, C in (per group), then space."""
+"""Convolutions: contractions over overlapping strided views.
+
+Letters: N batch, G groups, O out (per group), C in (per group), then the spatial dims.
+"""
 
 from collections.abc import Sequence
 
@@ -35,14 +38,14 @@ def convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],
+    _output_padding: Sequence[int],
     groups: int,
 ) -> Ref:
     """out[n, g, o, s] = sum over c, k of x[n, g, c, s * stride + k * dilation] * w[g, o, c, k]."""
     space = x.rank - 2
     stride, padding, dilation = (_spread(v, space) for v in (stride, padding, dilation))
     if transposed:
-        out = _input_gradient(c, x, weight, c.shape, stride, padding, dilation, groups)
+        out = input_gradient(c, x, weight, c.shape, stride, padding, dilation, groups)
     else:
         out = _correlate(c, _padded(c, x, padding), weight, c.shape, stride, dilation, groups)
     if bias is None:
@@ -87,7 +90,7 @@ def _correlate(
     return c.b.reshape(out, shape)
 
 
-def _input_gradient(
+def input_gradient(
     c: Context,
     grad: Ref,
     weight: Ref,
@@ -177,7 +180,7 @@ def convolution_backward(
             d_weight = _weight_gradient(c, x, _padded(c, grad, padding), weight.shape, stride, dilation, groups)
     else:
         if wanted[0]:
-            d_input = _input_gradient(c, grad, weight, x.shape, stride, padding, dilation, groups)
+            d_input = input_gradient(c, grad, weight, x.shape, stride, padding, dilation, groups)
         if wanted[1]:
             d_weight = _weight_gradient(c, grad, _padded(c, x, padding), weight.shape, stride, dilation, groups)
     if wanted[2]:

@@ -156,7 +156,7 @@ def power(c: Context, x: Ref, exponent: Scalar) -> Ref:
 
 
 def _common(x: Operand, y: Operand) -> DType:
-    """The dtype in which two operands are compared: the greater of the tensors' (bool < i64 < f32), at least a number's."""
+    """The dtype in which two operands are compared: the greater of the two in bool < i64 < f32."""
     order = {DType.BOOL: 0, DType.I64: 1, DType.F32: 2}
     kinds = [v.dtype if isinstance(v, Ref) else DType.F32 if isinstance(v, float) else DType.I64 for v in (x, y)]
     return max(kinds, key=order.__getitem__)

@@ -53,7 +53,7 @@ def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
 
 
 @lowers("gather.default")
-def gather(c: Context, x: Ref, d: int, index: Ref, *, sparse_grad: bool = False) -> Ref:
+def gather(c: Context, x: Ref, d: int, index: Ref, **_: bool) -> Ref:
     """x at index along dim d, at the same coordinate elsewhere."""
     if x.rank == 0:
         return x

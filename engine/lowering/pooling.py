@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from engine.builder import Ref
+from engine.lowering.convolution import input_gradient
 from engine.lowering.registry import Context, lowers
 from protocol.isa import Access, DType, MapFunction, ReduceFunction
 
@@ -14,9 +15,15 @@ def _pair(values: Sequence[int], default: Sequence[int] = ()) -> tuple[int, int]
 
 
 def _windows(
-    c: Context, x: Ref, out: tuple[int, ...], kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int],
-    dilation: tuple[int, int], fill: float,
-) -> Ref:  # fmt: skip
+    c: Context,
+    x: Ref,
+    out: tuple[int, ...],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    fill: float,
+) -> Ref:
     """A view (..., OH, OW, KH, KW) of x padded with `fill` as far as the last window reaches."""
     lead, space = x.shape[:-2], x.shape[-2:]
     reach = [(o - 1) * s + (k - 1) * e + 1 for o, s, k, e in zip(out, stride, kernel, dilation, strict=True)]
@@ -101,3 +108,25 @@ def avg_pool2d(
     view = _windows(c, x, c.shape[-2:], k, s, p, (1, 1), 0.0)
     total = c.b.reduce(ReduceFunction.SUM, c.shape, k, view.access())
     return c.b.div(total, c.b.const(float(divisor or prod(k))))
+
+
+@lowers("avg_pool2d_backward.default")
+def avg_pool2d_backward(
+    c: Context,
+    grad: Ref,
+    x: Ref,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Ref:
+    """Each element gets the sum over the windows that hold it: a depthwise convolution's gradient, with ones."""
+    k, s, p = _pair(kernel), _pair(stride, kernel), _pair(padding)
+    if ceil_mode or (any(p) and not count_include_pad):
+        raise NotImplementedError("avg_pool2d with ceil_mode or without the padding in its count")
+    share = c.b.div(grad, c.b.const(float(divisor or prod(k))))
+    channels = x.shape[1]
+    ones = c.b.full((channels, 1, *k), 1.0)
+    return input_gradient(c, share, ones, x.shape, s, p, (1, 1), channels)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -43,14 +43,15 @@ class Context:
 
 
 Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
 RULES: Final[dict[str, Rule]] = {}
 """`overload name -> rule`, for instance `add.Tensor`."""
 
 
-def lowers(*operators: str) -> Callable[[Rule], Rule]:
+def lowers(*operators: str) -> Callable[[R], R]:
     """Registers a rule for ATen overloads."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"{operator} already has a lowering rule")

@@ -1,0 +1,56 @@
+"""How often the fast path was not enough, counted exactly per kind of instruction."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counts:
+    """Exact counts of output elements."""
+
+    elements: int = 0
+    """Computed in all."""
+    undecided: int = 0
+    """Not decided by the first Ziv test (in FP64)."""
+    undecided_twice: int = 0
+    """Not decided in doubled precision either; computed in integers."""
+    double_rounded: int = 0
+    """Elements that FP64-then-round would have got wrong: the rounded FP64 value is not the exact result's rounding."""
+
+    def __iadd__(self, other: "Counts") -> "Counts":
+        self.elements += other.elements
+        self.undecided += other.undecided
+        self.undecided_twice += other.undecided_twice
+        self.double_rounded += other.double_rounded
+        return self
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts by kind: `reduce.sum.products`, `reduce.sum.plain`, `scatter_sum`, `map.exp`, ..."""
+
+    kinds: dict[str, Counts] = field(default_factory=dict)
+
+    def of(self, kind: str) -> Counts:
+        """The counts of a kind, made when first asked for."""
+        counts = self.kinds.get(kind)
+        if counts is None:
+            counts = self.kinds[kind] = Counts()
+        return counts
+
+    def merge(self, other: "Stats") -> None:
+        """Adds another's counts."""
+        for kind, counts in other.kinds.items():
+            mine = self.of(kind)
+            mine += counts
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Plain data, kinds in alphabetical order."""
+        return {
+            kind: {
+                "elements": c.elements,
+                "undecided": c.undecided,
+                "undecided_twice": c.undecided_twice,
+                "double_rounded": c.double_rounded,
+            }
+            for kind, c in sorted(self.kinds.items())
+        }

@@ -1,0 +1,166 @@
+r"""Correct rounding of FP64 sums to FP32 by Ziv's test (DESIGN 2.1), and the exact resolution of what it leaves.
+
+**The bound.** Let u = 2^-53 and let a result C be computed from exact reals t_1 ... t_K (f32 values, or products of two,
+which FP64 holds exactly: 48 bits, exponents within -298 ... 256, so nothing under- or overflows) such that no t_i passes
+through more than n FP64 roundings on its way into C. Then C = sum t_i (1 + d_i) with |d_i| <= (1+u)^n - 1, so
+|C - exact| <= g(n) T with T = sum |t_i| and g(n) = n u / (1 - n u). This holds for every order of summation, with blocks
+or without, and with FMA (which only leaves roundings out). n is K for a plain loop (K - 1 additions, 1 to spare), and
+s + b if K is cut into b blocks of at most s terms whose results are added by plain additions.
+
+**What is computed.** T is not known either, only T' or a product of norms N' >= T (1 - small): each of them went through
+at most 2K + 8 roundings. For K <= 2^32 all these relative errors, that of g's denominator and those of computing the
+bound itself are below 2^-17 together. C + e and C - e are rounded too, by at most u (|C| + e) <= 2 u T (1 + 2^-17): two
+more roundings in n. So e = (n + 3) u (1 + 2^-16) N' makes fl(C - e) <= exact <= fl(C + e). `coefficient(n)` is that
+factor. Where every term is zero, e is 0 and C is 0.
+
+**The test.** Rounding is monotone: if RN32(fl(C - e)) = RN32(fl(C + e)), that is RN32(exact). Zeros of either sign
+compare equal and are made +0. A non-finite factor makes N', hence e, non-finite (products of norms: inf * 0 is NaN), so
+the test fails; that element is NaN by SPEC 5.
+
+**Doubled precision.** The terms p_i of an undecided element are read again. With |p_i| < 2^E and K <= 2^k, let
+S = 1.5 * 2^(E+k). h_i = fl(fl(p_i + S) - S) is a multiple of q = 2^(E+k-52), |h_i| <= 2^E, and p_i - h_i is exact and at
+most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The rests are split once
+more the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always all zero, which
+makes the result exact, ties included. H1 + H2 + L is then s + t, |t| <= ulp(s)/2, by TwoSum, and is rounded once to FP64
+*to odd* before FP32, so that no second rounding to nearest sees a false tie.
+
+**Exact.** What is still undecided is summed in Python integers.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.arithmetic.stats import Counts
+from protocol.float32 import plus_zero, round_f32
+
+UNIT: Final = 2.0**-53
+ROW_BUDGET: Final = 1 << 20
+"""Terms read at once for undecided elements (times a dozen FP64 temporaries)."""
+PIECE: Final = 1 << 18
+"""Terms of one element read at once."""
+_MIN_PRODUCT_EXPONENT: Final = -298
+
+ExactSum = Callable[[Iterator[Tensor]], int]
+"""f32 bits of the exact sum of all elements of some finite FP64 tensors."""
+
+
+def coefficient(roundings: int) -> float:
+    """(n + 3) u (1 + 2^-16): times a bound of the sum of absolute terms it bounds the error, see above."""
+    return (roundings + 3) * UNIT * (1 + 2.0**-16)
+
+
+class TermReader(Protocol):
+    """Reads the exact terms of single output elements again."""
+
+    @property
+    def terms(self) -> int:
+        """Terms of an element, K."""
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        """Terms begin ... end-1 of some elements (i64 numbers, U of them), exact: FP64 (U, end - begin)."""
+
+
+def decide(c: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """Ziv's test of FP64 values within +-e: (f32 results, mask of the undecided ones). Any shape."""
+    high = torch.add(c, e).to(torch.float32)
+    undecided = torch.sub(c, e).to(torch.float32).ne(high)  # true for NaN
+    return high.add_(0.0), undecided  # -0 + 0 = +0
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(s, t) with s = fl(a + b) and s + t = a + b exactly (Knuth)."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
+    """s + t (|t| <= ulp(s)/2, FP64) rounded to FP64, to the neighbour with odd significand unless exact."""
+    bits = s.contiguous().view(torch.int64)
+    away = torch.where((s > 0) == (t > 0), 1, -1)
+    odd = torch.where((t != 0) & (bits & 1 == 0), bits + away, bits)
+    return odd.view(torch.float64)
+
+
+def round_pair(s: Tensor, t: Tensor) -> Tensor:
+    """RN32(s + t) for any FP64 s and t."""
+    return round_to_odd(*two_sum(s, t)).to(torch.float32)
+
+
+def exact_sum_bits(pieces: Iterator[Tensor]) -> int:
+    """f32 bits of RN(sum of all elements), in Python integers; zero is +0. The elements are multiples of 2^-400."""
+    unit = 400
+    total = 0
+    for piece in pieces:
+        for value in piece.reshape(-1).tolist():
+            numerator, denominator = value.as_integer_ratio()
+            total += (numerator << unit) // denominator
+    return plus_zero(round_f32(total, -unit))
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """1.5 * 2^exponent as FP64, for i64 exponents of normal numbers."""
+    return ((exponent + 1023 << 52) | (1 << 51)).view(torch.float64)
+
+
+def _pieces(reader: TermReader, elements: Tensor) -> Iterator[Tensor]:
+    for begin in range(0, reader.terms, PIECE):
+        yield reader.read(elements, begin, min(begin + PIECE, reader.terms))
+
+
+def doubled(reader: TermReader, elements: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of some elements' terms in doubled precision: (f32 results, mask of the still undecided), each (U,)."""
+    k = max(1, (reader.terms - 1).bit_length())
+    single = reader.read(elements, 0, reader.terms) if reader.terms <= PIECE else None
+    peak = torch.zeros(len(elements), dtype=torch.float64, device=elements.device)
+    for piece in _pieces(reader, elements) if single is None else (single,):
+        peak = torch.maximum(peak, piece.abs().amax(1))
+    above = (peak.clamp_min(2.0**_MIN_PRODUCT_EXPONENT).view(torch.int64) >> 52) - 1022  # peak < 2^above
+    first, second = _power(above + k)[:, None], _power(above + (2 * k - 52))[:, None]
+    h1, h2, low, size = (torch.zeros_like(peak) for _ in range(4))
+    for piece in _pieces(reader, elements) if single is None else (single,):
+        high = (piece + first).sub_(first)
+        rest = piece - high
+        middle = (rest + second).sub_(second)
+        rest = rest.sub_(middle)
+        h1, h2 = h1 + high.sum(1), h2 + middle.sum(1)
+        low, size = low + rest.sum(1), size + rest.abs_().sum(1)
+    s, t = two_sum(h1, h2)
+    tail = t + low
+    # t + low is rounded unless low is 0; so are tail - e and tail + e.
+    e = size * coefficient(reader.terms) + torch.where(size > 0, tail.abs() * 2.0**-51, 0.0)
+    below, upper = round_pair(s, tail - e), round_pair(s, tail + e)
+    return upper + 0.0, below.ne(upper)
+
+
+def settle(
+    result: Tensor, undecided: Tensor, c: Tensor, e: Tensor, reader: TermReader, counts: Counts, exact: ExactSum
+) -> None:
+    """Puts the exact results of the undecided elements into `result` (f32, contiguous, as `c` and `e` or (numel,)).
+
+    Elements are numbered row-major over `result`. Reads at most about `ROW_BUDGET` terms at a time.
+    """
+    counts.elements += result.numel()
+    if not bool(undecided.any()):
+        return
+    flat, fp64, bound = result.view(-1), c.reshape(-1), e.reshape(-1)
+    elements = undecided.reshape(-1).nonzero().view(-1)
+    counts.undecided += len(elements)
+    finite = torch.isfinite(bound[elements])
+    if not bool(finite.all()):
+        flat[elements[~finite]] = float("nan")
+        elements = elements[finite]
+    rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
+    for chunk in elements.split(rows) if len(elements) else ():
+        values, open_ = doubled(reader, chunk)
+        if bool(open_.any()):
+            left = open_.nonzero().view(-1)
+            counts.undecided_twice += len(left)
+            bits = [exact(_pieces(reader, chunk[i : i + 1])) for i in left.tolist()]
+            signed = [b - (1 << 32) if b >> 31 else b for b in bits]
+            values[left] = torch.tensor(signed, dtype=torch.int32, device=values.device).view(torch.float32)
+        counts.double_rounded += int(fp64[chunk].to(torch.float32).ne(values).sum())
+        flat[chunk] = values

@@ -1,0 +1,167 @@
+"""What a party can show of its run in a dispute: every tree of SPEC section 10, computed again when it is asked for.
+
+Nothing of this is stored during training. A disputed segment is replayed once for the records of its steps; a disputed
+step once for the ids of its values, and once more for each value that is opened (so memory stays that of training).
+"""
+
+from functools import lru_cache
+
+from torch import Tensor
+
+from engine.interpreter import Interpreter, Observer, State, StepResult
+from engine.storage import RunDirectory
+from engine.tensors import identity, tensor_bytes
+from engine.training import Tamper, honest, make_record
+from protocol.commitments import StepRecord, run_tree, state_leaf
+from protocol.errors import StateError
+from protocol.isa import Slot, unravel
+from protocol.job import Job
+from protocol.merkle import Tree
+from protocol.program import Program, half_and_half
+from protocol.reference import accumulators
+from protocol.tags import Digest
+
+
+class _Found(Exception):
+    """Stops a replay once the wanted value is there."""
+
+
+class Evidence:
+    """Answers `protocol.player.Oracle` from a run directory. A cheat's evidence is tampered as its run was."""
+
+    def __init__(self, run: RunDirectory, interpreter: Interpreter, tamper: Tamper = honest) -> None:
+        self.run = run
+        self._interpreter = interpreter
+        self._tamper = tamper
+        self._data: State | None = None
+        self._states: dict[int, State] = {}
+        self._records: dict[int, StepRecord] = {}
+        self._value_tree = lru_cache(maxsize=4)(self._make_value_tree)
+        self._tensor = lru_cache(maxsize=64)(self._make_tensor)
+        self.replayed_steps = 0
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.run.job
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self.run.program
+
+    def run_tree(self, count: int) -> Tree:
+        """The run tree of this party's first `count` checkpoints."""
+        records = self.run.records()
+        if len(records) < count:
+            raise StateError(f"expected {count} checkpoints in {self.run.path}, got {len(records)}")
+        return run_tree([record.digest for record in records[:count]], self.job.steps, self.job.checkpoint_interval)
+
+    def steps_tree(self, checkpoint: int) -> Tree:
+        """The tree over the records of a segment's steps."""
+        steps = range(self.job.first_step(checkpoint), self.job.last_step(checkpoint) + 1)
+        return Tree([self.record(step).digest for step in steps])
+
+    def record(self, step: int) -> StepRecord:
+        """The record of any step (0: the initial one)."""
+        if step == 0:
+            return self.job.initial_record
+        if step not in self._records:
+            self._replay_segment(self.job.checkpoint_of(step))
+        return self._records[step]
+
+    def value_tree(self, step: int) -> Tree:
+        """The value tree of a step, of depth D + 1."""
+        return self._value_tree(step)
+
+    def tensor(self, step: int, value: int) -> bytes:
+        """The data of a body value of a step."""
+        return self._tensor(step, value)
+
+    def state_leaves(self, step: int) -> Tree:
+        """The state tree after a step (0: the initial one)."""
+        state = self._state_after(step)
+        return Tree([state_leaf(name, identity(state[name])) for name in self.program.state_spec()])
+
+    def state_id(self, step: int, name: str) -> Digest:
+        """Id of a state entry after a step."""
+        return identity(self._state_after(step)[name])
+
+    def data_id(self, name: str) -> Digest:
+        """Id of a data entry."""
+        return identity(self._inputs()[name])
+
+    def accumulators(self, step: int, value: int, element: int) -> list[bytes]:
+        """The encoded accumulators of one output element of a reduction, one per leaf."""
+        instruction = self.program.body[value]
+        tensors = [self.tensor(step, operand.value) for operand in instruction.operands]
+        return accumulators(self.program, instruction, element, tensors)
+
+    def coordinates(self, value: int, element: int) -> tuple[int, ...]:
+        """An element's coordinates, for people."""
+        return unravel(element, self.program.body[value].shape)
+
+    def _inputs(self) -> State:
+        if self._data is None:
+            self._data = self._interpreter.to_device(self.run.data())
+        return self._data
+
+    def _step(self, step: int, state: State, observe: Observer | None) -> StepResult:
+        self.replayed_steps += 1
+        tampered = self._tamper(step)
+        both = _both(tampered, observe) if tampered and observe else tampered or observe
+        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False)
+
+    def _replay_segment(self, checkpoint: int) -> None:
+        first, last = self.job.first_step(checkpoint), self.job.last_step(checkpoint)
+        state = self._state_after(first - 1)
+        for step in range(first, last + 1):
+            result = self._step(step, state, None)
+            state = result.state
+            self._states[step] = state
+            self._records[step] = make_record(step, state, result.loss_bits)
+
+    def _state_after(self, step: int) -> State:
+        if step not in self._states:
+            if step == 0 or step == self.job.last_step(self.job.checkpoint_of(step)):
+                self._states[step] = self._interpreter.to_device(self.run.state(step))
+            else:
+                self._replay_segment(self.job.checkpoint_of(step))
+        return self._states[step]
+
+    def _make_value_tree(self, step: int) -> Tree:
+        ids: dict[int, Digest] = {}
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            ids[leaf] = identity(tensor)
+            return tensor
+
+        self._step(step, self._state_after(step - 1), observe)
+        body = [ids[i] for i in range(len(self.program.body))]
+        commits = []
+        for slot, commit in enumerate(self.program.commits):
+            assert isinstance(commit.params, Slot)
+            commits.append(state_leaf(commit.params.name, ids[self.program.leaf_of_commit(slot)]))
+        return half_and_half(body, commits, self.program.half_depth)
+
+    def _make_tensor(self, step: int, value: int) -> bytes:
+        found: list[bytes] = []
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            if leaf == value:
+                found.append(bytes(tensor_bytes(tensor)))
+                raise _Found
+            return tensor
+
+        try:
+            self._step(step, self._state_after(step - 1), observe)
+        except _Found:
+            return found[0]
+        raise StateError(f"step {step} has no value {value}")
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        return second(leaf, first(leaf, tensor))
+
+    return observe

@@ -1,0 +1,84 @@
+"""Torch tensors as the protocol's bytes: row-major, little-endian, one NaN."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.commitments import identify, tensor_tree
+from protocol.errors import EncodingError
+from protocol.isa import NAN_BITS, DType
+from protocol.merkle import Tree
+from protocol.tags import Digest
+
+TORCH_DTYPES: Final = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
+PROTOCOL_DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
+
+Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
+"""Name -> (dtype, shape)."""
+
+
+def canonical(tensor: Tensor) -> Tensor:
+    """The tensor, with every NaN (whatever its payload) replaced by the one NaN. Copies only if there is a NaN."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    nan = torch.isnan(tensor)
+    if not bool(nan.any()):
+        return tensor
+    bits = tensor.contiguous().view(torch.int32)
+    return torch.where(nan, torch.tensor(NAN_BITS, dtype=torch.int32, device=tensor.device), bits).view(torch.float32)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's data as committed; a view of its memory where possible."""
+    array = canonical(tensor.detach()).to("cpu").contiguous().numpy()
+    if array.dtype.byteorder == ">":  # pragma: no cover - no supported device is big-endian
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
+    """The inverse of `tensor_bytes`; refuses wrong lengths, bools other than 0 and 1, and other NaNs."""
+    expected = prod(shape) * dtype.size
+    if len(data) != expected:
+        raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {len(data)}")
+    kind = {DType.F32: "<f4", DType.I64: "<i8", DType.BOOL: "<u1"}[dtype]
+    array = np.frombuffer(data, dtype=kind).reshape(tuple(shape)).copy()
+    if dtype == DType.BOOL:
+        if array.max() > 1:
+            raise EncodingError(f"expected bools of 0 and 1, got {int(array.max())}")
+        return torch.from_numpy(array).to(torch.bool)
+    if dtype == DType.F32 and bool(((array != array) & (array.view("<u4") != NAN_BITS)).any()):
+        raise EncodingError(f"expected NaN as {NAN_BITS:#x} only, got another pattern")
+    return torch.from_numpy(array)
+
+
+def chunk_tree(tensor: Tensor) -> Tree:
+    """The chunk tree of a tensor."""
+    return tensor_tree(tensor_bytes(tensor))
+
+
+def identity(tensor: Tensor) -> Digest:
+    """The tensor's id."""
+    return identify(PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
+
+
+def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
+    """The id of each tensor, by name."""
+    return {name: identity(tensor) for name, tensor in tensors.items()}
+
+
+def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
+    """Raise `EncodingError` unless names, dtypes and shapes are those of `spec`."""
+    if sorted(tensors) != sorted(spec):
+        missing, extra = sorted(set(spec) - set(tensors)), sorted(set(tensors) - set(spec))
+        raise EncodingError(f"{what}: expected {len(spec)} entries; missing {missing[:3]}, unexpected {extra[:3]}")
+    for name, (dtype, shape) in spec.items():
+        tensor = tensors[name]
+        if tensor.dtype != TORCH_DTYPES[dtype] or tuple(tensor.shape) != shape:
+            raise EncodingError(
+                f"{what}, {name}: expected {dtype.name} {shape}, got {tensor.dtype} {tuple(tensor.shape)}"
+            )
