@@ -1,18 +1,12 @@
 """Plain PyTorch learns the demo tasks, and forks when only the machine's settings change."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from engine.task import Task
-from protocol.errors import ConfigurationError
-from tests.source_tree import ROOT
+from protocol.errors import ConfigurationError, StateError
+from tiebreak.forks import PlainSettings, plain_run, plain_runs
 from tiebreak.tasks import plain
 from tiebreak.tasks.loader import load_task
 
@@ -66,22 +60,16 @@ def test_a_foreign_state_is_refused() -> None:
         plain.train(task, {"x": torch.zeros(1)})
 
 
-def run_apart(task: Task, folder: Path, **environment: str) -> dict[str, object]:
-    state = folder / "initial.safetensors"
-    save_file(task.initial_state(), state)
-    command = [sys.executable, "-m", "tiebreak.tasks.plain", task.name, "--state", str(state), "--steps", "20"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, check=True, text=True)
-    result: dict[str, object] = json.loads(done.stdout)
-    return result
-
-
-def test_a_process_of_its_own_with_another_instruction_set(tmp_path: Path) -> None:
+def test_a_process_of_its_own_with_another_instruction_set() -> None:
     """Same settings: same bytes. Another instruction set: other bytes, where the CPU has more than the default one."""
-    task = load_task("digits")
-    native, again = run_apart(task, tmp_path), run_apart(task, tmp_path)
-    default = run_apart(task, tmp_path, ATEN_CPU_CAPABILITY="default")
-    assert native["state_sha256"] == again["state_sha256"]
-    assert len(native["losses"]) == 20  # type: ignore[arg-type]
-    assert default["capability"] == "DEFAULT"
-    if native["capability"] != "DEFAULT":
-        assert native["state_sha256"] != default["state_sha256"]
+    native, other = PlainSettings(threads=1), PlainSettings(threads=1, capability="default")
+    runs = plain_runs("digits", load_task("digits").initial_state(), (native, native, other), steps=20)
+    assert runs[0] == runs[1]
+    assert runs[2].settings == "1 thread, DEFAULT"
+    if runs[0].settings != runs[2].settings:
+        assert runs[0].state_sha256 != runs[2].state_sha256
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(StateError, match=r"exit code 1: .*ConfigurationError.*no\.py"):
+        plain_run("no.py", Path(__file__), PlainSettings(threads=1))

@@ -1,0 +1,145 @@
+"""A captured job as files: what a client sends to a trainer and an auditor, and what they check before they run it.
+
+    program.bin           the program (specification 4.1)
+    state.safetensors     the initial state
+    data.safetensors      everything else the steps read
+    bundle.json           steps, checkpoint interval, and the three roots
+
+All of it is bytes from others until `load` has checked it: the program's rules, that state and data are exactly what it
+names (dtypes, shapes), and that the roots are those of the files.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from engine.compile import Compiled
+from engine.tensors import check_spec, identities
+from protocol.commitments import data_tree, state_tree
+from protocol.errors import ConfigurationError, EncodingError, StateError
+from protocol.program import Program
+
+PROGRAM: Final = "program.bin"
+STATE: Final = "state.safetensors"
+DATA: Final = "data.safetensors"
+MANIFEST: Final = "bundle.json"
+FORMAT: Final = 1
+_FIELDS: Final = {
+    "format": int,
+    "name": str,
+    "steps": int,
+    "checkpoint_interval": int,
+    "program_root": str,
+    "initial_state_root": str,
+    "data_root": str,
+}
+MAX_MANIFEST_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A job before it is signed. state, data: tensors by name, on the CPU."""
+
+    name: str
+    steps: int
+    checkpoint_interval: int
+    program: Program
+    state: dict[str, Tensor]
+    data: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.checkpoint_interval <= self.steps:
+            raise EncodingError(f"expected 1 <= checkpoint interval <= {self.steps}, got {self.checkpoint_interval}")
+        self.program.validate()
+        check_spec("initial state", self.state, self.program.state_spec())
+        check_spec("data", self.data, self.program.data_spec())
+
+    @classmethod
+    def of(cls, compiled: Compiled, *, name: str, steps: int, checkpoint_interval: int) -> "Bundle":
+        """The bundle of a captured task."""
+        return cls(
+            name=name,
+            steps=steps,
+            checkpoint_interval=checkpoint_interval,
+            program=compiled.program,
+            state=compiled.state,
+            data=compiled.data,
+        )
+
+    def roots(self) -> dict[str, str]:
+        """The three roots a job agrees on, in hex."""
+        return {
+            "program_root": self.program.root.hex(),
+            "initial_state_root": state_tree(identities(self.state)).root.hex(),
+            "data_root": data_tree(identities(self.data)).root.hex(),
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """Contents of bundle.json."""
+        sizes = {"name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval}
+        return {"format": FORMAT, **sizes, **self.roots()}
+
+    def save(self, folder: Path) -> None:
+        """Write the four files into a folder that is new or empty; the manifest last."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PROGRAM).write_bytes(self.program.encode())
+        (folder / STATE).write_bytes(save(self.state))
+        (folder / DATA).write_bytes(save(self.data))
+        (folder / MANIFEST).write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read and check a bundle. `StateError` if a file is not there, `VerificationError` if one is not what it says."""
+    manifest = _manifest(_read(folder, MANIFEST))
+    bundle = Bundle(
+        name=manifest["name"],
+        steps=manifest["steps"],
+        checkpoint_interval=manifest["checkpoint_interval"],
+        program=Program.decode(_read(folder, PROGRAM)),
+        state=_tensors(folder, STATE),
+        data=_tensors(folder, DATA),
+    )
+    for name, root in bundle.roots().items():
+        if manifest[name] != root:
+            raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of the files, got {manifest[name]}")
+    return bundle
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StateError(
+            f"expected a captured job in {folder}, got no {name}; make one with `tiebreak capture`"
+        ) from error
+
+
+def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    try:
+        return load(_read(folder, name))
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise EncodingError(f"{folder / name}: expected safetensors, got {error}") from error
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise EncodingError(f"{MANIFEST}: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}")
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EncodingError(f"{MANIFEST}: expected JSON, got {error}") from error
+    if not isinstance(manifest, dict) or manifest.keys() != _FIELDS.keys():
+        raise EncodingError(f"{MANIFEST}: expected the fields {sorted(_FIELDS)}, got others")
+    for field, kind in _FIELDS.items():
+        if type(manifest[field]) is not kind:
+            raise EncodingError(f"{MANIFEST}: expected {field} of type {kind.__name__}, got {manifest[field]!r}")
+    if manifest["format"] != FORMAT:
+        raise EncodingError(f"{MANIFEST}: expected format {FORMAT}, got {manifest['format']}")
+    return manifest
