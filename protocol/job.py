@@ -179,7 +179,7 @@ class SignedJob:
     trainer_signature: bytes
 
     def verify(self) -> None:
-        """Raise `SignatureError` unless client and trainer signed. The caller knows whether the domain is the right one."""
+        """Raise `SignatureError` unless client and trainer signed. The caller checks the domain."""
         digest = self.job.digest(self.domain)  # (3)
         keys.verify(digest, self.client_signature, self.job.client)
         keys.verify(digest, self.trainer_signature, self.job.trainer)

@@ -1,0 +1,415 @@
+"""The moves of the game: one type per kind, and the bodies in which they travel (SPEC sections 9 and 10).
+
+A move is well-formed when it can be made at all: digests have 32 bytes, numbers are unsigned. Whether it is legal,
+and whether it ties, is for `protocol.game`. Kinds are the numbers of the phases in which the moves are made.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, Final
+
+from protocol.eip712 import check_bytes, check_uint
+from protocol.errors import EncodingError
+from protocol.isa import CHUNK_BYTES, MAX_INSTRUCTION_BYTES, MAX_RANK
+from protocol.job import MAX_DESCENT_LEVELS
+from protocol.packing import Fields, Packed
+
+MAX_SIBLINGS: Final = 64
+"""No tree of the protocol is deeper: a run has fewer than 2^64 steps."""
+MAX_ACCUMULATOR_BYTES: Final = 97
+MAX_OPENINGS: Final = 32
+"""Tensors, or chunks, that one proof opens: 4 terms of 2 operands need 8."""
+
+
+class Side(IntEnum):
+    """The two parties of a game."""
+
+    DEFENDER = 0
+    CHALLENGER = 1
+
+    @property
+    def other(self) -> "Side":
+        """The opponent."""
+        return Side(1 - self)
+
+
+class Phase(IntEnum):
+    """What the next move is; the numbers are the message kinds."""
+
+    DESCEND = 1
+    SELECT = 2
+    OPEN_STEPS = 3
+    OPEN_VALUES = 4
+    OPEN_TENSOR = 5
+    OPEN_CHUNK = 6
+    SELECT_ELEMENT = 7
+    OPEN_TERMS = 8
+    PROVE = 9
+    OVER = 10
+
+    @property
+    def mover(self) -> Side:
+        """Whose move it is. Nobody moves once the game is over."""
+        if self is Phase.OVER:
+            raise ValueError("nobody moves in a game that is over")
+        challenger = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE)
+        return Side.CHALLENGER if self in challenger else Side.DEFENDER
+
+
+def _digests(name: str, values: tuple[bytes, ...], limit: int) -> None:
+    if len(values) > limit:
+        raise EncodingError(f"{name}: expected at most {limit} digests, got {len(values)}")
+    for value in values:
+        check_bytes(name, value, 32)
+
+
+def _data(name: str, value: bytes, limit: int) -> None:
+    if type(value) is not bytes or len(value) > limit:
+        raise EncodingError(f"{name}: expected at most {limit} bytes, got something else")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descend:
+    """Defender: the nodes some levels below the current one, left to right."""
+
+    KIND: ClassVar = Phase.DESCEND
+    nodes: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _digests("nodes", self.nodes, 1 << MAX_DESCENT_LEVELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select:
+    """Challenger: the same nodes, and the index of the first that it disputes."""
+
+    KIND: ClassVar = Phase.SELECT
+    nodes: tuple[bytes, ...]
+    index: int
+
+    def __post_init__(self) -> None:
+        _digests("nodes", self.nodes, 1 << MAX_DESCENT_LEVELS)
+        check_uint("index", self.index, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSteps:
+    """Defender: the root over the records of the segment, whose last is the disputed checkpoint."""
+
+    KIND: ClassVar = Phase.OPEN_STEPS
+    steps_root: bytes
+    siblings: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_bytes("steps root", self.steps_root, 32)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenValues:
+    """Defender: the record's fields and the body half of the step's value tree, whose last leaf is the loss."""
+
+    KIND: ClassVar = Phase.OPEN_VALUES
+    state_root: bytes
+    loss_bits: int
+    log_root: bytes
+    body_root: bytes
+    siblings: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_bytes("state root", self.state_root, 32)
+        check_uint("loss bits", self.loss_bits, 32)
+        check_bytes("log root", self.log_root, 32)
+        check_bytes("body root", self.body_root, 32)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTensor:
+    """Defender: the instruction under the program root, and the chunk root of its output."""
+
+    KIND: ClassVar = Phase.OPEN_TENSOR
+    instruction: bytes
+    siblings: tuple[bytes, ...]
+    chunk_root: bytes
+
+    def __post_init__(self) -> None:
+        _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+        check_bytes("chunk root", self.chunk_root, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenChunk:
+    """Defender: the chunk's bytes."""
+
+    KIND: ClassVar = Phase.OPEN_CHUNK
+    chunk: bytes
+
+    def __post_init__(self) -> None:
+        _data("chunk", self.chunk, CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectElement:
+    """Challenger: which element of the chunk is wrong, with the chunk and the instruction again."""
+
+    KIND: ClassVar = Phase.SELECT_ELEMENT
+    index: int
+    chunk: bytes
+    instruction: bytes
+
+    def __post_init__(self) -> None:
+        check_uint("index", self.index, 32)
+        _data("chunk", self.chunk, CHUNK_BYTES)
+        _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTerms:
+    """Defender: root and last leaf of the element's accumulator tree."""
+
+    KIND: ClassVar = Phase.OPEN_TERMS
+    accumulator_root: bytes
+    accumulator: bytes
+    siblings: tuple[bytes, ...]
+    instruction: bytes
+
+    def __post_init__(self) -> None:
+        check_bytes("accumulator root", self.accumulator_root, 32)
+        _data("accumulator", self.accumulator, MAX_ACCUMULATOR_BYTES)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+        _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorOpening:
+    """A tensor opened as the output of a body instruction: its siblings stand in the body half of the value tree."""
+
+    value: int
+    dtype: int
+    dims: tuple[int, ...]
+    chunk_root: bytes
+    siblings: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_uint("value", self.value, 32)
+        check_uint("dtype", self.dtype, 8)
+        if len(self.dims) > MAX_RANK:
+            raise EncodingError(f"dims: expected at most {MAX_RANK}, got {len(self.dims)}")
+        for dim in self.dims:
+            check_uint("dim", dim, 64)
+        check_bytes("chunk root", self.chunk_root, 32)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+
+    def pack(self) -> Packed:
+        """As an array."""
+        return [self.value, self.dtype, list(self.dims), self.chunk_root, list(self.siblings)]
+
+    @classmethod
+    def unpack(cls, name: str, item: object) -> "TensorOpening":
+        """From an array."""
+        f = Fields(name, item, 5)
+        value, dtype = f.uint(32), f.uint(8)
+        dims = f.list_of(lambda where, dim: check_uint(where, dim, 64), MAX_RANK)
+        return cls(value=value, dtype=dtype, dims=dims, chunk_root=f.raw(32), siblings=f.digests(MAX_SIBLINGS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkOpening:
+    """A chunk opened under the chunk root of the opened tensor with index `tensor`."""
+
+    tensor: int
+    chunk: int
+    data: bytes
+    siblings: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_uint("tensor", self.tensor, 8)
+        check_uint("chunk index", self.chunk, 64)
+        _data("chunk", self.data, CHUNK_BYTES)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+
+    def pack(self) -> Packed:
+        """As an array."""
+        return [self.tensor, self.chunk, self.data, list(self.siblings)]
+
+    @classmethod
+    def unpack(cls, name: str, item: object) -> "ChunkOpening":
+        """From an array."""
+        f = Fields(name, item, 4)
+        return cls(tensor=f.uint(8), chunk=f.uint(), data=f.data(CHUNK_BYTES), siblings=f.digests(MAX_SIBLINGS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateWitness:
+    """For `source` of state: record s-1 with its siblings, and the tensor id with the siblings of the state leaf."""
+
+    step: int
+    state_root: bytes
+    loss_bits: int
+    log_root: bytes
+    record_siblings: tuple[bytes, ...]
+    tensor_id: bytes
+    siblings: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_uint("step", self.step, 64)
+        check_bytes("state root", self.state_root, 32)
+        check_uint("loss bits", self.loss_bits, 32)
+        check_bytes("log root", self.log_root, 32)
+        _digests("record siblings", self.record_siblings, MAX_SIBLINGS)
+        check_bytes("tensor id", self.tensor_id, 32)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorWitness:
+    """For `source` of data and `commit`: the tensor id, and the siblings of the data leaf or in the body half."""
+
+    tensor_id: bytes
+    siblings: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        check_bytes("tensor id", self.tensor_id, 32)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+
+
+Witness = StateWitness | TensorWitness | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prove:
+    """Challenger: what the referee needs to recompute the leaf."""
+
+    KIND: ClassVar = Phase.PROVE
+    instruction: bytes
+    previous: bytes = b""
+    siblings: tuple[bytes, ...] = ()
+    tensors: tuple[TensorOpening, ...] = ()
+    chunks: tuple[ChunkOpening, ...] = ()
+    witness: Witness = None
+
+    def __post_init__(self) -> None:
+        _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
+        _data("previous accumulator", self.previous, MAX_ACCUMULATOR_BYTES)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+        if max(len(self.tensors), len(self.chunks)) > MAX_OPENINGS:
+            raise EncodingError(f"expected at most {MAX_OPENINGS} tensors and chunks")
+
+
+Move = Descend | Select | OpenSteps | OpenValues | OpenTensor | OpenChunk | SelectElement | OpenTerms | Prove
+
+
+def pack_body(move: Move) -> Packed:
+    """The body of the message that carries a move."""
+    match move:
+        case Descend():
+            return [list(move.nodes)]
+        case Select():
+            return [list(move.nodes), move.index]
+        case OpenSteps():
+            return [move.steps_root, list(move.siblings)]
+        case OpenValues():
+            return [move.state_root, move.loss_bits, move.log_root, move.body_root, list(move.siblings)]
+        case OpenTensor():
+            return [move.instruction, list(move.siblings), move.chunk_root]
+        case OpenChunk():
+            return [move.chunk]
+        case SelectElement():
+            return [move.index, move.chunk, move.instruction]
+        case OpenTerms():
+            return [move.accumulator_root, move.accumulator, list(move.siblings), move.instruction]
+        case Prove():
+            openings = ([t.pack() for t in move.tensors], [c.pack() for c in move.chunks])
+            return [move.instruction, move.previous, list(move.siblings), *openings, _pack_witness(move.witness)]
+
+
+def unpack_body(kind: int, body: Any) -> Move:
+    """The inverse of `pack_body`. Raises `EncodingError`."""
+    match kind:
+        case Phase.DESCEND:
+            return Descend(nodes=Fields("descend", body, 1).digests(1 << MAX_DESCENT_LEVELS))
+        case Phase.SELECT:
+            f = Fields("select", body, 2)
+            return Select(nodes=f.digests(1 << MAX_DESCENT_LEVELS), index=f.uint(32))
+        case Phase.OPEN_STEPS:
+            f = Fields("open steps", body, 2)
+            return OpenSteps(steps_root=f.raw(32), siblings=f.digests(MAX_SIBLINGS))
+        case Phase.OPEN_VALUES:
+            return _unpack_values(Fields("open values", body, 5))
+        case Phase.OPEN_TENSOR:
+            f = Fields("open tensor", body, 3)
+            instruction = f.data(MAX_INSTRUCTION_BYTES)
+            return OpenTensor(instruction=instruction, siblings=f.digests(MAX_SIBLINGS), chunk_root=f.raw(32))
+        case Phase.OPEN_CHUNK:
+            return OpenChunk(chunk=Fields("open chunk", body, 1).data(CHUNK_BYTES))
+        case Phase.SELECT_ELEMENT:
+            f = Fields("select element", body, 3)
+            return SelectElement(index=f.uint(32), chunk=f.data(CHUNK_BYTES), instruction=f.data(MAX_INSTRUCTION_BYTES))
+        case Phase.OPEN_TERMS:
+            return _unpack_terms(Fields("open terms", body, 4))
+        case Phase.PROVE:
+            return _unpack_proof(Fields("prove", body, 6))
+    raise EncodingError(f"expected a kind of message between 1 and 9, got {kind}")
+
+
+def _unpack_values(f: Fields) -> OpenValues:
+    state_root, loss_bits, log_root, body_root = f.raw(32), f.uint(32), f.raw(32), f.raw(32)
+    return OpenValues(
+        state_root=state_root,
+        loss_bits=loss_bits,
+        log_root=log_root,
+        body_root=body_root,
+        siblings=f.digests(MAX_SIBLINGS),
+    )
+
+
+def _unpack_terms(f: Fields) -> OpenTerms:
+    root, accumulator, siblings = f.raw(32), f.data(MAX_ACCUMULATOR_BYTES), f.digests(MAX_SIBLINGS)
+    instruction = f.data(MAX_INSTRUCTION_BYTES)
+    return OpenTerms(accumulator_root=root, accumulator=accumulator, siblings=siblings, instruction=instruction)
+
+
+def _unpack_proof(f: Fields) -> Prove:
+    instruction, previous = f.data(MAX_INSTRUCTION_BYTES), f.data(MAX_ACCUMULATOR_BYTES)
+    return Prove(
+        instruction=instruction,
+        previous=previous,
+        siblings=f.digests(MAX_SIBLINGS),
+        tensors=f.list_of(TensorOpening.unpack, MAX_OPENINGS),
+        chunks=f.list_of(ChunkOpening.unpack, MAX_OPENINGS),
+        witness=_unpack_witness(*f.array()),
+    )
+
+
+def _pack_witness(witness: Witness) -> Packed:
+    match witness:
+        case None:
+            return []
+        case TensorWitness():
+            return [witness.tensor_id, list(witness.siblings)]
+        case StateWitness():
+            record = (witness.step, witness.state_root, witness.loss_bits, witness.log_root)
+            return [*record, list(witness.record_siblings), witness.tensor_id, list(witness.siblings)]
+
+
+def _unpack_witness(name: str, value: Any) -> Witness:
+    length = len(value) if isinstance(value, list) else None
+    if length == 2:
+        f = Fields(name, value, 2)
+        return TensorWitness(tensor_id=f.raw(32), siblings=f.digests(MAX_SIBLINGS))
+    if length == 7:
+        f = Fields(name, value, 7)
+        step, state_root, loss_bits, log_root = f.uint(), f.raw(32), f.uint(32), f.raw(32)
+        return StateWitness(
+            step=step,
+            state_root=state_root,
+            loss_bits=loss_bits,
+            log_root=log_root,
+            record_siblings=f.digests(MAX_SIBLINGS),
+            tensor_id=f.raw(32),
+            siblings=f.digests(MAX_SIBLINGS),
+        )
+    Fields(name, value, 0)
+    return None
