@@ -4,8 +4,6 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from engine.compile import compile_task
 from tiebreak.bundle import Bundle
@@ -35,14 +33,15 @@ def capture(task: str, output: Path, steps: int | None) -> None:
 
 
 def show(bundle: Bundle, folder: Path) -> None:
-    """Print what a bundle holds."""
+    """Print what a bundle holds, a line for each thing."""
     kinds = Counter(instruction.opcode.name.lower() for instruction in bundle.program.body)
-    table = Table.grid(padding=(0, 2))
-    table.add_row("job", bundle.name)
-    table.add_row("steps", f"{bundle.steps}, a checkpoint every {bundle.checkpoint_interval}")
-    table.add_row("program", f"{len(bundle.program.body)} instructions, {len(bundle.state)} state entries")
-    table.add_row("", ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
-    for name, root in bundle.roots().items():
-        table.add_row(name.replace("_", " "), root)
-    table.add_row("folder", str(folder))
-    Console(soft_wrap=True, highlight=False).print(table)
+    rows = {
+        "job": bundle.name,
+        "steps": f"{bundle.steps}, a checkpoint every {bundle.checkpoint_interval}",
+        "program": f"{len(bundle.program.body)} instructions, {len(bundle.state)} state entries",
+        "instructions": ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
+        **{name.replace("_", " "): root for name, root in bundle.roots().items()},
+        "folder": str(folder),
+    }
+    for name, value in rows.items():
+        click.echo(f"{name:<20}{value}")
