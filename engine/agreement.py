@@ -1,0 +1,61 @@
+"""From a captured task to the job that client and trainer sign."""
+
+from dataclasses import dataclass
+
+from engine.compile import Compiled
+from engine.tensors import identities
+from protocol.commitments import data_tree, state_tree
+from protocol.eip712 import Address, Domain
+from protocol.job import Job, SignedJob
+from protocol.keys import PrivateKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the parties bargain over. Amounts in wei, times in seconds.
+
+    challenge_window: how long after the last head a challenge may start. clock: each side's allowance in one game.
+    descent_levels: levels of a tree that one move reveals, 1 (Truebit's binary game) to 5.
+    """
+
+    reward: int = 10**18
+    trainer_stake: int = 10**18
+    challenger_stake: int = 10**17
+    challenge_window: int = 24 * 3600
+    clock: int = 6 * 3600
+    descent_levels: int = 1
+    nonce: int = 0
+
+
+def draft_job(
+    compiled: Compiled, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms
+) -> Job:
+    """The job over a captured task. Hashes the initial state and the data once."""
+    program = compiled.program
+    return Job(
+        client=client,
+        trainer=trainer,
+        program_root=program.root,
+        body_count=len(program.body),
+        state_count=len(program.commits),
+        data_count=len(program.data_slots),
+        initial_state_root=state_tree(identities(compiled.state)).root,
+        data_root=data_tree(identities(compiled.data)).root,
+        steps=steps,
+        checkpoint_interval=checkpoint_interval,
+        reward=terms.reward,
+        trainer_stake=terms.trainer_stake,
+        challenger_stake=terms.challenger_stake,
+        challenge_window=terms.challenge_window,
+        clock=terms.clock,
+        descent_levels=terms.descent_levels,
+        nonce=terms.nonce,
+    )
+
+
+def sign_job(job: Job, domain: Domain, *, client: PrivateKey, trainer: PrivateKey) -> SignedJob:
+    """The job with both signatures; for when both keys are at hand (demo, tests)."""
+    digest = job.digest(domain)
+    return SignedJob(
+        domain=domain, job=job, client_signature=client.sign(digest), trainer_signature=trainer.sign(digest)
+    )
