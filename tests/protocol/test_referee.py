@@ -1,0 +1,268 @@
+"""The referee over openings: right values for every instruction, and a refusal for everything that is off."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from protocol.accumulator import encode
+from protocol.commitments import identify, tensor_id, tensor_tree
+from protocol.errors import EncodingError, ProofError
+from protocol.isa import DType, Instruction, MapFunction, Opcode, SourceKind
+from protocol.merkle import Tree
+from protocol.moves import ChunkOpening, TensorOpening
+from protocol.program import Program
+from protocol.referee import Openings, build_openings, judge_element, judge_leaf, judge_scalar_source
+from protocol.reference import accumulators, unpack
+from tests.protocol.oracles import NAN, Stream
+from tests.protocol.programs import Step, body_tree, every_kind, initial_state, job_data, run_step
+
+JUDGED = [number for number, instruction in enumerate(every_kind().body) if instruction.opcode != Opcode.SOURCE]
+Proof = tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]
+
+
+@cache
+def executed() -> tuple[Program, Step]:
+    """Step 2 of the program (step 1's state is ordinary too)."""
+    program = every_kind()
+    first = run_step(program, initial_state(), job_data(), 1)
+    return program, run_step(program, first.state, job_data(), 2)
+
+
+def prove(number: int, index: int, leaf: int | None = None) -> Proof:
+    program, step = executed()
+    return build_openings(
+        program, program.body[number], index, leaf, body_tree=step.body_tree, tensor_bytes=step.values.__getitem__
+    )
+
+
+def check(proof: Proof, root: bytes | None = None) -> Openings:
+    program, step = executed()
+    root = root or step.body_tree.root
+    return Openings(body_root=root, half_depth=program.half_depth, tensors=proof[0], chunks=proof[1])
+
+
+def bits_at(number: int, index: int) -> int:
+    program, step = executed()
+    size = program.body[number].dtype.size
+    return int.from_bytes(step.values[number][index * size : (index + 1) * size], "little")
+
+
+def some_elements(instruction: Instruction) -> set[int]:
+    stream = Stream(f"referee/{instruction.opcode}/{instruction.function}")
+    return {0, instruction.numel - 1, *(stream.below(instruction.numel) for _ in range(6))}
+
+
+def read_all(program: Program, step: Step, instruction: Instruction) -> Callable[[int, int], int]:
+    values = [access.value for access in instruction.operands]
+    operands = [unpack(program.body[value].dtype, step.values[value]) for value in values]
+    return lambda operand, where: operands[operand][where]
+
+
+@pytest.mark.parametrize("number", JUDGED)
+def test_every_instruction_is_judged_as_it_was_executed(number: int, cases: Callable[[], None]) -> None:
+    program, step = executed()
+    instruction = program.body[number]
+    for index in some_elements(instruction):
+        if instruction.is_reduction and instruction.terms > 4:
+            read = read_all(program, step, instruction)
+            chain = [encode(a) for a in accumulators(instruction, index, read, program.operand_dtypes(instruction))]
+            assert len(chain) == -(-instruction.terms // 4)
+            for leaf, expected in enumerate(chain):
+                previous = chain[leaf - 1] if leaf else b""
+                openings = check(prove(number, index, leaf))
+                assert judge_leaf(instruction, index, leaf, previous, openings) == expected
+                cases()
+        else:
+            assert judge_element(instruction, index, check(prove(number, index)), step=2) == bits_at(number, index)
+            cases()
+
+
+def find(opcode: Opcode, function: int = 0) -> int:
+    return next(
+        k for k, i in enumerate(executed()[0].body) if (i.opcode, i.function) == (opcode, function) and i.operands
+    )
+
+
+def test_out_of_bounds_gather_needs_only_its_index() -> None:
+    program, _ = executed()
+    number = next(k for k, i in enumerate(program.body) if i.opcode == Opcode.GATHER and i.dtype == DType.F32)
+    width = program.body[number].shape[1]
+    outside = [k for k in range(program.body[number].numel) if bits_at(number, k) == NAN]
+    assert len(outside) in (width, 2 * width)
+    proof = prove(number, outside[0])
+    assert [t.value for t in proof[0]] == [program.body[number].operands[1].value]
+    assert judge_element(program.body[number], outside[0], check(proof)) == NAN
+
+
+def test_a_value_one_off_is_not_what_the_referee_says() -> None:
+    """The proof shows the defender's own operands, so a changed operand changes the verdict with it."""
+    program, step = executed()
+    number = find(Opcode.MAP, MapFunction.SUB)
+    operand = program.body[number].operands[0].value
+    forged = bytearray(step.values[operand])
+    forged[4] ^= 1
+    values = (*step.values[:operand], bytes(forged), *step.values[operand + 1 :])
+    tree = body_tree(program, values)
+    instruction = program.body[number]
+    proof = build_openings(program, instruction, 1, None, body_tree=tree, tensor_bytes=values.__getitem__)
+    assert judge_element(instruction, 1, check(proof, tree.root)) != bits_at(number, 1)
+    with pytest.raises(ProofError, match=f"value {operand}: expected root"):
+        check(proof)
+
+
+def with_tensor(proof: Proof, **changes: Any) -> Proof:
+    return (replace(proof[0][0], **changes), *proof[0][1:]), proof[1]
+
+
+def with_chunk(proof: Proof, **changes: Any) -> Proof:
+    return proof[0], (replace(proof[1][0], **changes), *proof[1][1:])
+
+
+def flip(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
+    "other value": (lambda p: with_tensor(p, value=p[0][0].value + 1), ProofError, "expected root"),
+    "value beyond the tree": (lambda p: with_tensor(p, value=1 << 20), ProofError, "expected a position below"),
+    "other dtype": (lambda p: with_tensor(p, dtype=1), ProofError, "expected root"),
+    "unknown dtype": (lambda p: with_tensor(p, dtype=3), EncodingError, "expected a dtype of 0 to 2, got 3"),
+    "other shape": (lambda p: with_tensor(p, dims=p[0][0].dims[::-1]), ProofError, "expected root"),
+    "zero dim": (lambda p: with_tensor(p, dims=(0, 15)), EncodingError, "dims >= 1"),
+    "huge shape": (lambda p: with_tensor(p, dims=(1 << 30, 1 << 30)), EncodingError, "2\\^40 elements"),
+    "other chunk root": (lambda p: with_tensor(p, chunk_root=flip(p[0][0].chunk_root)), ProofError, "expected root"),
+    "missing sibling": (lambda p: with_tensor(p, siblings=p[0][0].siblings[1:]), ProofError, "siblings"),
+    "extra sibling": (lambda p: with_tensor(p, siblings=(*p[0][0].siblings, bytes(32))), ProofError, "siblings"),
+    "no siblings": (lambda p: with_tensor(p, siblings=()), ProofError, "expected 6 siblings"),
+    "tensor twice": (lambda p: ((*p[0], p[0][0]), p[1]), ProofError, "opened once"),
+    "chunk twice": (lambda p: (p[0], (*p[1], p[1][0])), ProofError, "opened once"),
+    "chunk of no tensor": (lambda p: with_chunk(p, tensor=len(p[0])), ProofError, "one of . opened tensors"),
+    "chunk of another tensor": (lambda p: with_chunk(p, tensor=1), ProofError, "expected"),
+    "chunk beyond the tensor": (lambda p: with_chunk(p, chunk=2), ProofError, "expected one of 2 chunks"),
+    "other chunk": (lambda p: with_chunk(p, chunk=1), ProofError, "expected 176 bytes, got 1024"),
+    "short chunk": (lambda p: with_chunk(p, data=p[1][0].data[:-1]), ProofError, "expected 1024 bytes, got 1023"),
+    "empty chunk": (lambda p: with_chunk(p, data=b""), ProofError, "expected 1024 bytes, got 0"),
+    "flipped bit": (lambda p: with_chunk(p, data=flip(p[1][0].data)), ProofError, "chunk 0 of value .*expected root"),
+    "chunk without siblings": (lambda p: with_chunk(p, siblings=()), ProofError, "expected 1 siblings"),
+}
+
+
+@pytest.mark.parametrize("name", list(TAMPERED))
+def test_tampered_openings_are_refused(name: str) -> None:
+    """The first operand of w - scaled at element 0: two tensors, one chunk of two each."""
+    change, error, message = TAMPERED[name]
+    proof = prove(find(Opcode.MAP, MapFunction.SUB), 0)
+    assert [len(part) for part in proof] == [2, 2]
+    check(proof)
+    with pytest.raises(error, match=message):
+        check(change(proof))
+
+
+def test_missing_openings_name_operand_and_element() -> None:
+    program, _ = executed()
+    number = find(Opcode.MAP, MapFunction.SUB)
+    instruction = program.body[number]
+    tensors, chunks = prove(number, 0)
+    second = instruction.operands[1].value
+    with pytest.raises(ProofError, match=f"chunk 0 of operand 1 \\(value {second}\\) for element 0"):
+        judge_element(instruction, 0, check((tensors, tuple(c for c in chunks if c.tensor != 1))))
+    with pytest.raises(ProofError, match=f"operand 1 \\(value {second}\\) to be opened for element 0"):
+        judge_element(instruction, 0, check((tensors[:1], tuple(c for c in chunks if c.tensor == 0))))
+    with pytest.raises(ProofError, match=r"chunk 1 of operand 0 .* for element 299"):
+        judge_element(instruction, 299, check((tensors, chunks)))
+    with pytest.raises(ProofError, match=r"operand 0 .* to be opened"):
+        judge_element(instruction, 0, check(((), ())))
+
+
+def lie(number: int, dtype: DType, shape: tuple[int, ...], data: bytes) -> tuple[bytes, TensorOpening, ChunkOpening]:
+    """A defender that committed to other bytes, of another type, as value `number`: root and consistent openings."""
+    program, step = executed()
+    ids = [identify(i.dtype, i.shape, v) for i, v in zip(program.body, step.values, strict=True)]
+    chunks = tensor_tree(data)
+    ids[number] = tensor_id(dtype, shape, chunks.root)
+    tree = Tree(ids, program.half_depth)
+    siblings = tuple(tree.proof(number))
+    opened = TensorOpening(value=number, dtype=int(dtype), dims=shape, chunk_root=chunks.root, siblings=siblings)
+    return tree.root, opened, ChunkOpening(tensor=0, chunk=0, data=data, siblings=tuple(chunks.proof(0)))
+
+
+def test_operands_of_another_dtype_are_refused() -> None:
+    program, _ = executed()
+    number = find(Opcode.MAP, MapFunction.TANH)
+    instruction = program.body[number]
+    root, tensor, chunk = lie(instruction.operands[0].value, DType.I64, (15,), bytes(120))
+    with pytest.raises(ProofError, match="expected operand dtypes that fit MAP 12 to F32, got I64"):
+        judge_element(instruction, 0, check(((tensor,), (chunk,)), root))
+
+
+def test_bools_other_than_0_and_1_are_refused() -> None:
+    program, _ = executed()
+    number = find(Opcode.MAP, MapFunction.NOT)
+    value = program.body[number].operands[0].value
+    root, tensor, chunk = lie(value, DType.BOOL, (15,), bytes([1, 0, 2] + [0] * 12))
+    with pytest.raises(EncodingError, match="bools of 0 or 1"):
+        check(((tensor,), (chunk,)), root)
+
+
+def test_elements_beyond_a_smaller_tensor_are_refused() -> None:
+    program, _ = executed()
+    number = find(Opcode.MAP, MapFunction.TANH)
+    instruction = program.body[number]
+    root, tensor, chunk = lie(instruction.operands[0].value, DType.F32, (3,), bytes(12))
+    openings = check(((tensor,), (chunk,)), root)
+    assert judge_element(instruction, 2, openings) == 0
+    with pytest.raises(ProofError, match="below 3, got 3"):
+        judge_element(instruction, 3, openings)
+
+
+def test_payloads_of_nan_are_read_as_the_one_nan() -> None:
+    program, _ = executed()
+    number = find(Opcode.MAP, MapFunction.TANH)
+    instruction = program.body[number]
+    root, tensor, chunk = lie(instruction.operands[0].value, DType.F32, (15,), b"\x01\x00\x80\xff" * 15)
+    assert judge_element(instruction, 0, check(((tensor,), (chunk,)), root)) == NAN
+
+
+def test_previous_accumulators_must_be_canonical() -> None:
+    program, _ = executed()
+    number = find(Opcode.REDUCE)
+    instruction = program.body[number]
+    openings = check(prove(number, 0, 1))
+    for previous in (b"", bytes(96), bytes(98), b"\x02" + bytes(96), b"\x01" + bytes(95) + b"\x01"):
+        with pytest.raises(EncodingError):
+            judge_leaf(instruction, 0, 1, previous, openings)
+    with pytest.raises(EncodingError, match="no previous accumulator at leaf 0"):
+        judge_leaf(instruction, 0, 0, bytes(97), check(prove(number, 0, 0)))
+    assert judge_leaf(instruction, 0, 1, b"\x01" + bytes(96), openings) == b"\x01" + bytes(96)
+
+
+def test_questions_that_make_no_sense_are_refused() -> None:
+    program, _ = executed()
+    reduce, tanh = find(Opcode.REDUCE), find(Opcode.MAP, MapFunction.TANH)
+    openings = check(prove(reduce, 0, 0))
+    with pytest.raises(ProofError, match="judge a leaf instead"):
+        judge_element(program.body[reduce], 0, openings)
+    with pytest.raises(ProofError, match="expected a leaf below 4, got 4"):
+        judge_leaf(program.body[reduce], 0, 4, bytes(97), openings)
+    with pytest.raises(ProofError, match="expected an element below 9, got 9"):
+        judge_leaf(program.body[reduce], 9, 0, b"", openings)
+    with pytest.raises(ProofError, match="expected an element below 15, got -1"):
+        judge_element(program.body[tanh], -1, openings)
+    with pytest.raises(ProofError, match="expected a reduction, got MAP 12"):
+        judge_leaf(program.body[tanh], 0, 0, b"", openings)
+    with pytest.raises(ProofError, match="judged by element, got COMMIT 0"):
+        judge_element(program.commits[0], 0, openings)
+
+
+def test_scalar_sources(cases: Callable[[], None]) -> None:
+    program, step = executed()
+    for number, instruction in enumerate(program.body):
+        if instruction.opcode == Opcode.SOURCE and instruction.function in (SourceKind.CONST, SourceKind.STEP):
+            expected = identify(instruction.dtype, (), step.values[number])
+            assert judge_scalar_source(instruction, 2) == expected
+            other = judge_scalar_source(instruction, 3)
+            assert (other == expected) == (instruction.function == SourceKind.CONST)
+            cases()
