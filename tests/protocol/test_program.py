@@ -1,0 +1,321 @@
+"""Programs: one encoding, every rule of SPEC section 4 by name, hostile files refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import EncodingError, ProgramError, VerificationError
+from protocol.isa import (
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    Slot,
+    SourceConst,
+    SourceKind,
+    WindowFunction,
+    WindowParams,
+    row_major,
+    unravel,
+)
+from protocol.merkle import parent, verify
+from protocol.program import Limits, Program, decode_instruction, encode_instruction, instruction_digest
+
+F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+
+
+def source(kind: SourceKind, name: str, dtype: DType, *shape: int, slot: int = 0) -> Instruction:
+    return Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=shape, params=Slot(slot=slot, name=name))
+
+
+def const(bits: int, dtype: DType = F32) -> Instruction:
+    return Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=SourceConst(bits=bits))
+
+
+BODY = (
+    source(SourceKind.STATE, "w", F32, 3, 4),  # 0
+    source(SourceKind.DATA, "ids", I64, 5, slot=0),  # 1
+    source(SourceKind.DATA, "seed", I64, slot=1),  # 2
+    Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=I64),  # 3
+    Instruction(  # 4: rows of w
+        opcode=Opcode.GATHER,
+        dtype=F32,
+        shape=(5, 4),
+        operands=(Access(0, 0, (0, 1)), Access(1, 0, (1, 0))),
+        params=GatherParams(index_stride=4, bound=3),
+    ),
+    Instruction(  # 5: gradient of rows
+        opcode=Opcode.SCATTER_SUM,
+        dtype=F32,
+        shape=(3, 4),
+        reduction=(5,),
+        operands=(Access(4, 0, (0, 1, 4)), Access(1, 0, (0, 0, 1))),
+        params=ScatterParams(match=(1, 0)),
+    ),
+    Instruction(  # 6
+        opcode=Opcode.RANDOM,
+        dtype=F32,
+        shape=(3, 4),
+        operands=(Access(2, 0, (0, 0)), Access(3, 0, (0, 0))),
+        params=RandomParams(stream=0),
+    ),
+    Instruction(  # 7
+        opcode=Opcode.MAP,
+        function=MapFunction.SUB,
+        dtype=F32,
+        shape=(3, 4),
+        operands=(Access(0, 0, (4, 1)), Access(5, 0, (4, 1))),
+    ),
+    Instruction(  # 8
+        opcode=Opcode.WINDOW,
+        function=WindowFunction.ELSE,
+        dtype=F32,
+        shape=(3, 4),
+        operands=(Access(6, 0, (4, 1)), Access(7, 0, (4, 1))),
+        params=WindowParams(lo=(1, 0), hi=(3, 4), step=(1, 2)),
+    ),
+    Instruction(opcode=Opcode.IOTA, dtype=I64, shape=(5,), params=IotaParams(offset=-2, strides=(3,))),  # 9
+    Instruction(  # 10
+        opcode=Opcode.SHUFFLE,
+        dtype=I64,
+        shape=(5,),
+        operands=(Access(9, 0, (1,)), Access(2, 0, (0,)), Access(3, 0, (0,))),
+        params=ShuffleParams(n=9, stream=1),
+    ),
+    Instruction(  # 11
+        opcode=Opcode.REDUCE,
+        function=ReduceFunction.SUM,
+        dtype=F32,
+        reduction=(3, 4),
+        operands=(Access(8, 0, (4, 1)), Access(0, 11, (-4, -1))),
+    ),
+)
+COMMITS = (
+    Instruction(
+        opcode=Opcode.COMMIT,
+        dtype=I64,
+        shape=(5,),
+        operands=(Access(10, 0, (1,)),),
+        params=Slot(slot=0, name="order"),
+    ),
+    Instruction(
+        opcode=Opcode.COMMIT, dtype=F32, shape=(3, 4), operands=(Access(8, 0, (4, 1)),), params=Slot(slot=1, name="w")
+    ),
+)
+PROGRAM = Program((replace(BODY[0], params=Slot(slot=1, name="w")), *BODY[1:]), COMMITS)
+
+
+def with_body(number: int, **changes: object) -> Program:
+    body = list(PROGRAM.body)
+    body[number] = replace(body[number], **changes)  # type: ignore[arg-type]
+    return Program(tuple(body), PROGRAM.commits)
+
+
+def with_commit(number: int, **changes: object) -> Program:
+    commits = list(PROGRAM.commits)
+    commits[number] = replace(commits[number], **changes)  # type: ignore[arg-type]
+    return Program(PROGRAM.body, tuple(commits))
+
+
+def test_a_good_program_round_trips_and_validates() -> None:
+    PROGRAM.validate()
+    assert Program.decode(PROGRAM.encode()) == PROGRAM
+    assert Program.decode(PROGRAM.encode()).root == PROGRAM.root
+
+
+def test_the_tree_has_the_body_left_and_the_commits_right() -> None:
+    tree, half = PROGRAM.tree, PROGRAM.half_depth
+    assert (half, tree.depth) == (4, 5)
+    assert tree.root == parent(tree.node(half, 0), tree.node(half, 1))
+    for leaf in [*range(len(PROGRAM.body)), PROGRAM.leaf_of_commit(0), PROGRAM.leaf_of_commit(1)]:
+        digest = instruction_digest(PROGRAM.encoded_at(leaf))
+        verify(PROGRAM.root, tree.depth, leaf, digest, tree.proof(leaf))
+        assert decode_instruction(PROGRAM.encoded_at(leaf)) == PROGRAM.instruction_at(leaf)
+
+
+BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
+    "no body": (lambda: Program((), COMMITS), None, "body instructions"),
+    "no commit": (lambda: Program(BODY, ()), None, "commit instructions"),
+    "loss of rank 1": (
+        lambda: with_body(11, shape=(1,), operands=(Access(8, 0, (0, 4, 1)), Access(0, 0, (0, 4, 1)))),
+        None,
+        "rank 0",
+    ),
+    "commit in the body": (lambda: Program((*PROGRAM.body[:7], COMMITS[1], *PROGRAM.body[8:]), COMMITS), 7, "commits"),
+    "dim of zero": (lambda: with_body(9, shape=(0,)), 9, "at least 1"),
+    "rank of nine": (lambda: with_body(9, shape=(1,) * 9, params=IotaParams(offset=0, strides=(0,) * 9)), 9, "ranks"),
+    "too many elements": (lambda: with_body(9, shape=(1 << 41,)), 9, "2\\^40"),
+    "too many terms": (
+        lambda: with_body(11, reduction=(1 << 33,), operands=(Access(8, 0, (0,)), Access(0, 0, (0,)))),
+        11,
+        "2\\^32",
+    ),
+    "reduction dims on a map": (
+        lambda: with_body(7, reduction=(2,), operands=(Access(0, 0, (4, 1, 0)), Access(5, 0, (4, 1, 0)))),
+        7,
+        "reduction dims",
+    ),
+    "function where there is none": (lambda: with_body(9, function=1), 9, "no function"),
+    "operand count": (lambda: with_body(4, operands=(Access(0, 0, (0, 1)),)), 4, "operands do not fit"),
+    "parameters of another opcode": (lambda: with_body(9, params=RandomParams(stream=3)), 9, "parameters"),
+    "parameters on a map": (lambda: with_body(7, params=RandomParams(stream=3)), 7, "parameters"),
+    "constant with a shape": (
+        lambda: Program((replace(const(0), shape=(2,)), *PROGRAM.body[1:]), COMMITS), 0, "rank 0"
+    ),
+    "bool constant of 2": (lambda: Program((const(2, BOOL), *PROGRAM.body[1:]), COMMITS), 0, "exceed BOOL"),
+    "NaN constant with a payload": (lambda: Program((const(0x7FC00001), *PROGRAM.body[1:]), COMMITS), 0, "NaN"),
+    "step of f32": (lambda: with_body(3, dtype=F32), 3, "step number"),
+    "window outside": (
+        lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(4, 4), step=(1, 2))), 8, "box lies inside"
+    ),
+    "window of step 0": (
+        lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(3, 4), step=(1, 0))), 8, "box lies inside"
+    ),
+    "empty window": (lambda: with_body(8, params=WindowParams(lo=(1, 0), hi=(1, 4), step=(1, 1))), 8, "box lies"),
+    "gather bound 0": (lambda: with_body(4, params=GatherParams(index_stride=4, bound=0)), 4, "bound"),
+    "gather beyond the table": (lambda: with_body(4, params=GatherParams(index_stride=4, bound=4)), 4, "reads"),
+    "gather before the table": (lambda: with_body(4, params=GatherParams(index_stride=-4, bound=2)), 4, "reads"),
+    "shuffle of 0": (lambda: with_body(10, params=ShuffleParams(n=0, stream=1)), 10, "n is 1"),
+    "scatter without a match": (lambda: with_body(5, params=ScatterParams(match=(0, 0))), 5, "at least one"),
+    "scatter match not row-major": (lambda: with_body(5, params=ScatterParams(match=(2, 0))), 5, "row-major"),
+    "scatter operand along a matched dim": (
+        lambda: with_body(5, operands=(Access(4, 0, (4, 1, 0)), Access(1, 0, (0, 0, 1)))),
+        5,
+        "ignore matched",
+    ),
+    "operand not yet computed": (
+        lambda: with_body(7, operands=(Access(7, 0, (4, 1)), Access(5, 0, (4, 1)))), 7, "earlier"
+    ),
+    "commit of a value that is not there": (
+        lambda: with_commit(0, operands=(Access(12, 0, (1,)),)), 12, "earlier"
+    ),
+    "stride missing": (lambda: with_body(7, operands=(Access(0, 0, (4,)), Access(5, 0, (4, 1)))), 7, "one stride"),
+    "dtype mix": (lambda: with_body(7, operands=(Access(0, 0, (4, 1)), Access(1, 0, (0, 0)))), 7, "does not take"),
+    "sum of bools": (lambda: with_body(11, dtype=BOOL), None, "rank 0"),
+    "argmax to f32": (lambda: with_body(11, function=ReduceFunction.ARGMAX), 11, "does not take"),
+    "read past the end": (
+        lambda: with_body(7, operands=(Access(0, 1, (4, 1)), Access(5, 0, (4, 1)))), 7, "elements 1 to 12"
+    ),
+    "read before the start": (
+        lambda: with_body(11, operands=(Access(8, 0, (4, 1)), Access(0, 10, (-4, -1)))), 11, "elements -1 to 10"
+    ),
+    "seed with a stride": (
+        lambda: with_body(6, operands=(Access(1, 0, (1, 0)), Access(3, 0, (0, 0)))), 6, "strides 0"
+    ),
+    "stream used twice": (lambda: with_body(10, params=ShuffleParams(n=9, stream=0)), 10, "used once"),
+    "commit of a part": (lambda: with_commit(1, shape=(3, 3), operands=(Access(8, 0, (4, 1)),)), 13, "whole"),
+    "commit transposed": (lambda: with_commit(1, shape=(4, 3), operands=(Access(8, 0, (1, 4)),)), 13, "whole"),
+    "commit slot": (lambda: with_commit(1, params=Slot(slot=0, name="w")), 13, "slot 1"),
+    "commit order": (lambda: with_commit(1, params=Slot(slot=1, name="a")), None, "name order"),
+    "state sourced under another name": (lambda: with_body(0, params=Slot(slot=1, name="v")), 0, "as it is committed"),
+    "state slot that is not committed": (lambda: with_body(0, params=Slot(slot=2, name="w")), 0, "is committed"),
+    "state sourced with another shape": (
+        lambda: Program((replace(PROGRAM.body[0], shape=(4, 3)), *PROGRAM.body[1:]), COMMITS), 0, "as it is committed"
+    ),
+    "data slot twice": (lambda: with_body(2, params=Slot(slot=0, name="seed")), 2, "sourced once"),
+    "data slot skipped": (lambda: with_body(2, params=Slot(slot=2, name="seed")), None, "data slots"),
+    "data order": (lambda: with_body(2, params=Slot(slot=1, name="a")), None, "name order"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_broken_rule_is_named_with_its_instruction(name: str) -> None:
+    make, instruction, rule = BROKEN[name]
+    with pytest.raises(ProgramError, match=rule) as caught:
+        make().validate()
+    assert caught.value.instruction == instruction
+    assert (f"instruction {instruction}" if instruction is not None else "program") in str(caught.value)
+
+
+def test_limits_of_the_machine_are_checked() -> None:
+    for limits, rule in (
+        (Limits(value_elements=19), "limit of 19 elements a value"),
+        (Limits(total_elements=50), "limit of 50 elements"),
+        (Limits(total_terms=100), "limit of 100 terms"),
+    ):
+        with pytest.raises(ProgramError, match=rule):
+            Program.decode(PROGRAM.encode(), limits)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_changed_file_is_refused_or_another_program(data: st.DataObject) -> None:
+    raw = bytearray(PROGRAM.encode())
+    position = data.draw(st.integers(0, len(raw) - 1))
+    raw[position] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded = Program.decode(bytes(raw))
+    except VerificationError:
+        return
+    assert decoded.encode() == bytes(raw)  # one encoding
+    assert decoded.root != PROGRAM.root
+
+
+@given(st.integers(0, 2000), st.binary(min_size=0, max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_truncated_and_extended_files_are_refused(length: int, extra: bytes) -> None:
+    raw = PROGRAM.encode()
+    damaged = raw[: length % len(raw)] if not extra else raw + extra
+    with pytest.raises(EncodingError):
+        Program.decode(damaged)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_random_bytes_are_never_more_than_refused(data: bytes) -> None:
+    with pytest.raises(EncodingError):
+        Program.decode(data)
+    try:
+        decoded = decode_instruction(data)
+    except EncodingError:
+        return
+    assert encode_instruction(decoded) == data
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda e: b"\0" + e[1:], lambda e: e[:1] + b"\x63" + e[2:], lambda e: e[:2] + b"\3" + e[3:],
+     lambda e: e[:3] + b"\x09" + e[4:], lambda e: e[:5] + b"\x04" + e[6:], lambda e: e + b"\0" * 4096, lambda e: e[:-1]],
+    ids=["opcode", "function", "dtype", "rank", "operands", "oversized", "truncated"],
+)  # fmt: skip
+def test_malformed_instructions_are_refused(change: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(EncodingError):
+        decode_instruction(change(encode_instruction(PROGRAM.body[7])))
+
+
+def test_a_name_is_printable_ascii() -> None:
+    for name in ("", "a b", "é", "x" * 256, "tab\t"):
+        with pytest.raises(EncodingError):
+            encode_instruction(source(SourceKind.STATE, name, F32, 1))
+
+
+@given(
+    st.lists(st.integers(1, 5), max_size=4), st.lists(st.integers(-9, 9), min_size=4, max_size=4), st.integers(0, 50)
+)
+@settings(max_examples=100, deadline=None)
+def test_extent_is_the_range_of_elements_read(dims: list[int], strides: list[int], offset: int) -> None:
+    access = Access(0, offset, tuple(strides[: len(dims)]))
+    total = 1
+    for dim in dims:
+        total *= dim
+    read = [
+        offset + sum(c * s for c, s in zip(unravel(i, tuple(dims)), access.strides, strict=True)) for i in range(total)
+    ]
+    assert access.extent(tuple(dims)) == (min(read), max(read))
+
+
+def test_row_major_and_unravel_agree() -> None:
+    shape = (2, 3, 4)
+    strides = row_major(shape)
+    for index in range(24):
+        assert sum(c * s for c, s in zip(unravel(index, shape), strides, strict=True)) == index
