@@ -282,12 +282,18 @@ def test_random_bytes_are_never_more_than_refused(data: bytes) -> None:
     assert encode_instruction(decoded) == data
 
 
-@pytest.mark.parametrize(
-    "change",
-    [lambda e: b"\0" + e[1:], lambda e: e[:1] + b"\x63" + e[2:], lambda e: e[:2] + b"\3" + e[3:],
-     lambda e: e[:3] + b"\x09" + e[4:], lambda e: e[:5] + b"\x04" + e[6:], lambda e: e + b"\0" * 4096, lambda e: e[:-1]],
-    ids=["opcode", "function", "dtype", "rank", "operands", "oversized", "truncated"],
-)  # fmt: skip
+MALFORMED: dict[str, Callable[[bytes], bytes]] = {
+    "opcode": lambda e: b"\0" + e[1:],
+    "function": lambda e: e[:1] + b"\x63" + e[2:],
+    "dtype": lambda e: e[:2] + b"\3" + e[3:],
+    "rank": lambda e: e[:3] + b"\x09" + e[4:],
+    "operands": lambda e: e[:5] + b"\x04" + e[6:],
+    "oversized": lambda e: e + b"\0" * 4096,
+    "truncated": lambda e: e[:-1],
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED.keys())
 def test_malformed_instructions_are_refused(change: Callable[[bytes], bytes]) -> None:
     with pytest.raises(EncodingError):
         decode_instruction(change(encode_instruction(PROGRAM.body[7])))
