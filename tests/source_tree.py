@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,3 +35,15 @@ def package_modules() -> dict[str, Path]:
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(), filename=str(path))
+
+
+def imports_of(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Every import in a tree with the dotted name it reaches; `from a import b` gives a.b as well as a."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the layer they reach; write the full name"
+            assert node.module is not None
+            yield node, node.module
+            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)

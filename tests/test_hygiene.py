@@ -2,12 +2,14 @@
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Callable
 
 import pytest
 
 from protocol.tags import Tag
-from tests.source_tree import ROOT, committed_files, parse
+from tests.source_tree import PACKAGES, ROOT, committed_files, imports_of, package_modules, parse
 
 TEXT = {
     ".py",
@@ -129,3 +131,19 @@ def test_unsafe_code_is_seen(source: str) -> None:
 @pytest.mark.parametrize("text", ["cd /home/me/x", "'/root/x'", "=/work/main", "https://pypi.org/simple"])
 def test_leaks_are_seen(text: str) -> None:
     assert MACHINE_PATH.search(text) or REGISTRY.search(text)
+
+
+def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> None:
+    """What a package imports must be asked for by us, not merely happen to come along with something else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[\[<>=]", line)[0].lower() for line in project["dependencies"]}
+    modules = {"sklearn": "scikit-learn", "eth_hash": "eth-hash", "markupsafe": "jinja2"}
+    # These appear in web3's own interface (types, providers, errors), in the versions web3 asks for.
+    of_web3 = ("eth_abi", "eth_account", "eth_tester", "eth_typing", "eth_utils", "hexbytes", "requests")
+    modules |= dict.fromkeys(of_web3, "web3")
+    for name, path in package_modules().items():
+        for _, reached in imports_of(parse(path)):
+            top = reached.partition(".")[0]
+            if top not in sys.stdlib_module_names and top not in PACKAGES:
+                assert modules.get(top, top) in declared, f"{name} imports {top}, which pyproject.toml does not ask for"
+                cases()

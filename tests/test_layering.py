@@ -1,11 +1,11 @@
 """Imports go one way: protocol <- engine <- sim <- tiebreak. Read from the syntax tree, so nothing is imported."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from tests.source_tree import PACKAGES, package_modules, parse
+from tests.source_tree import PACKAGES, imports_of, package_modules, parse
 
 RIM = ("protocol.chain", "protocol.keys", "protocol.vectors")
 """Adapters of protocol (prefixes): they may touch files, the clock and a node. The rest of protocol may not."""
@@ -14,18 +14,6 @@ IMPURE = frozenset(
     | {"subprocess", "tempfile", "time", "web3"}
 )
 NOT_IN_PROTOCOL = frozenset(["torch", "torchvision", "jax", "sklearn", "matplotlib"])
-
-
-def imports_of(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
-    """Every import in a tree with the dotted name it reaches; `from a import b` gives a.b as well as a."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the layer they reach; write the full name"
-            assert node.module is not None
-            yield node, node.module
-            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def layer(name: str) -> int | None:

@@ -1,12 +1,12 @@
 """A captured job as files: what a client sends to a trainer and an auditor, and what they check before they run it.
 
-    program.bin           the program (specification 4.1)
+    program.tbp           the program (specification 4.1)
     state.safetensors     the initial state
     data.safetensors      everything else the steps read
-    bundle.json           steps, checkpoint interval, and the three roots
+    bundle.json           name, steps, checkpoint interval, and the three roots; written last
 
-All of it is bytes from others until `load` has checked it: the program's rules, that state and data are exactly what it
-names (dtypes, shapes), and that the roots are those of the files.
+All of it is bytes from others until `load_bundle` has checked it: the program's rules, that state and data are exactly
+what it names (dtypes, shapes), and that the roots are those of the files.
 """
 
 import json
@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from engine.compile import Compiled
+from engine.storage import MAX_PROGRAM_BYTES, read_file, read_tensors, write_file, write_tensors
 from engine.tensors import check_spec, identities
 from protocol.commitments import data_tree, state_tree
 from protocol.errors import ConfigurationError, EncodingError, StateError
 from protocol.program import Program
 
-PROGRAM: Final = "program.bin"
+PROGRAM: Final = "program.tbp"
 STATE: Final = "state.safetensors"
 DATA: Final = "data.safetensors"
 MANIFEST: Final = "bundle.json"
@@ -89,22 +88,25 @@ class Bundle:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PROGRAM).write_bytes(self.program.encode())
-        (folder / STATE).write_bytes(save(self.state))
-        (folder / DATA).write_bytes(save(self.data))
-        (folder / MANIFEST).write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
+        write_file(folder / PROGRAM, self.program.encode())
+        write_tensors(folder / STATE, self.state)
+        write_tensors(folder / DATA, self.data)
+        write_file(folder / MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read and check a bundle. `StateError` if a file is not there, `VerificationError` if one is not what it says."""
-    manifest = _manifest(_read(folder, MANIFEST))
+    """Read and check a bundle. `StateError` if there is none, `VerificationError` if it is not what it says."""
+    if not (folder / MANIFEST).is_file():
+        raise StateError(f"expected a captured job in {folder}, got no {MANIFEST}; make one with `tiebreak capture`")
+    manifest = _manifest(read_file(folder / MANIFEST, MAX_MANIFEST_BYTES))
+    program = Program.decode(read_file(folder / PROGRAM, MAX_PROGRAM_BYTES))
     bundle = Bundle(
         name=manifest["name"],
         steps=manifest["steps"],
         checkpoint_interval=manifest["checkpoint_interval"],
-        program=Program.decode(_read(folder, PROGRAM)),
-        state=_tensors(folder, STATE),
-        data=_tensors(folder, DATA),
+        program=program,
+        state=read_tensors(folder / STATE, program.state_spec()),
+        data=read_tensors(folder / DATA, program.data_spec()),
     )
     for name, root in bundle.roots().items():
         if manifest[name] != root:
@@ -112,25 +114,7 @@ def load_bundle(folder: Path) -> Bundle:
     return bundle
 
 
-def _read(folder: Path, name: str) -> bytes:
-    try:
-        return (folder / name).read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StateError(
-            f"expected a captured job in {folder}, got no {name}; make one with `tiebreak capture`"
-        ) from error
-
-
-def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    try:
-        return load(_read(folder, name))
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise EncodingError(f"{folder / name}: expected safetensors, got {error}") from error
-
-
 def _manifest(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise EncodingError(f"{MANIFEST}: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}")
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:

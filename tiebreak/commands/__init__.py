@@ -4,6 +4,8 @@ from typing import Final
 
 import click
 
+from tiebreak.commands.agree import agree
 from tiebreak.commands.capture import capture
+from tiebreak.commands.key import key
 
-COMMANDS: Final[tuple[click.Command, ...]] = (capture,)
+COMMANDS: Final[tuple[click.Command, ...]] = (key, capture, agree)

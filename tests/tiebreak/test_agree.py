@@ -1,0 +1,119 @@
+"""Keys, and the signed job that comes of a captured one."""
+
+import stat
+from pathlib import Path
+
+import click
+import pytest
+
+from engine.storage import RunDirectory
+from tests.tiebreak.test_bundle import TASK
+from tiebreak.bundle import STATE, load_bundle
+from tiebreak.cli import run, tiebreak
+from tiebreak.commands.agree import AddressType, Ether
+from tiebreak.keyfiles import PASSPHRASE_VARIABLE, load_key
+
+PASSPHRASE = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("agree")
+    (folder / "line.py").write_text(TASK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+        assert run(tiebreak, ["key", str(folder / "client.pem")]) == 0
+        assert run(tiebreak, ["key", str(folder / "trainer.pem")]) == 0
+        assert run(tiebreak, ["capture", str(folder / "line.py"), "-o", str(folder / "captured")]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
+
+
+def arguments(work: Path, output: Path, *more: str, captured: Path | None = None) -> list[str]:
+    keys = ["--client-key", str(work / "client.pem"), "--trainer-key", str(work / "trainer.pem")]
+    return ["agree", str(captured or work / "captured"), *keys, "--output", str(output), *more]
+
+
+def test_a_key_is_for_its_owner_and_is_not_overwritten(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = work / "client.pem"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = path.read_bytes()
+    assert b"ENCRYPTED" in before
+    assert run(tiebreak, ["key", str(path)]) == 1
+    assert "already exists" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_key_prints_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiebreak, ["key", str(tmp_path / "k.pem")]) == 0
+    assert capsys.readouterr().out.strip() == f"0x{load_key(tmp_path / 'k.pem').address.hex()}"
+
+
+def test_a_wrong_passphrase_is_a_configuration_error(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, "wrong horse battery")
+    assert run(tiebreak, arguments(work, tmp_path / "run")) == 1
+    assert "wrong passphrase" in capsys.readouterr().err
+
+
+def test_the_passphrase_is_asked_for_without_the_variable(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PASSPHRASE_VARIABLE)
+    asked = []
+    monkeypatch.setattr(click, "prompt", lambda text, **options: asked.append((text, options)) or PASSPHRASE)
+    load_key(work / "client.pem")
+    ((text, options),) = asked
+    assert "client.pem" in text
+    assert options["hide_input"] is True
+
+
+def test_agree_makes_a_run_both_signed(work: Path, tmp_path: Path) -> None:
+    more = ["--reward", "0.25", "--trainer-stake", "2", "--clock", "60", "--descent-levels", "4", "--nonce", "7"]
+    assert run(tiebreak, arguments(work, tmp_path / "run", *more)) == 0
+    made = RunDirectory.open(tmp_path / "run")
+    job, roots = made.job, load_bundle(work / "captured").roots()
+    assert job.client == load_key(work / "client.pem").address
+    assert job.trainer == load_key(work / "trainer.pem").address
+    assert (job.reward, job.trainer_stake, job.challenger_stake) == (25 * 10**16, 2 * 10**18, 10**17)
+    assert (job.clock, job.descent_levels, job.nonce, job.steps, job.checkpoint_interval) == (60, 4, 7, 4, 2)
+    assert job.program_root.hex() == roots["program_root"]
+    assert job.initial_state_root.hex() == roots["initial_state_root"]
+    assert job.data_root.hex() == roots["data_root"]
+    assert set(made.state(0)) == set(load_bundle(work / "captured").state)
+
+
+def test_a_damaged_capture_is_not_signed(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "captured"
+    copy.mkdir()
+    for path in (work / "captured").iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    content = bytearray((copy / STATE).read_bytes())
+    content[-1] ^= 1
+    (copy / STATE).write_bytes(content)
+    assert run(tiebreak, arguments(work, tmp_path / "run", captured=copy)) == 2
+    assert "initial_state_root" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "wei"), [("1", 10**18), ("0.25", 25 * 10**16), ("0", 0), ("1e-18", 1), (".000000000000000001", 1)]
+)
+def test_amounts_are_exact(text: str, wei: int) -> None:
+    assert Ether().convert(text, None, None) == wei
+
+
+@pytest.mark.parametrize("text", ["1e-19", "-1", "nan", "inf", "one", "", "0.0000000000000000001"])
+def test_other_amounts_are_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected an amount"):
+        Ether().convert(text, None, None)
+
+
+def test_addresses() -> None:
+    assert AddressType().convert("0x" + "Ab" * 20, None, None) == b"\xab" * 20
+    for text in ("0x12", "zz" * 20, "0x" + "ab" * 21, "", "0x" + "١" * 40):
+        with pytest.raises(click.BadParameter, match="40 hex digits"):
+            AddressType().convert(text, None, None)
