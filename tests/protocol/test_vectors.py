@@ -1,0 +1,165 @@
+"""The checked-in vectors are what the generator makes, are adversarial, and are programs that validate."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol import vectors
+from protocol.accumulator import Kind, decode
+from protocol.errors import EncodingError
+from protocol.float32 import INF
+from protocol.isa import (
+    MAP_SIGNATURES,
+    NAN_BITS,
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    Slot,
+    SourceConst,
+    SourceKind,
+)
+from protocol.program import Program, decode_instruction
+from protocol.reference import element, pack, scalar, unpack
+from protocol.vector_inputs import raw
+from protocol.vector_instructions import STEP
+
+DIRECTORY = Path(__file__).resolve().parent.parent / "vectors"
+
+
+def load(name: str) -> dict[str, Any]:
+    found = json.loads((DIRECTORY / name).read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def blob(text: str) -> bytes:
+    assert text.startswith("0x")
+    return bytes.fromhex(text[2:])
+
+
+def test_checked_in_files_are_generated() -> None:
+    assert vectors.main([str(DIRECTORY), "--check"]) == 0
+    assert {p.name for p in DIRECTORY.iterdir()} == {*vectors.FILES, "README.md"}
+    assert sum(p.stat().st_size for p in DIRECTORY.iterdir()) < 2_000_000
+
+
+def test_check_sees_changes_and_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vectors.main([str(tmp_path)]) == 0
+    assert vectors.main([str(tmp_path), "--check"]) == 0
+    philox = tmp_path / "philox.json"
+    philox.write_text(philox.read_text().replace("6627e8d5", "6627e8d4"))
+    (tmp_path / "trees.json").unlink()
+    assert vectors.main([str(tmp_path), "--check"]) == 1
+    errors = capsys.readouterr().err
+    assert "philox.json: expected what the generator makes" in errors
+    assert "trees.json: expected" in errors
+    assert "scalars.json" not in errors
+
+
+def records(group: dict[str, Any]) -> list[tuple[int, ...]]:
+    width = len(blob(group["operandTypes"])) + 1
+    data = blob(group["cases"])
+    words = [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
+    assert len(words) == width * group["count"]
+    return [tuple(words[at : at + width]) for at in range(0, len(words), width)]
+
+
+def test_scalars_cover_every_signature(cases: Callable[[], None]) -> None:
+    found = load("scalars.json")
+    groups = [found[name] for name in found["names"]]
+    signatures = {
+        (g["function"], tuple(blob(g["operandTypes"])), g["resultType"]) for g in groups if g["precision"] == 32
+    }
+    expected = {(int(f), tuple(map(int, types)), int(out)) for f, sigs in MAP_SIGNATURES.items() for types, out in sigs}
+    assert signatures == expected
+    for name, group in zip(found["names"], groups, strict=True):
+        types = [DType(code) for code in blob(group["operandTypes"])]
+        rows = records(group)
+        assert group["count"] >= (2 if DType.BOOL in types else 50), name
+        distinct = {row[-1] for row in rows}
+        assert len(distinct) > (1 if group["resultType"] == DType.BOOL or DType.BOOL in types else 20), name
+        for row in rows[:: max(1, len(rows) // 20)]:
+            values = [x - (x >> 63 << 64) if dtype == DType.I64 else x for dtype, x in zip(types, row, strict=False)]
+            result = DType(group["resultType"])
+            again = scalar(MapFunction(group["function"]), types, result, values, group["precision"])
+            assert raw(result, again) == row[-1], name
+            cases()
+
+
+@pytest.mark.parametrize("name", ["add_f32_f32", "sub_f32_f32", "mul_f32_f32", "div_f32_f32"])
+def test_scalars_are_adversarial(name: str) -> None:
+    """Among the results are zeros of both signs, subnormals, overflow and NaN, and plain numbers are the most."""
+    results = [row[-1] for row in records(load("scalars.json")[name])]
+    assert {0, 0x80000000, INF, INF | 0x80000000, NAN_BITS} <= set(results)
+    assert sum(1 for r in results if 0 < r & 0x7FFFFFFF < 0x00800000) >= 3
+    assert sum(1 for r in results if 0x00800000 <= r & 0x7FFFFFFF < INF) > len(results) // 3
+
+
+def test_instructions_are_valid_and_right(cases: Callable[[], None]) -> None:
+    """Each stands in a program behind data sources that hold its operands, and that program validates."""
+    found = load("instructions.json")
+    assert found["count"] == len(found["cases"]) > 60
+    seen = set()
+    for case in found["cases"]:
+        instruction = decode_instruction(blob(case["instruction"]))
+        types = [DType(code) for code in blob(case["operandTypes"])]
+        operands = [unpack(dtype, blob(text)) for dtype, text in zip(types, case["operands"], strict=True)]
+        embed(instruction, types, [len(elements) for elements in operands]).validate()
+
+        def read(operand: int, where: int, operands: list[list[int]] = operands) -> int:
+            return operands[operand][where]
+
+        result = [element(instruction, k, read, types, step=STEP) for k in range(instruction.numel)]
+        assert pack(instruction.dtype, result) == blob(case["result"]), case["name"]
+        assert len(case["accumulators"]) == (-(-instruction.terms // 4) if instruction.is_reduction else 0)
+        seen.add((instruction.opcode, instruction.function))
+        cases()
+    assert {opcode for opcode, _ in seen} == set(Opcode) - {Opcode.COMMIT}
+    assert {f for opcode, f in seen if opcode == Opcode.REDUCE} == {0, 1, 2}
+
+
+def embed(instruction: Instruction, types: list[DType], counts: list[int]) -> Program:
+    sources = [
+        Instruction(
+            opcode=Opcode.SOURCE, function=SourceKind.DATA, dtype=t, shape=(n,), params=Slot(slot=k, name=f"operand{k}")
+        )
+        for k, (t, n) in enumerate(zip(types, counts, strict=True))
+    ]
+    loss = Instruction(opcode=Opcode.SOURCE, dtype=DType.F32, params=SourceConst(bits=0))
+    body = (*sources, instruction, loss)
+    commit = Instruction(
+        opcode=Opcode.COMMIT, dtype=DType.F32, operands=(Access(len(body) - 1, 0, ()),), params=Slot(slot=0, name="w")
+    )
+    return Program(body, (commit,))
+
+
+def test_refused_accumulators_are_refused(cases: Callable[[], None]) -> None:
+    found = load("accumulators.json")
+    for kind, text in zip(found["refusedKinds"], found["refused"], strict=True):
+        with pytest.raises(EncodingError):
+            decode(Kind[kind], blob(text))
+        cases()
+
+
+def test_accumulator_records_have_the_documented_width(cases: Callable[[], None]) -> None:
+    found = load("accumulators.json")
+    for kind in Kind:
+        group = found[kind.name]
+        width = 2 * group["length"] + 8 * group["factors"] + 8
+        assert len(blob(group["cases"])) == width * group["count"]
+        cases()
+    assert len(blob(found["finish"]["cases"])) == 109 * found["finish"]["count"]
+
+
+def test_philox_begins_with_the_known_answers() -> None:
+    found = load("philox.json")
+    block = "00000000" * 6 + "6627e8d5e169c58dbc57ac4c9b00dbd8"
+    assert found["blocks"].startswith("0x" + block)
+    assert len(blob(found["blocks"])) == 40 * found["blockCount"]
+    assert len(blob(found["random"])) == 40 * found["randomCount"]
+    assert len(blob(found["shuffle"])) == 48 * found["shuffleCount"]
