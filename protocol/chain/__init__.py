@@ -1,0 +1,30 @@
+"""The chain adapter: the contracts of `contracts/`, from Python, over any Ethereum node or an embedded one.
+
+The only place of the project that imports web3. Everything else sees jobs, heads, moves and bytes.
+"""
+
+from protocol.chain.accounts import Signer
+from protocol.chain.client import Chain, Deployment
+from protocol.chain.embedded import EmbeddedChain
+from protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
+from protocol.chain.records import Event, GameState, JobState, JobStatus, Level, Reason, Receipt, Verdict
+
+__all__ = [
+    "Chain",
+    "ChainError",
+    "ContractMismatch",
+    "Deployment",
+    "EmbeddedChain",
+    "Event",
+    "GameState",
+    "InsufficientFunds",
+    "JobState",
+    "JobStatus",
+    "Level",
+    "NodeError",
+    "Reason",
+    "Receipt",
+    "Reverted",
+    "Signer",
+    "Verdict",
+]
