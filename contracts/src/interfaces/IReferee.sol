@@ -144,6 +144,10 @@ interface IReferee {
     error MalformedTensor(uint256 tensor);
     /// A chunk opening names a tensor that the proof does not open.
     error UnknownTensor(uint256 tensor);
+    /// A value or a chunk is opened twice. `index` is that of the second opening.
+    error OpenedTwice(uint256 index);
+    /// A chunk of bools holds a byte that is neither 0 nor 1.
+    error MalformedBools(uint256 chunk);
     /// A chunk index outside the tensor.
     error ChunkOutOfRange(uint256 chunkIndex, uint256 chunks);
     /// A chunk of another length than the tensor's shape says.
@@ -169,10 +173,10 @@ interface IReferee {
     function describe(bytes calldata instruction) external view returns (Description memory description);
 
     /// @notice The tensor id of the instruction's output, if its chunk tree has this root.
-    function outputId(bytes calldata instruction, bytes32 chunkRoot) external view returns (bytes32 id);
+    function outputId(bytes calldata instruction, bytes32 chunkRoot) external pure returns (bytes32 id);
 
     /// @notice The id of the rank-0 tensor that holds `bits`: an f32 scalar such as the loss (dtype 0), an i64 or a bool.
-    function scalarId(uint8 dtype, uint64 bits) external view returns (bytes32 id);
+    function scalarId(uint8 dtype, uint64 bits) external pure returns (bytes32 id);
 
     /// @notice The bits of element `index` of a chunk's data. Reverts if it is not inside.
     function elementBits(uint8 dtype, bytes calldata chunk, uint256 index) external pure returns (uint64 bits);

@@ -9,10 +9,10 @@ library Commitments {
     /// @dev H(tag ‖ data).
     function tagged(bytes8 tag, bytes calldata data) internal view returns (bytes32 digest) {
         assembly ("memory-safe") {
-            let at := mload(0x40)
-            mstore(at, tag)
-            calldatacopy(add(at, 0x08), data.offset, data.length)
-            if iszero(staticcall(gas(), 0x02, at, add(data.length, 0x08), 0x00, 0x20)) { revert(0, 0) }
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            calldatacopy(add(pos, 0x08), data.offset, data.length)
+            if iszero(staticcall(gas(), 0x02, pos, add(data.length, 0x08), 0x00, 0x20)) { revert(0, 0) }
             digest := mload(0x00)
         }
     }
@@ -28,17 +28,17 @@ library Commitments {
     }
 
     /// @dev Leaf of an accumulator tree.
-    function accumulatorLeaf(bytes memory encoded) internal view returns (bytes32) {
+    function accumulatorLeaf(bytes memory encoded) internal pure returns (bytes32) {
         return sha256(bytes.concat(Tags.ACCUMULATOR, encoded));
     }
 
     /// @dev Id of a tensor. `dims` holds 8 bytes, big-endian, for each dimension.
-    function tensorId(uint256 dtype, bytes memory dims, bytes32 chunkRoot) internal view returns (bytes32) {
+    function tensorId(uint256 dtype, bytes memory dims, bytes32 chunkRoot) internal pure returns (bytes32) {
         return sha256(bytes.concat(Tags.TENSOR, bytes1(uint8(dtype)), bytes1(uint8(dims.length / 8)), dims, chunkRoot));
     }
 
     /// @dev Id of the tensor of rank 0 that holds `bits`.
-    function scalarId(uint256 dtype, uint256 bits) internal view returns (bytes32) {
+    function scalarId(uint256 dtype, uint256 bits) internal pure returns (bytes32) {
         bytes memory data = new bytes(Isa.size(dtype));
         for (uint256 i = 0; i < data.length; ++i) {
             data[i] = bytes1(uint8(bits >> (8 * i)));
@@ -47,12 +47,12 @@ library Commitments {
     }
 
     /// @dev Leaf of the state tree (tag STATE_ENTRY) or data tree (DATA_ENTRY). `name` is its u16 length and bytes.
-    function entry(bytes8 tag, bytes calldata name, bytes32 id) internal view returns (bytes32) {
+    function entry(bytes8 tag, bytes calldata name, bytes32 id) internal pure returns (bytes32) {
         return sha256(bytes.concat(tag, name, id));
     }
 
     /// @dev Digest of a step record: leaf of the steps tree and of the run tree.
-    function record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) internal view returns (bytes32) {
+    function record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) internal pure returns (bytes32) {
         return sha256(bytes.concat(Tags.STEP_RECORD, bytes8(step), stateRoot, bytes4(lossBits), logRoot));
     }
 

@@ -27,11 +27,11 @@ library Trees {
     function parent(bytes32 left, bytes32 right) internal view returns (bytes32 node) {
         bytes8 tag = Tags.NODE;
         assembly ("memory-safe") {
-            let at := mload(0x40)
-            mstore(at, tag)
-            mstore(add(at, 0x08), left)
-            mstore(add(at, 0x28), right)
-            if iszero(staticcall(gas(), 0x02, at, 0x48, 0x00, 0x20)) { revert(0, 0) }
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            mstore(add(pos, 0x08), left)
+            mstore(add(pos, 0x28), right)
+            if iszero(staticcall(gas(), 0x02, pos, 0x48, 0x00, 0x20)) { revert(0, 0) }
             node := mload(0x00)
         }
     }
@@ -42,15 +42,15 @@ library Trees {
         bytes8 tag = Tags.NODE;
         assembly ("memory-safe") {
             node := leaf
-            let at := mload(0x40)
-            mstore(at, tag)
+            let pos := mload(0x40)
+            mstore(pos, tag)
             let end := add(siblings.offset, shl(5, siblings.length))
             for { let p := siblings.offset } lt(p, end) { p := add(p, 0x20) } {
                 // The node goes left (offset 0x08) or right (0x28) of its sibling, as the position's bit says.
                 let side := shl(5, and(position, 1))
-                mstore(add(at, add(0x08, side)), node)
-                mstore(add(at, sub(0x28, side)), calldataload(p))
-                if iszero(staticcall(gas(), 0x02, at, 0x48, 0x00, 0x20)) { revert(0, 0) }
+                mstore(add(pos, add(0x08, side)), node)
+                mstore(add(pos, sub(0x28, side)), calldataload(p))
+                if iszero(staticcall(gas(), 0x02, pos, 0x48, 0x00, 0x20)) { revert(0, 0) }
                 node := mload(0x00)
                 position := shr(1, position)
             }

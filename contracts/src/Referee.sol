@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {IReferee} from "./interfaces/IReferee.sol";
+import {Accumulator, AccumulatorKind, Accumulators} from "./libraries/Accumulators.sol";
+import {Commitments} from "./libraries/Commitments.sol";
+import {ExactSum} from "./libraries/ExactSum.sol";
+import {Instruction, InstructionCodec} from "./libraries/InstructionCodec.sol";
+import {Isa} from "./libraries/Isa.sol";
+import {MapFunctions, Scalars} from "./libraries/MapFunctions.sol";
+import {Openings, Operands} from "./libraries/Openings.sol";
+import {Tags} from "./libraries/Tags.sol";
+import {Trees} from "./libraries/Trees.sol";
+
+/// @title The referee: recomputes one leaf at the bottom of a dispute, in integers
+/// @notice See `IReferee`, which is the specification.
+///
+/// Plan of `judge`: (1) the instruction is the one in dispute; (2) every opening verifies; (3) what is asked for
+/// exists; (4) the operands' elements are read and the leaf is recomputed.
+contract Referee is IReferee {
+    using InstructionCodec for Instruction;
+    using Accumulators for Accumulator;
+    using Openings for Operands;
+
+    uint256 private constant MASK64 = 0xffffffffffffffff;
+
+    /// @inheritdoc IReferee
+    function judge(Context calldata context, Proof calldata proof) external view returns (bytes32) {
+        bytes32 leaf = Commitments.instructionLeaf(proof.instruction);
+        if (context.target == Target.VALUE && context.position >> context.depth == 1) {
+            // (1) A commit is not opened by the defender, so the proof opens it in the program tree.
+            Trees.verify(context.programRoot, context.depth + 1, context.position, leaf, proof.siblings);
+            return _commit(context, proof);
+        }
+        // INVARIANT: (1) the instruction is the one that the defender opened. Its preimage is unique.
+        if (leaf != context.instructionLeaf) revert WrongInstruction(context.instructionLeaf, leaf);
+        Instruction memory i = InstructionCodec.decode(proof.instruction);
+        if (context.target == Target.VALUE) return _source(context, proof.witness, i);
+        // INVARIANT: (3)
+        if (context.element >= i.elements) revert ElementOutOfRange(context.element, i.elements);
+        Operands memory o = Openings.verify(context.bodyRoot, context.depth, proof.tensors, proof.chunks); // (2)
+        _requireTypes(i, o); // (2)
+        if (context.target == Target.TERMS) return _terms(context, proof, i, o);
+        return bytes32(_element(i, o, context.element));
+    }
+
+    /// @inheritdoc IReferee
+    function describe(bytes calldata instruction) external view returns (Description memory) {
+        Instruction memory i = InstructionCodec.decode(instruction);
+        uint256 dataBytes = i.elements * Isa.size(i.dtype);
+        return Description({
+            leaf: Commitments.instructionLeaf(instruction),
+            opcode: uint8(i.opcode),
+            func: uint8(i.func),
+            dtype: uint8(i.dtype),
+            elements: uint64(i.elements),
+            dataBytes: uint64(dataBytes),
+            chunks: uint64(Commitments.chunkCount(dataBytes)),
+            termLeaves: uint64(i.termLeaves())
+        });
+    }
+
+    /// @inheritdoc IReferee
+    function outputId(bytes calldata instruction, bytes32 chunkRoot) external pure returns (bytes32) {
+        Instruction memory i = InstructionCodec.decode(instruction);
+        return Commitments.tensorId(i.dtype, i.outputDims(), chunkRoot);
+    }
+
+    /// @inheritdoc IReferee
+    function scalarId(uint8 dtype, uint64 bits) external pure returns (bytes32) {
+        return Commitments.scalarId(dtype, bits);
+    }
+
+    /// @inheritdoc IReferee
+    function elementBits(uint8 dtype, bytes calldata chunk, uint256 index) external pure returns (uint64) {
+        // INVARIANT: the element is inside the chunk.
+        uint256 count = chunk.length / Isa.size(dtype);
+        if (index >= count) revert ElementOutOfRange(index, count);
+        uint256 pos;
+        assembly ("memory-safe") {
+            pos := chunk.offset
+        }
+        return uint64(Openings.load(dtype, pos + index * Isa.size(dtype)));
+    }
+
+    /// @inheritdoc IReferee
+    function finish(bytes calldata instruction, bytes calldata accumulator)
+        external
+        view
+        returns (bool canonical, bytes32 leaf, uint64 bits)
+    {
+        Instruction memory i = InstructionCodec.decode(instruction);
+        // INVARIANT: only elements of reductions have accumulators.
+        if (!i.isReduction()) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        Accumulator memory last;
+        (canonical, last) = Accumulators.decode(Accumulators.kindOfLast(i, accumulator.length), accumulator);
+        if (!canonical) return (false, 0, 0);
+        return (true, Commitments.tagged(Tags.ACCUMULATOR, accumulator), last.result());
+    }
+
+    /// @dev The right leaf of the value tree for commit `position - 2^depth`: the state entry of its operand.
+    /// Why the slot and the name are not compared with the position: a program in which they differ is refused by
+    /// both parties before its root is signed.
+    function _commit(Context calldata context, Proof calldata proof) private view returns (bytes32) {
+        Instruction memory i = InstructionCodec.decode(proof.instruction);
+        if (i.opcode != Isa.COMMIT) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        Witness calldata w = proof.witness;
+        Trees.verify(context.bodyRoot, context.depth, i.operandValue(0), w.tensorId, w.siblings); // (2)
+        return Commitments.entry(Tags.STATE_ENTRY, i.encodedName(), w.tensorId);
+    }
+
+    /// @dev The right leaf of the value tree for a `source`: the id of its tensor.
+    function _source(Context calldata context, Witness calldata w, Instruction memory i)
+        private
+        view
+        returns (bytes32)
+    {
+        if (i.opcode != Isa.SOURCE) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        if (i.func == Isa.SOURCE_CONST) return Commitments.scalarId(i.dtype, i.paramUnsigned(0));
+        if (i.func == Isa.SOURCE_STEP) return Commitments.scalarId(Isa.I64, context.step - 1);
+        if (i.func == Isa.SOURCE_DATA) {
+            _verifyEntry(Tags.DATA_ENTRY, context.dataRoot, context.dataCount, i, w); // (2)
+            return w.tensorId;
+        }
+        // (2) The state before the step stands in record s-1.
+        bytes32 record = Commitments.record(w.step, w.stateRoot, w.lossBits, w.logRoot);
+        Trees.verify(context.recordRoot, context.recordDepth, context.recordPosition, record, w.recordSiblings);
+        _verifyEntry(Tags.STATE_ENTRY, w.stateRoot, context.stateCount, i, w);
+        return w.tensorId;
+    }
+
+    function _verifyEntry(bytes8 tag, bytes32 root, uint256 count, Instruction memory i, Witness calldata w)
+        private
+        view
+    {
+        uint256 slot = i.slot();
+        // INVARIANT: (3) the slot exists.
+        if (slot >= count) revert SlotOutOfRange(slot, count);
+        bytes32 leaf = Commitments.entry(tag, i.encodedName(), w.tensorId);
+        Trees.verify(root, Trees.depthOf(count), slot, leaf, w.siblings);
+    }
+
+    /// @dev Operands that are open have the dtypes of SPEC 4.3, also where they are not read. (`map` reads all of its
+    /// operands and checks them with its function; an argmax reads at least one element.)
+    function _requireTypes(Instruction memory i, Operands memory o) private pure {
+        if (i.opcode == Isa.MAP || (i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX)) return;
+        bool indexes = i.opcode == Isa.GATHER || i.opcode == Isa.SCATTER_SUM;
+        for (uint256 k = 0; k < i.operandCount; ++k) {
+            o.requireType(k, i.operandValue(k), indexes && k == 1 ? Isa.I64 : i.dtype);
+        }
+    }
+
+    /// @dev The right leaf number `termsLeaf` of the accumulator tree.
+    function _terms(Context calldata context, Proof calldata proof, Instruction memory i, Operands memory o)
+        private
+        view
+        returns (bytes32)
+    {
+        uint256 leaf = context.termsLeaf;
+        uint256 leaves = i.termLeaves();
+        // INVARIANT: (3) the leaf exists.
+        if (leaf >= leaves) revert LeafOutOfRange(leaf, leaves);
+        AccumulatorKind kind = _kind(i, o, context.element);
+        Accumulator memory a = Accumulators.start(kind);
+        if (leaf == 0) {
+            // INVARIANT: nothing comes before the first leaf.
+            if (proof.previous.length != 0) revert MalformedAccumulator(proof.previous);
+        } else {
+            bool canonical;
+            (canonical, a) = Accumulators.decode(kind, proof.previous);
+            // INVARIANT: (2) the accumulator before is well formed and stands in the defender's tree.
+            if (!canonical) revert MalformedAccumulator(proof.previous);
+            bytes32 digest = Commitments.tagged(Tags.ACCUMULATOR, proof.previous);
+            Trees.verify(context.accumulatorRoot, Trees.depthOf(leaves), leaf - 1, digest, proof.siblings);
+        }
+        uint256 first = leaf * Isa.TERMS_PER_LEAF;
+        uint256 end = first + Isa.TERMS_PER_LEAF;
+        _accumulate(i, o, a, context.element, first, end < i.terms ? end : i.terms); // (4)
+        return Commitments.accumulatorLeaf(a.encode());
+    }
+
+    /// @dev The right bits of one element. (4)
+    function _element(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+        uint256 opcode = i.opcode;
+        if (opcode == Isa.MAP) return _map(i, o, element);
+        if (i.isReduction()) {
+            // INVARIANT: a long reduction has accumulators, and is judged by their leaves.
+            if (i.terms > Isa.TERMS_PER_LEAF) revert UnsupportedInstruction(uint8(opcode), uint8(i.func));
+            Accumulator memory a = Accumulators.start(_kind(i, o, element));
+            _accumulate(i, o, a, element, 0, i.terms);
+            return a.result();
+        }
+        if (opcode == Isa.GATHER) return _gather(i, o, element);
+        if (opcode == Isa.WINDOW) return _window(i, o, element);
+        if (opcode == Isa.IOTA) return uint256(i.paramSigned(0) + i.dotOutput(element, i.paramsAt + 8)) & MASK64;
+        if (opcode == Isa.RANDOM || opcode == Isa.SHUFFLE) {
+            revert InstructionNotYetOnChain(uint8(opcode), uint8(i.func));
+        }
+        revert UnsupportedInstruction(uint8(opcode), uint8(i.func)); // source, commit: whole tensors
+    }
+
+    function _map(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+        Scalars memory s;
+        s.count = i.operandCount;
+        for (uint256 k = 0; k < s.count; ++k) {
+            int256 pos = i.baseElement(k, element);
+            uint256 value = i.operandValue(k);
+            s.dtypes[k] = o.dtypeOf(k, value, pos);
+            s.bits[k] = o.read(k, value, s.dtypes[k], pos);
+        }
+        return MapFunctions.apply_(i.func, i.dtype, s);
+    }
+
+    /// @dev What is accumulated. Only an argmax needs its operand's tensor to tell.
+    function _kind(Instruction memory i, Operands memory o, uint256 element) private pure returns (AccumulatorKind) {
+        uint256 dtype = i.dtype;
+        if (i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX) {
+            dtype = o.dtypeOf(0, i.operandValue(0), i.baseElement(0, element));
+        }
+        return Accumulators.kindOf(i, dtype);
+    }
+
+    /// @dev Takes terms first ... end-1 of the element.
+    function _accumulate(
+        Instruction memory i,
+        Operands memory o,
+        Accumulator memory a,
+        uint256 element,
+        uint256 first,
+        uint256 end
+    ) private pure {
+        bool scatters = i.opcode == Isa.SCATTER_SUM;
+        bool multiplies = !scatters && i.operandCount == 2;
+        bool integers = a.kind == AccumulatorKind.I64_SUM || a.kind == AccumulatorKind.I64_MAX
+            || a.kind == AccumulatorKind.I64_ARGMAX;
+        uint256 dtype = integers ? Isa.I64 : Isa.F32;
+        int256 target = scatters ? i.dotOutput(element, i.paramsAt) : int256(0);
+        for (uint256 term = first; term < end; ++term) {
+            if (scatters && MapFunctions.signed(_term(i, o, 1, Isa.I64, element, term)) != target) continue;
+            uint256 x = _term(i, o, 0, dtype, element, term);
+            if (multiplies) ExactSum.addProduct(a.sum, x, _term(i, o, 1, dtype, element, term));
+            else a.take(x, term);
+        }
+    }
+
+    function _term(Instruction memory i, Operands memory o, uint256 k, uint256 dtype, uint256 element, uint256 term)
+        private
+        pure
+        returns (uint256)
+    {
+        return o.read(k, i.operandValue(k), dtype, i.baseElement(k, element) + i.termOffset(k, term));
+    }
+
+    function _gather(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+        int256 j = MapFunctions.signed(o.read(1, i.operandValue(1), Isa.I64, i.baseElement(1, element)));
+        if (j < 0 || uint256(j) >= i.paramUnsigned(8)) return i.dtype == Isa.F32 ? Isa.NAN_BITS : 0;
+        // SAFETY: j is below 2^64, the stride of magnitude at most 2^63.
+        int256 pos = i.baseElement(0, element) + j * i.paramSigned(0);
+        return MapFunctions.normal(i.dtype, o.read(0, i.operandValue(0), i.dtype, pos));
+    }
+
+    function _window(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+        (bool inside, int256 pos) = _insideBox(i, element);
+        if (inside) return MapFunctions.normal(i.dtype, o.read(0, i.operandValue(0), i.dtype, pos));
+        if (i.func == Isa.WINDOW_FILL) return i.paramUnsigned(24 * i.rank);
+        // INVARIANT: `else` has the operand that it reads outside the box.
+        if (i.operandCount != 2) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        pos = i.baseElement(1, element);
+        return MapFunctions.normal(i.dtype, o.read(1, i.operandValue(1), i.dtype, pos));
+    }
+
+    /// @dev Whether the output coordinate is in the box, and the element that the first operand has there.
+    function _insideBox(Instruction memory i, uint256 element) private pure returns (bool inside, int256 pos) {
+        pos = i.operandOffset(0);
+        for (uint256 d = i.rank; d != 0;) {
+            --d;
+            uint256 size = i.dim(d);
+            int256 c = int256(element % size);
+            element /= size;
+            int256 lo = i.paramSigned(24 * d);
+            int256 step = int256(i.paramUnsigned(24 * d + 16));
+            // INVARIANT: a step of 0 (no valid program has one) is no box, rather than a division by zero.
+            if (step == 0 || c < lo || c >= i.paramSigned(24 * d + 8) || (c - lo) % step != 0) return (false, 0);
+            pos += (c - lo) / step * i.outputStride(0, d);
+        }
+        return (true, pos);
+    }
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+/// @title binary32 in integers (SPEC section 5): round to nearest, ties to even, subnormals kept, one NaN
+/// @notice Numbers are bit patterns in the low 32 bits of a word; the high bits of every argument must be zero.
+/// A finite number is ±mantissa · 2^exponent with mantissa < 2^24 and exponent >= -149.
+library Float32 {
+    uint256 internal constant NAN = 0x7fc00000;
+    uint256 internal constant INFINITY = 0x7f800000;
+    uint256 internal constant SIGN = 0x80000000;
+    uint256 private constant MAGNITUDE = 0x7fffffff;
+    /// Exponent of the last place of subnormals and of the smallest normal binade.
+    int256 private constant LEAST_EXPONENT = -149;
+
+    function isNan(uint256 x) internal pure returns (bool) {
+        return x & MAGNITUDE > INFINITY;
+    }
+
+    /// @dev Whether x is neither infinite nor NaN.
+    function isFinite(uint256 x) internal pure returns (bool) {
+        return x & MAGNITUDE < INFINITY;
+    }
+
+    function isZero(uint256 x) internal pure returns (bool) {
+        return x & MAGNITUDE == 0;
+    }
+
+    /// @dev x, any NaN replaced by the one NaN.
+    function canonical(uint256 x) internal pure returns (uint256) {
+        return isNan(x) ? NAN : x;
+    }
+
+    /// @dev |x| = mantissa · 2^exponent for a finite x.
+    function unpack(uint256 x) internal pure returns (uint256 mantissa, int256 exponent) {
+        unchecked {
+            uint256 biased = (x >> 23) & 0xff;
+            mantissa = x & 0x7fffff;
+            if (biased == 0) return (mantissa, LEAST_EXPONENT);
+            return (mantissa | 0x800000, int256(biased) - 150);
+        }
+    }
+
+    /// @dev RN(± magnitude · 2^exponent) for any magnitude below 2^256; zero and underflow keep the sign.
+    /// A caller whose exact value is not an integer times a power of two passes at least 27 bits and sets the lowest
+    /// ("sticky") if anything nonzero was cut off below it. SAFETY: |exponent| < 2^32.
+    function round(bool negative, uint256 magnitude, int256 exponent) internal pure returns (uint256) {
+        uint256 sign = negative ? SIGN : 0;
+        if (magnitude == 0) return sign;
+        unchecked {
+            // Exponent of the result's last place: 24 significant bits, but never below the subnormals'.
+            int256 last = exponent + int256(bitLength(magnitude)) - 24;
+            if (last < LEAST_EXPONENT) last = LEAST_EXPONENT;
+            int256 cut = last - exponent;
+            uint256 mantissa;
+            if (cut <= 0) {
+                mantissa = magnitude << uint256(-cut); // exact: at most 24 bits
+            } else if (cut > 256) {
+                mantissa = 0; // below half of the least subnormal
+            } else {
+                mantissa = _roundShift(magnitude, uint256(cut));
+            }
+            // A mantissa of 2^24 after rounding carries into the exponent by itself; so does 2^23 from the subnormals.
+            uint256 bits = (uint256(last - LEAST_EXPONENT) << 23) + mantissa;
+            return sign | (bits >= INFINITY ? INFINITY : bits);
+        }
+    }
+
+    /// @dev RN(m / 2^cut), ties to even, 1 <= cut <= 256.
+    function _roundShift(uint256 m, uint256 cut) private pure returns (uint256 q) {
+        unchecked {
+            q = m >> cut;
+            uint256 rest = m << (256 - cut); // the bits cut off, as a fraction of 2^256
+            uint256 half = 1 << 255;
+            if (rest > half || (rest == half && q & 1 == 1)) ++q;
+        }
+    }
+
+    /// @dev Position of the highest set bit plus one; 0 for 0.
+    function bitLength(uint256 x) internal pure returns (uint256 n) {
+        assembly ("memory-safe") {
+            let s := shl(7, gt(x, 0xffffffffffffffffffffffffffffffff))
+            n := s
+            x := shr(s, x)
+            s := shl(6, gt(x, 0xffffffffffffffff))
+            n := or(n, s)
+            x := shr(s, x)
+            s := shl(5, gt(x, 0xffffffff))
+            n := or(n, s)
+            x := shr(s, x)
+            s := shl(4, gt(x, 0xffff))
+            n := or(n, s)
+            x := shr(s, x)
+            s := shl(3, gt(x, 0xff))
+            n := or(n, s)
+            x := shr(s, x)
+            s := shl(2, gt(x, 0xf))
+            n := or(n, s)
+            x := shr(s, x)
+            s := shl(1, gt(x, 0x3))
+            n := or(n, s)
+            x := shr(s, x)
+            // 0, 1, 2 or 3 is left: 0, 1, 2 or 2 bits.
+            n := add(n, sub(x, eq(x, 3)))
+        }
+    }
+
+    function add(uint256 x, uint256 y) internal pure returns (uint256) {
+        if (isNan(x) || isNan(y)) return NAN;
+        if (!isFinite(x)) return isFinite(y) || x == y ? x : NAN; // inf - inf
+        if (!isFinite(y)) return y;
+        if (isZero(x) && isZero(y)) return x & y; // -0 only from two -0
+        return _addFinite(x, y);
+    }
+
+    function sub(uint256 x, uint256 y) internal pure returns (uint256) {
+        return add(x, y ^ SIGN);
+    }
+
+    /// @dev Not both zero.
+    function _addFinite(uint256 x, uint256 y) private pure returns (uint256) {
+        unchecked {
+            (uint256 mx, int256 ex) = unpack(x);
+            (uint256 my, int256 ey) = unpack(y);
+            if (ex < ey) (x, mx, ex, y, my, ey) = (y, my, ey, x, mx, ex);
+            // x has the greater exponent. Where it is greater by more than 60, x is normal and y is less than 2^-7
+            // of x's 31st bit below the last: all of y that matters is its sign, one sticky unit.
+            uint256 distance = uint256(ex - ey);
+            if (distance > 60) {
+                distance = 30;
+                ey = ex - 30;
+                if (my != 0) my = 1;
+            }
+            mx <<= distance;
+            if ((x ^ y) & SIGN == 0) return round(x & SIGN != 0, mx + my, ey);
+            if (mx == my) return 0; // x - x = +0
+            return mx > my ? round(x & SIGN != 0, mx - my, ey) : round(y & SIGN != 0, my - mx, ey);
+        }
+    }
+
+    function mul(uint256 x, uint256 y) internal pure returns (uint256) {
+        if (isNan(x) || isNan(y)) return NAN;
+        uint256 sign = (x ^ y) & SIGN;
+        if (!isFinite(x) || !isFinite(y)) return isZero(x) || isZero(y) ? NAN : sign | INFINITY;
+        (uint256 mx, int256 ex) = unpack(x);
+        (uint256 my, int256 ey) = unpack(y);
+        unchecked {
+            return round(sign != 0, mx * my, ex + ey);
+        }
+    }
+
+    function div(uint256 x, uint256 y) internal pure returns (uint256) {
+        if (isNan(x) || isNan(y)) return NAN;
+        uint256 sign = (x ^ y) & SIGN;
+        if (!isFinite(x)) return isFinite(y) ? sign | INFINITY : NAN;
+        if (!isFinite(y)) return sign;
+        if (isZero(y)) return isZero(x) ? NAN : sign | INFINITY;
+        (uint256 mx, int256 ex) = unpack(x);
+        (uint256 my, int256 ey) = unpack(y);
+        unchecked {
+            // At least 80 - 24 bits of quotient, then one sticky bit for the remainder.
+            uint256 scaled = mx << 80;
+            uint256 quotient = scaled / my;
+            uint256 sticky = quotient * my == scaled ? 0 : 1;
+            return round(sign != 0, quotient << 1 | sticky, ex - ey - 81);
+        }
+    }
+
+    function sqrt(uint256 x) internal pure returns (uint256) {
+        if (isNan(x)) return NAN;
+        if (isZero(x)) return x;
+        if (x & SIGN != 0) return NAN;
+        if (!isFinite(x)) return x;
+        (uint256 m, int256 e) = unpack(x);
+        unchecked {
+            // An even exponent, and at least 80 bits under the root, for 40 of result and one sticky bit.
+            m <<= 80;
+            e -= 80;
+            if (e & 1 != 0) {
+                m <<= 1;
+                e -= 1;
+            }
+            uint256 root = integerSqrt(m);
+            uint256 sticky = root * root == m ? 0 : 1;
+            return round(false, root << 1 | sticky, e / 2 - 1);
+        }
+    }
+
+    /// @dev floor(√n) for n < 2^128, by Newton's method from above.
+    function integerSqrt(uint256 n) internal pure returns (uint256 root) {
+        if (n == 0) return 0;
+        unchecked {
+            root = 1 << ((bitLength(n) + 1) / 2); // >= √n
+            while (true) {
+                uint256 next = (root + n / root) >> 1;
+                if (next >= root) return root;
+                root = next;
+            }
+        }
+    }
+
+    function neg(uint256 x) internal pure returns (uint256) {
+        return isNan(x) ? NAN : x ^ SIGN;
+    }
+
+    function abs(uint256 x) internal pure returns (uint256) {
+        return isNan(x) ? NAN : x & MAGNITUDE;
+    }
+
+    /// @dev NaN if either is; a result that is zero is +0.
+    function max(uint256 x, uint256 y) internal pure returns (uint256) {
+        if (isNan(x) || isNan(y)) return NAN;
+        return _plusZero(lt(x, y) ? y : x);
+    }
+
+    /// @dev NaN if either is; a result that is zero is +0.
+    function min(uint256 x, uint256 y) internal pure returns (uint256) {
+        if (isNan(x) || isNan(y)) return NAN;
+        return _plusZero(lt(y, x) ? y : x);
+    }
+
+    function _plusZero(uint256 x) private pure returns (uint256) {
+        return isZero(x) ? 0 : x;
+    }
+
+    function lt(uint256 x, uint256 y) internal pure returns (bool) {
+        return !isNan(x) && !isNan(y) && _ordered(x) < _ordered(y);
+    }
+
+    function le(uint256 x, uint256 y) internal pure returns (bool) {
+        return !isNan(x) && !isNan(y) && _ordered(x) <= _ordered(y);
+    }
+
+    function eq(uint256 x, uint256 y) internal pure returns (bool) {
+        return !isNan(x) && !isNan(y) && _ordered(x) == _ordered(y);
+    }
+
+    /// @dev An integer that grows with the number x; both zeros are 0.
+    function _ordered(uint256 x) private pure returns (int256) {
+        int256 magnitude = int256(x & MAGNITUDE);
+        return x & SIGN != 0 ? -magnitude : magnitude;
+    }
+
+    /// @dev RN of an integer of magnitude below 2^255.
+    function fromInt(int256 x) internal pure returns (uint256) {
+        return x < 0 ? round(true, uint256(-x), 0) : round(false, uint256(x), 0);
+    }
+
+    /// @dev Toward zero, NaN to 0, saturating at the ends of i64.
+    function toInt64(uint256 x) internal pure returns (int256) {
+        if (isNan(x)) return 0;
+        bool negative = x & SIGN != 0;
+        int256 most = negative ? int256(1) << 63 : (int256(1) << 63) - 1;
+        int256 value = most;
+        if (isFinite(x)) {
+            (uint256 m, int256 e) = unpack(x);
+            // SAFETY: m < 2^24 and e <= 104, so the shifts keep all bits.
+            value = e >= 0 ? int256(m << uint256(e)) : int256(m >> uint256(-e));
+            if (value > most) value = most;
+        }
+        return negative ? -value : value;
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {IReferee} from "../interfaces/IReferee.sol";
+import {Isa} from "./Isa.sol";
+
+/// @dev One instruction, read from calldata: its header, and where in calldata its tables stand. Only valid inside
+/// the call in whose calldata it was found. Made by `InstructionCodec.decode` alone, so that every table it points at
+/// is known to be complete.
+struct Instruction {
+    uint256 opcode;
+    uint256 func;
+    /// dtype of the result.
+    uint256 dtype;
+    /// Output rank, 0 ... 8.
+    uint256 rank;
+    /// Reduction rank, 0 ... 8, not 0 only for `reduce` and `scatter_sum`.
+    uint256 reductionRank;
+    uint256 operandCount;
+    /// Calldata offset of the first dim; output dims, then reduction dims, 8 bytes each.
+    uint256 dimsAt;
+    /// Calldata offset of the first operand.
+    uint256 operandsAt;
+    /// Calldata offset of the parameters, behind their length.
+    uint256 paramsAt;
+    uint256 paramsLength;
+    /// Product of the output dims, 1 ... 2^40.
+    uint256 elements;
+    /// Product of the reduction dims, 1 ... 2^32.
+    uint256 terms;
+}
+
+/// @title Reads the encoding of an instruction (SPEC 4.1) and its access maps (SPEC 4.2)
+/// @notice Accepts exactly the encodings of instructions that have the form the SPEC demands of one instruction on
+/// its own: known opcode, function and dtype, ranks, dims, sizes, operand count, parameter length and names. What
+/// needs the rest of the program (operands' numbers and dtypes, bounds) was checked by both parties before they
+/// signed the program's root, and is not checked again: an instruction that is opened under that root obeys it.
+library InstructionCodec {
+    uint256 private constant HEADER = 6;
+
+    /// @dev The instruction that these bytes are. Reverts with `MalformedInstruction` if they are none.
+    function decode(bytes calldata data) internal pure returns (Instruction memory i) {
+        // INVARIANT: an instruction is at most 4096 bytes, and has its six header bytes.
+        if (data.length > Isa.MAX_INSTRUCTION_BYTES || data.length < HEADER) {
+            revert IReferee.MalformedInstruction(data.length);
+        }
+        i.opcode = uint8(data[0]);
+        i.func = uint8(data[1]);
+        i.dtype = uint8(data[2]);
+        i.rank = uint8(data[3]);
+        i.reductionRank = uint8(data[4]);
+        i.operandCount = uint8(data[5]);
+        _checkHeader(i);
+        uint256 start;
+        assembly ("memory-safe") {
+            start := data.offset
+        }
+        unchecked {
+            // SAFETY: ranks <= 8 and operands <= 3, so that the sums stay below 700.
+            uint256 coordinates = i.rank + i.reductionRank;
+            i.dimsAt = start + HEADER;
+            i.operandsAt = i.dimsAt + 8 * coordinates;
+            i.paramsAt = i.operandsAt + i.operandCount * (12 + 8 * coordinates) + 2;
+            uint256 fixedLength = i.paramsAt - start;
+            // INVARIANT: the tables are complete; nothing behind the end is ever read.
+            if (fixedLength > data.length) revert IReferee.MalformedInstruction(data.length);
+            i.paramsLength = _word(i.paramsAt - 2) >> 240;
+            // INVARIANT: the length matches exactly: one instruction has one encoding.
+            if (fixedLength + i.paramsLength != data.length) revert IReferee.MalformedInstruction(fixedLength);
+        }
+        i.elements = _product(i.dimsAt, i.rank, Isa.MAX_NUMEL, start);
+        i.terms = _product(i.dimsAt + 8 * i.rank, i.reductionRank, Isa.MAX_TERMS, start);
+        _checkParams(i, start);
+    }
+
+    /// @dev Whether an element has an accumulator tree or terms at all.
+    function isReduction(Instruction memory i) internal pure returns (bool) {
+        return i.opcode == Isa.REDUCE || i.opcode == Isa.SCATTER_SUM;
+    }
+
+    /// @dev Leaves of an element's accumulator tree; 0 where elements are judged at once.
+    function termLeaves(Instruction memory i) internal pure returns (uint256) {
+        if (i.terms <= Isa.TERMS_PER_LEAF) return 0; // also every instruction without reduction: one term
+        return (i.terms + Isa.TERMS_PER_LEAF - 1) / Isa.TERMS_PER_LEAF;
+    }
+
+    /// @dev Dimension d of the index space (output dims, then reduction dims). d < rank + reductionRank.
+    function dim(Instruction memory i, uint256 d) internal pure returns (uint256) {
+        return _word(i.dimsAt + 8 * d) >> 192;
+    }
+
+    /// @dev The output dims as they are encoded, 8 bytes each.
+    function outputDims(Instruction memory i) internal pure returns (bytes memory dims) {
+        dims = new bytes(8 * i.rank);
+        uint256 from = i.dimsAt;
+        assembly ("memory-safe") {
+            calldatacopy(add(dims, 0x20), from, mload(dims))
+        }
+    }
+
+    /// @dev The body instruction whose value operand k reads. k < operandCount.
+    function operandValue(Instruction memory i, uint256 k) internal pure returns (uint256) {
+        return _word(_operandAt(i, k)) >> 224;
+    }
+
+    /// @dev The element that operand k reads at the output coordinate with row-major index `element`, all reduction
+    /// coordinates 0. May be negative or outside the tensor if the program is not a valid one.
+    function baseElement(Instruction memory i, uint256 k, uint256 element) internal pure returns (int256) {
+        uint256 pos = _operandAt(i, k) + 4;
+        return _signed(pos) + dotOutput(i, element, pos + 8);
+    }
+
+    /// @dev What the reduction coordinates of term number `term` add to that element.
+    function termOffset(Instruction memory i, uint256 k, uint256 term) internal pure returns (int256) {
+        uint256 strides = _operandAt(i, k) + 12 + 8 * i.rank;
+        return _dot(i.dimsAt + 8 * i.rank, i.reductionRank, term, strides);
+    }
+
+    /// @dev Σ c_d · stride_d for the output coordinate c with row-major index `element`, and strides (i64) at this
+    /// calldata offset.
+    function dotOutput(Instruction memory i, uint256 element, uint256 stridesAt) internal pure returns (int256) {
+        return _dot(i.dimsAt, i.rank, element, stridesAt);
+    }
+
+    /// @dev The i64 at byte `offset` of the parameters.
+    function paramSigned(Instruction memory i, uint256 offset) internal pure returns (int256) {
+        return _signed(i.paramsAt + offset);
+    }
+
+    /// @dev The u64 at byte `offset` of the parameters.
+    function paramUnsigned(Instruction memory i, uint256 offset) internal pure returns (uint256) {
+        return _word(i.paramsAt + offset) >> 192;
+    }
+
+    /// @dev The slot of a `source` of state or data, or of a `commit`.
+    function slot(Instruction memory i) internal pure returns (uint256) {
+        return _word(i.paramsAt) >> 224;
+    }
+
+    /// @dev The name of a `source` of state or data, or of a `commit`: u16 length and bytes.
+    function encodedName(Instruction memory i) internal pure returns (bytes calldata name) {
+        uint256 pos = i.paramsAt + 4;
+        uint256 length = i.paramsLength - 4;
+        assembly ("memory-safe") {
+            name.offset := pos
+            name.length := length
+        }
+    }
+
+    /// @dev Stride of operand k along output dim d.
+    function outputStride(Instruction memory i, uint256 k, uint256 d) internal pure returns (int256) {
+        return _signed(_operandAt(i, k) + 12 + 8 * d);
+    }
+
+    /// @dev The constant part of operand k's access map.
+    function operandOffset(Instruction memory i, uint256 k) internal pure returns (int256) {
+        return _signed(_operandAt(i, k) + 4);
+    }
+
+    function _checkHeader(Instruction memory i) private pure {
+        // INVARIANT: a known opcode with a known function and dtype.
+        if (!Isa.isKnown(i.opcode, i.func)) revert IReferee.MalformedInstruction(0);
+        if (i.dtype > Isa.BOOL) revert IReferee.MalformedInstruction(2);
+        // INVARIANT: ranks are at most 8, and only reductions have reduction dims.
+        if (i.rank > Isa.MAX_RANK) revert IReferee.MalformedInstruction(3);
+        if (i.reductionRank > (isReduction(i) ? Isa.MAX_RANK : 0)) revert IReferee.MalformedInstruction(4);
+        // INVARIANT: as many operands as the opcode takes.
+        (uint256 least, uint256 most) = _operandCounts(i.opcode);
+        if (i.operandCount < least || i.operandCount > most) revert IReferee.MalformedInstruction(5);
+    }
+
+    function _operandCounts(uint256 opcode) private pure returns (uint256 least, uint256 most) {
+        if (opcode == Isa.MAP) return (1, 3);
+        if (opcode == Isa.REDUCE || opcode == Isa.WINDOW) return (1, 2);
+        if (opcode == Isa.GATHER || opcode == Isa.SCATTER_SUM || opcode == Isa.RANDOM) return (2, 2);
+        if (opcode == Isa.SHUFFLE) return (3, 3);
+        if (opcode == Isa.COMMIT) return (1, 1);
+        return (0, 0); // source, iota
+    }
+
+    function _checkParams(Instruction memory i, uint256 start) private pure {
+        uint256 expected;
+        if (i.opcode == Isa.SOURCE && i.func == Isa.SOURCE_CONST) {
+            expected = 8;
+        } else if (i.opcode == Isa.COMMIT || (i.opcode == Isa.SOURCE && i.func != Isa.SOURCE_STEP)) {
+            return _checkName(i, start);
+        } else if (i.opcode == Isa.GATHER) {
+            expected = 16;
+        } else if (i.opcode == Isa.SCATTER_SUM) {
+            expected = 8 * i.rank;
+        } else if (i.opcode == Isa.WINDOW) {
+            expected = 24 * i.rank + (i.func == Isa.WINDOW_FILL ? 8 : 0);
+        } else if (i.opcode == Isa.IOTA) {
+            expected = 8 + 8 * i.rank;
+        } else if (i.opcode == Isa.RANDOM) {
+            expected = 4;
+        } else if (i.opcode == Isa.SHUFFLE) {
+            expected = 12;
+        }
+        // INVARIANT: exactly the parameters of the opcode (SPEC 4.3); none for the others.
+        if (i.paramsLength != expected) revert IReferee.MalformedInstruction(i.paramsAt - start);
+    }
+
+    function _checkName(Instruction memory i, uint256 start) private pure {
+        uint256 pos = i.paramsAt;
+        // INVARIANT: u32 slot, u16 length, and a name of that length, 1 to 255 bytes.
+        if (i.paramsLength < 6) revert IReferee.MalformedInstruction(pos - start);
+        uint256 length = (_word(pos + 4) >> 240);
+        if (length == 0 || length > Isa.MAX_NAME_BYTES || i.paramsLength != 6 + length) {
+            revert IReferee.MalformedInstruction(pos + 4 - start);
+        }
+        for (uint256 k = 0; k < length; ++k) {
+            uint256 char = _word(pos + 6 + k) >> 248;
+            // INVARIANT: printable ASCII without blanks.
+            if (char < 0x21 || char > 0x7e) revert IReferee.MalformedInstruction(pos + 6 + k - start);
+        }
+    }
+
+    function _product(uint256 pos, uint256 count, uint256 limit, uint256 start) private pure returns (uint256 product) {
+        product = 1;
+        for (uint256 d = 0; d < count; ++d) {
+            // SAFETY: product <= 2^40 before, and a dim is below 2^64.
+            product *= _word(pos + 8 * d) >> 192;
+            // INVARIANT: dims are at least 1, and their product keeps its limit.
+            if (product == 0 || product > limit) revert IReferee.MalformedInstruction(pos + 8 * d - start);
+        }
+    }
+
+    /// @dev Unravels a row-major index over `count` dims and adds up coordinate times stride.
+    function _dot(uint256 dimsAt, uint256 count, uint256 index, uint256 stridesAt) private pure returns (int256 sum) {
+        unchecked {
+            // SAFETY: at most 8 terms, each a coordinate below 2^40 times a stride of magnitude <= 2^63.
+            for (uint256 d = count; d != 0 && index != 0;) {
+                --d;
+                uint256 size = _word(dimsAt + 8 * d) >> 192;
+                sum += int256(index % size) * _signed(stridesAt + 8 * d);
+                index /= size;
+            }
+        }
+    }
+
+    function _operandAt(Instruction memory i, uint256 k) private pure returns (uint256) {
+        return i.operandsAt + k * (12 + 8 * (i.rank + i.reductionRank));
+    }
+
+    function _word(uint256 pos) private pure returns (uint256 word) {
+        assembly ("memory-safe") {
+            word := calldataload(pos)
+        }
+    }
+
+    function _signed(uint256 pos) private pure returns (int256 value) {
+        assembly ("memory-safe") {
+            value := sar(192, calldataload(pos))
+        }
+    }
+}
