@@ -20,6 +20,34 @@ TRANSCENDENTAL_EDGES: Final = (
     0x33000001, 0x33800001, 0x39000000, 0x3A000001, 0x3C9374BC, 0x007FFFFF, 0x00400000, 0x00000003,
 )  # fmt: skip
 """Around e, sqrt 2, multiples of pi/2 up to 2^126, the thresholds of exp, tanh and erf, and very small arguments."""
+HARD: Final[dict[MapFunction, tuple[int, ...]]] = {
+    MapFunction.EXP: (
+        0xC16912CD, 0x3D1A274E, 0x4001B249, 0x40315B33, 0x3FE67199, 0xBC2A461A, 0xC0781533,
+        0x41CBF87B, 0xC13D6631, 0x4034D02B, 0x3C971AAA, 0x3C608A0E, 0x3CAFFE2E, 0xBCB8F40F,
+    ),
+    MapFunction.LOG: (
+        0x3C413D3A, 0x41178FEB, 0x3FD364D7, 0x3E2B3421, 0x4056EE45, 0x3FC55379, 0x40504CB2,
+        0x41E3B2AF, 0x3FDC4750, 0x404DC250, 0x3F7FFFFE, 0x3FA66C0B, 0x3E5C31F6, 0x3CA1C99F,
+    ),
+    MapFunction.TANH: (
+        0x3EEE0566, 0x3CD41B91, 0x3C96AE2E, 0x3D7C3055, 0x3F20B67F, 0x3FF8BC7E, 0x4013CD84,
+        0x3F97FBC7, 0x3EF6AFEE, 0x3F172BE6, 0x3E150CD4, 0x3DC95DB7, 0x3FB3C82A, 0x3C4E34B0,
+    ),
+    MapFunction.ERF: (
+        0x3F043A75, 0x3C7C9E9F, 0x3E1FCC60, 0x3F44DDFD, 0x3E97E551, 0x3E2F129D, 0x3C45AAF6,
+        0x3D3E3BD9, 0x3CC37934, 0x3CAFEB05, 0x3CB655CB, 0x3CE105F6, 0x3C722D53, 0x3D844128,
+    ),
+    MapFunction.SIN: (
+        0x3EF3830F, 0x3DCF5597, 0x3D0650EA, 0x401F2100, 0x3EF32001, 0x3FA0FA4E, 0x40E70813,
+        0x3CA025C6, 0x3DE26FD0, 0x3F86B3D2, 0x3C56AA1E, 0x3EB00D62, 0x3C62EDA4, 0x40241807,
+    ),
+    MapFunction.COS: (
+        0x3C107FE6, 0x3E5FA70E, 0x3FDB3C0E, 0x4010A4BF, 0x3FAA2672, 0x3DAC4FC0, 0x3F8626A5,
+        0x40259F7C, 0x3D58A0EA, 0x3CFCFBFF, 0x3EA0E6EF, 0x3EFEC12E, 0x3F22061D, 0x4179E3A4,
+    ),
+}  # fmt: skip
+"""Arguments whose results lie nearest to a rounding boundary: within some 2^-24 of an ulp, where binary64 alone cannot
+decide. Found by a search over all 2^-7 <= |x| < 32."""
 I64_EDGES: Final = (
     0, 1, -1, 2, -2, 7, -7, 1 << 24, (1 << 24) + 1, (1 << 25) + 2, (1 << 25) + 6, (1 << 53) + 1, (1 << 32) - 1,
     -(1 << 31), (1 << 62) + (1 << 38), (1 << 63) - 1, -(1 << 63), -(1 << 63) + 1,
@@ -113,9 +141,9 @@ def f32_pairs(function: MapFunction, extra: int) -> Iterator[tuple[int, int]]:
 
 def f32_singles(function: MapFunction, extra: int) -> Iterator[int]:
     """Edges of both signs, then numbers of this function's interesting range, then any pattern."""
-    for edge in EDGES + TRANSCENDENTAL_EDGES:
+    for edge in EDGES + TRANSCENDENTAL_EDGES + HARD.get(function, ()):
         yield edge
-        yield edge | SIGN
+        yield edge ^ SIGN
     stream = Stream(f"f32 singles of {function.name}")
     for _ in range(extra):
         if function == MapFunction.SQRT:  # squares of short numbers, and their neighbours

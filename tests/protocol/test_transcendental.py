@@ -8,6 +8,7 @@ import pytest
 
 from protocol import transcendental
 from protocol.isa import TRANSCENDENTALS, MapFunction
+from protocol.vector_inputs import HARD
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
 
 ONE = 0x3F800000
@@ -77,6 +78,24 @@ def test_lower_precision(name: str, precision: int, cases: Callable[[], None]) -
         assert call(name)(bits, precision) == oracle(name, bits, precision, 1200), (
             f"{name}({bits:#010x}) to {precision}"
         )
+        cases()
+
+
+@pytest.mark.parametrize("function", sorted(TRANSCENDENTALS))
+def test_hardest_arguments(function: MapFunction, cases: Callable[[], None]) -> None:
+    """They are rounded correctly, and they are hard: the exact value is within 2^-20 ulp of a rounding boundary."""
+    name = function.name.lower()
+    for bits in HARD[function]:
+        found = call(name)(bits)
+        assert found == oracle(name, bits)
+        with mpmath.workprec(200):
+            x = value(bits)
+            exact = getattr(mpmath, name)(mpmath.mpf(x.numerator) / x.denominator)
+            _, mantissa, exponent, _ = exact._mpf_
+        magnitude = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+        here = value(found & ~SIGN)
+        ulp = value((found & ~SIGN) + 1) - here
+        assert abs(abs(magnitude - here) - ulp / 2) < ulp / 2**20
         cases()
 
 
