@@ -12,13 +12,14 @@ from engine.interpreter import Interpreter, Observer, State, StepResult
 from engine.storage import RunDirectory
 from engine.tensors import identity, tensor_bytes
 from engine.training import Tamper, honest, make_record
+from protocol.accumulator import encode
 from protocol.commitments import StepRecord, run_tree, state_leaf
 from protocol.errors import StateError
 from protocol.isa import Slot, unravel
 from protocol.job import Job
 from protocol.merkle import Tree
 from protocol.program import Program, half_and_half
-from protocol.reference import accumulators
+from protocol.reference import accumulators, unpack
 from protocol.tags import Digest
 
 
@@ -94,8 +95,14 @@ class Evidence:
     def accumulators(self, step: int, value: int, element: int) -> list[bytes]:
         """The encoded accumulators of one output element of a reduction, one per leaf."""
         instruction = self.program.body[value]
+        types = self.program.operand_dtypes(instruction)
         tensors = [self.tensor(step, operand.value) for operand in instruction.operands]
-        return accumulators(self.program, instruction, element, tensors)
+
+        def read(operand: int, where: int) -> int:
+            size = types[operand].size
+            return unpack(types[operand], tensors[operand][where * size : (where + 1) * size])[0]
+
+        return [encode(found) for found in accumulators(instruction, element, read, types)]
 
     def coordinates(self, value: int, element: int) -> tuple[int, ...]:
         """An element's coordinates, for people."""

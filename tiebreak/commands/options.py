@@ -29,3 +29,15 @@ def output_option(default: str, what: str) -> Callable[[AnyFunction], AnyFunctio
     """--output: a folder that is made if need be."""
     kind = click.Path(file_okay=False, path_type=Path)
     return click.option("--output", "-o", type=kind, default=Path(default), show_default=True, help=what)
+
+
+def permute_option(function: AnyFunction) -> AnyFunction:
+    """--permute: random summation order."""
+    text = "Take the terms of every reduction in a random order with this seed. The result does not depend on it."
+    return click.option("--permute", type=click.IntRange(0), help=text)(function)
+
+
+def device_option(function: AnyFunction) -> AnyFunction:
+    """--device: where to compute."""
+    text = "Torch device. It is qualified first."
+    return click.option("--device", default="cpu", show_default=True, help=text)(function)

@@ -1,0 +1,302 @@
+"""Training, resuming and auditing: one root whatever happens on the way."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.agreement import Terms, draft_job, sign_job
+from engine.arithmetic import Arithmetic
+from engine.auditing import audit_segment, compare
+from engine.compile import Compiled, compile_task
+from engine.evidence import Evidence
+from engine.interpreter import Interpreter, NotFiniteError
+from engine.storage import RunDirectory, StorageError
+from engine.tensors import identity
+from engine.training import Progress, Worker
+from protocol.commitments import loss_id
+from protocol.errors import ConfigurationError, StateError
+from protocol.isa import Opcode
+from protocol.job import Head, SignedHead
+from protocol.merkle import parent, verify
+from protocol.reference import execute, new_state
+from protocol.tags import Digest
+
+from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
+
+NewRun = Callable[[str], RunDirectory]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def interpreter(run: RunDirectory, permute: int | None = None) -> Interpreter:
+    return Interpreter(run.program, Arithmetic(device=torch.device("cpu"), permute=permute))
+
+
+def train(run: RunDirectory, **options: object) -> Digest:
+    permute = options.pop("permute", None)
+    return Worker(run, interpreter(run, permute), key=TRAINER, **options).work()  # type: ignore[arg-type]
+
+
+def test_a_step_is_the_integer_reference_bit_for_bit(tiny: Compiled) -> None:
+    machine = Interpreter(tiny.program, Arithmetic(device=torch.device("cpu")))
+    machine.check_inputs(tiny.state, tiny.data)
+    state, data = machine.to_device(tiny.state), machine.to_device(tiny.data)
+    raw_state = {name: t.numpy().tobytes() for name, t in state.items()}
+    raw_data = {name: t.numpy().tobytes() for name, t in data.items()}
+    for step in range(1, 4):
+        seen: dict[int, Tensor] = {}
+
+        def observe(leaf: int, tensor: Tensor, seen: dict[int, Tensor] = seen) -> Tensor:
+            seen[leaf] = tensor.clone()
+            return tensor
+
+        result = machine.step(step, state, data, observe)
+        values = execute(tiny.program, raw_state, raw_data, step)
+        for leaf, value in enumerate(values):
+            assert seen[leaf].numpy().tobytes() == value, f"step {step}, {tiny.program.body[leaf]}"
+        raw_state = new_state(tiny.program, values)
+        state = result.state
+        assert {name: t.numpy().tobytes() for name, t in state.items()} == raw_state
+
+
+def test_one_root_for_permuted_terms_and_thread_counts(new_run: NewRun) -> None:
+    roots = {train(new_run("a"))}
+    threads = torch.get_num_threads()
+    for number, permute in ((1, 7), (2, 8)):
+        torch.set_num_threads(number)
+        roots.add(train(new_run(f"p{permute}"), permute=permute))
+    torch.set_num_threads(threads)
+    assert len(roots) == 1
+
+
+def test_heads_are_signed_at_every_checkpoint(new_run: NewRun) -> None:
+    run, seen = new_run("run"), list[Progress]()
+    root = train(run, on_progress=seen.append)
+    heads = run.heads()
+    assert [h.head.count for h in heads] == [1, 2, 3, 4]
+    assert heads[-1].head.run_root == root
+    assert [p.step for p in seen] == list(range(1, 13))
+    assert [p.step for p in seen if p.record is not None] == [3, 6, 9, 12]
+    assert [m["step"] for m in run.metrics()] == list(range(1, 13))
+    assert seen[-1].loss < seen[0].loss + 1
+
+
+def test_stopping_and_resuming_changes_nothing(new_run: NewRun) -> None:
+    whole, parts = new_run("whole"), new_run("parts")
+    expected = train(whole)
+    for until in (2, 3, 7, 12):
+        Worker(parts, interpreter(parts), key=TRAINER).work(until)
+        parts = RunDirectory.open(parts.path)
+    assert Worker(parts, interpreter(parts), key=TRAINER).root() == expected
+    assert [h.encode() for h in parts.heads()] == [h.encode() for h in whole.heads()]
+
+
+def test_a_lost_checkpoint_is_computed_again(new_run: NewRun) -> None:
+    run = new_run("run")
+    expected = train(run)
+    path = run.state_path(12)
+    path.write_bytes(path.read_bytes()[:100])
+    run.state_path(9).unlink()
+    assert run.last_complete() == 6
+    assert train(run) == expected
+    assert run.last_complete() == 12
+
+
+def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRun) -> None:
+    run = new_run("run")
+    train(run)
+    run.state_path(12).unlink()
+
+    def nudge(step: int) -> Callable[[int, Tensor], Tensor] | None:
+        return (
+            (lambda leaf, tensor: tensor + 1 if leaf == run.program.leaf_of_commit(0) else tensor)
+            if step == 11
+            else None
+        )
+
+    with pytest.raises(StateError, match="does not compute what it computed"):
+        Worker(run, interpreter(run), key=TRAINER, tamper=nudge).work()
+    assert len(run.records()) == 4
+
+
+SCRIPT = """
+import sys, time, torch
+from pathlib import Path
+from engine.arithmetic import Arithmetic
+from engine.interpreter import Interpreter
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.keys import PrivateKey
+run = RunDirectory.open(Path(sys.argv[1]))
+def told(progress):
+    print(progress.step, flush=True)
+    time.sleep(0.05)
+key = PrivateKey.from_int(0x7124135)
+print(Worker(run, Interpreter(run.program, Arithmetic(device=torch.device("cpu"))), key=key, on_progress=told).work().hex())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_interrupted_runs_resume_to_the_same_root(new_run: NewRun, how: signal.Signals) -> None:
+    expected = train(new_run("whole"))
+    run = new_run("killed")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(run.path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= 8:
+            process.send_signal(how)
+            break
+    process.wait(timeout=60)
+    assert process.returncode != 0
+    run = RunDirectory.open(run.path)
+    assert 3 <= run.last_complete() < 12
+    assert train(run) == expected
+
+
+def test_another_instruction_set_and_thread_count_in_another_process_give_the_same_root(new_run: NewRun) -> None:
+    expected = train(new_run("here"))
+    run = new_run("there")
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(run.path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[-1] == expected.hex()
+
+
+def test_a_full_disk_stops_training_and_loses_nothing(new_run: NewRun) -> None:
+    run = new_run("run")
+    Worker(run, interpreter(run), key=TRAINER).work(6)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
+    try:
+        with pytest.raises(StorageError, match="Nothing committed is lost"):
+            train(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run.last_complete() == 6
+    assert train(run) == train(new_run("other"))
+
+
+def test_nan_in_the_data_is_refused_before_anything_runs() -> None:
+    task = make_tiny_task()
+    data = dict(task.data)
+    data["x"] = data["x"].clone()
+    data["x"][3, 1] = float("nan")
+    with pytest.raises(ConfigurationError, match="only finite numbers in data 'x'"):
+        replace(task, data=data)
+
+
+def test_a_run_that_diverges_stops_with_the_step_and_the_tensor(tmp_path: Path) -> None:
+    task = replace(make_tiny_task(), schedule=(1.0,) * 5 + (3e39,) * 7)
+    compiled = compile_task(task)
+    job = draft_job(
+        compiled, steps=12, checkpoint_interval=3, client=CLIENT.address, trainer=TRAINER.address, terms=Terms()
+    )
+    agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+    run = RunDirectory.create(tmp_path / "run", agreement, compiled.program, compiled.state, compiled.data)
+    with pytest.raises(NotFiniteError, match="no longer finite") as caught:
+        train(run)
+    assert 6 <= caught.value.step <= 12
+    assert caught.value.name.startswith(("model.", "optimizer."))
+    assert run.last_complete() in (3, 6, 9)
+    assert len(run.heads()) == len(run.records())
+
+
+def test_an_audit_agrees_with_an_honest_trainer_and_not_with_another(new_run: NewRun) -> None:
+    run, replay = new_run("run"), new_run("replay")
+    train(run)
+    with pytest.raises(StateError, match="replay to 4"):
+        compare(replay, run.heads()[-1])
+    Worker(replay, interpreter(replay, 5)).work()
+    assert compare(replay, run.heads()[-1]).agrees
+    assert compare(replay, run.heads()[1]).agrees
+    lie = Head(job_id=run.job.id, count=4, run_root=Digest(b"\1" * 32))
+    assert not compare(replay, SignedHead.sign(lie, DOMAIN, TRAINER)).agrees
+    assert replay.heads() == []  # an auditor signs nothing
+
+
+def poison(step: int) -> Callable[[int, Tensor], Tensor] | None:
+    """A cheat in step 5: one element of the first parameter's update is off by one ulp."""
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        if tensor.dtype != torch.float32 or leaf != 60:
+            return tensor
+        return tensor + torch.finfo(torch.float32).eps
+
+    return observe if step == 5 else None
+
+
+def test_a_segment_audit_finds_the_segment_of_a_lie_and_only_that(new_run: NewRun) -> None:
+    run = new_run("run")
+    train(run, tamper=poison)
+    reports = [audit_segment(run, interpreter(run), checkpoint) for checkpoint in range(4)]
+    assert [r.agrees for r in reports] == [True, False, True, True]
+    assert (reports[1].first_step, reports[1].last_step) == (4, 6)
+    with pytest.raises(ConfigurationError, match="below 4"):
+        audit_segment(run, interpreter(run), 4)
+
+
+def test_evidence_is_tied_together_as_the_game_needs(new_run: NewRun) -> None:
+    run = new_run("run")
+    root = train(run)
+    evidence = Evidence(run, interpreter(run))
+    assert evidence.run_tree(4).root == root
+    steps = evidence.steps_tree(1)
+    assert steps.node(0, 2) == evidence.run_tree(4).node(0, 1)  # the segment's last record is the checkpoint
+    assert evidence.record(0) == run.job.initial_record
+    program, step = run.program, 5
+    tree, record, half = evidence.value_tree(step), evidence.record(step), run.program.half_depth
+    assert tree.depth == half + 1
+    body_root = tree.node(half, 0)
+    loss = len(program.body) - 1
+    verify(body_root, half, loss, loss_id(record.loss_bits), tree.proof(loss)[:half])
+    state_root = tree.node(program.state_depth, (1 << half) >> program.state_depth)
+    assert state_root == record.state_root
+    assert tree.root == parent(body_root, tree.node(half, 1))
+    assert evidence.state_leaves(step).root == record.state_root
+    value = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.REDUCE and i.terms > 4 and i.numel > 1)
+    assert len(evidence.accumulators(step, value, 1)) == -(-program.body[value].terms // 4)
+    state = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE and i.origin.startswith("model."))
+    assert evidence.state_id(step - 1, program.body[state].params.name) == tree.node(0, state)  # type: ignore[union-attr]
+    assert evidence.data_id("seed") == identity(run.data()["seed"])
+
+
+def test_evidence_needs_a_run_that_came_as_far(new_run: NewRun) -> None:
+    run = new_run("run")
+    Worker(run, interpreter(run)).work(3)
+    with pytest.raises(StateError, match="expected 2 checkpoints"):
+        Evidence(run, interpreter(run)).run_tree(2)
+
+
+def test_a_key_of_someone_else_signs_heads_that_nobody_takes(new_run: NewRun) -> None:
+    run = new_run("run")
+    Worker(run, interpreter(run), key=AUDITOR).work(3)
+    with pytest.raises(Exception, match="sign"):
+        run.heads()
+
+
+def test_training_reports_time(new_run: NewRun) -> None:
+    started = time.perf_counter()
+    run = new_run("run")
+    train(run)
+    assert 0 < sum(m["seconds"] for m in run.metrics()) <= time.perf_counter() - started
