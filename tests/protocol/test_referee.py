@@ -6,6 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from protocol.accumulator import encode
 from protocol.commitments import identify, tensor_id, tensor_tree
@@ -159,6 +161,57 @@ def test_tampered_openings_are_refused(name: str) -> None:
     check(proof)
     with pytest.raises(error, match=message):
         check(change(proof))
+
+
+def mutate(proof: Proof, choice: int, byte: int, bit: int) -> Proof:
+    """Flip one bit in one field of one opening."""
+    tensors, chunks = proof
+    at = choice // 8 % (len(tensors) + len(chunks))
+    change = 1 << bit
+
+    def flip_one(data: bytes) -> bytes:
+        where = byte % len(data)
+        return data[:where] + bytes([data[where] ^ change]) + data[where + 1 :]
+
+    def flip_list(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        k = byte % max(1, len(digests))
+        return digests[:k] + tuple(map(flip_one, digests[k : k + 1])) + digests[k + 1 :]
+
+    if at < len(tensors):
+        t = tensors[at]
+        dims = tuple(dim ^ change for dim in t.dims[:1]) + t.dims[1:]
+        options: list[TensorOpening] = [
+            replace(t, value=t.value ^ change),
+            replace(t, dtype=t.dtype ^ change),
+            replace(t, dims=dims),
+            replace(t, chunk_root=flip_one(t.chunk_root)),
+            replace(t, siblings=flip_list(t.siblings)),
+        ]
+        return (*tensors[:at], options[choice % 5], *tensors[at + 1 :]), chunks
+    at -= len(tensors)
+    c = chunks[at]
+    other: list[ChunkOpening] = [
+        replace(c, tensor=c.tensor ^ change),
+        replace(c, chunk=c.chunk ^ change),
+        replace(c, data=flip_one(c.data)),
+        replace(c, siblings=flip_list(c.siblings)),
+    ]
+    return tensors, (*chunks[:at], other[choice % 4], *chunks[at + 1 :])
+
+
+@given(st.sampled_from(JUDGED), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 7))
+@settings(max_examples=200, deadline=None)
+def test_any_flipped_bit_is_refused(number: int, index: int, choice: int, byte: int, bit: int) -> None:
+    """No bit of any opening is free: a proof says exactly one thing or nothing."""
+    instruction = executed()[0].body[number]
+    index %= instruction.numel
+    leaf = index % -(-instruction.terms // 4) if instruction.is_reduction and instruction.terms > 4 else None
+    proof = prove(number, index, leaf)
+    assume(proof[0])
+    changed = mutate(proof, choice, byte, bit)
+    assume(changed != proof)  # the one digest of an empty list of siblings, the one dim of a scalar
+    with pytest.raises((ProofError, EncodingError)):
+        check(changed)
 
 
 def test_missing_openings_name_operand_and_element() -> None:
