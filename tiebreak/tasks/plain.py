@@ -42,6 +42,9 @@ def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     own = dict([*model.named_parameters(), *model.named_buffers()])
     if own.keys() != state.keys():
         raise ConfigurationError(f"expected a state of {sorted(own)}, got {sorted(state)}")
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            raise ConfigurationError(f"expected {name} of shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(state[name])
