@@ -7,7 +7,7 @@ from protocol.chain.accounts import Signer
 from protocol.chain.client import Chain, Deployment
 from protocol.chain.embedded import EmbeddedChain
 from protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
-from protocol.chain.records import Event, GameState, JobState, JobStatus, Level, Reason, Receipt, Verdict
+from protocol.chain.records import EndReason, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
 
 __all__ = [
     "Chain",
@@ -15,16 +15,15 @@ __all__ = [
     "ContractMismatch",
     "Deployment",
     "EmbeddedChain",
+    "EndReason",
     "Event",
-    "GameState",
+    "GameRecord",
     "InsufficientFunds",
-    "JobState",
+    "JobRecord",
     "JobStatus",
-    "Level",
     "NodeError",
-    "Reason",
+    "Outcome",
     "Receipt",
     "Reverted",
     "Signer",
-    "Verdict",
 ]

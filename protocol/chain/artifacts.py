@@ -35,9 +35,9 @@ class Artifact:
 
 
 @cache
-def load_artifact(name: str, folder: Path = ARTIFACTS) -> Artifact:
+def load_artifact(name: str) -> Artifact:
     """Read one artifact. Raises `ConfigurationError` if it is missing or broken."""
-    path = folder / f"{name}.json"
+    path = ARTIFACTS / f"{name}.json"
     try:
         content = json.loads(path.read_text("utf-8"))
         return Artifact(name, tuple(content["abi"]), bytes.fromhex(content["bytecode"].removeprefix("0x")))

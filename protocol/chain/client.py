@@ -14,7 +14,7 @@ from protocol.chain.artifacts import BOARD, REFEREE, load_artifact
 from protocol.chain.calls import head_arguments, job_arguments, move_call, read_move
 from protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from protocol.chain.node import Node, node_errors
-from protocol.chain.records import Event, GameState, JobState, Receipt, read_state
+from protocol.chain.records import Event, GameRecord, JobRecord, Receipt, read_state
 from protocol.eip712 import Address, Domain
 from protocol.errors import StateError
 from protocol.job import Job, SignedHead
@@ -142,13 +142,13 @@ class Chain:
 
     # ------------------------------------------------------------------ reading
 
-    def job_state(self, job_id: Digest) -> JobState:
+    def job_state(self, job_id: Digest) -> JobRecord:
         """Status NONE if there is no such job."""
-        return read_state(JobState, self._read("job", job_id))
+        return read_state(JobRecord, self._read("job", job_id))
 
-    def game_state(self, game_id: Digest) -> GameState:
+    def game_state(self, game_id: Digest) -> GameRecord:
         """Phase 0 if there is no such game."""
-        return read_state(GameState, self._read("game", game_id))
+        return read_state(GameRecord, self._read("game", game_id))
 
     def mover(self, game_id: Digest) -> Address | None:
         """Whose move it is, None if nobody's."""

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from protocol.eip712 import Address
+from protocol.game import Level
 from protocol.tags import Digest
 
 
@@ -25,17 +26,7 @@ class JobStatus(IntEnum):
     ABANDONED = 6
 
 
-class Level(IntEnum):
-    """The tree in which a game's node stands."""
-
-    RUN = 0
-    STEPS = 1
-    VALUES = 2
-    CHUNKS = 3
-    TERMS = 4
-
-
-class Verdict(IntEnum):
+class Outcome(IntEnum):
     """How a game ended."""
 
     NONE = 0
@@ -44,7 +35,7 @@ class Verdict(IntEnum):
     VOID = 3
 
 
-class Reason(IntEnum):
+class EndReason(IntEnum):
     """Why a game ended."""
 
     NONE = 0
@@ -56,7 +47,7 @@ class Reason(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
+class JobRecord:
     """A job on the board. Amounts in wei, times in seconds."""
 
     client: Address
@@ -84,15 +75,15 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
-class GameState:
+class GameRecord:
     """A game on the board. `phase`: 0 no such game, 1-9 as in `protocol.moves.Phase`, 10 over."""
 
     phase: int
     level: Level
     height: int
     descent_levels: int
-    verdict: Verdict
-    reason: Reason
+    verdict: Outcome
+    reason: EndReason
     last: int
     defender_rest: int
     challenger_rest: int
@@ -146,9 +137,9 @@ class Receipt:
         raise KeyError(name)
 
 
-State = TypeVar("State", JobState, GameState)
+State = TypeVar("State", JobRecord, GameRecord)
 
-_ENUMS: dict[str, type[IntEnum]] = {"status": JobStatus, "level": Level, "verdict": Verdict, "reason": Reason}
+_ENUMS: dict[str, type[IntEnum]] = {"status": JobStatus, "level": Level, "verdict": Outcome, "reason": EndReason}
 _ADDRESSES = ("client", "trainer", "challenger")
 
 

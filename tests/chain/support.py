@@ -1,0 +1,74 @@
+"""Parties, a job and a board for the tests of the chain adapter."""
+
+from dataclasses import replace
+from hashlib import sha256
+
+from protocol.chain import EmbeddedChain
+from protocol.job import Head, Job, SignedHead
+from protocol.keys import PrivateKey
+from protocol.tags import Digest
+
+CLIENT = PrivateKey.from_int(0xC11E)
+TRAINER = PrivateKey.from_int(0x7EA1)
+CHALLENGER = PrivateKey.from_int(0xC4A1)
+STRANGER = PrivateKey.from_int(0x57EA)
+PAUPER = PrivateKey.from_int(0xDEAD)
+
+ETHER = 10**18
+WINDOW = 1000
+CLOCK = 600
+
+RUN = Digest(sha256(b"run").digest())
+OTHER_RUN = Digest(sha256(b"other run").digest())
+
+JOB = Job(
+    client=CLIENT.address,
+    trainer=TRAINER.address,
+    program_root=Digest(sha256(b"program").digest()),
+    body_count=3,
+    state_count=2,
+    data_count=1,
+    initial_state_root=Digest(sha256(b"state").digest()),
+    data_root=Digest(sha256(b"data").digest()),
+    steps=7,
+    checkpoint_interval=3,
+    reward=10 * ETHER,
+    trainer_stake=5 * ETHER + 1,
+    challenger_stake=ETHER,
+    challenge_window=WINDOW,
+    clock=CLOCK,
+    descent_levels=1,
+    nonce=0,
+)
+
+
+def new_chain() -> EmbeddedChain:
+    """An embedded chain with both contracts and funded parties."""
+    chain = EmbeddedChain()
+    for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
+        chain.fund(key.address, 10_000 * ETHER)
+    chain.deploy(STRANGER)
+    return chain
+
+
+def offer(chain: EmbeddedChain, job: Job) -> Digest:
+    """Offer a job."""
+    chain.create_job(CLIENT, job, TRAINER.sign(job.digest(chain.domain)))
+    return job.id
+
+
+def activate(chain: EmbeddedChain, job: Job) -> Digest:
+    """Offer and accept a job."""
+    offer(chain, job)
+    chain.accept_job(TRAINER, job.id)
+    return job.id
+
+
+def numbered(nonce: int) -> Job:
+    """The job with another nonce: another id."""
+    return replace(JOB, nonce=nonce)
+
+
+def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key: PrivateKey = TRAINER) -> SignedHead:
+    """A head of the job, signed."""
+    return SignedHead.sign(Head(job_id=job.id, count=count, run_root=run_root), chain.domain, key)

@@ -1,0 +1,255 @@
+"""The job board on the embedded EVM, through the adapter: lives of jobs, money, times, refusals."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from protocol import eip712
+from protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted
+from protocol.eip712 import Address
+from protocol.job import Head, game_id
+from protocol.moves import Descend
+from tests.chain.support import (
+    CHALLENGER,
+    CLIENT,
+    CLOCK,
+    JOB,
+    OTHER_RUN,
+    PAUPER,
+    RUN,
+    STRANGER,
+    TRAINER,
+    WINDOW,
+    activate,
+    head,
+    new_chain,
+    numbered,
+    offer,
+)
+
+BURNED = Address(bytes.fromhex("000000000000000000000000000000000000dead"))
+NONCES = count(1)
+
+
+def refusal(error: pytest.ExceptionInfo[Reverted]) -> tuple[str, dict[str, object]]:
+    return error.value.name, error.value.values
+
+
+def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    assert chain._read("hashJob", job.values) == job.id
+    assert chain._read("domainSeparator") == eip712.domain_separator(chain.domain)
+    claim = Head(job_id=job.id, count=3, run_root=RUN)
+    assert chain._read("headDigest", (job.id, 3, RUN)) == claim.digest(chain.domain)
+    found = chain._read("gameIdOf", (job.id, 3, RUN), CHALLENGER.address, 2**64 - 1)
+    assert found == game_id(claim, chain.domain, CHALLENGER.address, 2**64 - 1)
+
+
+def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    before = chain.balance(CLIENT.address)
+    receipt = chain.create_job(CLIENT, job, TRAINER.sign(job.digest(chain.domain)))
+    assert receipt.event("JobCreated").values["reward"] == job.reward
+    assert chain.balance(CLIENT.address) <= before - job.reward
+    chain.accept_job(TRAINER, job.id)
+    for counted in range(1, job.checkpoints + 1):
+        posted = chain.post_head(STRANGER, head(chain, job, counted)).event("HeadPosted").values
+        assert (posted["count"], posted["isFinal"]) == (counted, counted == job.checkpoints)
+    state = chain.job_state(job.id)
+    assert (state.status, state.head_count, state.head_root) == (JobStatus.ACTIVE, 3, RUN)
+    assert (state.trainer, state.program_root, state.depth) == (job.trainer, job.program_root, job.half_depth)
+    end = state.last_progress + WINDOW
+    for moment in (end - 1, end):
+        chain.travel_to(moment)
+        with pytest.raises(Reverted) as error:
+            chain.settle(STRANGER, job.id)
+        assert refusal(error) == ("WindowOpen", {"end": end, "current": moment})
+    chain.travel_to(end + 1)
+    chain.settle(STRANGER, job.id)
+    assert chain.job_state(job.id).status is JobStatus.SETTLED
+    assert chain.credit(TRAINER.address) == job.reward + job.trainer_stake
+    poor = chain.balance(TRAINER.address)
+    withdrawn = chain.withdraw(TRAINER)
+    assert withdrawn.event("Withdrawn").values["amount"] == job.reward + job.trainer_stake
+    assert chain.balance(TRAINER.address) > poor + job.reward
+    assert chain.credit(TRAINER.address) == 0
+
+
+def test_equivocation_pays_the_reporter_and_the_client(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    accounts = (CLIENT.address, STRANGER.address, BURNED, TRAINER.address)
+    before = [chain.credit(account) for account in accounts]
+    first, second = head(chain, job, 2), head(chain, job, 2, OTHER_RUN)
+    receipt = chain.report_equivocation(STRANGER, first, second)
+    assert receipt.event("Equivocation").values["secondRoot"] == OTHER_RUN
+    gains = [chain.credit(account) - b for account, b in zip(accounts, before, strict=True)]
+    half = job.trainer_stake // 2
+    assert gains == [job.reward, half, job.trainer_stake - half, 0]
+    assert chain.job_state(job.id).status is JobStatus.SLASHED
+
+
+def test_heads_of_one_root_are_no_equivocation(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    with pytest.raises(Reverted) as error:
+        chain.report_equivocation(STRANGER, head(chain, job, 2), head(chain, job, 2))
+    assert refusal(error) == ("NoEquivocation", {"runRoot": RUN})
+
+
+def test_an_abandoned_job_goes_back_to_the_client(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    chain.post_head(TRAINER, head(chain, job, 1))
+    end = chain.job_state(job.id).last_progress + WINDOW
+    chain.travel_to(end)
+    with pytest.raises(Reverted) as error:
+        chain.abandon(CLIENT, job.id)
+    assert refusal(error) == ("WindowOpen", {"end": end, "current": end})
+    before = chain.credit(CLIENT.address)
+    chain.travel_to(end + 1)
+    chain.abandon(CLIENT, job.id)
+    assert chain.credit(CLIENT.address) - before == job.reward + job.trainer_stake
+
+
+def test_an_offer_can_be_cancelled_by_its_client_only(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    offer(chain, job)
+    with pytest.raises(Reverted) as error:
+        chain.cancel_job(STRANGER, job.id)
+    name, values = refusal(error)
+    assert name == "WrongCaller"
+    assert values == {"expected": f"0x{CLIENT.address.hex()}", "actual": f"0x{STRANGER.address.hex()}"}
+    chain.cancel_job(CLIENT, job.id)
+    assert chain.job_state(job.id).status is JobStatus.CANCELLED
+
+
+def test_a_head_by_another_key_is_refused(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    with pytest.raises(Reverted) as error:
+        chain.post_head(STRANGER, head(chain, job, 1, key=STRANGER))
+    assert error.value.name == "WrongSigner"
+    good = head(chain, job, 1)
+    with pytest.raises(Reverted) as error:
+        chain.post_head(STRANGER, replace(good, signature=good.signature[:64]))
+    assert refusal(error) == ("MalformedSignature", {})
+
+
+def test_a_refused_transaction_costs_and_changes_nothing(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    before = (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id))
+    with pytest.raises(Reverted) as error:
+        chain.settle(STRANGER, job.id)
+    assert refusal(error) == ("FinalHeadMissing", {"count": 0, "checkpoints": 3})
+    assert (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id)) == before
+
+
+@pytest.mark.parametrize("counted", [1, 3])
+def test_the_defenders_clock(chain: EmbeddedChain, counted: int) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    game, receipt = chain.challenge(CHALLENGER, head(chain, job, counted), 0)
+    assert chain.mover(game) == TRAINER.address
+    start = receipt.timestamp
+    state = chain.game_state(game)
+    assert (state.phase, state.last, state.defender_rest, state.challenger_rest) == (1, start, CLOCK, CLOCK)
+    for moment in (start + CLOCK - 1, start + CLOCK):
+        chain.travel_to(moment)
+        with pytest.raises(Reverted) as error:
+            chain.timeout(STRANGER, game)
+        assert refusal(error) == ("ClockRunning", {"rest": CLOCK, "used": moment - start})
+    chain.travel_to(start + CLOCK + 1)
+    with pytest.raises(Reverted) as error:
+        chain.play(TRAINER, game, Descend(nodes=(RUN, RUN)))
+    assert refusal(error) == ("ClockExhausted", {"rest": CLOCK, "used": CLOCK + 1})
+    before = chain.credit(CHALLENGER.address)
+    chain.timeout(STRANGER, game)
+    assert chain.game_state(game).verdict is Outcome.DEFENDER_LOST
+    assert chain.credit(CHALLENGER.address) - before == job.challenger_stake + job.trainer_stake // 2
+    assert chain.mover(game) is None
+
+
+def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
+    chain.travel_to(receipt.timestamp + CLOCK)
+    # Out of the blue, but in time: the nodes do not fold, and the defender loses for that.
+    chain.play(TRAINER, game, Descend(nodes=(RUN, RUN)))
+    assert chain.game_state(game).defender_rest == 0
+    assert chain.job_state(job.id).status is JobStatus.SLASHED
+
+
+def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
+    other, _ = chain.challenge(STRANGER, head(chain, job, 3), 0)
+    assert game != other
+    chain.play(TRAINER, game, Descend(nodes=(RUN, RUN)))
+    before = chain.credit(STRANGER.address)
+    chain.reclaim(CLIENT, other)
+    assert chain.credit(STRANGER.address) - before == job.challenger_stake
+    assert chain.game_state(other).verdict is Outcome.VOID
+
+
+def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> None:
+    job = replace(numbered(next(NONCES)), client=PAUPER.address)
+    with pytest.raises(InsufficientFunds, match="fund it first") as error:
+        chain.create_job(PAUPER, job, TRAINER.sign(job.digest(chain.domain)))
+    assert (error.value.account, error.value.available) == (PAUPER.address, 0)
+    assert error.value.needed >= job.reward
+
+
+def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
+    assert chain.job_state(OTHER_RUN).status is JobStatus.NONE
+    assert chain.game_state(OTHER_RUN).phase == 0
+    assert chain.mover(OTHER_RUN) is None
+
+
+def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
+    job = numbered(next(NONCES))
+    activate(chain, job)
+    game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 7)
+    move = Descend(nodes=(RUN, OTHER_RUN))
+    chain.play(TRAINER, game, move)
+    names = [event.name for event in chain.events(game)]
+    assert names == ["GameStarted", "Descended", "GameEnded"]
+    assert chain.events(game)[1].values["nodes"] == (RUN, OTHER_RUN)
+    assert chain.moves(game) == [move]
+    mine = {e.name for e in chain.events() if e.values.get("jobId") == job.id}
+    assert mine == {"JobCreated", "JobAccepted", "GameStarted", "JobSlashed"}
+
+
+def test_money_is_conserved() -> None:
+    """Whatever the order, the board holds exactly what it owes."""
+    chain = new_chain()
+    board = chain.deployment.board
+    jobs = [numbered(n) for n in range(4)]
+    for job in jobs:
+        activate(chain, job)
+    chain.report_equivocation(STRANGER, head(chain, jobs[0], 1), head(chain, jobs[0], 1, OTHER_RUN))
+    chain.post_head(TRAINER, head(chain, jobs[1], 3))
+    chain.advance(WINDOW + 1)
+    chain.settle(STRANGER, jobs[1].id)
+    chain.abandon(CLIENT, jobs[2].id)
+    game, _ = chain.challenge(CHALLENGER, head(chain, jobs[3], 3), 0)
+    accounts = (CLIENT.address, TRAINER.address, CHALLENGER.address, STRANGER.address, BURNED)
+    held = JOB.reward + JOB.trainer_stake + JOB.challenger_stake
+    assert chain.balance(board) == held + sum(chain.credit(a) for a in accounts)
+    chain.advance(CLOCK + 1)
+    chain.timeout(STRANGER, game)
+    assert chain.balance(board) == sum(chain.credit(a) for a in accounts)
+    for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
+        if chain.credit(key.address):
+            chain.withdraw(key)
+    assert chain.balance(board) == chain.credit(BURNED) == 2 * (JOB.trainer_stake - JOB.trainer_stake // 2)
+
+
+def test_a_board_that_is_there_can_be_attached_to(chain: EmbeddedChain) -> None:
+    again = Chain(chain._node)
+    assert again.attach(chain.deployment.board) == chain.deployment
+    assert again.domain == chain.domain
