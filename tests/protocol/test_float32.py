@@ -68,6 +68,17 @@ def test_round_sticky(n: int, e: int, fraction: int, precision: int) -> None:
     assert float32.round_f32(-n, e, sticky=True, precision=precision) == SIGN | nearest(exact, precision)
 
 
+@given(st.integers(2**23, 2**24 - 1), st.integers(2, 60), precisions)
+@settings(max_examples=100)
+def test_a_sticky_bit_breaks_a_tie(mantissa: int, depth: int, precision: int) -> None:
+    even = (mantissa >> (32 - precision)) & ~1
+    tie = (2 * even + 1) << (32 - precision + depth)
+    down, up = (even << (33 - precision + depth), (even + 1) << (33 - precision + depth))
+    assert float32.round_f32(tie, 0, precision=precision) == nearest(Fraction(down), precision)
+    assert float32.round_f32(tie, 0, sticky=True, precision=precision) == nearest(Fraction(up), precision)
+    assert float32.round_f32(tie - 1, 0, sticky=True, precision=precision) == nearest(Fraction(down), precision)
+
+
 @given(st.integers(-(2**200), 2**200), st.integers(1, 2**200), precisions)
 @settings(max_examples=200)
 def test_round_ratio(p: int, q: int, precision: int) -> None:

@@ -67,6 +67,40 @@ def test_shuffle_is_a_permutation(n: int, cases: Callable[[], None]) -> None:
         cases()
 
 
+def naive_shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int:
+    """SPEC section 7 to the letter, with bit strings for the halves."""
+    bits = len(f"{n - 1:b}") if n > 1 else 0
+    w = max(1, -(-bits // 2))
+    key = (seed % 2**32, seed // 2**32 % 2**32)
+    x = index
+    while True:
+        text = f"{x:0{2 * w}b}"
+        left, right = int(text[:w], 2), int(text[w:], 2)
+        for q in range(8):
+            word = philox4x32((right, 2**31 + q, epoch % 2**32, stream), key)[0]
+            left, right = right, left ^ (word % 2**w)
+        x = left * 2**w + right
+        if x < n:
+            return x
+
+
+@given(
+    st.one_of(st.integers(1, 40), st.integers(1, 2**40)),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**34),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**40),
+)
+@settings(max_examples=100)
+def test_shuffle_is_the_one_of_the_specification(n: int, seed: int, epoch: int, stream: int, index: int) -> None:
+    assert shuffle(index % n, seed, epoch, n, stream) == naive_shuffle(index % n, seed, epoch, n, stream)
+
+
+def test_epochs_count_modulo_two_to_the_32() -> None:
+    assert shuffle(3, 1, 2**32 + 7, 50, 0) == shuffle(3, 1, 7, 50, 0)
+    assert random_bits(1, 2**32 + 7, 0, 3) == random_bits(1, 7, 0, 3)
+
+
 def test_shuffle_differs_by_seed_epoch_and_stream() -> None:
     base = (5, 0, 1)
     found = {tuple(shuffle(i, s, e, 50, t) for i in range(50)) for s, e, t in [base, (6, 0, 1), (5, 1, 1), (5, 0, 2)]}

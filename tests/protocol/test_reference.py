@@ -313,6 +313,26 @@ def test_window_pads_dilates_and_concatenates() -> None:
     assert [element(cat, k, reader([70, 71], x), (I64, I64)) for k in range(5)] == [1, 70, 71, 4, 5]
 
 
+def test_moved_nans_become_the_one_nan() -> None:
+    payload = [0xFFC00001]
+    gather = Instruction(
+        opcode=Opcode.GATHER,
+        dtype=F32,
+        operands=(Access(0, 0, ()), Access(1, 0, ())),
+        params=GatherParams(index_stride=1, bound=1),
+    )
+    assert element(gather, 0, reader(payload, [0]), (F32, I64)) == NAN
+    window = Instruction(
+        opcode=Opcode.WINDOW,
+        function=WindowFunction.ELSE,
+        dtype=F32,
+        shape=(2,),
+        operands=(Access(0, 0, (1,)), Access(1, 0, (0,))),
+        params=WindowParams(lo=(0,), hi=(1,), step=(1,)),
+    )
+    assert [element(window, k, reader(payload, payload), (F32, F32)) for k in range(2)] == [NAN, NAN]
+
+
 def test_iota_random_shuffle_and_scalar_sources() -> None:
     iota = Instruction(
         opcode=Opcode.IOTA, dtype=I64, shape=(2, 3), params=IotaParams(offset=2**63 - 2, strides=(10, 1))
