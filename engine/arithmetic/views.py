@@ -95,7 +95,7 @@ def offsets(elements: Tensor, sizes: Sequence[int], strides: Sequence[int], offs
 def read_rows(
     base: Tensor, starts: Tensor, sizes: Sequence[int], strides: Sequence[int], begin: int, end: int
 ) -> Tensor:
-    """Elements begin ... end-1 (row-major over the box of `sizes`) of the rows that start at `starts`; (U, end-begin)."""
+    """Elements begin ... end-1 (row-major in the box of `sizes`) of the rows starting at `starts`; (U, end-begin)."""
     flat = base.reshape(-1)
     if not sizes or all(stride == 0 for stride in strides):
         return flat[starts][:, None].expand(len(starts), end - begin)

@@ -1,28 +1,28 @@
 r"""Correct rounding of FP64 sums to FP32 by Ziv's test (DESIGN 2.1), and the exact resolution of what it leaves.
 
-**The bound.** Let u = 2^-53 and let a result C be computed from exact reals t_1 ... t_K (f32 values, or products of two,
-which FP64 holds exactly: 48 bits, exponents within -298 ... 256, so nothing under- or overflows) such that no t_i passes
-through more than n FP64 roundings on its way into C. Then C = sum t_i (1 + d_i) with |d_i| <= (1+u)^n - 1, so
-|C - exact| <= g(n) T with T = sum |t_i| and g(n) = n u / (1 - n u). This holds for every order of summation, with blocks
-or without, and with FMA (which only leaves roundings out). n is K for a plain loop (K - 1 additions, 1 to spare), and
-s + b if K is cut into b blocks of at most s terms whose results are added by plain additions.
+**The bound.** Let u = 2^-53 and let a result C be computed from exact reals t_1 ... t_K (f32 values, or products of
+two, which FP64 holds exactly: 48 bits, exponents within -298 ... 256, so nothing under- or overflows) such that no
+t_i passes through more than n FP64 roundings on its way into C. Then C = sum t_i (1 + d_i) with |d_i| <= (1+u)^n - 1,
+so |C - exact| <= g(n) T with T = sum |t_i| and g(n) = n u / (1 - n u). This holds for every order of summation, with
+blocks or without, and with FMA (which only leaves roundings out). n is K for a plain loop (K - 1 additions, 1 to
+spare), and s + b if K is cut into b blocks of at most s terms whose results are added by plain additions.
 
-**What is computed.** T is not known either, only T' or a product of norms N' >= T (1 - small): each of them went through
-at most 2K + 8 roundings. For K <= 2^32 all these relative errors, that of g's denominator and those of computing the
-bound itself are below 2^-17 together. C + e and C - e are rounded too, by at most u (|C| + e) <= 2 u T (1 + 2^-17): two
-more roundings in n. So e = (n + 3) u (1 + 2^-16) N' makes fl(C - e) <= exact <= fl(C + e). `coefficient(n)` is that
-factor. Where every term is zero, e is 0 and C is 0.
+**What is computed.** T is not known either, only T' or a product of norms N' >= T (1 - small): each of them went
+through at most 2K + 8 roundings. For K <= 2^32 all these relative errors, that of g's denominator and those of
+computing the bound itself are below 2^-17 together. C + e and C - e are rounded too, by at most u (|C| + e) <= 2 u T
+(1 + 2^-17): two more roundings in n. So e = (n + 3) u (1 + 2^-16) N' makes fl(C - e) <= exact <= fl(C + e).
+`coefficient(n)` is that factor. Where every term is zero, e is 0 and C is 0.
 
 **The test.** Rounding is monotone: if RN32(fl(C - e)) = RN32(fl(C + e)), that is RN32(exact). Zeros of either sign
-compare equal and are made +0. A non-finite factor makes N', hence e, non-finite (products of norms: inf * 0 is NaN), so
-the test fails; that element is NaN by SPEC 5.
+compare equal and are made +0. A non-finite factor makes N', hence e, non-finite (products of norms: inf * 0 is NaN),
+so the test fails; that element is NaN by SPEC 5.
 
-**Doubled precision.** The terms p_i of an undecided element are read again. With |p_i| < 2^E and K <= 2^k, let
-S = 1.5 * 2^(E+k). h_i = fl(fl(p_i + S) - S) is a multiple of q = 2^(E+k-52), |h_i| <= 2^E, and p_i - h_i is exact and at
-most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The rests are split once
-more the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always all zero, which
-makes the result exact, ties included. H1 + H2 + L is then s + t, |t| <= ulp(s)/2, by TwoSum, and is rounded once to FP64
-*to odd* before FP32, so that no second rounding to nearest sees a false tie.
+**Doubled precision.** The terms p_i of an undecided element are read again. With |p_i| < 2^E and K <= 2^k, let S =
+1.5 * 2^(E+k). h_i = fl(fl(p_i + S) - S) is a multiple of q = 2^(E+k-52), |h_i| <= 2^E, and p_i - h_i is exact and at
+most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The rests are split
+once more the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always all
+zero, which makes the result exact, ties included. H1 + H2 + L is then s + t, |t| <= ulp(s)/2, by TwoSum, and is
+rounded once to FP64 *to odd* before FP32, so that no second rounding to nearest sees a false tie.
 
 **Exact.** What is still undecided is summed in Python integers.
 """
@@ -64,8 +64,8 @@ class TermReader(Protocol):
 
 
 def decide(c: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """Ziv's test of FP64 values within +-e: (f32 results, mask of the undecided ones). Any shape."""
-    high = torch.add(c, e).to(torch.float32)
+    """Ziv's test of FP64 values within +-e: (f32 results, contiguous; mask of the undecided). Any shape."""
+    high = torch.add(c, e).to(torch.float32, memory_format=torch.contiguous_format)
     undecided = torch.sub(c, e).to(torch.float32).ne(high)  # true for NaN
     return high.add_(0.0), undecided  # -0 + 0 = +0
 
@@ -154,7 +154,7 @@ def settle(
         flat[elements[~finite]] = float("nan")
         elements = elements[finite]
     rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
-    for chunk in elements.split(rows) if len(elements) else ():
+    for chunk in torch.split(elements, rows) if len(elements) else ():
         values, open_ = doubled(reader, chunk)
         if bool(open_.any()):
             left = open_.nonzero().view(-1)

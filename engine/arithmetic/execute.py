@@ -1,0 +1,173 @@
+"""One instruction on one device, bit for bit what SPEC sections 4 to 7 say (policy `exact`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from engine.arithmetic import indexing, random
+from engine.arithmetic.elementwise import kernel_of
+from engine.arithmetic.indexing import TORCH_DTYPES
+from engine.arithmetic.scatter import ScatterRunner, plan_scatter
+from engine.arithmetic.stats import Stats
+from engine.arithmetic.sums import SumRunner, plan_sum
+from engine.arithmetic.transcendental import Transcendentals
+from engine.arithmetic.views import View
+from engine.arithmetic.ziv import ExactSum, exact_sum_bits
+from protocol.isa import (
+    TRANSCENDENTALS,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    SourceKind,
+)
+
+Operands = Sequence[Tensor]
+Compiled = Callable[[Operands, int], Tensor]
+"""An instruction made ready: (operands, step) -> result."""
+
+MAX_PLANS: Final = 1 << 20
+FP64_ELEMENTS: Final = {"cpu": 1 << 22}
+"""FP64 elements of one thing held at once, by kind of device."""
+FP64_ELEMENTS_ELSEWHERE: Final = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an `Arithmetic` was made with."""
+
+    device: torch.device
+    permuted: bool
+    """Every reduction takes its terms in a random order. Never changes a bit; audits use it to show that."""
+    fp64_elements: int
+
+
+class Arithmetic:
+    """Executes instructions exactly on a device.
+
+    f32 NaNs in results may have any payload (no result depends on one): make them canonical when hashing. Results are
+    contiguous and new; operands are never written. An instance is used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        permute: torch.Generator | int | None = None,
+        stats: Stats | None = None,
+        *,
+        fp64_elements: int | None = None,
+    ) -> None:
+        device = torch.device(device)
+        default = FP64_ELEMENTS.get(device.type, FP64_ELEMENTS_ELSEWHERE)
+        self.options = Options(device, permute is not None, default if fp64_elements is None else fp64_elements)
+        self.stats = Stats() if stats is None else stats
+        shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
+        self._sums = SumRunner(self._exact_sum(), shuffled)
+        self._scatters = ScatterRunner(self._exact_sum(), shuffled)
+        self._transcendentals = Transcendentals()
+        self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where operands live and results are made."""
+        return self.options.device
+
+    def execute(self, instruction: Instruction, operands: Operands, step: int) -> Tensor:
+        """The result of a validated instruction other than `source` state or data and `commit`.
+
+        `operands`: for each operand the whole tensor it reads, contiguous, on the device. `step` counts from 0: it is
+        what `source` step yields (SPEC's s - 1). Returns a contiguous tensor of the instruction's shape and dtype.
+        Plans are kept per instruction object.
+        """
+        found = self._compiled.get(id(instruction))
+        if found is None or found[0] is not instruction:
+            if len(self._compiled) >= MAX_PLANS:
+                self._compiled.clear()
+            # The instruction is kept alive, so its id stays its own.
+            found = self._compiled[id(instruction)] = (instruction, self._compile(instruction, operands))
+        return found[1](operands, step)
+
+    def _exact_sum(self) -> ExactSum:
+        return exact_sum_bits
+
+    def _compile(self, i: Instruction, operands: Operands) -> Compiled:
+        device = self.device
+        match i.opcode:
+            case Opcode.MAP:
+                return self._compile_map(i, operands)
+            case Opcode.REDUCE:
+                return self._compile_reduce(i)
+            case Opcode.SCATTER_SUM:
+                plan, counts = plan_scatter(i), self.stats.of("scatter_sum")
+                return lambda x, _: self._scatters.run(plan, x, counts)
+            case Opcode.GATHER:
+                return lambda x, _: indexing.gather(i, x)
+            case Opcode.WINDOW:
+                return lambda x, _: indexing.window(i, x)
+            case Opcode.IOTA:
+                return lambda *_: indexing.iota(i, device)
+            case Opcode.RANDOM:
+                return lambda x, _: random.random(i, x)
+            case Opcode.SHUFFLE:
+                return lambda x, _: random.shuffle(i, x)
+            case Opcode.SOURCE:
+                return _compile_source(i, device)
+        raise ValueError(f"expected an instruction that computes, got {i.opcode.name} {i.function}")
+
+    def _compile_map(self, i: Instruction, operands: Operands) -> Compiled:
+        function = MapFunction(i.function)
+        views = tuple(View.of_access(access, i.shape) for access in i.operands)
+        shape, device = i.shape, self.device
+        # Some operand must have the result's whole shape, or torch would make the result smaller.
+        widths = zip(*(view.sizes for view in views), strict=True)
+        widen = any(max(sizes) != n for sizes, n in zip(widths, shape, strict=True))
+        if function in TRANSCENDENTALS:
+            counts, (view,) = self.stats.of(f"map.{function.name.lower()}"), views
+            functions = self._transcendentals
+
+            def transcendental(x: Operands, _: int) -> Tensor:
+                result = functions.apply(function, view.on(x[0]), counts)
+                return result.expand(shape).contiguous() if widen else result
+
+            return transcendental
+        kernel, dtype = kernel_of(function, operands[0].dtype, i.dtype), TORCH_DTYPES[i.dtype]
+
+        def elementwise(x: Operands, _: int) -> Tensor:
+            read = [view.on(base) for view, base in zip(views, x, strict=True)]
+            if widen:
+                read[0] = read[0].expand(shape)
+            out = torch.empty(shape, dtype=dtype, device=device)
+            kernel(read, out)
+            return out
+
+        return elementwise
+
+    def _compile_reduce(self, i: Instruction) -> Compiled:
+        if i.function != ReduceFunction.SUM:
+            return lambda x, _: indexing.extreme(i, x)
+        if i.dtype == DType.I64:
+            return lambda x, _: _wrapping_sum(i, x)
+        plan = plan_sum(i, self.options.fp64_elements)
+        counts = self.stats.of(plan.kind)
+        return lambda x, _: self._sums.run(plan, x, counts)
+
+
+def _compile_source(i: Instruction, device: torch.device) -> Compiled:
+    match i.function:
+        case SourceKind.CONST:
+            return lambda *_: indexing.constant(i, device)
+        case SourceKind.STEP:
+            return lambda _, step: torch.full((), step, dtype=torch.int64, device=device)
+    raise ValueError(f"expected a constant or the step, got source {i.function}: the interpreter provides those")
+
+
+def _wrapping_sum(i: Instruction, operands: Operands) -> Tensor:
+    x = View.of_access(i.operands[0], i.index_space).on(operands[0])
+    rank = len(i.shape)
+    x = x.expand((*x.shape[:rank], *i.reduction))
+    total = x.sum(tuple(range(rank, x.dim()))) if i.reduction else x
+    return total.expand(i.shape).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,92 @@
+"""`random` and `shuffle` (SPEC section 7): Philox4x32-10 in i64 torch operations, the same on every device."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from engine.arithmetic.views import View
+from protocol.isa import Instruction, RandomParams, ShuffleParams
+from protocol.philox import half_width
+
+_M0: Final = 0xD2511F53
+_M1: Final = 0xCD9E8D57
+_W0: Final = 0x9E3779B9
+_W1: Final = 0xBB67AE85
+_MASK: Final = 0xFFFFFFFF
+_ROUNDS: Final = 10
+_SHUFFLE_ROUNDS: Final = 8
+_SHUFFLE_MARK: Final = 1 << 31
+_PIECE: Final = 1 << 15
+"""Blocks made at once; 4 words of 8 bytes each stay in a core's cache."""
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """The four words of the blocks at some counters; i64 tensors of unsigned 32-bit values that broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # An i64 product wraps to the right 64 bits; the shift is arithmetic, so the high word is masked.
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1 = (p1 >> 32).bitwise_and_(_MASK) ^ c1 ^ k0, p1.bitwise_and_(_MASK)
+        c2, c3 = (p0 >> 32).bitwise_and_(_MASK) ^ c3 ^ k1, p0.bitwise_and_(_MASK)
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def key_of(seed: Tensor) -> tuple[Tensor, Tensor]:
+    """Key words of an i64 seed."""
+    return seed & _MASK, (seed >> 32) & _MASK
+
+
+def _scalar(base: Tensor, offset: int) -> Tensor:
+    return base.reshape(-1)[offset : offset + 1]
+
+
+def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """The f32 result of a `random` instruction."""
+    assert isinstance(instruction.params, RandomParams)
+    seed, step = (_scalar(base, a.offset) for base, a in zip(operands, instruction.operands, strict=True))
+    key, third = key_of(seed), step & _MASK
+    fourth = torch.full_like(third, instruction.params.stream)
+    blocks = -(-instruction.numel // 4)
+    words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)
+    for begin in range(0, blocks, _PIECE):
+        position = torch.arange(begin, min(begin + _PIECE, blocks), dtype=torch.int64, device=seed.device)
+        drawn = philox((position & _MASK, position >> 32, third, fourth), key)
+        for column, word in enumerate(drawn):
+            words[begin : begin + _PIECE, column] = (word >> 8).to(torch.float32)
+    # 24-bit integers times a power of two: exact.
+    return words.view(-1)[: instruction.numel].mul(2.0**-24).view(instruction.shape)
+
+
+def shuffle(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """The i64 result of a `shuffle` instruction."""
+    params = instruction.params
+    assert isinstance(params, ShuffleParams)
+    index, epoch = (
+        View.of_access(instruction.operands[o], instruction.shape).on(operands[o]).expand(instruction.shape).reshape(-1)
+        for o in (0, 2)
+    )
+    key = key_of(_scalar(operands[1], instruction.operands[1].offset))
+    inside = (index >= 0) & (index < params.n)
+    third = epoch & _MASK
+    x = _network(torch.where(inside, index, 0), third, key, params)
+    while bool((outside := x >= params.n).any()):  # cycle walking
+        at = outside.nonzero().view(-1)
+        x[at] = _network(x[at], third[at], key, params)
+    return torch.where(inside, x, -1).view(instruction.shape)
+
+
+def _network(x: Tensor, epoch: Tensor, key: tuple[Tensor, Tensor], params: ShuffleParams) -> Tensor:
+    width = half_width(params.n)
+    mask = (1 << width) - 1
+    left, right = x >> width, x & mask
+    stream = torch.full_like(epoch, params.stream)
+    for q in range(_SHUFFLE_ROUNDS):
+        word = philox((right, torch.full_like(right, _SHUFFLE_MARK + q), epoch, stream), key)[0]
+        left, right = right, left ^ (word & mask)
+    return (left << width) | right

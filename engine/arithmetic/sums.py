@@ -1,0 +1,355 @@
+"""`reduce` sum: plain sums and sums of products, correctly rounded (the bound: `engine.arithmetic.ziv`).
+
+The dims of the index space fall into groups by what reads them: *batch* (output; both operands, or the only one), *m*
+(output; only the first), *n* (output; only the second), *free* (output; none: computed once and expanded), *k*
+(summed; both or the only one), *ra*, *rb* (summed; only the first, only the second: summed before multiplying, one
+more rounding on the way of a term), *times* (summed; none: a factor). So every contraction becomes one batched matrix
+product of shapes (Bt, M, K) and (Bt, K, N) in FP64, whatever views it reads; without m and n it is a product and a
+sum along K.
+
+What is materialised in FP64 is bounded: a large instruction is cut along K into *slabs* whose results are added, and
+along output dims into *parts*.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+
+from engine.arithmetic.stats import Counts
+from engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
+from engine.arithmetic.ziv import ExactSum, coefficient, decide, settle
+from protocol.isa import Instruction
+
+BLOCK = 256
+"""Terms multiplied at once where K is long: the bound is (BLOCK + number of blocks) u instead of K u."""
+MAX_BLOCKS = 64
+SMALL_OUTPUT, SMALL_BLOCK = 1 << 12, 64
+SLAB = 1 << 12
+"""Terms from which on an instruction is cut along K before it is cut along its output."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The dims of a (part of an) index space by what reads them; each carries one stride per operand."""
+
+    batch: tuple[Dim, ...]
+    m: tuple[Dim, ...]
+    n: tuple[Dim, ...]
+    k: tuple[Dim, ...]
+    ra: tuple[Dim, ...]
+    rb: tuple[Dim, ...]
+    times: int
+
+    @classmethod
+    def of(cls, output: Sequence[Dim], reduction: Sequence[Dim], limit: int) -> "Groups":
+        """Classifies coalesced dims. Only-one-operand reductions of more than `limit` terms are treated as k."""
+
+        def pick(dims: Sequence[Dim], *reads: bool) -> tuple[Dim, ...]:
+            return tuple(d for d in dims if tuple(s != 0 for s in d.strides) == reads)
+
+        operands = len((*output, *reduction)[0].strides) if output or reduction else 1
+        times = prod(d.size for d in reduction if not any(d.strides))
+        if operands == 1:
+            return cls(pick(output, True), (), (), pick(reduction, True), (), (), times)
+        ra, rb = pick(reduction, True, False), pick(reduction, False, True)
+        k = pick(reduction, True, True)
+        if prod(d.size for d in ra) > limit:
+            k, ra = k + ra, ()
+        if prod(d.size for d in rb) > limit:
+            k, rb = k + rb, ()
+        return cls(pick(output, True, True), pick(output, True, False), pick(output, False, True), k, ra, rb, times)
+
+    @property
+    def result(self) -> tuple[Dim, ...]:
+        """Dims of the result as computed: batch, m, n."""
+        return self.batch + self.m + self.n
+
+    def read_by(self, operand: int) -> tuple[tuple[Dim, ...], ...]:
+        """The groups an operand is loaded in: batch, m or n, k, ra or rb."""
+        return (self.batch, self.m, self.k, self.ra) if operand == 0 else (self.batch, self.n, self.k, self.rb)
+
+
+def _size(dims: Sequence[Dim]) -> int:
+    return prod(d.size for d in dims)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How one operand of a slab is loaded: as FP64 (Bt, M or N, K, presummed)."""
+
+    view: View
+    wide: tuple[int, ...]
+    """All dims with their full sizes."""
+    shape: tuple[int, int, int, int]
+    keeps_layout: bool
+    """No group has two dims, so a permuted operand may keep its layout in memory: matrix products take either."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part small enough to be computed at once, up to slabs along K."""
+
+    groups: Groups
+    starts: tuple[int, ...]
+    """Offset of each operand."""
+    output: tuple[int, ...]
+    """Coalesced output dims, of which `spread` has the free ones as 1."""
+    spread: tuple[int, ...]
+    reduction: tuple[Dim, ...]
+    """All reduction dims in row-major order, for reading single terms again."""
+    slab: int
+    """Positions of the first k dim that are computed at once."""
+    order: tuple[int, ...]
+    """Permutation that takes (batch, m, n) dims to output order."""
+
+    @cached_property
+    def result_shape(self) -> tuple[int, int, int]:
+        """Bt, M, N."""
+        return _size(self.groups.batch), _size(self.groups.m), _size(self.groups.n)
+
+    @cached_property
+    def terms(self) -> int:
+        """K of SPEC: all terms of an element."""
+        return _size(self.reduction)
+
+    @cached_property
+    def slabs(self) -> tuple[tuple[Load, ...], ...]:
+        """For each slab how the operands are loaded."""
+        k = self.groups.k
+        if not k:
+            return (tuple(self._load(o, start, 1) for o, start in enumerate(self.starts)),)
+        return tuple(
+            tuple(
+                self._load(o, start + at * k[0].strides[o], min(self.slab, k[0].size - at))
+                for o, start in enumerate(self.starts)
+            )
+            for at in range(0, k[0].size, self.slab)
+        )
+
+    def _load(self, operand: int, start: int, first: int) -> Load:
+        lead, own, k, extra = self.groups.read_by(operand)
+        k = (Dim(first, k[0].strides), *k[1:]) if k else k
+        dims = (*lead, *own, *k, *extra)
+        wide = tuple(d.size for d in dims)
+        view = View.of(start, wide, [d.strides[operand] for d in dims])
+        simple = max(map(len, (lead, own, k, extra))) <= 1
+        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), simple)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the terms of single elements, numbered row-major over (batch, m, n)."""
+
+    part: Part
+    operands: Sequence[Tensor]
+
+    @property
+    def terms(self) -> int:
+        return self.part.terms
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        found: Tensor | None = None
+        dims, summed = self.part.groups.result, self.part.reduction
+        for o, base in enumerate(self.operands):
+            starts = offsets(elements, [d.size for d in dims], [d.strides[o] for d in dims], self.part.starts[o])
+            strides = [d.strides[o] for d in summed]
+            rows = read_rows(base, starts, [d.size for d in summed], strides, begin, end).to(torch.float64)
+            found = rows if found is None else found * rows
+        assert found is not None  # a sum has an operand
+        return found
+
+
+@dataclass(frozen=True)
+class Split:
+    """The output is cut along one (coalesced) output dim: (first coordinate, size, plan) of each piece."""
+
+    shape: tuple[int, ...]
+    dim: int
+    pieces: tuple[tuple[int, int, "Part | Split"], ...]
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """How one instruction is computed."""
+
+    kind: str
+    shape: tuple[int, ...]
+    root: Part | Split
+
+
+def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
+    """The plan of a `reduce` sum (f32) that holds at most about `limit` FP64 elements of each thing."""
+    rank = len(instruction.shape)
+    accesses = instruction.operands
+    output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
+    reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
+    root = _plan(output, reduction, tuple(a.offset for a in accesses), limit)
+    kind = "reduce.sum.plain" if len(accesses) == 1 else "reduce.sum.products"
+    return SumPlan(kind, instruction.shape, root)
+
+
+def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int) -> Part | Split:
+    groups = Groups.of(output, reduction, limit)
+    # The longest k dim first: slabs are cut along it. Any order of terms is right.
+    k = tuple(sorted(groups.k, key=lambda d: -d.size)) if _size(groups.k) > SLAB else groups.k
+    groups = Groups(groups.batch, groups.m, groups.n, k, groups.ra, groups.rb, groups.times)
+    loads = [tuple(d for group in groups.read_by(o) for d in group) for o in range(len(starts))]
+    largest = max((_size(load) for load in loads), default=1)
+    slab = k[0].size if k else 1
+    if largest > limit and _size(k) > SLAB:
+        slab = max(1, ceil(slab / ceil(largest / limit)), ceil(SLAB * slab / _size(k)))
+    share = slab / k[0].size if k else 1.0
+    for dims in (*loads, groups.result):
+        size = _size(dims) * (share if dims is not groups.result else 1)
+        candidates = [d for d in groups.result if d in dims and d.size > 1]
+        if size > limit and candidates:
+            return _split(output, reduction, starts, limit, max(candidates, key=lambda d: d.size), ceil(size / limit))
+    sizes = tuple(d.size for d in output)
+    spread = tuple(d.size if any(d.strides) else 1 for d in output)
+    return Part(groups, starts, sizes, spread, tuple(reduction), slab, _order(output, groups))
+
+
+def _order(output: list[Dim], groups: Groups) -> tuple[int, ...]:
+    # Dims may be equal as values, so positions are matched group by group, each group being in output order.
+    operands = len(output[0].strides) if output else 1
+    wanted = [(True, True), (True, False), (False, True)] if operands == 2 else [(True,)]
+    places = [place for reads in wanted for place, d in enumerate(output) if tuple(s != 0 for s in d.strides) == reads]
+    assert len(places) == len(groups.result)
+    return tuple(sorted(range(len(places)), key=lambda i: places[i]))
+
+
+def _split(
+    output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int, cut: Dim, pieces: int
+) -> Split:
+    at = output.index(cut)
+    step = max(1, cut.size // pieces)
+    found = []
+    for first in range(0, cut.size, step):
+        size = min(step, cut.size - first)
+        inner = [*output[:at], Dim(size, cut.strides), *output[at + 1 :]]
+        moved = tuple(start + first * stride for start, stride in zip(starts, cut.strides, strict=True))
+        found.append((first, size, _plan(inner, reduction, moved, limit)))
+    return Split(tuple(d.size for d in output), at, tuple(found))
+
+
+@dataclass(frozen=True)
+class SumRunner:
+    """Computes planned sums. `shuffled`: every reduction's terms are taken in a random order, drawn from it."""
+
+    exact: ExactSum
+    shuffled: torch.Generator | None = None
+
+    def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
+        """The result, f32, contiguous, of the instruction's shape."""
+        return self._node(plan.root, operands, counts).view(plan.shape)
+
+    def _node(self, node: Part | Split, operands: Sequence[Tensor], counts: Counts) -> Tensor:
+        if isinstance(node, Part):
+            return self._part(node, operands, counts)
+        out = torch.empty(node.shape, dtype=torch.float32, device=operands[0].device)
+        for first, size, inner in node.pieces:
+            out.narrow(node.dim, first, size).copy_(self._node(inner, operands, counts))
+        return out
+
+    def _part(self, part: Part, operands: Sequence[Tensor], counts: Counts) -> Tensor:
+        c, e = self._bounded(part, operands)
+        result, undecided = decide(c, e)
+        settle(result, undecided, c, e, _Reader(part, operands), counts, self.exact)
+        if part.order != tuple(range(len(part.order))):
+            result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
+        result = result.view(part.spread)
+        return result if part.spread == part.output else result.expand(part.output).contiguous()
+
+    def _bounded(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """C and e of a part, FP64 (Bt, M, N)."""
+        flat = not part.groups.m and not part.groups.n
+        total: list[Tensor] = []  # C, then Σ|terms| or the squares of both operands' norms
+        deepest = 0
+        for loads in part.slabs:
+            loaded = [self._load(load, base) for load, base in zip(loads, operands, strict=True)]
+            found, depth = self._along(loaded) if flat else self._product(loaded[0], loaded[1])
+            deepest = max(deepest, depth)
+            total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else list(found)
+        return self._bound(part, total, deepest + len(part.slabs) - 1)
+
+    @staticmethod
+    def _bound(part: Part, total: Sequence[Tensor], roundings: int) -> tuple[Tensor, Tensor]:
+        groups, c = part.groups, total[0]
+        # Summing ra and rb first rounds on the way of each term, and makes products inexact.
+        roundings += _size(groups.ra) + _size(groups.rb)
+        if groups.times > 1:
+            c = c.mul_(float(groups.times))
+            roundings += 1
+        # One exact term: the bound is 0, and 0 times a non-finite size is NaN.
+        factor = (coefficient(roundings) if part.terms > 1 else 0.0) * groups.times
+        if len(total) == 2:
+            return c.view(part.result_shape), total[1].mul_(factor).view(part.result_shape)
+        return c, total[1].sqrt_().mul_(factor)[:, :, None] * total[2].sqrt_()[:, None, :]
+
+    def _load(self, load: Load, base: Tensor) -> tuple[Tensor, Tensor]:
+        """An operand as FP64 (Bt, M or N, K) and a tensor of at least its terms' absolute values, up to signs."""
+        read = load.view.on(base)
+        if load.view.sizes != load.wide:
+            read = read.expand(load.wide)
+        if load.keeps_layout:
+            x = read.to(torch.float64)
+        else:
+            x = torch.empty(load.wide, dtype=torch.float64, device=base.device).copy_(read)
+        x = x.reshape(load.shape)
+        if load.shape[3] == 1:
+            x = x[..., 0]
+            return x, x
+        x = self._mix(x, 3)
+        return x.sum(3), x.abs().sum(3)
+
+    def _mix(self, x: Tensor, dim: int, order: Tensor | None = None) -> Tensor:
+        if self.shuffled is None:
+            return x
+        return x.index_select(dim, self._order(x.shape[dim], x.device) if order is None else order)
+
+    def _order(self, count: int, device: torch.device) -> Tensor:
+        assert self.shuffled is not None
+        return torch.randperm(count, generator=self.shuffled, device=self.shuffled.device).to(device)
+
+    def _along(self, loaded: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], int]:
+        """No m, no n: (C, sum of absolute terms), each (Bt, 1), and the additions on the way of a term."""
+        (x, x_size), *rest = loaded
+        terms = self._mix(x * rest[0][0] if rest else x, 2)
+        sizes = x_size * rest[0][1] if rest and (x is not x_size or rest[0][0] is not rest[0][1]) else terms
+        return (terms.sum(2), sizes.abs().sum(2)), terms.shape[2]
+
+    def _product(
+        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+        """(C (Bt, M, N), squared norms (Bt, M) and (Bt, N)) and the additions on the way of a term."""
+        (a, a_size), (b, b_size) = left, right
+        squares = a_size.square().sum(2), b_size.square().sum(2)
+        if self.shuffled is not None:
+            order = self._order(a.shape[2], a.device)
+            a, b = self._mix(a, 2, order), self._mix(b, 2, order)
+        c, depth = multiply(a, b.transpose(1, 2))
+        return (c, *squares), depth
+
+
+def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
+    """(Bt, M, K) times (Bt, K, N) in FP64, K in plainly added blocks; and the additions on the way of a term."""
+    batch, m, k = a.shape
+    n = b.shape[2]
+    if k == 1:
+        return a * b, 1
+    small = batch * m * n <= SMALL_OUTPUT
+    block = max(SMALL_BLOCK if small else BLOCK, ceil(k / MAX_BLOCKS))
+    if k <= 2 * block:
+        return _matmul(a, b), k
+    c = _matmul(a[:, :, :block], b[:, :block])
+    for at in range(block, k, block):
+        c += _matmul(a[:, :, at : at + block], b[:, at : at + block])
+    return c, block + ceil(k / block)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a[0], b[0])[None] if a.shape[0] == 1 else torch.bmm(a, b)

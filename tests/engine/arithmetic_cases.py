@@ -1,0 +1,159 @@
+"""Instructions, operands and oracles for the tests of `engine.arithmetic` (no tests in here)."""
+
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.arithmetic import Arithmetic
+from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from protocol.reference import element, pack, unpack
+
+EDGE_F32 = (
+    [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x807FFFFF, 0x3F800000, 0xBF800000, 0x3F800001, 0x3F7FFFFF]
+    + [0x33800000, 0x33800001, 0x337FFFFF, 0x34000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x4B800000, 0x4B7FFFFF, 0x5F000000]
+    + [0xDF000000, 0xDF000001, 0x5EFFFFFF, 0x42B17218, 0xC2CFF1B5, 0x40490FDB, 0x3FC90FDB, 0x41100000, 0x3727C5AC]
+)
+NON_FINITE = [0x7F800000, 0xFF800000, 0x7FC00000]
+EDGE_I64 = [
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    7,
+    -7,
+    (1 << 63) - 1,
+    -(1 << 63),
+    (1 << 53) + 1,
+    -(1 << 53) - 1,
+    (1 << 24) + 1,
+    (1 << 62) + 1,
+]
+EDGE_I64 += [(1 << 60) + (1 << 36), (1 << 60) + (1 << 36) + 1, -((1 << 60) + (1 << 36) + 1), (1 << 54) + (1 << 30) + 1]
+
+
+def bits_f32(value: float) -> int:
+    """The bits of a float that is an f32."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def tensor_of(dtype: DType, elements: Sequence[int], shape: Sequence[int] | None = None) -> torch.Tensor:
+    """A tensor of protocol elements."""
+    return from_bytes(pack(dtype, elements), dtype, (len(elements),) if shape is None else tuple(shape))
+
+
+def elements_of(tensor: torch.Tensor) -> list[int]:
+    """Protocol elements of a tensor, NaN as the one NaN."""
+    tensor = canonical(tensor).contiguous()
+    return unpack(PROTOCOL_DTYPES[tensor.dtype], tensor.numpy().tobytes())
+
+
+def expected(i: Instruction, operands: Sequence[torch.Tensor], step: int = 0) -> list[int]:
+    """What the integer reference says."""
+    values = [elements_of(x) for x in operands]
+    types = [PROTOCOL_DTYPES[x.dtype] for x in operands]
+    return [element(i, n, lambda o, at: values[o][at], types, step=step + 1) for n in range(i.numel)]
+
+
+def check(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor], step: int = 0) -> list[int]:
+    """Asserts that a result is the reference's, bit for bit, contiguous, and that no operand was written."""
+    before = [elements_of(x) for x in operands]
+    result = arithmetic.execute(i, [x.to(arithmetic.device) for x in operands], step).cpu()
+    assert result.shape == i.shape
+    assert result.is_contiguous()
+    assert PROTOCOL_DTYPES[result.dtype] == i.dtype
+    assert [elements_of(x) for x in operands] == before
+    found, right = elements_of(result), expected(i, operands, step)
+    wrong = [(n, hex(a), hex(b)) for n, (a, b) in enumerate(zip(right, found, strict=True)) if a != b]
+    assert not wrong, f"expected, got (element, bits, bits): {wrong[:5]} in {i}"
+    return found
+
+
+def sum_of(*operands: Sequence[int]) -> Instruction:
+    """A sum of everything in one or two vectors of equal length."""
+    count = len(operands[0])
+    accesses = tuple(Access(o, 0, (1,)) for o in range(len(operands)))
+    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(count,), operands=accesses)
+
+
+@dataclass
+class Maker:
+    """Random valid access maps and operands from one seed."""
+
+    random: random.Random
+
+    def access(self, operand: int, dims: Sequence[int], *, dead: Sequence[int] = ()) -> tuple[Access, int]:
+        """An access map over dims (strides 0 along `dead`) and the size of a base that it fits."""
+        style = self.random.choice(["permuted", "overlap", "negative", "broadcast"])
+        strides, size = [0] * len(dims), 1
+        order = list(range(len(dims)))
+        self.random.shuffle(order)
+        for d in order:
+            strides[d] = 0 if d in dead else size
+            if style == "overlap":
+                strides[d] = 0 if d in dead else self.random.randint(0, 3)
+            elif style == "broadcast" and self.random.random() < 0.4:
+                strides[d] = 0
+            elif style == "negative" and self.random.random() < 0.5:
+                strides[d] = -strides[d]
+            if strides[d]:
+                size *= dims[d] + self.random.randint(0, 1)
+        low, high = Access(operand, 0, tuple(strides)).extent(tuple(dims))
+        lead = self.random.randint(0, 2)
+        return Access(operand, lead - low, tuple(strides)), lead + high - low + 1 + self.random.randint(0, 2)
+
+    def dims(self, most: int, largest: int) -> tuple[int, ...]:
+        """Some dims."""
+        return tuple(self.random.randint(1, largest) for _ in range(self.random.randint(0, most)))
+
+    def f32(self, style: str) -> int:
+        """Bits of an f32: `gauss`, `ties` (short significands, so exact ties and cancellations), `wide`, `edge`, `any`."""
+        r = self.random
+        match style:
+            case "gauss":
+                return bits_f32(struct.unpack("<f", struct.pack("<f", r.gauss(0, 1)))[0])
+            case "ties":
+                return bits_f32(
+                    float(
+                        r.choice([-1, 1]) * r.choice([0, 1, 3, 2**24 - 1, 2**23 + 1]) * 2.0 ** r.choice([-24, -1, 0, 1])
+                    )
+                )
+            case "wide":
+                return r.getrandbits(1) << 31 | r.randint(1, 254) << 23 | r.getrandbits(23)
+            case "edge":
+                return r.choice(EDGE_F32)
+            case _:
+                return r.choice(EDGE_F32 + NON_FINITE)
+
+    def tensor(self, dtype: DType, size: int, style: str = "any") -> torch.Tensor:
+        """A flat operand."""
+        r = self.random
+        if dtype == DType.F32:
+            return tensor_of(dtype, [self.f32(style) for _ in range(size)])
+        if dtype == DType.I64:
+            return tensor_of(dtype, [r.choice(EDGE_I64) if style == "any" else r.randint(-2, 9) for _ in range(size)])
+        return tensor_of(dtype, [r.getrandbits(1) for _ in range(size)])
+
+
+STYLES = ["gauss", "ties", "wide", "edge", "any"]
+
+
+def random_reduction(make: Maker, function: ReduceFunction, dtype: DType) -> tuple[Instruction, list[torch.Tensor]]:
+    """A random `reduce` over random views."""
+    shape, reduction = make.dims(3, 4), make.dims(3, 5)
+    count = make.random.randint(1, 2) if function == ReduceFunction.SUM and dtype == DType.F32 else 1
+    style = make.random.choice(STYLES)
+    made = [make.access(o, (*shape, *reduction)) for o in range(count)]
+    instruction = Instruction(
+        opcode=Opcode.REDUCE,
+        function=function,
+        dtype=DType.I64 if function == ReduceFunction.ARGMAX else dtype,
+        shape=shape,
+        reduction=reduction,
+        operands=tuple(access for access, _ in made),
+    )
+    return instruction, [make.tensor(dtype, size, style) for _, size in made]

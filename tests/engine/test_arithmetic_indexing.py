@@ -1,0 +1,211 @@
+"""Instructions that select, count and draw: torch against integers, bit for bit."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.arithmetic import Arithmetic
+from protocol.isa import (
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    SourceConst,
+    SourceKind,
+    WindowFunction,
+    WindowParams,
+    row_major,
+)
+from protocol.philox import random_bits
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, tensor_of
+
+SEEDS = st.integers(0, 2**32)
+DTYPES = list(DType)
+NAN = 0x7FC00000
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS, st.sampled_from([ReduceFunction.MAX, ReduceFunction.ARGMAX]), st.sampled_from([DType.F32, DType.I64]))
+def test_max_and_argmax(seed: int, function: ReduceFunction, dtype: DType) -> None:
+    check(Arithmetic(), *random_reduction(Maker(random.Random(seed)), function, dtype))
+
+
+@pytest.mark.parametrize(
+    "values", [[0x80000000, 0], [0, 0x80000000], [NAN, 0x7F800000], [1, NAN, NAN], [0xFF800000] * 3]
+)
+@pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
+def test_order_of_zeros_and_nan(values: list[int], function: ReduceFunction) -> None:
+    dtype = DType.F32 if function == ReduceFunction.MAX else DType.I64
+    i = Instruction(
+        opcode=Opcode.REDUCE, function=function, dtype=dtype, reduction=(len(values),), operands=(Access(0, 0, (1,)),)
+    )
+    check(Arithmetic(), i, [tensor_of(DType.F32, values)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS, st.sampled_from(DTYPES))
+def test_gather(seed: int, dtype: DType) -> None:
+    make = Maker(random.Random(seed))
+    r = make.random
+    shape = make.dims(3, 4)
+    bound, stride = r.randint(1, 6), r.choice([1, 2, 5, -1, -3, 0])
+    rows = r.random() < 0.5 and len(shape) > 1  # an embedding: the table map and the index read different dims
+    cut = r.randint(1, len(shape) - 1) if rows else 0
+    table, size = make.access(0, shape, dead=range(cut))
+    index, indices = make.access(1, shape, dead=range(cut, len(shape)) if rows else ())
+    reach = stride * (bound - 1)
+    table = Access(0, table.offset - min(0, reach), table.strides)
+    i = Instruction(
+        opcode=Opcode.GATHER,
+        dtype=dtype,
+        shape=shape,
+        operands=(table, index),
+        params=GatherParams(index_stride=stride, bound=bound),
+    )
+    j = tensor_of(
+        DType.I64, [r.choice([r.randint(0, bound - 1), r.randint(-2, bound + 1), -(1 << 63)]) for _ in range(indices)]
+    )
+    check(Arithmetic(), i, [make.tensor(dtype, size + abs(reach)), j])
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_scatter_sum(seed: int) -> None:
+    make = Maker(random.Random(seed))
+    r = make.random
+    shape = tuple(r.randint(1, 4) for _ in range(r.randint(1, 3)))
+    reduction = make.dims(2, 5)
+    matched = sorted(r.sample(range(len(shape)), r.randint(1, len(shape))))
+    box = row_major(tuple(shape[d] for d in matched))
+    match = tuple(box[matched.index(d)] if d in matched else 0 for d in range(len(shape)))
+    source, size = make.access(0, (*shape, *reduction), dead=matched)
+    index, indices = make.access(1, (*shape, *reduction), dead=matched)
+    i = Instruction(
+        opcode=Opcode.SCATTER_SUM,
+        dtype=DType.F32,
+        shape=shape,
+        reduction=reduction,
+        operands=(source, index),
+        params=ScatterParams(match=match),
+    )
+    top = max(1, r.choice([1, 2, 30]))
+    operands = [
+        make.tensor(DType.F32, size, r.choice(STYLES)),
+        tensor_of(DType.I64, [r.randint(-1, top) for _ in range(indices)]),
+    ]
+    check(Arithmetic(), i, operands)
+    check(Arithmetic(permute=seed), i, operands)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(list(WindowFunction)))
+def test_window(seed: int, dtype: DType, function: WindowFunction) -> None:
+    make = Maker(random.Random(seed))
+    r = make.random
+    shape = make.dims(3, 6)
+    lo = tuple(r.randint(0, n - 1) for n in shape)
+    hi = tuple(r.randint(a + 1, n) for a, n in zip(lo, shape, strict=True))
+    fill = {DType.F32: r.choice([0, 0x80000000, 0xFF800000, NAN, 1]), DType.I64: (1 << 64) - 5, DType.BOOL: 1}[dtype]
+    params = WindowParams(
+        lo=lo, hi=hi, step=tuple(r.randint(1, 3) for _ in shape), fill=fill if function == WindowFunction.FILL else 0
+    )
+    made = [make.access(0, params.extents), make.access(1, shape)][: 1 + (function == WindowFunction.ELSE)]
+    i = Instruction(
+        opcode=Opcode.WINDOW,
+        function=function,
+        dtype=dtype,
+        shape=shape,
+        operands=tuple(a for a, _ in made),
+        params=params,
+    )
+    check(Arithmetic(), i, [make.tensor(dtype, size) for _, size in made])
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_iota_wraps(seed: int) -> None:
+    make = Maker(random.Random(seed))
+    shape = make.dims(4, 4)
+    choice = [0, 1, -1, 3, (1 << 63) - 1, -(1 << 63)]
+    params = IotaParams(offset=make.random.choice(choice), strides=tuple(make.random.choice(choice) for _ in shape))
+    check(Arithmetic(), Instruction(opcode=Opcode.IOTA, dtype=DType.I64, shape=shape, params=params), [])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [(DType.F32, b) for b in (0, 0x80000000, NAN, 1, 0xFF800000)]
+    + [(DType.I64, b) for b in (0, (1 << 64) - 1, 1 << 63)]
+    + [(DType.BOOL, 1)],
+)
+def test_constants(dtype: DType, bits: int) -> None:
+    i = Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=SourceConst(bits=bits))
+    check(Arithmetic(), i, [])
+
+
+def test_step() -> None:
+    i = Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=DType.I64)
+    assert check(Arithmetic(), i, [], step=41) == [41]
+
+
+@pytest.mark.parametrize(("opcode", "function"), [(Opcode.SOURCE, SourceKind.STATE), (Opcode.COMMIT, 0)])
+def test_what_the_interpreter_provides_is_refused(opcode: Opcode, function: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Arithmetic().execute(Instruction(opcode=opcode, function=function, dtype=DType.F32), [], 0)
+
+
+@pytest.mark.parametrize("seed", [0, -1, 1 << 40, -(1 << 63)])
+@pytest.mark.parametrize("shape", [(), (3,), (5, 7), (2, 3, 4)])
+def test_random(seed: int, shape: tuple[int, ...]) -> None:
+    zeros = (0,) * len(shape)
+    i = Instruction(
+        opcode=Opcode.RANDOM,
+        dtype=DType.F32,
+        shape=shape,
+        operands=(Access(0, 1, zeros), Access(1, 0, zeros)),
+        params=RandomParams(stream=(1 << 32) - 1),
+    )
+    check(Arithmetic(), i, [tensor_of(DType.I64, [9, seed]), tensor_of(DType.I64, [(1 << 33) + 5])])
+
+
+def test_random_crosses_pieces() -> None:
+    """Blocks are made some 32 thousand at a time: the element numbers go on."""
+    make = [tensor_of(DType.I64, [x]) for x in (7, 3)]
+    i = Instruction(
+        opcode=Opcode.RANDOM,
+        dtype=DType.F32,
+        shape=(4 * (1 << 15) + 9,),
+        operands=(Access(0, 0, (0,)), Access(1, 0, (0,))),
+        params=RandomParams(stream=2),
+    )
+    found = elements_of(Arithmetic().execute(i, make, 0))
+    head = Instruction(opcode=i.opcode, dtype=i.dtype, shape=(4,), operands=i.operands, params=i.params)
+    assert found[:4] == check(Arithmetic(), head, make)
+    assert len(set(found[-9:])) == 9
+    assert found[-9:] == [random_bits(7, 3, 2, n) for n in range(len(found) - 9, len(found))]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 100, 1 << 40])
+def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
+    last = [*range(min(n, 100)), n - 1, n, -1, -(1 << 63)]
+    index = tensor_of(DType.I64, last)
+    i = Instruction(
+        opcode=Opcode.SHUFFLE,
+        dtype=DType.I64,
+        shape=(len(last), 2),
+        operands=(Access(0, 0, (1, 0)), Access(1, 0, (0, 0)), Access(2, 0, (0, 1))),
+        params=ShuffleParams(n=n, stream=4),
+    )
+    found = check(Arithmetic(), i, [index, tensor_of(DType.I64, [-3]), tensor_of(DType.I64, [0, 1 << 35])])
+    if n <= 100:
+        assert sorted(found[: 2 * n : 2]) == list(range(n))
+    cases(len(found))

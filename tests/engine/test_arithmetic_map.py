@@ -1,0 +1,103 @@
+"""`map`: every function of the registry on every signature, torch against integers, bit for bit."""
+
+import random
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.arithmetic import Arithmetic
+from protocol.isa import MAP_SIGNATURES, TRANSCENDENTALS, Access, DType, Instruction, MapFunction, Opcode
+from tests.engine.arithmetic_cases import (
+    EDGE_F32,
+    EDGE_I64,
+    NON_FINITE,
+    STYLES,
+    Maker,
+    bits_f32,
+    check,
+    elements_of,
+    tensor_of,
+)
+
+SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
+EDGES = {DType.F32: EDGE_F32 + NON_FINITE, DType.I64: EDGE_I64, DType.BOOL: [0, 1]}
+
+
+def map_of(function: MapFunction, result: DType, shape: tuple[int, ...], operands: tuple[Access, ...]) -> Instruction:
+    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
+
+
+@pytest.mark.parametrize(("function", "types", "result"), SIGNATURES)
+def test_every_pair_of_edges(
+    function: MapFunction, types: tuple[DType, ...], result: DType, cases: Callable[[int], None]
+) -> None:
+    """The whole product of the edge values: broadcast views, one dim per operand."""
+    values = [EDGES[t] for t in types]
+    shape = tuple(map(len, values))
+    accesses = tuple(Access(o, 0, tuple(int(d == o) for d in range(len(types)))) for o in range(len(types)))
+    found = check(
+        Arithmetic(),
+        map_of(function, result, shape, accesses),
+        [tensor_of(t, v) for t, v in zip(types, values, strict=True)],
+    )
+    cases(len(found))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_views(seed: int) -> None:
+    make = Maker(random.Random(seed))
+    function, types, result = make.random.choice(SIGNATURES)
+    shape = make.dims(4, 4)
+    made = [make.access(o, shape) for o in range(len(types))]
+    style = make.random.choice(STYLES)
+    operands = [make.tensor(t, size, style) for t, (_, size) in zip(types, made, strict=True)]
+    check(Arithmetic(), map_of(function, result, shape, tuple(a for a, _ in made)), operands)
+
+
+@pytest.mark.parametrize("function", [MapFunction.DIV, MapFunction.SQRT, MapFunction.ADD, MapFunction.MUL])
+@pytest.mark.parametrize("scalar_divisor", [False, True])
+def test_native_operations_on_long_vectors(function: MapFunction, scalar_divisor: bool) -> None:
+    """Long enough for vector units; a divisor of rank 0 must not become a reciprocal."""
+    make = Maker(random.Random(int(function)))
+    count = 1500
+    x, y = (make.tensor(DType.F32, count, style) for style in ("any", "wide"))
+    arity = 1 if function == MapFunction.SQRT else 2
+    second = Access(1, 0, (0,)) if scalar_divisor else Access(1, 0, (1,))
+    operands = [x, torch.tensor([3.0]) if scalar_divisor else y][:arity]
+    check(Arithmetic(), map_of(function, DType.F32, (count,), (Access(0, 0, (1,)), second)[:arity]), operands)
+
+
+@pytest.mark.parametrize("function", sorted(TRANSCENDENTALS))
+def test_transcendentals_on_many_arguments(function: MapFunction) -> None:
+    make = Maker(random.Random(int(function)))
+    x = [make.f32(make.random.choice(["gauss", "wide"])) for _ in range(300)]
+    x += [bits_f32(m * 2.0**e) for e in range(-30, 8) for m in (1.0, -1.0, 1.25)]
+    arithmetic = Arithmetic()
+    check(arithmetic, map_of(function, DType.F32, (len(x),), (Access(0, 0, (1,)),)), [tensor_of(DType.F32, x)])
+    counts = arithmetic.stats.of(f"map.{function.name.lower()}")
+    assert counts.elements == len(x)
+
+
+def test_a_result_next_to_a_tie_needs_the_integers() -> None:
+    """exp(2^-24) = 1 + 2^-24 + 2^-49...: FP64 cannot tell it from the tie at 1 + 2^-24 within 16 ulp."""
+    arithmetic = Arithmetic()
+    x = tensor_of(DType.F32, [bits_f32(2.0**-24), bits_f32(-(2.0**-25)), bits_f32(0.5)])
+    check(arithmetic, map_of(MapFunction.EXP, DType.F32, (3,), (Access(0, 0, (1,)),)), [x])
+    assert arithmetic.stats.of("map.exp").undecided == 2
+
+
+def test_long_integers_are_rounded_once(cases: Callable[[int], None]) -> None:
+    """Through FP64 the first would fall on a tie of f32 and go down."""
+    values = [
+        sign * ((1 << top) + (1 << (top - 24)) + rest)
+        for sign, top, rest in product((1, -1), range(54, 63), (0, 1, -1))
+    ]
+    i = map_of(MapFunction.CAST, DType.F32, (len(values),), (Access(0, 0, (1,)),))
+    cases(len(check(Arithmetic(), i, [tensor_of(DType.I64, values)])))
+    twice = torch.tensor(values[1]).to(torch.float64).to(torch.float32)
+    assert elements_of(twice.reshape(1)) != elements_of(Arithmetic().execute(i, [tensor_of(DType.I64, values)], 0)[1:2])
