@@ -1,0 +1,47 @@
+"""Evidence of a cheat that also lies about how a sum came about, so that a dispute goes on to one partial sum."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+from engine.evidence import Evidence
+from engine.interpreter import Interpreter
+from engine.storage import RunDirectory
+from protocol.accumulator import Kind, decode_for, encode, finish
+from protocol.isa import NAN_BITS
+from sim.adversaries import Cheat
+
+_UNIT_EXPONENT = 298
+"""Accumulators count in units of 2^-298 (SPEC section 6)."""
+
+
+def _exact_units(bits: int) -> int:
+    """A finite f32, given by its bits, in units of 2^-298."""
+    exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    significand = fraction | (0x800000 if exponent else 0)
+    value = Fraction(significand) * Fraction(2) ** (max(exponent, 1) - 150 + _UNIT_EXPONENT)
+    return -int(value) if bits >> 31 else int(value)
+
+
+class ForgedEvidence(Evidence):
+    """`Evidence` of the tampered run; the accumulators of the tampered sum are bent, from the middle on, to fit it."""
+
+    def __init__(self, run: RunDirectory, interpreter: Interpreter, cheat: Cheat) -> None:
+        super().__init__(run, interpreter, cheat.tamper)
+        self._cheat = cheat
+
+    def accumulators(self, step: int, value: int, element: int) -> list[bytes]:
+        """Honest accumulators for honest elements; for the tampered one, a run that ends in the tampered value."""
+        honest = super().accumulators(step, value, element)
+        cheat = self._cheat
+        if (step, value, element) != (cheat.step, cheat.leaf, cheat.element):
+            return honest
+        instruction = self.program.body[value]
+        held = [decode_for(instruction, encoded) for encoded in honest]
+        claimed = int.from_bytes(self.tensor(step, value)[4 * element : 4 * element + 4], "little")
+        if held[-1].kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
+            return honest  # only finite f32 sums are bent
+        missing = _exact_units(claimed) - held[-1].value
+        middle = len(held) // 2
+        bent = [replace(a, value=a.value + missing) if leaf >= middle else a for leaf, a in enumerate(held)]
+        assert finish(bent[-1]) == claimed  # our own arithmetic
+        return [encode(a) for a in bent]
