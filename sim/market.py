@@ -1,0 +1,79 @@
+"""A market in one process: an embedded chain with the contracts, and parties with keys and money."""
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.agreement import sign_job
+from engine.storage import RunDirectory
+from protocol.chain import EmbeddedChain
+from protocol.job import Job, SignedHead, SignedJob
+from protocol.keys import PrivateKey
+
+ETHER = 10**18
+FUNDS = 1000 * ETHER
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """Keys of everyone in the market."""
+
+    client: PrivateKey
+    trainer: PrivateKey
+    challenger: PrivateKey
+
+    @classmethod
+    def generate(cls) -> "Parties":
+        """Fresh keys."""
+        return cls(*(PrivateKey.generate() for _ in range(3)))
+
+
+class Market:
+    """Job board, referee and accounts on a chain of its own."""
+
+    def __init__(self, parties: Parties | None = None) -> None:
+        self.parties = Parties.generate() if parties is None else parties
+        self.chain = EmbeddedChain()
+        for key in (self.parties.client, self.parties.trainer, self.parties.challenger):
+            self.chain.fund(key.address, FUNDS)
+        self.chain.deploy(self.parties.client)
+
+    def sign(self, job: Job) -> SignedJob:
+        """The job with both signatures, for this market's board."""
+        return sign_job(job, self.chain.domain, client=self.parties.client, trainer=self.parties.trainer)
+
+    def open(self, agreement: SignedJob) -> int:
+        """Puts a job on the board: the client pays the reward in, the trainer its stake. Returns the gas used."""
+        offered = self.chain.create_job(self.parties.client, agreement.job, agreement.trainer_signature)
+        accepted = self.chain.accept_job(self.parties.trainer, agreement.job.id)
+        return offered.gas_used + accepted.gas_used
+
+    def post(self, head: SignedHead) -> int:
+        """Posts a signed head. Returns the gas used."""
+        return self.chain.post_head(self.parties.trainer, head).gas_used
+
+    def worth(self, key: PrivateKey) -> int:
+        """What a party can withdraw, in wei; its balance pays gas, which is counted apart."""
+        return self.chain.credit(key.address)
+
+
+def another(job: Job) -> Job:
+    """The same job under another id: the same computation, so the same true run."""
+    return replace(job, nonce=secrets.randbits(128))
+
+
+def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -> RunDirectory:
+    """A run of another job over the same computation that starts with the checkpoints of `source` up to step `upto`.
+
+    An honest run is a constant of program, state and data: whoever has computed it once need not do so again, be it an
+    auditor of several jobs or a cheat that is honest until it pays not to be.
+    """
+    run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
+    for record in source.records():
+        if record.step <= upto:
+            run.write_state(record.step, source.state(record.step))
+            run.append_record(record)
+    for metric in source.metrics():
+        if metric["step"] <= upto:
+            run.add_metric(int(metric["step"]), metric["loss"], metric["seconds"])
+    return run
