@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Accumulator, AccumulatorKind, Accumulators} from "../../src/libraries/Accumulators.sol";
+import {Commitments} from "../../src/libraries/Commitments.sol";
+import {Exact, ExactSum} from "../../src/libraries/ExactSum.sol";
+import {Instruction, InstructionCodec} from "../../src/libraries/InstructionCodec.sol";
+import {Openings} from "../../src/libraries/Openings.sol";
+import {Trees} from "../../src/libraries/Trees.sol";
+
+/// @notice What the libraries take from calldata, made callable from tests.
+contract TreesHarness {
+    function fold(bytes32 leaf, uint256 position, bytes32[] calldata siblings) external view returns (bytes32) {
+        return Trees.fold(leaf, position, siblings);
+    }
+
+    function foldNodes(bytes32[] calldata nodes) external view returns (bytes32) {
+        return Trees.foldNodes(nodes);
+    }
+
+    function pad(bytes32 root, uint256 depth, uint256 toDepth) external view returns (bytes32) {
+        return Trees.pad(root, depth, toDepth);
+    }
+
+    function verify(bytes32 root, uint256 depth, uint256 position, bytes32 leaf, bytes32[] calldata siblings)
+        external
+        view
+    {
+        Trees.verify(root, depth, position, leaf, siblings);
+    }
+
+    function depthOf(uint256 leaves) external pure returns (uint256) {
+        return Trees.depthOf(leaves);
+    }
+
+    function chunkLeaf(bytes calldata data) external view returns (bytes32) {
+        return Commitments.chunkLeaf(data);
+    }
+
+    function instructionLeaf(bytes calldata data) external view returns (bytes32) {
+        return Commitments.instructionLeaf(data);
+    }
+
+    function entry(bytes8 tag, bytes calldata name, bytes32 id) external pure returns (bytes32) {
+        return Commitments.entry(tag, name, id);
+    }
+}
+
+/// @notice See `TreesHarness`.
+contract CodecHarness {
+    using InstructionCodec for Instruction;
+
+    function decode(bytes calldata data) external pure returns (Instruction memory) {
+        return InstructionCodec.decode(data);
+    }
+
+    /// @dev The element that operand k reads at (output element, term), and its value number.
+    function access(bytes calldata data, uint256 k, uint256 element, uint256 term)
+        external
+        pure
+        returns (uint256 value, int256 read)
+    {
+        Instruction memory i = InstructionCodec.decode(data);
+        return (i.operandValue(k), i.baseElement(k, element) + i.termOffset(k, term));
+    }
+
+    function load(uint256 dtype, bytes calldata data) external pure returns (uint256) {
+        uint256 pos;
+        assembly ("memory-safe") {
+            pos := data.offset
+        }
+        return Openings.load(dtype, pos);
+    }
+}
+
+/// @notice See `TreesHarness`.
+contract AccumulatorHarness {
+    using Accumulators for Accumulator;
+
+    function start(AccumulatorKind kind) external pure returns (bytes memory) {
+        return Accumulators.start(kind).encode();
+    }
+
+    function isCanonical(AccumulatorKind kind, bytes calldata data) external pure returns (bool ok) {
+        (ok,) = Accumulators.decode(kind, data);
+    }
+
+    function encodeAgain(AccumulatorKind kind, bytes calldata data) external pure returns (bytes memory) {
+        (, Accumulator memory a) = Accumulators.decode(kind, data);
+        return a.encode();
+    }
+
+    function result(AccumulatorKind kind, bytes calldata data) external pure returns (uint64) {
+        (, Accumulator memory a) = Accumulators.decode(kind, data);
+        return a.result();
+    }
+
+    /// @dev Records of before ‖ factors ‖ position ‖ after, as in tests/vectors/accumulators.json; each must hold.
+    function countTrue(AccumulatorKind kind, bytes calldata cases, uint256 length, uint256 factors)
+        external
+        pure
+        returns (uint256 count)
+    {
+        uint256 record = 2 * length + 8 * factors + 8;
+        for (uint256 pos = 0; pos < cases.length; pos += record) {
+            bytes calldata c = cases[pos:pos + record];
+            (bool ok, Accumulator memory a) = Accumulators.decode(kind, c[:length]);
+            uint256 x = uint64(bytes8(c[length:]));
+            uint256 term = uint64(bytes8(c[length + 8 * factors:]));
+            if (factors == 2) ExactSum.addProduct(a.sum, x, uint64(bytes8(c[length + 8:])));
+            else a.take(x, term);
+            if (ok && keccak256(a.encode()) == keccak256(c[record - length:])) ++count;
+        }
+    }
+
+    /// @dev Records of 97-byte sum ‖ u32 at precision 32 ‖ two more.
+    function countRounded(bytes calldata cases) external pure returns (uint256 count) {
+        for (uint256 pos = 0; pos < cases.length; pos += 109) {
+            (bool ok, Exact memory sum) = ExactSum.decode(cases[pos:pos + 97]);
+            if (ok && ExactSum.toFloat32(sum) == uint32(bytes4(cases[pos + 97:]))) ++count;
+        }
+    }
+}
