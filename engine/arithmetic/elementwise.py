@@ -44,8 +44,9 @@ def _plus_zero(function: Callable[..., Tensor]) -> Kernel:
 
 
 def _sqrt(x: Sequence[Tensor], out: Tensor) -> None:
-    # torch.sqrt of f32 on CPUs is MKL's, which is not correctly rounded: it takes 0x3f7fffff to 1. In FP64 any error below
-    # 2 ulp is harmless: the root of an f32 is 2^-51 (4 ulp, relatively) or more away from every midpoint of two f32.
+    # torch.sqrt of f32 on CPUs is MKL's, which is not correctly rounded: it takes 0x3f7fffff to 1. In FP64 an error of
+    # some ulp is harmless: the significand s of a root, 2^23 <= s < 2^24, and a midpoint m of two f32 differ by
+    # |s^2 - m^2| / (s + m) >= (1/4) / 2^25 = 2^-27, that is 4 ulp of FP64.
     out.copy_(x[0].to(torch.float64).sqrt_())
 
 

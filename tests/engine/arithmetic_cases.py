@@ -12,11 +12,21 @@ from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
 from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from protocol.reference import element, pack, unpack
 
-EDGE_F32 = (
-    [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x807FFFFF, 0x3F800000, 0xBF800000, 0x3F800001, 0x3F7FFFFF]
-    + [0x33800000, 0x33800001, 0x337FFFFF, 0x34000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x4B800000, 0x4B7FFFFF, 0x5F000000]
-    + [0xDF000000, 0xDF000001, 0x5EFFFFFF, 0x42B17218, 0xC2CFF1B5, 0x40490FDB, 0x3FC90FDB, 0x41100000, 0x3727C5AC]
-)
+EDGE_F32 = [
+    0,
+    0x80000000,
+    1,
+    0x80000001,
+    0x7FFFFF,
+    0x800000,
+    0x807FFFFF,
+    0x3F800000,
+    0xBF800000,
+    0x3F800001,
+    0x3F7FFFFF,
+]
+EDGE_F32 += [0x33800000, 0x33800001, 0x337FFFFF, 0x34000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x4B800000, 0x4B7FFFFF, 0x5F000000]
+EDGE_F32 += [0xDF000000, 0xDF000001, 0x5EFFFFFF, 0x42B17218, 0xC2CFF1B5, 0x40490FDB, 0x3FC90FDB, 0x41100000, 0x3727C5AC]
 NON_FINITE = [0x7F800000, 0xFF800000, 0x7FC00000]
 EDGE_I64 = [
     0,
@@ -111,7 +121,7 @@ class Maker:
         return tuple(self.random.randint(1, largest) for _ in range(self.random.randint(0, most)))
 
     def f32(self, style: str) -> int:
-        """Bits of an f32: `gauss`, `ties` (short significands, so exact ties and cancellations), `wide`, `edge`, `any`."""
+        """Bits of an f32: `gauss`, `ties` (few short significands: ties and cancellations), `wide`, `edge`, `any`."""
         r = self.random
         match style:
             case "gauss":

@@ -1,0 +1,119 @@
+"""Qualification passes here, and finds devices that compute almost right."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.arithmetic import Arithmetic, elementwise, indexing, scatter, sums, transcendental
+from engine.arithmetic.ziv import ExactSum
+from engine.qualify import qualified, qualify
+from protocol.errors import ConfigurationError
+from protocol.isa import Instruction, MapFunction
+from tests.engine.arithmetic_cases import bits_f32
+
+
+def test_this_device_qualifies() -> None:
+    report = qualify(Arithmetic())
+    assert report.cases > 15000
+    assert len(report.operations) > 50
+    assert report.device == "cpu"
+
+
+def test_permuted_and_tiled_arithmetic_qualifies() -> None:
+    assert qualify(Arithmetic(permute=3, fp64_elements=100)).cases > 15000
+
+
+def test_once_per_process() -> None:
+    assert qualified("cpu") is qualified(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_qualifies() -> None:
+    assert qualify(Arithmetic("cuda")).cases > 15000
+
+
+def refused(match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        qualify(Arithmetic())
+
+
+def test_without_the_integers() -> None:
+    class NoIntegers(Arithmetic):
+        def _exact_sum(self) -> ExactSum:
+            def guess(pieces: Iterator[Tensor]) -> int:
+                return bits_f32(sum(float(piece.sum()) for piece in pieces))
+
+            return guess
+
+    with pytest.raises(ConfigurationError, match=r"cpu does not compute reduce sum exactly: expected 0x.*operands 0x"):
+        qualify(NoIntegers())
+
+
+@pytest.mark.parametrize(("module", "name"), [(sums, "reduce sum"), (scatter, "scatter_sum")])
+def test_fp64_then_round(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+    monkeypatch.setattr(module, "settle", lambda *_: None)
+    refused(name)
+
+
+def test_a_bound_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long sums with few undecided elements: the bound of one addition is not enough."""
+    monkeypatch.setattr(sums, "coefficient", lambda _: 0.0)
+    refused("reduce sum")
+
+
+def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "_matmul", lambda a, b: torch.matmul(a.float(), b.float()).double())
+    refused("reduce sum of products")
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel", "name"),
+    [
+        (MapFunction.DIV, lambda x, out: out.copy_(x[0] * x[1].reciprocal()), "map div"),
+        (MapFunction.SQRT, lambda x, out: out.copy_(x[0].rsqrt().reciprocal()), "map sqrt"),
+        (MapFunction.MAX, lambda x, out: out.copy_(torch.where(x[0] > x[1], *x)), "map max"),
+        (MapFunction.MUL, lambda x, out: out.copy_(_flushed(x[0] * x[1])), "map mul"),
+        (MapFunction.ADD, lambda x, out: torch.add(x[0], x[1].to(torch.bfloat16), out=out), "map add"),
+    ],
+)
+def test_an_elementwise_shortcut(
+    monkeypatch: pytest.MonkeyPatch,
+    function: MapFunction,
+    kernel: Callable[[Sequence[Tensor], Tensor], object],
+    name: str,
+) -> None:
+    right = elementwise._FUNCTIONS[function]
+
+    def wrong(x: Sequence[Tensor], out: Tensor) -> None:
+        kernel(x, out) if out.dtype == torch.float32 else right(x, out)
+
+    monkeypatch.setitem(elementwise._FUNCTIONS, function, wrong)
+    refused(name)
+
+
+def _flushed(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 2.0**-126, 0.0, x)
+
+
+@pytest.mark.parametrize("function", sorted(transcendental.FP64))
+def test_a_transcendental_a_quarter_of_an_ulp_off(monkeypatch: pytest.MonkeyPatch, function: MapFunction) -> None:
+    right = transcendental.FP64[function]
+    monkeypatch.setitem(transcendental.FP64, function, lambda x: right(x) * (1 + 2.0**-26))
+    refused(f"map {function.name.lower()}")
+
+
+def test_a_maximum_that_keeps_minus_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extreme(i: Instruction, x: Sequence[Tensor]) -> Tensor:
+        return -right(i, [-x[0]]) if x[0].dtype == torch.float32 and i.dtype == 0 else right(i, x)
+
+    right = indexing.extreme
+    monkeypatch.setattr(indexing, "extreme", extreme)
+    refused("reduce max")
+
+
+def test_a_result_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "window", lambda i, _: torch.zeros(tuple(reversed(i.shape))).t())
+    refused("window: expected a contiguous")
