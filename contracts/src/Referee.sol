@@ -16,7 +16,7 @@ import {Trees} from "./libraries/Trees.sol";
 /// @notice See `IReferee`, which is the specification.
 ///
 /// Plan of `judge`: (1) the instruction is the one in dispute; (2) every opening verifies; (3) what is asked for
-/// exists; (4) the operands' elements are read and the leaf is recomputed.
+/// exists; (4) the operands' elements are read and the leaf is recomputed; (5) nothing else is in the proof.
 contract Referee is IReferee {
     using InstructionCodec for Instruction;
     using Accumulators for Accumulator;
@@ -35,12 +35,15 @@ contract Referee is IReferee {
         // INVARIANT: (1) the instruction is the one that the defender opened. Its preimage is unique.
         if (leaf != context.instructionLeaf) revert WrongInstruction(context.instructionLeaf, leaf);
         Instruction memory i = InstructionCodec.decode(proof.instruction);
-        if (context.target == Target.VALUE) return _source(context, proof.witness, i);
-        // INVARIANT: (3)
+        if (context.target == Target.VALUE) return _source(context, proof, i);
+        _requireUnused(Part.WITNESS, _isEmpty(proof.witness)); // (5)
+        // INVARIANT: (3) the element exists.
         if (context.element >= i.elements) revert ElementOutOfRange(context.element, i.elements);
         Operands memory o = Openings.verify(context.bodyRoot, context.depth, proof.tensors, proof.chunks); // (2)
         _requireTypes(i, o); // (2)
         if (context.target == Target.TERMS) return _terms(context, proof, i, o);
+        _requireUnused(Part.PREVIOUS, proof.previous.length == 0); // (5)
+        _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
         return bytes32(_element(i, o, context.element));
     }
 
@@ -105,28 +108,57 @@ contract Referee is IReferee {
         Instruction memory i = InstructionCodec.decode(proof.instruction);
         if (i.opcode != Isa.COMMIT) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
         Witness calldata w = proof.witness;
+        _requireNoOpenings(proof); // (5)
+        _requireUnused(Part.RECORD, _isRecordEmpty(w));
         Trees.verify(context.bodyRoot, context.depth, i.operandValue(0), w.tensorId, w.siblings); // (2)
         return Commitments.entry(Tags.STATE_ENTRY, i.encodedName(), w.tensorId);
     }
 
     /// @dev The right leaf of the value tree for a `source`: the id of its tensor.
-    function _source(Context calldata context, Witness calldata w, Instruction memory i)
+    function _source(Context calldata context, Proof calldata proof, Instruction memory i)
         private
         view
         returns (bytes32)
     {
         if (i.opcode != Isa.SOURCE) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
-        if (i.func == Isa.SOURCE_CONST) return Commitments.scalarId(i.dtype, i.paramUnsigned(0));
-        if (i.func == Isa.SOURCE_STEP) return Commitments.scalarId(Isa.I64, context.step - 1);
+        Witness calldata w = proof.witness;
+        _requireNoOpenings(proof); // (5)
+        _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
+        if (i.func == Isa.SOURCE_CONST || i.func == Isa.SOURCE_STEP) {
+            _requireUnused(Part.WITNESS, _isEmpty(w));
+            bool constant = i.func == Isa.SOURCE_CONST;
+            return Commitments.scalarId(i.dtype, constant ? i.paramUnsigned(0) : context.step - 1);
+        }
         if (i.func == Isa.SOURCE_DATA) {
+            _requireUnused(Part.RECORD, _isRecordEmpty(w));
             _verifyEntry(Tags.DATA_ENTRY, context.dataRoot, context.dataCount, i, w); // (2)
             return w.tensorId;
         }
-        // (2) The state before the step stands in record s-1.
+        // INVARIANT: (2) the state before the step is that of record s-1, which stands where the game says.
+        if (w.step != context.step - 1) revert WrongRecord(context.step - 1, w.step);
         bytes32 record = Commitments.record(w.step, w.stateRoot, w.lossBits, w.logRoot);
         Trees.verify(context.recordRoot, context.recordDepth, context.recordPosition, record, w.recordSiblings);
         _verifyEntry(Tags.STATE_ENTRY, w.stateRoot, context.stateCount, i, w);
         return w.tensorId;
+    }
+
+    /// @dev INVARIANT: (5) a value leaf is proved without accumulators and operands.
+    function _requireNoOpenings(Proof calldata proof) private pure {
+        _requireUnused(Part.PREVIOUS, proof.previous.length == 0);
+        _requireUnused(Part.TENSORS, proof.tensors.length == 0);
+        _requireUnused(Part.CHUNKS, proof.chunks.length == 0);
+    }
+
+    function _requireUnused(Part part, bool isEmpty) private pure {
+        if (!isEmpty) revert UnusedPart(part);
+    }
+
+    function _isEmpty(Witness calldata w) private pure returns (bool) {
+        return _isRecordEmpty(w) && w.tensorId == 0 && w.siblings.length == 0;
+    }
+
+    function _isRecordEmpty(Witness calldata w) private pure returns (bool) {
+        return w.step == 0 && w.stateRoot == 0 && w.lossBits == 0 && w.logRoot == 0 && w.recordSiblings.length == 0;
     }
 
     function _verifyEntry(bytes8 tag, bytes32 root, uint256 count, Instruction memory i, Witness calldata w)
@@ -143,6 +175,7 @@ contract Referee is IReferee {
     /// @dev Operands that are open have the dtypes of SPEC 4.3, also where they are not read. (`map` reads all of its
     /// operands and checks them with its function; an argmax reads at least one element.)
     function _requireTypes(Instruction memory i, Operands memory o) private pure {
+        if (i.opcode == Isa.RANDOM || i.opcode == Isa.SHUFFLE) return; // refused in any case
         if (i.opcode == Isa.MAP || (i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX)) return;
         bool indexes = i.opcode == Isa.GATHER || i.opcode == Isa.SCATTER_SUM;
         for (uint256 k = 0; k < i.operandCount; ++k) {
@@ -163,8 +196,8 @@ contract Referee is IReferee {
         AccumulatorKind kind = _kind(i, o, context.element);
         Accumulator memory a = Accumulators.start(kind);
         if (leaf == 0) {
-            // INVARIANT: nothing comes before the first leaf.
-            if (proof.previous.length != 0) revert MalformedAccumulator(proof.previous);
+            _requireUnused(Part.PREVIOUS, proof.previous.length == 0); // (5) nothing comes before the first leaf
+            _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
         } else {
             bool canonical;
             (canonical, a) = Accumulators.decode(kind, proof.previous);

@@ -45,7 +45,7 @@ contract TreesTest is TestBase {
             bytes32[] memory leaves = _digests(vm.parseJsonBytes(json, _at("trees", k, "leaves")));
             bytes32 root = vm.parseJsonBytes32(json, _at("trees", k, "root"));
             uint256 depth = vm.parseJsonUint(json, _at("trees", k, "depth"));
-            assertTrue(harness.depthOf(leaves.length) <= depth, "deep enough"); // some are deeper than they need to be
+            assertTrue(leaves.length == 0 || harness.depthOf(leaves.length) <= depth, "deep enough"); // some are deeper than they need to be
             assertEq(
                 harness.pad(root, depth, depth + 3), vm.parseJsonBytes32(json, _at("trees", k, "paddedBy3")), "padded"
             );

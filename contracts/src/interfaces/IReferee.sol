@@ -95,7 +95,10 @@ interface IReferee {
         bytes32[] siblings;
     }
 
-    /// The challenger's proof (message body 9 of SPEC section 9).
+    /// The challenger's proof (message body 9 of SPEC section 9). Parts that the leaf has no use for must be empty:
+    /// a commit takes instruction, siblings and witness (without the record); a `source` of state the whole
+    /// witness, of data the witness without the record, of a scalar nothing but the instruction; an ELEMENT
+    /// tensors and chunks; TERMS these, and above leaf 0 previous and siblings.
     struct Proof {
         /// The instruction's encoding.
         bytes instruction;
@@ -106,6 +109,16 @@ interface IReferee {
         TensorOpening[] tensors;
         ChunkOpening[] chunks;
         Witness witness;
+    }
+
+    /// A part of a proof. RECORD: the first five fields of the witness.
+    enum Part {
+        PREVIOUS,
+        SIBLINGS,
+        TENSORS,
+        CHUNKS,
+        WITNESS,
+        RECORD
     }
 
     /// What the game needs to know of an instruction.
@@ -134,6 +147,10 @@ interface IReferee {
     error UnsupportedInstruction(uint8 opcode, uint8 func);
     /// The proof's instruction is not the one that the game has fixed.
     error WrongInstruction(bytes32 expected, bytes32 actual);
+    /// A part of the proof that a leaf of this kind has no use for is not empty.
+    error UnusedPart(Part part);
+    /// The witness's record is not that of the step before.
+    error WrongRecord(uint64 expected, uint64 actual);
     /// A proof has another number of siblings than its tree is deep.
     error WrongSiblingCount(uint256 expected, uint256 actual);
     /// A position outside its tree.

@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {Commitments} from "../src/libraries/Commitments.sol";
+import {Isa} from "../src/libraries/Isa.sol";
+import {Tags} from "../src/libraries/Tags.sol";
+import {Trees} from "../src/libraries/Trees.sol";
+import {RefereeBase} from "./support/RefereeBase.sol";
+
+/// @notice The referee on whole instructions, against the vectors of the integer reference.
+contract RefereeVectorsTest is RefereeBase {
+    /// @dev Whether the kind is on chain: map without transcendentals, reduce, gather, scatter_sum, window, iota.
+    function _isElementwise(bytes memory instruction) private pure returns (bool) {
+        (uint256 opcode, uint256 func) = (uint8(instruction[0]), uint8(instruction[1]));
+        if (opcode == Isa.MAP) return func < Isa.EXP || func > Isa.COS;
+        return opcode >= Isa.REDUCE && opcode <= Isa.IOTA;
+    }
+
+    function test_elements() public view {
+        uint256 judged = 0;
+        uint256 instructions = 0;
+        for (uint256 k = 0; k < vm.parseJsonUint(json, ".count"); ++k) {
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _honest(k);
+            if (!_isElementwise(proof.instruction)) continue;
+            if (referee.describe(proof.instruction).termLeaves != 0) continue;
+            judged += _judgeAll(k, context, proof);
+            ++instructions;
+        }
+        assertTrue(instructions > 30 && judged > 150, "instructions and elements judged");
+    }
+
+    function _judgeAll(uint256 k, IReferee.Context memory context, IReferee.Proof memory proof)
+        private
+        view
+        returns (uint256 judged)
+    {
+        IReferee.Description memory d = referee.describe(proof.instruction);
+        bytes memory result = vm.parseJsonBytes(json, _case(k, "result"));
+        assertEq(result.length, d.dataBytes, "bytes of the result");
+        uint256 stride = 1 + d.elements / 12;
+        for (uint256 e = 0; e < d.elements; e += stride) {
+            context.element = uint64(e);
+            uint256 bits = referee.elementBits(d.dtype, result, e);
+            assertEq(uint256(referee.judge(context, proof)), bits, vm.parseJsonString(json, _case(k, "name")));
+            ++judged;
+        }
+    }
+
+    function test_accumulatorLeaves() public view {
+        uint256 judged = 0;
+        for (uint256 k = 0; k < vm.parseJsonUint(json, ".count"); ++k) {
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _honest(k);
+            IReferee.Description memory d = referee.describe(proof.instruction);
+            if (d.termLeaves == 0) continue;
+            string memory name = vm.parseJsonString(json, _case(k, "name"));
+            bytes[] memory accumulators = vm.parseJsonBytesArray(json, _case(k, "accumulators"));
+            assertEq(accumulators.length, d.termLeaves, name);
+            context.element = d.elements - 1;
+            for (uint256 l = 0; l < accumulators.length; l += 1 + accumulators.length / 8) {
+                _atLeaf(context, proof, accumulators, l);
+                bytes32 expected = sha256(abi.encodePacked("tb.accum", accumulators[l]));
+                assertEq(referee.judge(context, proof), expected, name);
+                ++judged;
+            }
+            bytes memory result = vm.parseJsonBytes(json, _case(k, "result"));
+            (bool canonical, bytes32 leaf, uint64 bits) =
+                referee.finish(proof.instruction, accumulators[accumulators.length - 1]);
+            assertTrue(canonical, name);
+            assertEq(leaf, sha256(abi.encodePacked("tb.accum", accumulators[accumulators.length - 1])), name);
+            assertEq(bits, referee.elementBits(d.dtype, result, d.elements - 1), name);
+        }
+        assertTrue(judged > 50, "leaves judged");
+    }
+
+    function test_notYetOnChain() public {
+        uint256 refused = 0;
+        for (uint256 k = 0; k < vm.parseJsonUint(json, ".count"); ++k) {
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _honest(k);
+            (uint8 opcode, uint8 func) = (uint8(proof.instruction[0]), uint8(proof.instruction[1]));
+            bool transcendental = opcode == Isa.MAP && func >= Isa.EXP && func <= Isa.COS;
+            if (opcode != Isa.RANDOM && opcode != Isa.SHUFFLE && !transcendental) continue;
+            vm.expectRevert(abi.encodeWithSelector(IReferee.InstructionNotYetOnChain.selector, opcode, func));
+            referee.judge(context, proof);
+            ++refused;
+        }
+        assertTrue(refused > 10, "refused");
+    }
+
+    function test_constantsAndTheStep() public view {
+        uint256 judged = 0;
+        for (uint256 k = 0; k < vm.parseJsonUint(json, ".count"); ++k) {
+            (IReferee.Context memory context, IReferee.Proof memory proof) = _honest(k);
+            if (uint8(proof.instruction[0]) != Isa.SOURCE) continue;
+            context.target = IReferee.Target.VALUE;
+            bytes memory result = vm.parseJsonBytes(json, _case(k, "result"));
+            bytes32 chunk = sha256(abi.encodePacked("tb.chunk", result));
+            bytes32 id = sha256(abi.encodePacked("tb.tensr", proof.instruction[2], uint8(0), chunk));
+            assertEq(referee.judge(context, proof), id, vm.parseJsonString(json, _case(k, "name")));
+            assertEq(referee.outputId(proof.instruction, chunk), id, "outputId");
+            uint8 dtype = uint8(proof.instruction[2]);
+            assertEq(referee.scalarId(dtype, referee.elementBits(dtype, result, 0)), id, "scalarId");
+            ++judged;
+        }
+        assertEq(judged, 5, "sources");
+    }
+
+    function test_outputIdWithDims() public view {
+        bytes memory instruction = vm.parseJsonBytes(json, _case(_find("matmul"), "instruction"));
+        uint256 rank = uint8(instruction[3]);
+        bytes memory dims = slice(instruction, 6, 8 * rank);
+        bytes32 id = sha256(abi.encodePacked("tb.tensr", instruction[2], uint8(rank), dims, bytes32(uint256(7))));
+        assertEq(referee.outputId(instruction, bytes32(uint256(7))), id, "outputId");
+        assertTrue(rank > 1, "dims");
+    }
+}
+
+/// @notice Leaves of the value tree that are opened by a witness: state, data, commit.
+contract RefereeWitnessTest is RefereeBase {
+    uint256 private constant SLOTS = 3;
+
+    /// @dev `source` of state (function 2) or data (3), or `commit` (opcode 10), of slot 1 with this name.
+    function _slotted(uint8 opcode, uint8 func, string memory name) private pure returns (bytes memory instruction) {
+        instruction = abi.encodePacked(opcode, func, uint8(0), uint8(0), uint8(0), uint8(opcode == 10 ? 1 : 0));
+        if (opcode == 10) instruction = abi.encodePacked(instruction, uint32(5), int64(0));
+        uint16 length = uint16(bytes(name).length);
+        return abi.encodePacked(instruction, 6 + length, uint32(1), length, name);
+    }
+
+    /// @dev Entries of three slots; slot 1 is ("weight", id).
+    function _entries(bytes8 tag, bytes32 id) private pure returns (bytes32[] memory) {
+        bytes32[] memory leaves = new bytes32[](SLOTS);
+        leaves[0] = sha256(abi.encodePacked(tag, uint16(1), "a", bytes32(uint256(1))));
+        leaves[1] = sha256(abi.encodePacked(tag, uint16(6), "weight", id));
+        leaves[2] = sha256(abi.encodePacked(tag, uint16(1), "z", bytes32(uint256(2))));
+        return _padded(leaves, 2);
+    }
+
+    function _state(bytes32 id, uint256 recordDepth)
+        private
+        view
+        returns (IReferee.Context memory context, IReferee.Proof memory proof)
+    {
+        _replace(context, proof, _slotted(1, 2, "weight"));
+        (context.target, context.depth, context.step, context.stateCount) =
+        (IReferee.Target.VALUE, DEPTH, 5, uint32(SLOTS));
+        IReferee.Witness memory w = proof.witness;
+        (w.step, w.lossBits, w.tensorId) = (4, 0x3f800000, id);
+        (w.stateRoot, w.siblings) = _open(_entries(Tags.STATE_ENTRY, id), 1);
+        bytes32[] memory records = new bytes32[](1 << recordDepth);
+        context.recordDepth = uint8(recordDepth);
+        context.recordPosition = uint64((1 << recordDepth) - 1);
+        records[context.recordPosition] = Commitments.record(4, w.stateRoot, w.lossBits, w.logRoot);
+        (context.recordRoot, w.recordSiblings) = _open(records, context.recordPosition);
+    }
+
+    function testFuzz_state(bytes32 id, uint256 depth) public view {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _state(id, bound(depth, 0, 4));
+        assertEq(referee.judge(context, proof), id, "state");
+    }
+
+    function test_stateOfAnotherRecord() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
+        proof.witness.step = 3;
+        vm.expectRevert(abi.encodeWithSelector(IReferee.WrongRecord.selector, 4, 3));
+        referee.judge(context, proof);
+        proof.witness.step = 4;
+        proof.witness.lossBits += 1;
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(context, proof);
+    }
+
+    function test_anotherTensorInTheState() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
+        proof.witness.tensorId = "other";
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(context, proof);
+    }
+
+    function test_anotherNameInTheState() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
+        _replace(context, proof, _slotted(1, 2, "height"));
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(context, proof);
+    }
+
+    function test_dataIsNotState() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 2);
+        _replace(context, proof, _slotted(1, 3, "weight"));
+        (context.dataCount, context.dataRoot) = (uint32(SLOTS), proof.witness.stateRoot);
+        vm.expectRevert(abi.encodeWithSelector(IReferee.UnusedPart.selector, IReferee.Part.RECORD));
+        referee.judge(context, proof);
+        IReferee.Witness memory w;
+        (w.tensorId, w.siblings) = (proof.witness.tensorId, proof.witness.siblings);
+        proof.witness = w;
+        vm.expectPartialRevert(IReferee.WrongRoot.selector); // another tag
+        referee.judge(context, proof);
+    }
+
+    function testFuzz_data(bytes32 id) public view {
+        IReferee.Context memory context;
+        IReferee.Proof memory proof;
+        _replace(context, proof, _slotted(1, 3, "weight"));
+        context.dataCount = uint32(SLOTS);
+        proof.witness.tensorId = id;
+        (context.dataRoot, proof.witness.siblings) = _open(_entries(Tags.DATA_ENTRY, id), 1);
+        assertEq(referee.judge(context, proof), id, "data");
+    }
+
+    function test_slotOutOfRange() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _state("id", 0);
+        context.stateCount = 1;
+        vm.expectRevert(abi.encodeWithSelector(IReferee.SlotOutOfRange.selector, 1, 1));
+        referee.judge(context, proof);
+    }
+
+    /// @dev Commit 1, of value 5, in a program tree that is empty but for it.
+    function _commit(bytes32 id, bytes memory instruction)
+        private
+        view
+        returns (IReferee.Context memory context, IReferee.Proof memory proof)
+    {
+        (context.target, context.depth, context.position) = (IReferee.Target.VALUE, DEPTH, (uint64(1) << DEPTH) + 1);
+        proof.instruction = instruction;
+        bytes32[] memory program = _padded(new bytes32[](0), DEPTH + 1);
+        program[context.position] = sha256(abi.encodePacked("tb.instr", instruction));
+        (context.programRoot, proof.siblings) = _open(program, context.position);
+        bytes32[] memory body = _padded(new bytes32[](0), DEPTH);
+        body[5] = id;
+        proof.witness.tensorId = id;
+        (context.bodyRoot, proof.witness.siblings) = _open(body, 5);
+    }
+
+    function testFuzz_commit(bytes32 id) public view {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit(id, _slotted(10, 0, "weight"));
+        bytes32 expected = sha256(abi.encodePacked("tb.state", uint16(6), "weight", id));
+        assertEq(referee.judge(context, proof), expected, "commit");
+    }
+
+    function test_commitOfAnotherTensor() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(10, 0, "weight"));
+        proof.witness.tensorId = "other";
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(context, proof);
+    }
+
+    function test_commitOfAnotherProgram() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(10, 0, "weight"));
+        proof.instruction = _slotted(10, 0, "height");
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(context, proof);
+    }
+
+    function test_commitPositionOutside() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(10, 0, "weight"));
+        context.position = uint64(2) << DEPTH;
+        vm.expectRevert(
+            abi.encodeWithSelector(
+                IReferee.WrongInstruction.selector, 0, sha256(abi.encodePacked("tb.instr", proof.instruction))
+            )
+        );
+        referee.judge(context, proof);
+    }
+
+    function test_aBodyInstructionIsNoCommit() public {
+        (IReferee.Context memory context, IReferee.Proof memory proof) = _commit("id", _slotted(1, 2, "weight"));
+        vm.expectRevert(abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 1, 2));
+        referee.judge(context, proof);
+    }
+}
+
+/// @notice What is refused, each by its error.
+contract RefereeRefusalsTest is RefereeBase {
+    function _expect(IReferee.Context memory c, IReferee.Proof memory p, bytes memory error_) private {
+        vm.expectRevert(error_);
+        referee.judge(c, p);
+    }
+
+    function _sum() private view returns (IReferee.Context memory c, IReferee.Proof memory p) {
+        return _honest(_find("sum of 4 products"));
+    }
+
+    function test_wrongInstruction() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        bytes32 right = c.instructionLeaf;
+        c.instructionLeaf = "another";
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongInstruction.selector, bytes32("another"), right));
+    }
+
+    function test_malformedInstruction() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        _replace(c, p, hex"00");
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedInstruction.selector, 1));
+    }
+
+    function test_targetsOfTheWrongKind() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        c.target = IReferee.Target.VALUE;
+        _expect(c, p, abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 3, 0));
+        (c, p) = _honest(_find("step number"));
+        _expect(c, p, abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 1, 1));
+        (c, p) = _honest(_find("sum of 5"));
+        _expect(c, p, abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 3, 0));
+        (c, p) = _sum();
+        c.target = IReferee.Target.TERMS; // four terms have no tree
+        _expect(c, p, abi.encodeWithSelector(IReferee.LeafOutOfRange.selector, 0, 0));
+    }
+
+    function test_elementOutOfRange() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        uint64 elements = referee.describe(p.instruction).elements;
+        c.element = elements - 1;
+        referee.judge(c, p);
+        c.element = elements;
+        _expect(c, p, abi.encodeWithSelector(IReferee.ElementOutOfRange.selector, elements, elements));
+        vm.expectRevert(abi.encodeWithSelector(IReferee.ElementOutOfRange.selector, 2, 2));
+        referee.elementBits(0, new bytes(11), 2);
+    }
+
+    function test_leafOutOfRange() public {
+        uint256 k = _find("sum of 5");
+        (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
+        _atLeaf(c, p, vm.parseJsonBytesArray(json, _case(k, "accumulators")), 1);
+        c.termsLeaf = 2;
+        _expect(c, p, abi.encodeWithSelector(IReferee.LeafOutOfRange.selector, 2, 2));
+    }
+
+    function test_malformedAccumulator() public {
+        uint256 k = _find("sum of 16");
+        (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
+        bytes[] memory accumulators = vm.parseJsonBytesArray(json, _case(k, "accumulators"));
+        _atLeaf(c, p, accumulators, 2);
+        p.previous = hex"00";
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedAccumulator.selector, hex"00"));
+        accumulators[1][0] = 0x02; // the defender's tree holds it, and it is still none
+        _atLeaf(c, p, accumulators, 2);
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedAccumulator.selector, accumulators[1]));
+        _atLeaf(c, p, accumulators, 0);
+        p.previous = accumulators[0]; // nothing comes before the first leaf
+        _expect(c, p, _unused(IReferee.Part.PREVIOUS));
+        p.previous = "";
+        p.siblings = new bytes32[](2);
+        _expect(c, p, _unused(IReferee.Part.SIBLINGS));
+    }
+
+    function _unused(IReferee.Part part) private pure returns (bytes memory) {
+        return abi.encodeWithSelector(IReferee.UnusedPart.selector, part);
+    }
+
+    function test_unusedPartsOfAnElement() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        p.previous = hex"00";
+        _expect(c, p, _unused(IReferee.Part.PREVIOUS));
+        (c, p) = _sum();
+        p.siblings = new bytes32[](1);
+        _expect(c, p, _unused(IReferee.Part.SIBLINGS));
+        for (uint256 field = 0; field < 7; ++field) {
+            (c, p) = _sum();
+            if (field == 0) p.witness.step = 1;
+            if (field == 1) p.witness.stateRoot = "x";
+            if (field == 2) p.witness.lossBits = 1;
+            if (field == 3) p.witness.logRoot = "x";
+            if (field == 4) p.witness.recordSiblings = new bytes32[](1);
+            if (field == 5) p.witness.tensorId = "x";
+            if (field == 6) p.witness.siblings = new bytes32[](1);
+            _expect(c, p, _unused(IReferee.Part.WITNESS));
+        }
+    }
+
+    function test_unusedPartsOfAScalar() public {
+        uint256 k = _find("step number");
+        for (uint256 part = 0; part < 5; ++part) {
+            (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
+            c.target = IReferee.Target.VALUE;
+            if (part == 0) p.previous = hex"00";
+            if (part == 1) p.siblings = new bytes32[](1);
+            if (part == 2) p.tensors = new IReferee.TensorOpening[](1);
+            if (part == 3) p.chunks = new IReferee.ChunkOpening[](1);
+            if (part == 4) p.witness.tensorId = "x";
+            _expect(c, p, _unused(IReferee.Part(part)));
+        }
+    }
+
+    function test_anotherPreviousAccumulator() public {
+        uint256 k = _find("sum of 16");
+        (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
+        bytes[] memory accumulators = vm.parseJsonBytesArray(json, _case(k, "accumulators"));
+        _atLeaf(c, p, accumulators, 2);
+        p.previous[96] ^= 0x01;
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(c, p);
+    }
+
+    function test_finishRefuses() public {
+        bytes memory sum = vm.parseJsonBytes(json, _case(_find("sum of 5"), "instruction"));
+        (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(sum, new bytes(96));
+        assertTrue(!canonical && leaf == 0 && bits == 0, "96 bytes are no sum");
+        bytes memory flagged = new bytes(97);
+        flagged[0] = 0x01;
+        (canonical,, bits) = referee.finish(sum, flagged);
+        assertTrue(canonical && bits == 0x7fc00000, "a sum that is not finite");
+        flagged[96] = 0x01;
+        (canonical,,) = referee.finish(sum, flagged);
+        assertTrue(!canonical, "that holds an integer");
+        bytes memory iota = vm.parseJsonBytes(json, _case(_find("iota that wraps"), "instruction"));
+        vm.expectRevert(abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 7, 0));
+        referee.finish(iota, flagged);
+    }
+
+    function test_wrongTensorOpenings() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        p.tensors[0].chunkRoot = "another";
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(c, p);
+        (c, p) = _sum();
+        p.tensors[0].value = 1;
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(c, p);
+        (c, p) = _sum();
+        p.tensors[0].value = uint32(1) << DEPTH;
+        _expect(c, p, abi.encodeWithSelector(IReferee.PositionOutOfRange.selector, 1 << DEPTH, DEPTH));
+        (c, p) = _sum();
+        p.tensors[1].siblings = new bytes32[](DEPTH + 1);
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, DEPTH, DEPTH + 1));
+    }
+
+    function test_malformedTensors() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        p.tensors[1].dtype = 3;
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedTensor.selector, 1));
+        (c, p) = _sum();
+        p.tensors[1].dims = new uint64[](9);
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedTensor.selector, 1));
+        (c, p) = _sum();
+        p.tensors[0].dims[0] = 0;
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedTensor.selector, 0));
+        (c, p) = _sum();
+        p.tensors[0].dims[0] = (1 << 40) + 1;
+        _expect(c, p, abi.encodeWithSelector(IReferee.MalformedTensor.selector, 0));
+    }
+
+    function test_openedTwice() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        p.tensors[1] = p.tensors[0];
+        _expect(c, p, abi.encodeWithSelector(IReferee.OpenedTwice.selector, 1));
+        (c, p) = _sum();
+        p.chunks[1] = p.chunks[0];
+        _expect(c, p, abi.encodeWithSelector(IReferee.OpenedTwice.selector, 1));
+    }
+
+    function test_wrongChunks() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        p.chunks[0].tensor = 2;
+        _expect(c, p, abi.encodeWithSelector(IReferee.UnknownTensor.selector, 2));
+        (c, p) = _sum();
+        p.chunks[0].chunkIndex = 1;
+        _expect(c, p, abi.encodeWithSelector(IReferee.ChunkOutOfRange.selector, 1, 1));
+        (c, p) = _sum();
+        uint256 length = p.chunks[0].data.length;
+        p.chunks[0].data = bytes.concat(p.chunks[0].data, hex"00");
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongChunkLength.selector, length, length + 1));
+        (c, p) = _sum();
+        p.chunks[0].data[0] ^= 0x01;
+        vm.expectPartialRevert(IReferee.WrongRoot.selector);
+        referee.judge(c, p);
+    }
+
+    function test_missingElements() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        p.chunks = new IReferee.ChunkOpening[](0);
+        vm.expectPartialRevert(IReferee.MissingElement.selector);
+        referee.judge(c, p);
+        p.tensors = new IReferee.TensorOpening[](0);
+        vm.expectPartialRevert(IReferee.MissingElement.selector);
+        referee.judge(c, p);
+    }
+
+    /// @dev map copy, f32, rank 0, of this element of value 0.
+    function _copy(int64 element, uint8 dtype) private pure returns (bytes memory) {
+        return abi.encodePacked(uint8(2), uint8(0), dtype, uint8(0), uint8(0), uint8(1), uint32(0), element, uint16(0));
+    }
+
+    function test_elementsOutsideTheTensor() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        int64 size = int64(p.tensors[0].dims[0]);
+        _replace(c, p, _copy(size - 1, 0));
+        referee.judge(c, p);
+        _replace(c, p, _copy(size, 0));
+        _expect(c, p, abi.encodeWithSelector(IReferee.MissingElement.selector, 0, size));
+        _replace(c, p, _copy(-1, 0));
+        _expect(c, p, abi.encodeWithSelector(IReferee.MissingElement.selector, 0, -1));
+        _replace(c, p, _copy(0, 1)); // f32 to i64 is no copy
+        _expect(c, p, abi.encodeWithSelector(IReferee.UnsupportedInstruction.selector, 2, 0));
+    }
+
+    function test_wrongOperandType() public {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        (c, p) = _honest(_find("i64 sum"));
+        bytes memory instruction = p.instruction;
+        instruction[2] = 0x00; // an f32 sum of an i64 tensor
+        _replace(c, p, instruction);
+        c.target = IReferee.Target.TERMS;
+        _expect(c, p, abi.encodeWithSelector(IReferee.WrongOperandType.selector, 0, 0, 1));
+    }
+
+    function test_malformedBools() public {
+        uint256 k = _find("window else of bool");
+        for (uint256 at_ = 0; at_ < 70; at_ += 23) {
+            (IReferee.Context memory c, IReferee.Proof memory p) = _honest(k);
+            bytes[] memory data = vm.parseJsonBytesArray(json, _case(k, "operands"));
+            data[1] = new bytes(70);
+            data[1][at_] = 0x02;
+            _openAll(c, p, vm.parseJsonBytes(json, _case(k, "operandTypes")), data);
+            _expect(c, p, abi.encodeWithSelector(IReferee.MalformedBools.selector, 1));
+            data[1][at_] = 0x01;
+            _openAll(c, p, vm.parseJsonBytes(json, _case(k, "operandTypes")), data);
+            referee.judge(c, p);
+        }
+    }
+
+    function test_nanPayloadsAreRead() public view {
+        (IReferee.Context memory c, IReferee.Proof memory p) = _sum();
+        bytes[] memory data = new bytes[](1);
+        data[0] = hex"010080ff000080ff"; // a NaN with sign and payload, -inf
+        _openAll(c, p, hex"00", data);
+        _replace(c, p, _copy(0, 0));
+        assertEq(uint256(referee.judge(c, p)), 0x7fc00000, "the one NaN");
+        _replace(c, p, _copy(1, 0));
+        assertEq(uint256(referee.judge(c, p)), 0xff800000, "infinity");
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Referee} from "../../src/Referee.sol";
+import {IReferee} from "../../src/interfaces/IReferee.sol";
+import {Commitments} from "../../src/libraries/Commitments.sol";
+import {Isa} from "../../src/libraries/Isa.sol";
+import {Trees} from "../../src/libraries/Trees.sol";
+import {TestBase} from "./TestBase.sol";
+
+/// @notice Builds honest contexts and proofs: trees in memory, operands as tensors of rank 1.
+abstract contract RefereeBase is TestBase {
+    uint8 internal constant DEPTH = 3;
+
+    Referee internal referee;
+    string internal json;
+
+    function setUp() public virtual {
+        referee = new Referee();
+        json = vectors("instructions.json");
+    }
+
+    function _case(uint256 k, string memory key) internal pure returns (string memory) {
+        return string.concat(".cases[", vm.toString(k), "].", key);
+    }
+
+    /// @dev The number of the vector with this name.
+    function _find(string memory name) internal view returns (uint256 k) {
+        uint256 count = vm.parseJsonUint(json, ".count");
+        while (keccak256(bytes(vm.parseJsonString(json, _case(k, "name")))) != keccak256(bytes(name))) {
+            ++k;
+            assertTrue(k < count, name);
+        }
+    }
+
+    /// @dev Leaves padded with `EMPTY` to 2^depth.
+    function _padded(bytes32[] memory leaves, uint256 depth) internal pure returns (bytes32[] memory level) {
+        level = new bytes32[](1 << depth);
+        for (uint256 k = 0; k < level.length; ++k) {
+            level[k] = k < leaves.length ? leaves[k] : Trees.EMPTY;
+        }
+    }
+
+    function _root(bytes32[] memory level) internal view returns (bytes32) {
+        (bytes32 root,) = _open(level, 0);
+        return root;
+    }
+
+    /// @dev Root, and the siblings of position p. The level must be a full one.
+    function _open(bytes32[] memory level, uint256 p) internal view returns (bytes32 root, bytes32[] memory siblings) {
+        siblings = new bytes32[](Trees.depthOf(level.length));
+        bytes32[] memory nodes = new bytes32[](level.length);
+        for (uint256 k = 0; k < level.length; ++k) {
+            nodes[k] = level[k];
+        }
+        for (uint256 d = 0; d < siblings.length; ++d) {
+            siblings[d] = nodes[p ^ 1];
+            for (uint256 k = 0; k < nodes.length >> (d + 1); ++k) {
+                nodes[k] = Trees.parent(nodes[2 * k], nodes[2 * k + 1]);
+            }
+            p >>= 1;
+        }
+        return (nodes[0], siblings);
+    }
+
+    function _chunk(bytes memory data, uint256 c) internal pure returns (bytes memory) {
+        return slice(data, 1024 * c, Commitments.chunkLength(data.length, c));
+    }
+
+    function _chunkLevel(bytes memory data) internal pure returns (bytes32[] memory) {
+        uint256 count = Commitments.chunkCount(data.length);
+        bytes32[] memory leaves = new bytes32[](count);
+        for (uint256 c = 0; c < count; ++c) {
+            leaves[c] = sha256(abi.encodePacked("tb.chunk", _chunk(data, c)));
+        }
+        return _padded(leaves, Trees.depthOf(count));
+    }
+
+    /// @dev Every chunk of every operand, opened; operand k is value k.
+    function _openAll(
+        IReferee.Context memory context,
+        IReferee.Proof memory proof,
+        bytes memory types,
+        bytes[] memory data
+    ) internal view {
+        proof.tensors = new IReferee.TensorOpening[](data.length);
+        bytes32[] memory ids = new bytes32[](data.length);
+        uint256 chunks = 0;
+        for (uint256 t = 0; t < data.length; ++t) {
+            IReferee.TensorOpening memory tensor = proof.tensors[t];
+            (tensor.value, tensor.dtype) = (uint32(t), uint8(types[t]));
+            tensor.dims = new uint64[](1);
+            tensor.dims[0] = uint64(data[t].length / Isa.size(tensor.dtype));
+            tensor.chunkRoot = _root(_chunkLevel(data[t]));
+            ids[t] = Commitments.tensorId(tensor.dtype, abi.encodePacked(tensor.dims[0]), tensor.chunkRoot);
+            chunks += Commitments.chunkCount(data[t].length);
+        }
+        bytes32[] memory body = _padded(ids, DEPTH);
+        for (uint256 t = 0; t < data.length; ++t) {
+            (context.bodyRoot, proof.tensors[t].siblings) = _open(body, t);
+        }
+        proof.chunks = new IReferee.ChunkOpening[](chunks);
+        chunks = 0;
+        for (uint256 t = 0; t < data.length; ++t) {
+            bytes32[] memory level = _chunkLevel(data[t]);
+            for (uint256 c = 0; c < Commitments.chunkCount(data[t].length); ++c) {
+                IReferee.ChunkOpening memory chunk = proof.chunks[chunks++];
+                (chunk.tensor, chunk.chunkIndex, chunk.data) = (uint8(t), uint64(c), _chunk(data[t], c));
+                (, chunk.siblings) = _open(level, c);
+            }
+        }
+    }
+
+    /// @dev Context and proof of a vector's instruction, all operands opened, for its element 0.
+    function _honest(uint256 k) internal view returns (IReferee.Context memory context, IReferee.Proof memory proof) {
+        proof.instruction = vm.parseJsonBytes(json, _case(k, "instruction"));
+        context.target = IReferee.Target.ELEMENT;
+        context.depth = DEPTH;
+        context.position = 6;
+        context.step = 3;
+        context.instructionLeaf = sha256(abi.encodePacked("tb.instr", proof.instruction));
+        bytes memory types = vm.parseJsonBytes(json, _case(k, "operandTypes"));
+        if (types.length != 0) {
+            _openAll(context, proof, types, vm.parseJsonBytesArray(json, _case(k, "operands")));
+        }
+    }
+
+    /// @dev Puts an instruction of our own in place of the vector's.
+    function _replace(IReferee.Context memory context, IReferee.Proof memory proof, bytes memory instruction)
+        internal
+        pure
+    {
+        proof.instruction = instruction;
+        context.instructionLeaf = sha256(abi.encodePacked("tb.instr", instruction));
+    }
+
+    /// @dev Points context and proof at leaf `leaf` of the accumulator tree over these encodings.
+    function _atLeaf(
+        IReferee.Context memory context,
+        IReferee.Proof memory proof,
+        bytes[] memory accumulators,
+        uint256 leaf
+    ) internal view {
+        bytes32[] memory leaves = new bytes32[](accumulators.length);
+        for (uint256 l = 0; l < leaves.length; ++l) {
+            leaves[l] = sha256(abi.encodePacked("tb.accum", accumulators[l]));
+        }
+        bytes32[] memory level = _padded(leaves, Trees.depthOf(leaves.length));
+        context.target = IReferee.Target.TERMS;
+        context.termsLeaf = uint64(leaf);
+        context.accumulatorRoot = _root(level);
+        proof.previous = leaf == 0 ? bytes("") : accumulators[leaf - 1];
+        proof.siblings = new bytes32[](0);
+        if (leaf != 0) (, proof.siblings) = _open(level, leaf - 1);
+    }
+}
