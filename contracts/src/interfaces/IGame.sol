@@ -156,6 +156,8 @@ interface IGame {
     /// The challenger's nodes do not fold to the node that they should stand below.
     error NodesDoNotFold(bytes32 expected, bytes32 actual);
     error IndexOutOfRange(uint256 limit, uint256 index);
+    /// A part of the proof that this leaf has no use for is not empty.
+    error UnusedPart(string part);
     error WrongChunk(bytes32 expected, bytes32 actual);
     error WrongInstructionBytes(bytes32 expected, bytes32 actual);
 
@@ -204,7 +206,7 @@ interface IGame {
         bytes calldata instruction
     ) external;
 
-    /// @notice 9, challenger: the operands. The referee recomputes the leaf.
+    /// @notice 9, challenger: the operands. The referee recomputes the leaf. Parts that this leaf has no use for are empty.
     function prove(GameId gameId, IReferee.Proof calldata proof) external;
 
     /// @notice The side to move has used more than its clock. Caller: anyone.
