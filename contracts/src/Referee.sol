@@ -126,8 +126,8 @@ contract Referee is IReferee {
         _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
         if (i.func == Isa.SOURCE_CONST || i.func == Isa.SOURCE_STEP) {
             _requireUnused(Part.WITNESS, _isEmpty(w));
-            bool constant = i.func == Isa.SOURCE_CONST;
-            return Commitments.scalarId(i.dtype, constant ? i.paramUnsigned(0) : context.step - 1);
+            bool isConstant = i.func == Isa.SOURCE_CONST;
+            return Commitments.scalarId(i.dtype, isConstant ? i.paramUnsigned(0) : context.step - 1);
         }
         if (i.func == Isa.SOURCE_DATA) {
             _requireUnused(Part.RECORD, _isRecordEmpty(w));
