@@ -142,7 +142,7 @@ class ScatterRunner:
         if bool(undecided.any()):
             order = which.argsort(stable=True)
             reader = _Reader(rows[order], count.cumsum(0) - count, count, int(count.max()))
-            settle(result, undecided, c, e, reader, found, self.exact)
+            settle(result, undecided, c, lambda at: torch.isfinite(e.view(-1)[at]), reader, found, self.exact)
         found.elements = 0  # all output elements are counted, also those that no source reaches
         counts += found
         out[keys] = result

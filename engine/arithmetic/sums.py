@@ -13,7 +13,7 @@ along output dims into *parts*.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, prod
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
-from engine.arithmetic.ziv import ExactSum, coefficient, decide, settle
+from engine.arithmetic.ziv import ExactSum, coefficient, decide, decide_outer, settle
 from protocol.isa import Instruction
 
 BLOCK = 256
@@ -87,6 +87,8 @@ class Load:
     shape: tuple[int, int, int, int]
     keeps_layout: bool
     """No group has two dims, so a permuted operand may keep its layout in memory: matrix products take either."""
+    k_outside: tuple[int, ...]
+    """If not empty: the order of dims in which it is copied, because its own dims have the longer runs in memory."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,15 @@ class Part:
         wide = tuple(d.size for d in dims)
         view = View.of(start, wide, [d.strides[operand] for d in dims])
         simple = max(map(len, (lead, own, k, extra))) <= 1
-        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), simple)
+        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), simple, self._k_outside(operand, k))
+
+    def _k_outside(self, operand: int, k: Sequence[Dim]) -> tuple[int, ...]:
+        lead, own, _, extra = self.groups.read_by(operand)
+        if not own or own[-1].strides[operand] != 1 or own[-1].size <= min(k[-1].size if k else 1, 64):
+            return ()
+        first, second = len(lead), len(lead) + len(own)
+        end = second + len(k) + len(extra)
+        return (*range(first), *range(second, end), *range(first, second))
 
 
 @dataclass(frozen=True)
@@ -256,16 +266,16 @@ class SumRunner:
         return out
 
     def _part(self, part: Part, operands: Sequence[Tensor], counts: Counts) -> Tensor:
-        c, e = self._bounded(part, operands)
-        result, undecided = decide(c, e)
-        settle(result, undecided, c, e, _Reader(part, operands), counts, self.exact)
+        c, bounds = self._bounded(part, operands)
+        result, undecided = decide(c, bounds[0]) if len(bounds) == 1 else decide_outer(c, *bounds)
+        settle(result, undecided, c, partial(_finite, bounds), _Reader(part, operands), counts, self.exact)
         if part.order != tuple(range(len(part.order))):
             result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
         result = result.view(part.spread)
         return result if part.spread == part.output else result.expand(part.output).contiguous()
 
-    def _bounded(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """C and e of a part, FP64 (Bt, M, N)."""
+    def _bounded(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """C of a part, FP64 (Bt, M, N), and e: like C, or the factors (Bt, M) and (Bt, N) of an outer product."""
         flat = not part.groups.m and not part.groups.n
         total: list[Tensor] = []  # C, then Σ|terms| or the squares of both operands' norms
         deepest = 0
@@ -277,7 +287,7 @@ class SumRunner:
         return self._bound(part, total, deepest + len(part.slabs) - 1)
 
     @staticmethod
-    def _bound(part: Part, total: Sequence[Tensor], roundings: int) -> tuple[Tensor, Tensor]:
+    def _bound(part: Part, total: Sequence[Tensor], roundings: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         groups, c = part.groups, total[0]
         # Summing ra and rb first rounds on the way of each term, and makes products inexact.
         roundings += _size(groups.ra) + _size(groups.rb)
@@ -287,8 +297,8 @@ class SumRunner:
         # One exact term: the bound is 0, and 0 times a non-finite size is NaN.
         factor = (coefficient(roundings) if part.terms > 1 else 0.0) * groups.times
         if len(total) == 2:
-            return c.view(part.result_shape), total[1].mul_(factor).view(part.result_shape)
-        return c, total[1].sqrt_().mul_(factor)[:, :, None] * total[2].sqrt_()[:, None, :]
+            return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
+        return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
 
     def _load(self, load: Load, base: Tensor) -> tuple[Tensor, Tensor]:
         """An operand as FP64 (Bt, M or N, K) and a tensor of at least its terms' absolute values, up to signs."""
@@ -296,10 +306,13 @@ class SumRunner:
         if load.view.sizes != load.wide:
             read = read.expand(load.wide)
         if load.keeps_layout:
-            x = read.to(torch.float64)
+            x = read.to(torch.float64).reshape(load.shape)
+        elif load.k_outside:
+            x = torch.empty(read.permute(load.k_outside).shape, dtype=torch.float64, device=base.device)
+            lead, own, k, extra = load.shape
+            x = x.copy_(read.permute(load.k_outside)).view(lead, k, extra, own).permute(0, 3, 1, 2)
         else:
-            x = torch.empty(load.wide, dtype=torch.float64, device=base.device).copy_(read)
-        x = x.reshape(load.shape)
+            x = torch.empty(load.wide, dtype=torch.float64, device=base.device).copy_(read).view(load.shape)
         if load.shape[3] == 1:
             x = x[..., 0]
             return x, x
@@ -327,7 +340,7 @@ class SumRunner:
     ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
         """(C (Bt, M, N), squared norms (Bt, M) and (Bt, N)) and the additions on the way of a term."""
         (a, a_size), (b, b_size) = left, right
-        squares = a_size.square().sum(2), b_size.square().sum(2)
+        squares = _squares(a_size), _squares(b_size)
         if self.shuffled is not None:
             order = self._order(a.shape[2], a.device)
             a, b = self._mix(a, 2, order), self._mix(b, 2, order)
@@ -349,6 +362,20 @@ def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     for at in range(block, k, block):
         c += _matmul(a[:, :, at : at + block], b[:, at : at + block])
     return c, block + ceil(k / block)
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Sums of squares along the last dim."""
+    return torch.linalg.vector_norm(x, dim=2).square_() if x.stride(2) == 1 else (x * x).sum(2)
+
+
+def _finite(bounds: Sequence[Tensor], elements: Tensor) -> Tensor:
+    if len(bounds) == 1:
+        return torch.isfinite(bounds[0].reshape(-1)[elements])
+    left, right = bounds
+    row = elements.div(right.shape[1], rounding_mode="floor")
+    column = elements - (row - row.div(left.shape[1], rounding_mode="floor")) * right.shape[1]
+    return torch.isfinite(left.reshape(-1)[row]) & torch.isfinite(right.reshape(-1)[column])
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

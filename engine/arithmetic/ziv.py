@@ -41,8 +41,12 @@ ROW_BUDGET: Final = 1 << 20
 """Terms read at once for undecided elements (times a dozen FP64 temporaries)."""
 PIECE: Final = 1 << 18
 """Terms of one element read at once."""
+CACHED: Final = 1 << 15
+"""Elements tested at once on a CPU."""
 _MIN_PRODUCT_EXPONENT: Final = -298
 
+Finite = Callable[[Tensor], Tensor]
+"""Which of some elements (i64 numbers) have a finite error bound."""
 ExactSum = Callable[[Iterator[Tensor]], int]
 """f32 bits of the exact sum of all elements of some finite FP64 tensors."""
 
@@ -68,6 +72,24 @@ def decide(c: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     high = torch.add(c, e).to(torch.float32, memory_format=torch.contiguous_format)
     undecided = torch.sub(c, e).to(torch.float32).ne(high)  # true for NaN
     return high.add_(0.0), undecided  # -0 + 0 = +0
+
+
+def decide_outer(c: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """`decide` for c (Bt, M, N) and e = left (Bt, M) x right (Bt, N), in pieces that stay in a CPU's cache."""
+    batch, m, n = c.shape
+    if c.device.type != "cpu" or c.numel() <= CACHED:
+        return decide(c, left[:, :, None] * right[:, None, :])
+    result = torch.empty(c.shape, dtype=torch.float32)
+    undecided = torch.empty(c.shape, dtype=torch.bool)
+    rows, batches = max(1, CACHED // n), max(1, CACHED // (m * n))
+    for b in range(0, batch, batches):
+        for r in range(0, m, rows):
+            part = slice(b, b + batches), slice(r, r + rows)
+            e = left[part][:, :, None] * right[part[0], None, :]
+            high = result[part].copy_(c[part] + e)
+            torch.ne(torch.sub(c[part], e, out=e).to(torch.float32), high, out=undecided[part])
+            high.add_(0.0)
+    return result, undecided
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,20 +136,18 @@ def _pieces(reader: TermReader, elements: Tensor) -> Iterator[Tensor]:
 def doubled(reader: TermReader, elements: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of some elements' terms in doubled precision: (f32 results, mask of the still undecided), each (U,)."""
     k = max(1, (reader.terms - 1).bit_length())
-    single = reader.read(elements, 0, reader.terms) if reader.terms <= PIECE else None
-    peak = torch.zeros(len(elements), dtype=torch.float64, device=elements.device)
-    for piece in _pieces(reader, elements) if single is None else (single,):
-        peak = torch.maximum(peak, piece.abs().amax(1))
+    pieces = [reader.read(elements, 0, reader.terms)] if reader.terms <= PIECE else None
+    peak = torch.stack([piece.abs().amax(1) for piece in pieces or _pieces(reader, elements)]).amax(0)
     above = (peak.clamp_min(2.0**_MIN_PRODUCT_EXPONENT).view(torch.int64) >> 52) - 1022  # peak < 2^above
     first, second = _power(above + k)[:, None], _power(above + (2 * k - 52))[:, None]
-    h1, h2, low, size = (torch.zeros_like(peak) for _ in range(4))
-    for piece in _pieces(reader, elements) if single is None else (single,):
+    sums = torch.zeros((4, len(elements)), dtype=torch.float64, device=elements.device)
+    for piece in pieces or _pieces(reader, elements):
         high = (piece + first).sub_(first)
         rest = piece - high
         middle = (rest + second).sub_(second)
         rest = rest.sub_(middle)
-        h1, h2 = h1 + high.sum(1), h2 + middle.sum(1)
-        low, size = low + rest.sum(1), size + rest.abs_().sum(1)
+        sums += torch.stack((high.sum(1), middle.sum(1), rest.sum(1), rest.abs_().sum(1)))
+    h1, h2, low, size = sums.unbind()
     s, t = two_sum(h1, h2)
     tail = t + low
     # t + low is rounded unless low is 0; so are tail - e and tail + e.
@@ -137,22 +157,29 @@ def doubled(reader: TermReader, elements: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def settle(
-    result: Tensor, undecided: Tensor, c: Tensor, e: Tensor, reader: TermReader, counts: Counts, exact: ExactSum
+    result: Tensor,
+    undecided: Tensor,
+    c: Tensor,
+    finite: Finite,
+    reader: TermReader,
+    counts: Counts,
+    exact: ExactSum,
 ) -> None:
-    """Puts the exact results of the undecided elements into `result` (f32, contiguous, as `c` and `e` or (numel,)).
+    """Puts the exact results of the undecided elements into `result` (f32, contiguous).
 
-    Elements are numbered row-major over `result`. Reads at most about `ROW_BUDGET` terms at a time.
+    Elements are numbered row-major over `result`, `undecided` and `c`. Those with a bound that is not `finite` are NaN.
+    Reads at most about `ROW_BUDGET` terms at a time.
     """
     counts.elements += result.numel()
     if not bool(undecided.any()):
         return
-    flat, fp64, bound = result.view(-1), c.reshape(-1), e.reshape(-1)
+    flat, fp64 = result.view(-1), c.reshape(-1)
     elements = undecided.reshape(-1).nonzero().view(-1)
     counts.undecided += len(elements)
-    finite = torch.isfinite(bound[elements])
-    if not bool(finite.all()):
-        flat[elements[~finite]] = float("nan")
-        elements = elements[finite]
+    usable = finite(elements)
+    if not bool(usable.all()):
+        flat[elements[~usable]] = float("nan")
+        elements = elements[usable]
     rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
     for chunk in torch.split(elements, rows) if len(elements) else ():
         values, open_ = doubled(reader, chunk)
