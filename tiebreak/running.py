@@ -18,6 +18,5 @@ def make_interpreter(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    arithmetic = Arithmetic(device=torch.device(device), permute=permute)
-    qualify(arithmetic)
-    return Interpreter(program, arithmetic)
+    qualify(Arithmetic(device=device, permute=permute))  # of its own, so that the run's statistics are the run's
+    return Interpreter(program, Arithmetic(device=device, permute=permute))

@@ -1,0 +1,83 @@
+"""The demo from its first line to its report."""
+
+import shutil
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from engine.agreement import Terms
+from protocol.errors import ConfigurationError
+from sim.market import Market
+from tiebreak import report
+from tiebreak.console import heading, show_result
+from tiebreak.demo import disputes, training
+from tiebreak.environment import describe, usable_cores
+from tiebreak.forks import plain_runs
+from tiebreak.results import DemoResult
+from tiebreak.tasks.loader import load_task
+
+MARKER = ".tiebreak-demo"
+"""Stands in a folder that a demo made, so that the next one may empty it."""
+JOBS = ("digits", "text")
+
+
+def run_demo(output: Path, console: Console) -> DemoResult:
+    """Plays the whole path into `output` (emptied if a demo made it) and writes the report there."""
+    started = time.perf_counter()
+    _prepare(output)
+    threads = max(1, min(2, usable_cores()))
+    heading(console, 1, "Agree: two jobs, captured as programs, signed by client and trainer")
+    market = Market()
+    tasks = [load_task(name) for name in JOBS]
+    terms = Terms(descent_levels=2)
+    agreed = [training.agree(market, task, output / "runs" / task.name, console, terms) for task in tasks]
+    heading(console, 2, "Train: policy exact, a signed head at every checkpoint, posted to the chain")
+    trained = [
+        training.train(market, task, compiled, run, console, threads)
+        for task, (compiled, run) in zip(tasks, agreed, strict=True)
+    ]
+    heading(console, 3, "Audit: another process, other settings, the same bits")
+    digits = trained[0]
+    audit, replay = training.audit(digits, output / "runs" / "digits-audit", console)
+    plain = plain_runs(digits.task.name, digits.task.initial_state())
+    roots = {run.state_sha256 for run in plain}
+    console.print(
+        f"plain FP32 PyTorch under {len(plain)} such settings: {len(roots)} different final states", highlight=False
+    )
+    for job in trained:
+        wrong = sum(row.fp64_differs for row in job.result.rounding)
+        total = sum(row.elements for row in job.result.rounding)
+        console.print(
+            f"{job.task.name}: FP64-then-round would have rounded {wrong:,} of {total:,} results otherwise",
+            highlight=False,
+        )
+    heading(console, 4, "Cheat: every lie is walked down to one number, on the chain too")
+    arena = disputes.Arena(market, digits, replay, output / "runs")
+    fought = [
+        disputes.fight(arena, number, tampered, cheat, console)
+        for number, (tampered, cheat) in enumerate(disputes.digits_cheats(arena), start=1)
+    ]
+    fought.append(disputes.false_challenge(arena, console))
+    heading(console, 5, "Show")
+    result = DemoResult(
+        environment=describe(),
+        jobs=tuple(job.result for job in trained),
+        audits=(audit,),
+        plain=plain,
+        disputes=tuple(fought),
+        seconds=time.perf_counter() - started,
+    )
+    show_result(console, result)
+    files = report.write(result, output)
+    console.print("\n" + "\n".join(f"{path}" for path in files.values()), highlight=False)
+    return result
+
+
+def _prepare(output: Path) -> None:
+    if output.exists() and any(output.iterdir()):
+        if not (output / MARKER).exists():
+            raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / MARKER).touch()

@@ -1,0 +1,185 @@
+"""Parts 1 to 3 of the demo: agree, train, audit; and plain PyTorch beside it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from engine.agreement import Terms, draft_job
+from engine.arithmetic import Stats
+from engine.auditing import compare
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
+from engine.storage import RunDirectory
+from engine.task import Task
+from engine.training import Progress, Worker
+from protocol.errors import StateError
+from protocol.job import SignedHead, SignedJob
+from sim.market import Market
+from tiebreak.console import training_progress
+from tiebreak.evaluation import evaluate_state
+from tiebreak.report import short
+from tiebreak.results import AuditResult, JobResult, RoundingCount, Setting
+from tiebreak.running import make_interpreter
+from tiebreak.tasks import plain
+
+PERMUTATION = 20240603
+"""Seed of the order in which the auditor takes the terms of its sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """An honestly trained job: everything that later parts need."""
+
+    task: Task
+    compiled: Compiled
+    agreement: SignedJob
+    run: RunDirectory
+    interpreter: Interpreter
+    result: JobResult
+
+    @property
+    def head(self) -> SignedHead:
+        """The last signed head."""
+        return self.run.heads()[-1]
+
+
+def agree(market: Market, task: Task, folder: Path, console: Console, terms: Terms) -> tuple[Compiled, RunDirectory]:
+    """Captures the task, signs the job as client and trainer, puts it on the board."""
+    started = time.perf_counter()
+    compiled = compile_task(task)
+    captured = time.perf_counter() - started
+    job = draft_job(
+        compiled,
+        steps=task.steps,
+        checkpoint_interval=task.checkpoint_interval,
+        client=market.parties.client.address,
+        trainer=market.parties.trainer.address,
+        terms=terms,
+    )
+    agreement = market.sign(job)
+    run = RunDirectory.create(folder, agreement, compiled.program, compiled.state, compiled.data)
+    gas = market.open(agreement)
+    console.print(
+        f"{task.name}: {len(compiled.program.body)} instructions captured in {captured:.1f} s; signed by client and "
+        f"trainer, on the board for {gas:,} gas\n"
+        f"  program {short(job.program_root.hex())}, state {short(job.initial_state_root.hex())}, "
+        f"data {short(job.data_root.hex())}, job {short(job.id.hex())}",
+        highlight=False,
+    )
+    return compiled, run
+
+
+def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console, threads: int) -> Trained:
+    """Trains honestly, signs and posts a head at every checkpoint, measures the model before and after."""
+    interpreter = make_interpreter(compiled.program, threads=threads)
+    posted: list[int] = []
+    losses: list[float] = []
+    with training_progress(console, f"training {task.name}", task.steps) as on_step:
+
+        def told(progress: Progress) -> None:
+            losses.append(progress.loss)
+            on_step(progress.step, progress.loss)
+            if progress.head is not None:
+                posted.append(market.post(progress.head))
+
+        started = time.perf_counter()
+        root = Worker(run, interpreter, key=market.parties.trainer, on_progress=told).work()
+        seconds = time.perf_counter() - started
+    before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
+    metric = next(iter(after))
+    _, plain_run = plain.train(task)
+    console.print(
+        f"{task.name}: {metric} {before[metric]:.3f} → {after[metric]:.3f} in {seconds:.1f} s; {len(posted)} heads on "
+        f"chain ({max(posted):,} gas at most); run root {short(root.hex())}",
+        highlight=False,
+    )
+    result = _job_result(
+        task, compiled, run, tuple(losses), (metric, before[metric], after[metric]), (seconds, plain_run.seconds),
+        interpreter.arithmetic.stats, root.hex(),
+    )  # fmt: skip
+    return Trained(task, compiled, run.agreement, run, interpreter, result)
+
+
+def _job_result(
+    task: Task,
+    compiled: Compiled,
+    run: RunDirectory,
+    losses: tuple[float, ...],
+    metric: tuple[str, float, float],
+    seconds: tuple[float, float],
+    stats: Stats,
+    root: str,
+) -> JobResult:
+    job = run.job
+    return JobResult(
+        name=task.name,
+        summary=f"{type(task.model).__name__}, {type(task.optimizer).__name__}, batch {task.batch.size}",
+        parameters=sum(p.numel() for p in task.model.parameters()),
+        bodies=len(compiled.program.body),
+        states=len(compiled.program.commits),
+        steps=task.steps,
+        checkpoint_interval=task.checkpoint_interval,
+        program_root=job.program_root.hex(),
+        initial_state_root=job.initial_state_root.hex(),
+        data_root=job.data_root.hex(),
+        job_id=job.id.hex(),
+        run_root=root,
+        losses=losses,
+        metric=metric[0],
+        metric_before=metric[1],
+        metric_after=metric[2],
+        seconds=seconds[0],
+        plain_seconds=seconds[1],
+        rounding=tuple(
+            RoundingCount(
+                kind=kind,
+                elements=counts.elements,
+                undecided=counts.undecided,
+                integers=counts.undecided_twice,
+                fp64_differs=counts.double_rounded,
+            )
+            for kind, counts in stats.kinds.items()
+            if counts.elements
+        ),
+    )
+
+
+def audit(trained: Trained, folder: Path, console: Console) -> tuple[AuditResult, RunDirectory]:
+    """Replays the job in another process: one thread, plain instruction set, every sum in a random order."""
+    settings = (
+        Setting(name="process", trainer="this one", auditor="its own"),
+        Setting(name="threads", trainer=str(torch.get_num_threads()), auditor="1"),
+        Setting(name="instruction set", trainer=torch.backends.cpu.get_cpu_capability(), auditor="DEFAULT"),
+        Setting(name="order of terms in sums", trainer="as computed", auditor=f"random, seed {PERMUTATION}"),
+    )
+    command = [sys.executable, "-m", "tiebreak", "audit", str(trained.run.path), "--output", str(folder)]
+    command += ["--threads", "1", "--permute", str(PERMUTATION)]
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+    started = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise StateError(f"the audit of {trained.task.name} failed: {json.dumps(done.stderr[-500:])}")
+    replay = RunDirectory.open(folder)
+    comparison = compare(replay, trained.head)
+    result = AuditResult(
+        job=trained.task.name,
+        settings=settings,
+        trainer_root=comparison.committed.hex(),
+        auditor_root=comparison.replayed.hex(),
+        seconds=seconds,
+    )
+    word = "the same run root" if result.equal else "ANOTHER RUN ROOT"
+    console.print(
+        f"{trained.task.name}: replayed in another process with 1 thread, the default instruction set and every sum "
+        f"in a random order: {word} {short(result.auditor_root)} ({seconds:.1f} s)",
+        highlight=False,
+    )
+    return result, replay
