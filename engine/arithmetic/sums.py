@@ -12,7 +12,7 @@ along output dims into *parts*.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import ceil, prod
 
@@ -85,10 +85,11 @@ class Load:
     wide: tuple[int, ...]
     """All dims with their full sizes."""
     shape: tuple[int, int, int, int]
-    keeps_layout: bool
-    """No group has two dims, so a permuted operand may keep its layout in memory: matrix products take either."""
     k_outside: tuple[int, ...]
-    """If not empty: the order of dims in which it is copied, because its own dims have the longer runs in memory."""
+    """If not empty: the order of dims in which it is copied, because its own dims have the longer runs in memory.
+
+    Matrix products take either layout.
+    """
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,12 @@ class Part:
         dims = (*lead, *own, *k, *extra)
         wide = tuple(d.size for d in dims)
         view = View.of(start, wide, [d.strides[operand] for d in dims])
-        simple = max(map(len, (lead, own, k, extra))) <= 1
-        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), simple, self._k_outside(operand, k))
+        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), self._k_outside(operand, k))
 
     def _k_outside(self, operand: int, k: Sequence[Dim]) -> tuple[int, ...]:
         lead, own, _, extra = self.groups.read_by(operand)
-        if not own or own[-1].strides[operand] != 1 or own[-1].size <= min(k[-1].size if k else 1, 64):
+        runs = [dims[-1].size if dims and dims[-1].strides[operand] == 1 else 0 for dims in (own, k)]
+        if runs[0] <= min(runs[1], 64):
             return ()
         first, second = len(lead), len(lead) + len(own)
         end = second + len(k) + len(extra)
@@ -257,6 +258,7 @@ class SumRunner:
 
     exact: ExactSum
     shuffled: torch.Generator | None = None
+    rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape."""
@@ -285,7 +287,9 @@ class SumRunner:
         total: list[Tensor] = []  # C, then Σ|terms| or the squares of both operands' norms
         deepest = 0
         for loads in part.slabs:
-            loaded = [self._load(load, base) for load, base in zip(loads, operands, strict=True)]
+            loaded = [
+                self._load(load, base, role) for load, base, role in zip(loads, operands, ("a", "b"), strict=False)
+            ]
             found, depth = self._along(loaded) if flat else self._product(loaded[0], loaded[1])
             deepest = max(deepest, depth)
             total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else list(found)
@@ -305,19 +309,27 @@ class SumRunner:
             return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
 
-    def _load(self, load: Load, base: Tensor) -> tuple[Tensor, Tensor]:
+    def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""
+        if device.type != "cpu":
+            return torch.empty(shape, dtype=torch.float64, device=device)
+        count = prod(shape)
+        room = self.rooms.get(role)
+        if room is None or len(room) < count:
+            room = self.rooms[role] = torch.empty(count, dtype=torch.float64)
+        return room[:count].view(shape)
+
+    def _load(self, load: Load, base: Tensor, role: str) -> tuple[Tensor, Tensor]:
         """An operand as FP64 (Bt, M or N, K) and a tensor of at least its terms' absolute values, up to signs."""
         read = load.view.on(base)
         if load.view.sizes != load.wide:
             read = read.expand(load.wide)
-        if load.keeps_layout:
-            x = read.to(torch.float64).reshape(load.shape)
-        elif load.k_outside:
-            x = torch.empty(read.permute(load.k_outside).shape, dtype=torch.float64, device=base.device)
-            lead, own, k, extra = load.shape
-            x = x.copy_(read.permute(load.k_outside)).view(lead, k, extra, own).permute(0, 3, 1, 2)
+        lead, own, k, extra = load.shape
+        if load.k_outside:
+            read = read.permute(load.k_outside)
+            x = self._room(role, read.shape, base.device).copy_(read).view(lead, k, extra, own).permute(0, 3, 1, 2)
         else:
-            x = torch.empty(load.wide, dtype=torch.float64, device=base.device).copy_(read).view(load.shape)
+            x = self._room(role, read.shape, base.device).copy_(read).view(load.shape)
         if load.shape[3] == 1:
             x = x[..., 0]
             return x, x
@@ -340,12 +352,20 @@ class SumRunner:
         sizes = x_size * rest[0][1] if rest and (x is not x_size or rest[0][0] is not rest[0][1]) else terms
         return (terms.sum(2), sizes.abs().sum(2)), terms.shape[2]
 
+    def _squares(self, x: Tensor) -> Tensor:
+        """Sums of squares along the last dim."""
+        if x.stride(2) == 1:
+            norms: Tensor = torch.linalg.vector_norm(x, dim=2)
+            return norms.square_()
+        x = x.transpose(1, 2)
+        return torch.mul(x, x, out=self._room("squares", x.shape, x.device)).sum(1)
+
     def _product(
         self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
     ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
         """(C (Bt, M, N), squared norms (Bt, M) and (Bt, N)) and the additions on the way of a term."""
         (a, a_size), (b, b_size) = left, right
-        squares = _squares(a_size), _squares(b_size)
+        squares = self._squares(a_size), self._squares(b_size)
         if self.shuffled is not None:
             order = self._order(a.shape[2], a.device)
             a, b = self._mix(a, 2, order), self._mix(b, 2, order)
@@ -367,11 +387,6 @@ def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     for at in range(block, k, block):
         c += _matmul(a[:, :, at : at + block], b[:, at : at + block])
     return c, block + ceil(k / block)
-
-
-def _squares(x: Tensor) -> Tensor:
-    """Sums of squares along the last dim."""
-    return torch.linalg.vector_norm(x, dim=2).square_() if x.stride(2) == 1 else (x * x).sum(2)
 
 
 def _finite(bounds: Sequence[Tensor], elements: Tensor) -> Tensor:

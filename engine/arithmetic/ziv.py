@@ -152,7 +152,7 @@ def doubled(reader: TermReader, elements: Tensor) -> tuple[Tensor, Tensor]:
     tail = t + low
     # t + low is rounded unless low is 0; so are tail - e and tail + e.
     e = size * coefficient(reader.terms) + torch.where(size > 0, tail.abs() * 2.0**-51, 0.0)
-    below, upper = round_pair(s, tail - e), round_pair(s, tail + e)
+    below, upper = round_pair(s, torch.stack((tail - e, tail + e))).unbind()
     return upper + 0.0, below.ne(upper)
 
 
