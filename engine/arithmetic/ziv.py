@@ -139,7 +139,12 @@ def doubled(reader: TermReader, elements: Tensor) -> tuple[Tensor, Tensor]:
     pieces = [reader.read(elements, 0, reader.terms)] if reader.terms <= PIECE else None
     peak = torch.stack([piece.abs().amax(1) for piece in pieces or _pieces(reader, elements)]).amax(0)
     above = (peak.clamp_min(2.0**_MIN_PRODUCT_EXPONENT).view(torch.int64) >> 52) - 1022  # peak < 2^above
-    first, second = _power(above + k)[:, None], _power(above + (2 * k - 52))[:, None]
+    first = _power(above + k)[:, None]
+    if pieces is not None:
+        high = (pieces[0] + first).sub_(first)
+        if bool(high.eq(pieces[0]).all()):  # nothing is left: exact. So it is for most plain sums, whose ties are many
+            return high.sum(1).to(torch.float32).add_(0.0), torch.zeros_like(peak, dtype=torch.bool)
+    second = _power(above + (2 * k - 52))[:, None]
     sums = torch.zeros((4, len(elements)), dtype=torch.float64, device=elements.device)
     for piece in pieces or _pieces(reader, elements):
         high = (piece + first).sub_(first)
