@@ -96,6 +96,11 @@ class Transcript:
         self._previous = game_id
 
     @property
+    def challenger(self) -> Address:
+        """The challenger's address."""
+        return self._parties[Side.CHALLENGER]
+
+    @property
     def wires(self) -> tuple[bytes, ...]:
         """The messages as they travelled."""
         return tuple(self._wires)
