@@ -69,6 +69,7 @@ class Arithmetic:
         self._sums = SumRunner(self._exact_sum(), shuffled)
         self._scatters = ScatterRunner(self._exact_sum(), shuffled)
         self._transcendentals = Transcendentals()
+        self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
 
     @property
@@ -113,7 +114,7 @@ class Arithmetic:
             case Opcode.RANDOM:
                 return lambda x, _: random.random(i, x)
             case Opcode.SHUFFLE:
-                return lambda x, _: random.shuffle(i, x)
+                return lambda x, _: self._shuffles.run(i, x)
             case Opcode.SOURCE:
                 return _compile_source(i, device)
         raise ValueError(f"expected an instruction that computes, got {i.opcode.name} {i.function}")

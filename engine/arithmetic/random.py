@@ -1,5 +1,6 @@
 """`random` and `shuffle` (SPEC section 7): Philox4x32-10 in i64 torch operations, the same on every device."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,10 @@ _MASK: Final = 0xFFFFFFFF
 _ROUNDS: Final = 10
 _SHUFFLE_ROUNDS: Final = 8
 _SHUFFLE_MARK: Final = 1 << 31
+TABLE: Final = 1 << 14
+"""Permutations up to this length are made whole."""
+TABLES: Final = 4
+"""Epochs of one instruction for which that is worth it."""
 _PIECE: Final = 1 << 15
 """Blocks made at once; 4 words of 8 bytes each stay in a core's cache."""
 
@@ -63,22 +68,53 @@ def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     return words.view(-1)[: instruction.numel].mul(2.0**-24).view(instruction.shape)
 
 
-def shuffle(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-    """The i64 result of a `shuffle` instruction."""
-    params = instruction.params
-    assert isinstance(params, ShuffleParams)
-    index, epoch = (
-        View.of_access(instruction.operands[o], instruction.shape).on(operands[o]).expand(instruction.shape).reshape(-1)
-        for o in (0, 2)
-    )
-    key = key_of(_scalar(operands[1], instruction.operands[1].offset))
-    inside = (index >= 0) & (index < params.n)
-    third = epoch & _MASK
-    x = _network(torch.where(inside, index, 0), third, key, params)
+class Shuffles:
+    """`shuffle` instructions on one device. Small permutations are made whole, once per epoch, and remembered."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[int, int, ShuffleParams], Tensor] = OrderedDict()
+
+    def run(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+        """The i64 result of a `shuffle` instruction."""
+        params = instruction.params
+        assert isinstance(params, ShuffleParams)
+        index, epoch = (
+            View.of_access(instruction.operands[o], instruction.shape)
+            .on(operands[o])
+            .expand(instruction.shape)
+            .reshape(-1)
+            for o in (0, 2)
+        )
+        seed = _scalar(operands[1], instruction.operands[1].offset)
+        inside = (index >= 0) & (index < params.n)
+        x = torch.where(inside, index, 0)
+        epochs = torch.unique(epoch).tolist() if params.n <= TABLE else []
+        if 0 < len(epochs) <= TABLES:
+            drawn = torch.zeros_like(x)
+            for each in epochs:
+                drawn = torch.where(epoch == each, self._table(seed, each, params)[x], drawn)
+        else:
+            drawn = _permute(x, epoch, seed, params)
+        return torch.where(inside, drawn, -1).view(instruction.shape)
+
+    def _table(self, seed: Tensor, epoch: int, params: ShuffleParams) -> Tensor:
+        key = int(seed.item()), epoch, params
+        if key not in self._tables:
+            every = torch.arange(params.n, dtype=torch.int64, device=seed.device)
+            self._tables[key] = _permute(every, torch.full_like(every, epoch), seed, params)
+            if len(self._tables) > 2 * TABLES:
+                self._tables.popitem(last=False)
+        return self._tables[key]
+
+
+def _permute(x: Tensor, epoch: Tensor, seed: Tensor, params: ShuffleParams) -> Tensor:
+    """The permutation of x, 0 <= x < n, 1-d."""
+    key, third = key_of(seed), epoch & _MASK
+    x = _network(x, third, key, params)
     while bool((outside := x >= params.n).any()):  # cycle walking
         at = outside.nonzero().view(-1)
         x[at] = _network(x[at], third[at], key, params)
-    return torch.where(inside, x, -1).view(instruction.shape)
+    return x
 
 
 def _network(x: Tensor, epoch: Tensor, key: tuple[Tensor, Tensor], params: ShuffleParams) -> Tensor:

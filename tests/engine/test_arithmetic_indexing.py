@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.arithmetic import Arithmetic
+from engine.arithmetic.random import TABLE
 from protocol.isa import (
     Access,
     DType,
@@ -193,7 +194,7 @@ def test_random_crosses_pieces() -> None:
     assert found[-9:] == [random_bits(7, 3, 2, n) for n in range(len(found) - 9, len(found))]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 100, 1 << 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 100, TABLE + 1, 1 << 40])
 def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
     last = [*range(min(n, 100)), n - 1, n, -1, -(1 << 63)]
     index = tensor_of(DType.I64, last)
@@ -208,3 +209,21 @@ def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
     if n <= 100:
         assert sorted(found[: 2 * n : 2]) == list(range(n))
     cases(len(found))
+
+
+def test_shuffles_of_many_epochs_and_of_remembered_ones() -> None:
+    """More epochs than tables, on one instance, each twice."""
+    i = Instruction(
+        opcode=Opcode.SHUFFLE,
+        dtype=DType.I64,
+        shape=(30,),
+        operands=(Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (1,))),
+        params=ShuffleParams(n=30, stream=4),
+    )
+    arithmetic, index = Arithmetic(), tensor_of(DType.I64, list(range(30)))
+    results = set()
+    for seed in (1, 2, 1):
+        for epochs in ([n % 9 for n in range(30)], *([e] * 30 for e in (0, 1, 0, 1 << 32))):
+            found = check(arithmetic, i, [index, tensor_of(DType.I64, [seed]), tensor_of(DType.I64, epochs)])
+            results.add(tuple(found))
+    assert len(results) == 2 * 3  # epoch 2^32 is epoch 0
