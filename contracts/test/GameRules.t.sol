@@ -323,7 +323,7 @@ contract GameRulesTest is GameBase {
         IGame.GameState memory state = board.game(gameId);
         _equal(261, state.element, "element");
         _equal(5, state.claimed, "bits");
-        _equal(1, state.chunk, "chunk");
+        _equal(1, state.position, "chunk");
         require(state.phase == IGame.Phase.OPEN_TERMS, "a long reduction");
     }
 

@@ -102,7 +102,6 @@ class GameRecord:
     step: int
     leaves: int
     data_bytes: int
-    chunk: int
     element: int
     claimed: int
 

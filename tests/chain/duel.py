@@ -87,7 +87,7 @@ class Duel:
         clocks = (theirs.last, theirs.defender_rest, theirs.challenger_rest)
         if ours.verdict is None or ours.verdict.reason is not game.Reason.TIMEOUT:
             assert clocks == (ours.last, ours.defender_rest, ours.challenger_rest)
-        assert (theirs.segment, theirs.step, theirs.chunk) == (ours.checkpoint, ours.step, ours.chunk)
+        assert (theirs.segment, theirs.step) == (ours.checkpoint, ours.step)
         assert (theirs.instruction, theirs.element) == (ours.leaf, ours.element)
         assert theirs.claimed == int.from_bytes(ours.claimed, "little")
         self._compare_roots(theirs)

@@ -57,6 +57,7 @@ library GameLogic {
         game.challengerRest = job.clock;
         game.headCount = count;
         game.runRoot = runRoot;
+        game.leaves = count;
         _enter(game, job, IGame.Level.RUN, runRoot, Trees.depthOf(checkpoints(job)));
     }
 
@@ -98,7 +99,7 @@ library GameLogic {
         uint256 depth = Trees.depthOf(steps);
         _requireProofLength(depth, siblings.length);
         if (Trees.fold(game.node, steps - 1, siblings) != stepsRoot) return _brokenTie(game);
-        _enterSteps(game, job, stepsRoot, depth);
+        _enterSteps(game, job, stepsRoot, steps, depth);
     }
 
     function openValues(
@@ -146,7 +147,7 @@ library GameLogic {
     }
 
     function openChunk(IGame.GameState storage game, bytes calldata chunk) internal {
-        uint256 length = Commitments.chunkLength(game.dataBytes, game.chunk);
+        uint256 length = Commitments.chunkLength(game.dataBytes, game.position);
         if (chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(game);
         game.phase = IGame.Phase.SELECT_ELEMENT;
     }
@@ -166,7 +167,7 @@ library GameLogic {
         if (index >= chunk.length / size) revert IGame.IndexOutOfRange(chunk.length / size, index);
         // A tensor has at most 2^40 elements.
         // forge-lint: disable-next-line(unsafe-typecast)
-        game.element = uint64(game.chunk * (Isa.CHUNK_BYTES / size) + index);
+        game.element = uint64(game.position * (Isa.CHUNK_BYTES / size) + index);
         game.claimed = referee.elementBits(description.dtype, chunk, index);
         game.leaves = description.termLeaves;
         game.phase = description.termLeaves > 0 ? IGame.Phase.OPEN_TERMS : IGame.Phase.PROVE;
@@ -285,10 +286,15 @@ library GameLogic {
         else _leaf(game, job);
     }
 
-    function _enterSteps(IGame.GameState storage game, IJobBoard.JobState storage job, bytes32 stepsRoot, uint256 depth)
-        private
-    {
+    function _enterSteps(
+        IGame.GameState storage game,
+        IJobBoard.JobState storage job,
+        bytes32 stepsRoot,
+        uint64 steps,
+        uint256 depth
+    ) private {
         game.stepsRoot = stepsRoot;
+        game.leaves = steps;
         _enter(game, job, IGame.Level.STEPS, stepsRoot, depth);
     }
 
@@ -302,7 +308,7 @@ library GameLogic {
         uint64 position = game.position;
         if (level == IGame.Level.RUN) {
             game.segment = position;
-            if (segmentSteps(job, position) == 1) return _enterSteps(game, job, game.node, 0);
+            if (segmentSteps(job, position) == 1) return _enterSteps(game, job, game.node, 1, 0);
             game.phase = IGame.Phase.OPEN_STEPS;
         } else if (level == IGame.Level.STEPS) {
             game.step = game.segment * job.checkpointInterval + position + 1;
@@ -313,7 +319,6 @@ library GameLogic {
             game.instruction = uint32(position);
             game.phase = position >> job.depth == 0 ? IGame.Phase.OPEN_TENSOR : IGame.Phase.PROVE;
         } else if (level == IGame.Level.CHUNKS) {
-            game.chunk = position;
             game.phase = IGame.Phase.OPEN_CHUNK;
         } else {
             game.phase = IGame.Phase.PROVE;
@@ -323,8 +328,6 @@ library GameLogic {
     function _isPadding(IGame.GameState storage game, IJobBoard.JobState storage job) private view returns (bool) {
         IGame.Level level = game.level;
         uint64 position = game.position;
-        if (level == IGame.Level.RUN) return position >= game.headCount;
-        if (level == IGame.Level.STEPS) return position >= segmentSteps(job, game.segment);
         if (level == IGame.Level.VALUES) {
             uint64 half = uint64(1) << job.depth;
             return position < half ? position >= job.bodyCount : position - half >= job.stateCount;

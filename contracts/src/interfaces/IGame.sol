@@ -85,7 +85,7 @@ interface IGame {
         Instant last;
         Duration defenderRest;
         Duration challengerRest;
-        /// Of `node` among the nodes of its height, from the left.
+        /// Of `node` among the nodes of its height, from the left. In OPEN_CHUNK and SELECT_ELEMENT: the chunk.
         uint64 position;
         // --
         bytes32 node;
@@ -108,12 +108,10 @@ interface IGame {
         uint64 segment;
         /// s, from 1, set on leaving STEPS.
         uint64 step;
-        /// Leaves that are not padding, in the current tree, if its level is CHUNKS or TERMS.
+        /// Leaves of the current tree that are not padding; of no meaning in VALUES, which has two halves.
         uint64 leaves;
         /// Bytes of the disputed tensor, set by OPEN_TENSOR.
         uint64 dataBytes;
-        /// Chunk, set on leaving CHUNKS.
-        uint64 chunk;
         /// Row-major element of the tensor, set by SELECT_ELEMENT.
         uint64 element;
         /// The defender's value of that element.
