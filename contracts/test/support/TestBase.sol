@@ -6,6 +6,8 @@ interface Vm {
     function assume(bool condition) external pure;
     function expectRevert(bytes calldata data) external;
     function expectPartialRevert(bytes4 selector) external;
+    function pauseGasMetering() external view;
+    function resumeGasMetering() external view;
     function readFile(string calldata path) external view returns (string memory);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);

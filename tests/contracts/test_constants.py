@@ -1,0 +1,55 @@
+"""The numbers and tags that Solidity repeats are those of the registries; and every error of the referee has a test."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from protocol import isa
+from protocol.chain.artifacts import REFEREE, load_artifact
+from protocol.isa import DType, MapFunction, Opcode, ReduceFunction, SourceKind, WindowFunction
+from protocol.tags import EMPTY, Tag
+
+CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
+LIBRARIES = CONTRACTS / "src" / "libraries"
+
+
+def constants(name: str) -> dict[str, str]:
+    """Name -> text of every internal constant of a library."""
+    text = (LIBRARIES / f"{name}.sol").read_text("utf-8")
+    found = re.findall(r"^ +\w+ internal constant (\w+) = (.+);$", text, re.MULTILINE)
+    assert len(found) == text.count(" internal constant "), "one constant a line"
+    return dict(found)
+
+
+def number(text: str) -> int:
+    """The integer that a Solidity literal, or a shift of two, is."""
+    base, _, shift = text.partition(" << ")
+    return int(base, 0) << int(shift or "0", 0)
+
+
+def registry() -> dict[str, int]:
+    """Every number of the instruction set that Solidity repeats, by its name there."""
+    limits = ("CHUNK_BYTES", "TERMS_PER_LEAF", "NAN_BITS", "MAX_RANK", "MAX_NUMEL", "MAX_TERMS", "MAX_OPERANDS")
+    found = {name: int(getattr(isa, name)) for name in (*limits, "MAX_INSTRUCTION_BYTES", "MAX_NAME_BYTES")}
+    for plain in (DType, Opcode, MapFunction):
+        found |= {member.name: int(member) for member in plain}
+    found |= {f"SOURCE_{member.name}": int(member) for member in SourceKind}
+    found |= {f"REDUCE_{member.name}": int(member) for member in ReduceFunction}
+    return found | {f"WINDOW_{member.name}": int(member) for member in WindowFunction}
+
+
+def test_instruction_set() -> None:
+    assert {name: number(text) for name, text in constants("Isa").items()} == registry()
+
+
+def test_tags() -> None:
+    assert constants("Tags") == {tag.name: f'"{tag.value.decode()}"' for tag in Tag}
+    assert constants("Trees") == {"EMPTY": "0x" + EMPTY.hex()}
+
+
+def test_every_error_of_the_referee_is_named_in_a_foundry_test(cases: Callable[[], None]) -> None:
+    tests = "\n".join(path.read_text("utf-8") for path in (CONTRACTS / "test").glob("*.t.sol"))
+    for entry in load_artifact(REFEREE).abi:
+        if entry["type"] == "error":
+            assert f"IReferee.{entry['name']}.selector" in tests, entry["name"]
+            cases()
