@@ -181,13 +181,13 @@ class Chain:
             )
         return [event for log in logs if (event := self._event(log)) is not None]
 
-    def moves(self, game_id: Digest) -> list[Move]:
-        """The moves made in a game so far, read from the transactions' calldata, in order.
+    def moves(self, game_id: Digest, first_block: int = 0) -> list[Move]:
+        """The moves made in a game since a block, read from the transactions' calldata, in order.
 
         Raises `ChainError` for a move that was not made by a plain transaction to the board; the log (`events`) has
         what it revealed nevertheless.
         """
-        order = list(dict.fromkeys(event.transaction for event in self.events(game_id)))
+        order = list(dict.fromkeys(event.transaction for event in self.events(game_id, first_block)))
         calls = [self._call_of(transaction) for transaction in order]
         return [
             read_move(name, arguments)

@@ -27,6 +27,7 @@ class Duel:
         self.id, self.started = chain.challenge(CHALLENGER, signed, 0)
         self.state: GameState = game.start(self.job, head, self.started.timestamp)
         self.gas: dict[Phase, list[int]] = {}
+        self.last_block = self.started.block
         self.accepted = self.refused = 0
         self.compare()
 
@@ -54,6 +55,7 @@ class Duel:
             self.state = python
             if phase is not None:
                 self.gas.setdefault(phase, []).append(contract.gas_used)
+            self.last_block = contract.block
         self.compare()
         return python is not None
 

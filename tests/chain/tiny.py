@@ -431,3 +431,33 @@ class _AsTree(Tree):
     def proof(self, position: int) -> list[Digest]:
         """As the defender's tree has it."""
         return [Digest(digest) for digest in self._view.proof(position)]
+
+
+class RunOracle:
+    """A run as `protocol.player.Oracle`, for the project's own players."""
+
+    def __init__(self, run: Run, job: Job) -> None:
+        self.job = job
+        self.program = PROGRAM
+        self.run_tree = run.run_tree
+        self.steps_tree = run.steps_tree
+        self.record = run.record
+        self.value_tree = run.value_tree
+        self.accumulators = run.accumulators
+        self._run = run
+
+    def tensor(self, step: int, value: int) -> bytes:
+        """The data of a body value."""
+        return self._run.values[step][value]
+
+    def state_leaves(self, step: int) -> Tree:
+        """The state tree after a step."""
+        return _state_tree(self._run.states[step])
+
+    def state_id(self, step: int, name: str) -> Digest:
+        """The id of a state entry after a step."""
+        return _ids(self._run.states[step])[name]
+
+    def data_id(self, name: str) -> Digest:
+        """The id of a data entry."""
+        return identify(F32, (WEIGHTS,), DATA[name])
