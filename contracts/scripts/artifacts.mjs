@@ -1,4 +1,4 @@
-// Writes artifacts/NAME.json from forge's output, or with --check compares them byte for byte.
+// Writes artifacts/NAME.json from the release build (see the Makefile), or with --check compares them byte for byte.
 // What Python needs and nothing that differs between machines: abi, creation code, runtime code, links.
 
 import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 const ROOT = join(dirname(fileURLToPath(import.meta.url)), "..");
 const TARGET = join(ROOT, "artifacts");
 
-/** Contract -> source file under src/, whose output forge puts under out/FILE. */
+/** Contract -> source file under src/, whose output forge puts under out/artifacts/FILE. */
 const CONTRACTS = { Referee: "Referee.sol", Tiebreak: "board/Tiebreak.sol" };
 
 /** JSON with sorted keys: one encoding of one content. */
@@ -19,7 +19,7 @@ function canonical(value) {
 }
 
 function artifact(name, source) {
-  const built = JSON.parse(readFileSync(join(ROOT, "out", source.split("/").at(-1), `${name}.json`), "utf8"));
+  const built = JSON.parse(readFileSync(join(ROOT, "out", "artifacts", source.split("/").at(-1), `${name}.json`), "utf8"));
   const { abi, bytecode, deployedBytecode } = built;
   const content = { abi, bytecode: bytecode.object, deployedBytecode: deployedBytecode.object };
   if (Object.keys(bytecode.linkReferences).length > 0) content.linkReferences = bytecode.linkReferences;

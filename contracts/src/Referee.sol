@@ -268,20 +268,22 @@ contract Referee is IReferee {
             || a.kind == AccumulatorKind.I64_ARGMAX;
         uint256 dtype = integers ? Isa.I64 : Isa.F32;
         int256 target = scatters ? i.dotOutput(element, i.paramsAt) : int256(0);
+        int256 base0 = i.baseElement(0, element);
+        int256 base1 = scatters || multiplies ? i.baseElement(1, element) : int256(0);
         for (uint256 term = first; term < end; ++term) {
-            if (scatters && MapFunctions.signed(_term(i, o, 1, Isa.I64, element, term)) != target) continue;
-            uint256 x = _term(i, o, 0, dtype, element, term);
-            if (multiplies) ExactSum.addProduct(a.sum, x, _term(i, o, 1, dtype, element, term));
+            if (scatters && MapFunctions.signed(_term(i, o, 1, Isa.I64, base1, term)) != target) continue;
+            uint256 x = _term(i, o, 0, dtype, base0, term);
+            if (multiplies) ExactSum.addProduct(a.sum, x, _term(i, o, 1, dtype, base1, term));
             else a.take(x, term);
         }
     }
 
-    function _term(Instruction memory i, Operands memory o, uint256 k, uint256 dtype, uint256 element, uint256 term)
+    function _term(Instruction memory i, Operands memory o, uint256 k, uint256 dtype, int256 base, uint256 term)
         private
         pure
         returns (uint256)
     {
-        return o.read(k, i.operandValue(k), dtype, i.baseElement(k, element) + i.termOffset(k, term));
+        return o.read(k, i.operandValue(k), dtype, base + i.termOffset(k, term));
     }
 
     function _gather(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {

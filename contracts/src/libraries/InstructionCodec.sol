@@ -35,6 +35,7 @@ struct Instruction {
 /// its own: known opcode, function and dtype, ranks, dims, sizes, operand count, parameter length and names. What
 /// needs the rest of the program (operands' numbers and dtypes, bounds) was checked by both parties before they
 /// signed the program's root, and is not checked again: an instruction that is opened under that root obeys it.
+/// @dev Offsets are unchecked: a calldata offset plus what ranks <= 8 and operands <= 3 can add.
 library InstructionCodec {
     uint256 private constant HEADER = 6;
 
@@ -44,17 +45,18 @@ library InstructionCodec {
         if (data.length > Isa.MAX_INSTRUCTION_BYTES || data.length < HEADER) {
             revert IReferee.MalformedInstruction(data.length);
         }
-        i.opcode = uint8(data[0]);
-        i.func = uint8(data[1]);
-        i.dtype = uint8(data[2]);
-        i.rank = uint8(data[3]);
-        i.reductionRank = uint8(data[4]);
-        i.operandCount = uint8(data[5]);
-        _checkHeader(i);
         uint256 start;
         assembly ("memory-safe") {
             start := data.offset
         }
+        uint256 header = _word(start);
+        i.opcode = header >> 248;
+        i.func = uint8(header >> 240);
+        i.dtype = uint8(header >> 232);
+        i.rank = uint8(header >> 224);
+        i.reductionRank = uint8(header >> 216);
+        i.operandCount = uint8(header >> 208);
+        _checkHeader(i);
         unchecked {
             // SAFETY: ranks <= 8 and operands <= 3, so that the sums stay below 700.
             uint256 coordinates = i.rank + i.reductionRank;
@@ -86,7 +88,9 @@ library InstructionCodec {
 
     /// @dev Dimension d of the index space (output dims, then reduction dims). d < rank + reductionRank.
     function dim(Instruction memory i, uint256 d) internal pure returns (uint256) {
-        return _word(i.dimsAt + 8 * d) >> 192;
+        unchecked {
+            return _word(i.dimsAt + 8 * d) >> 192;
+        }
     }
 
     /// @dev The output dims as they are encoded, 8 bytes each.
@@ -106,14 +110,19 @@ library InstructionCodec {
     /// @dev The element that operand k reads at the output coordinate with row-major index `element`, all reduction
     /// coordinates 0. May be negative or outside the tensor if the program is not a valid one.
     function baseElement(Instruction memory i, uint256 k, uint256 element) internal pure returns (int256) {
-        uint256 pos = _operandAt(i, k) + 4;
-        return _signed(pos) + dotOutput(i, element, pos + 8);
+        unchecked {
+            // SAFETY: |offset| <= 2^63 and |dot| < 2^107.
+            uint256 pos = _operandAt(i, k) + 4;
+            return _signed(pos) + dotOutput(i, element, pos + 8);
+        }
     }
 
     /// @dev What the reduction coordinates of term number `term` add to that element.
     function termOffset(Instruction memory i, uint256 k, uint256 term) internal pure returns (int256) {
-        uint256 strides = _operandAt(i, k) + 12 + 8 * i.rank;
-        return _dot(i.dimsAt + 8 * i.rank, i.reductionRank, term, strides);
+        unchecked {
+            uint256 strides = _operandAt(i, k) + 12 + 8 * i.rank;
+            return _dot(i.dimsAt + 8 * i.rank, i.reductionRank, term, strides);
+        }
     }
 
     /// @dev Σ c_d · stride_d for the output coordinate c with row-major index `element`, and strides (i64) at this
@@ -218,11 +227,13 @@ library InstructionCodec {
 
     function _product(uint256 pos, uint256 count, uint256 limit, uint256 start) private pure returns (uint256 product) {
         product = 1;
-        for (uint256 d = 0; d < count; ++d) {
-            // SAFETY: product <= 2^40 before, and a dim is below 2^64.
-            product *= _word(pos + 8 * d) >> 192;
-            // INVARIANT: dims are at least 1, and their product keeps its limit.
-            if (product == 0 || product > limit) revert IReferee.MalformedInstruction(pos + 8 * d - start);
+        unchecked {
+            for (uint256 end = pos + 8 * count; pos < end; pos += 8) {
+                // SAFETY: product <= 2^40 before, and a dim is below 2^64.
+                product *= _word(pos) >> 192;
+                // INVARIANT: dims are at least 1, and their product keeps its limit.
+                if (product == 0 || product > limit) revert IReferee.MalformedInstruction(pos - start);
+            }
         }
     }
 
@@ -240,7 +251,9 @@ library InstructionCodec {
     }
 
     function _operandAt(Instruction memory i, uint256 k) private pure returns (uint256) {
-        return i.operandsAt + k * (12 + 8 * (i.rank + i.reductionRank));
+        unchecked {
+            return i.operandsAt + k * (12 + 8 * (i.rank + i.reductionRank));
+        }
     }
 
     function _word(uint256 pos) private pure returns (uint256 word) {
