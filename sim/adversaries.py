@@ -111,13 +111,22 @@ def long_sums(program: Program, terms: int) -> list[int]:
     ]
 
 
-def sloppy_sum(*, step: int, leaf: int, element: int) -> Cheat:
-    """One sum of products is one ulp off, as cheaper arithmetic would leave it."""
+TF32_MASK = -(1 << 13)
+"""Clears the fraction bits that TF32 does not have."""
+
+
+def as_tf32(value: Tensor) -> Tensor:
+    """An f32 of rank 0 with TF32's 10 fraction bits."""
+    return (value.reshape(1).view(torch.int32) & TF32_MASK).view(torch.float32).reshape(())
+
+
+def low_precision_sum(*, step: int, leaf: int, element: int) -> Cheat:
+    """One sum of products is as a GPU leaves it that was allowed TF32."""
     return Cheat(
-        name="sum one ulp off",
-        gain="cheaper arithmetic (low precision, another order) passed off as exact",
+        name="sum in TF32",
+        gain="cheaper arithmetic passed off as exact",
         step=step,
         leaf=leaf,
         element=element,
-        change=lambda value: flip_bit(value, 0),
+        change=as_tf32,
     )

@@ -10,7 +10,7 @@ from protocol.game import GameState, Level
 from protocol.job import SignedHead, SignedJob, game_id
 from protocol.messages import Transcript, seal
 from protocol.moves import Move, Select, Side
-from protocol.player import Challenger, Defender, Oracle
+from protocol.player import Challenger, Defender, Oracle, Party
 from sim.market import Market
 
 
@@ -100,14 +100,15 @@ def play(
 ) -> Match:
     """Plays a game to its end, refereed in Python; every move takes a second of its maker's clock."""
     head.verify(agreement.job, agreement.domain)
-    players = {Side.DEFENDER: Defender(defender), Side.CHALLENGER: Challenger(challenger)}
+    players: dict[Side, Party] = {Side.DEFENDER: Defender(defender), Side.CHALLENGER: Challenger(challenger)}
+    arrived: Move | None = None
     state = before = game.start(agreement.job, head.head, 0)
     moves: list[Played] = []
     selections: list[Selection] = []
     while not state.is_over:
         side = state.mover
-        move, size = courier(side, players[side].move(state))
-        before, state = state, game.apply(state, move, len(moves))
+        move, size = courier(side, players[side].move(state, arrived))
+        before, state, arrived = state, game.apply(state, move, len(moves)), move
         moves.append(Played(move=move, by=side, bytes=size))
         if isinstance(move, Select):
             selections.append(_selection(before, move))

@@ -65,7 +65,8 @@ def dispute_table(result: DemoResult) -> Table:
     for d in result.disputes:
         ended = f"step {whole(d.step)}, instruction {whole(d.instruction)} ({d.operation}), element {whole(d.element)}"
         counts = (str(d.rounds), str(d.messages), whole(d.bytes), whole(d.gas))
-        table.add_row(*map(escape, (d.tampered, ended, d.committed, d.correct, *counts)), _verdict(d))
+        bits = short(d.committed), short(d.correct)
+        table.add_row(*map(escape, (d.tampered, ended, *bits, *counts)), _verdict(d))
     return table
 
 

@@ -1,12 +1,16 @@
 """`tiebreak demo`: the whole path on real data."""
 
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
 
 from tiebreak.commands.options import output_option
 from tiebreak.demo import run_demo
+
+WIDTH: Final = 150
+"""Of what is printed into a file or a pipe: room for the table."""
 
 
 class DemoFailure(click.ClickException):
@@ -24,6 +28,7 @@ def demo(output: Path) -> None:
     replays one under other settings and gets the same bits. Then trainers cheat, one number at a time; each is walked
     down to that number and loses its stake in an embedded Ethereum chain. Writes report.html, report.md, result.json.
     """
-    result = run_demo(output, Console())
+    console = Console()
+    result = run_demo(output, console if console.is_terminal else Console(width=WIDTH))
     if not result.succeeded:
         raise DemoFailure("an audit disagreed or a game was decided for the wrong side; see the report")

@@ -1,31 +1,31 @@
 """Part 4 of the demo: cheating trainers and a false challenge, each fought out on and off the chain."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from engine.auditing import compare
 from engine.evidence import Evidence
 from engine.storage import RunDirectory
 from engine.training import Worker
+from protocol.errors import StateError
 from protocol.game import GameState, Level
-from protocol.isa import MapFunction, Opcode, ReduceFunction, SourceKind
 from protocol.job import SignedHead, SignedJob
 from protocol.moves import Side
-from protocol.player import Oracle
+from protocol.player import Oracle, describe
 from sim.adversaries import (
     Cheat,
     changed_learning_rate,
     flipped_weight_bit,
     long_sums,
+    low_precision_sum,
     poisoned_label,
-    sloppy_sum,
 )
 from sim.forgery import ForgedEvidence
 from sim.market import Market, another, fork
-from sim.match import Match, play, replay_on_chain, signed_messages
+from sim.match import Match, Selection, play, replay_on_chain, signed_messages
 from tiebreak.demo.training import Trained
 from tiebreak.results import DisputeResult, Loser, Move, WalkStep
 
@@ -57,7 +57,10 @@ def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
             f"one bit of one weight in the checkpoint of step {checkpoint}",
             flipped_weight_bit(program, state=weight, step=checkpoint, element=123),
         ),
-        (f"one sum of products of step {steps - 3}, by one ulp", sloppy_sum(step=steps - 3, leaf=matrix, element=17)),
+        (
+            f"one sum of products of step {steps - 3}: TF32 instead of exact",
+            low_precision_sum(step=steps - 3, leaf=matrix, element=17),
+        ),
     ]
 
 
@@ -75,10 +78,13 @@ def fight(arena: Arena, number: int, tampered: str, cheat: Cheat, console: Conso
     head = cheating.heads()[-1]
     market.post(head)
     own = fork(arena.replay, arena.folder / f"audit-{number}", agreement, upto=job.steps)
+    if compare(own, head).agrees:
+        raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
     defender = ForgedEvidence(cheating, honest.interpreter, cheat)
     challenger = Evidence(own, honest.interpreter)
     match = _play(market, agreement, head, defender, challenger)
-    result = _result(arena, cheat.name, tampered, match, honest_trainer=False, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    result = _result(arena, cheat.name, tampered, match, challenger, honest_trainer=False, seconds=seconds)
     _tell(console, result)
     return result
 
@@ -94,10 +100,8 @@ def false_challenge(arena: Arena, console: Console) -> DisputeResult:
     defender = Evidence(honest.run, honest.interpreter)
     challenger = Evidence(wrong, honest.interpreter, cheat.tamper)
     match = _play(market, honest.agreement, honest.head, defender, challenger)
-    result = _result(
-        arena, "false challenge", "nothing: the trainer is honest", match, honest_trainer=True,
-        seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    tampered, seconds = "nothing: the trainer is honest", time.perf_counter() - started
+    result = _result(arena, "false challenge", tampered, match, defender, honest_trainer=True, seconds=seconds)
     _tell(console, result)
     return result
 
@@ -116,44 +120,23 @@ def _tell(console: Console, result: DisputeResult) -> None:
     )
 
 
-_FUNCTIONS: dict[Opcode, Callable[[int], str]] = {
-    Opcode.MAP: lambda f: MapFunction(f).name.lower(),
-    Opcode.REDUCE: lambda f: ReduceFunction(f).name.lower(),
-    Opcode.SOURCE: lambda f: SourceKind(f).name.lower(),
-}
-
-
-def _operation(arena: Arena, state: GameState) -> tuple[str, str]:
-    """Name and origin of the disputed instruction; empty if the game ended above that level."""
-    if state.level < Level.VALUES or (state.level is Level.VALUES and state.height):
-        return "", ""
-    program = arena.trained.compiled.program
-    i = program.instruction_at(state.leaf)
-    name = i.opcode.name.lower()
-    if i.opcode in _FUNCTIONS:
-        name += " " + _FUNCTIONS[i.opcode](i.function)
-    return name, i.origin
-
-
 def _result(
-    arena: Arena, title: str, tampered: str, match: Match, *, honest_trainer: bool, seconds: float
+    arena: Arena, title: str, tampered: str, match: Match, truth: Oracle, *, honest_trainer: bool, seconds: float
 ) -> DisputeResult:
-    state, verdict = match.before_last, match.final.verdict
-    assert verdict is not None and match.chain is not None  # noqa: PT018 (both follow from a finished match)
-    operation, origin = _operation(arena, state)
-    is_commit = state.leaf >> state.job.half_depth > 0
+    assert match.chain is not None  # `_play` plays on the chain too
+    ended = describe(match.final, arena.trained.compiled.program, truth)
     return DisputeResult(
         title=title,
         tampered=tampered,
         honest_trainer=honest_trainer,
         job=arena.trained.task.name,
-        step=state.step or None,
-        instruction=state.leaf if operation else None,
-        operation=operation,
-        origin=origin,
-        element=None if is_commit or state.level < Level.CHUNKS else state.element,
-        committed=verdict.committed.hex(),
-        correct=verdict.correct.hex(),
+        step=ended.step,
+        instruction=ended.leaf,
+        operation=ended.instruction or "",
+        origin=ended.origin or "",
+        element=ended.element,
+        committed=ended.committed,
+        correct=ended.correct,
         python=_loser(match.loser),
         contract=_loser(match.chain.loser),
         trainer_delta=match.chain.trainer_gain,
@@ -162,14 +145,15 @@ def _result(
         moves=tuple(
             Move(kind=m.move.KIND.name.lower(), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves
         ),
-        walk=tuple(
-            WalkStep(
-                tree=s.level.name.lower(), height=s.height, levels=s.levels, index=s.index, position=s.position,
-                note=_note(state, s.level, s.position) if s.height == s.levels else "",
-            )
-            for s in match.selections
-        ),
-    )  # fmt: skip
+        walk=tuple(_walk_step(match.final, s) for s in match.selections),
+    )
+
+
+def _walk_step(final: GameState, s: Selection) -> WalkStep:
+    note = _note(final, s.level, s.position) if s.height == s.levels else ""
+    return WalkStep(
+        tree=s.level.name.lower(), height=s.height, levels=s.levels, index=s.index, position=s.position, note=note
+    )
 
 
 def _note(state: GameState, level: Level, position: int) -> str:

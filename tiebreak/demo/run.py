@@ -12,7 +12,7 @@ from sim.market import Market
 from tiebreak import report
 from tiebreak.console import heading, show_result
 from tiebreak.demo import disputes, training
-from tiebreak.environment import describe, usable_cores
+from tiebreak.environment import describe
 from tiebreak.forks import plain_runs
 from tiebreak.results import DemoResult
 from tiebreak.tasks.loader import load_task
@@ -26,7 +26,6 @@ def run_demo(output: Path, console: Console) -> DemoResult:
     """Plays the whole path into `output` (emptied if a demo made it) and writes the report there."""
     started = time.perf_counter()
     _prepare(output)
-    threads = max(1, min(2, usable_cores()))
     heading(console, 1, "Agree: two jobs, captured as programs, signed by client and trainer")
     market = Market()
     tasks = [load_task(name) for name in JOBS]
@@ -34,7 +33,7 @@ def run_demo(output: Path, console: Console) -> DemoResult:
     agreed = [training.agree(market, task, output / "runs" / task.name, console, terms) for task in tasks]
     heading(console, 2, "Train: policy exact, a signed head at every checkpoint, posted to the chain")
     trained = [
-        training.train(market, task, compiled, run, console, threads)
+        training.train(market, task, compiled, run, console)
         for task, (compiled, run) in zip(tasks, agreed, strict=True)
     ]
     heading(console, 3, "Audit: another process, other settings, the same bits")

@@ -29,6 +29,8 @@ from tiebreak.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.running import make_interpreter
 from tiebreak.tasks import plain
 
+TRAINER_THREADS, AUDITOR_THREADS = 1, 2
+"""The jobs are small: more threads would cost the trainer more than they gain. The auditor's must differ."""
 PERMUTATION = 20240603
 """Seed of the order in which the auditor takes the terms of its sums."""
 
@@ -76,9 +78,9 @@ def agree(market: Market, task: Task, folder: Path, console: Console, terms: Ter
     return compiled, run
 
 
-def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console, threads: int) -> Trained:
+def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
     """Trains honestly, signs and posts a head at every checkpoint, measures the model before and after."""
-    interpreter = make_interpreter(compiled.program, threads=threads)
+    interpreter = make_interpreter(compiled.program, threads=TRAINER_THREADS)
     posted: list[int] = []
     losses: list[float] = []
     with training_progress(console, f"training {task.name}", task.steps) as on_step:
@@ -155,13 +157,14 @@ def audit(trained: Trained, folder: Path, console: Console) -> tuple[AuditResult
     """Replays the job in another process: one thread, plain instruction set, every sum in a random order."""
     settings = (
         Setting(name="process", trainer="this one", auditor="its own"),
-        Setting(name="threads", trainer=str(torch.get_num_threads()), auditor="1"),
+        Setting(name="threads", trainer=str(TRAINER_THREADS), auditor=str(AUDITOR_THREADS)),
         Setting(name="instruction set", trainer=torch.backends.cpu.get_cpu_capability(), auditor="DEFAULT"),
         Setting(name="order of terms in sums", trainer="as computed", auditor=f"random, seed {PERMUTATION}"),
     )
     command = [sys.executable, "-m", "tiebreak", "audit", str(trained.run.path), "--output", str(folder)]
-    command += ["--threads", "1", "--permute", str(PERMUTATION)]
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+    command += ["--threads", str(AUDITOR_THREADS), "--permute", str(PERMUTATION)]
+    # Passive: on a busy machine, threads that spin while they wait for each other cost more than they compute.
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_WAIT_POLICY": "PASSIVE"}
     started = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
@@ -178,8 +181,8 @@ def audit(trained: Trained, folder: Path, console: Console) -> tuple[AuditResult
     )
     word = "the same run root" if result.equal else "ANOTHER RUN ROOT"
     console.print(
-        f"{trained.task.name}: replayed in another process with 1 thread, the default instruction set and every sum "
-        f"in a random order: {word} {short(result.auditor_root)} ({seconds:.1f} s)",
+        f"{trained.task.name}: replayed in another process with {AUDITOR_THREADS} threads, the default instruction "
+        f"set and every sum in a random order: {word} {short(result.auditor_root)} ({seconds:.1f} s)",
         highlight=False,
     )
     return result, replay
