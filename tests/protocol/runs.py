@@ -1,0 +1,268 @@
+"""A short run of `programs.every_kind` by the integer reference, honest or tampered: the oracle of both players."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from protocol import game
+from protocol.accumulator import Kind, decode_for, encode
+from protocol.commitments import StepRecord, data_tree, identify, run_tree, state_leaf, state_tree
+from protocol.eip712 import Address, Domain
+from protocol.game import GameState
+from protocol.isa import Instruction, Opcode, Slot, SourceKind
+from protocol.job import Head, Job, SignedHead
+from protocol.keys import PrivateKey
+from protocol.merkle import Tree
+from protocol.moves import Move, Side
+from protocol.player import Party
+from protocol.program import Program, half_and_half
+from protocol.reference import accumulators, element, pack, unpack
+from protocol.tags import Digest
+from tests.protocol.oracles import value as exact
+from tests.protocol.programs import every_kind, initial_state, job_data
+
+CLIENT, TRAINER, CHALLENGER = (PrivateKey.from_int(k) for k in (1, 2, 3))
+DOMAIN = Domain(chain_id=31337, contract=Address(bytes(range(20))))
+STEPS, INTERVAL, CLOCK = 5, 2, 100
+
+Tamper = Callable[[int, int, bytes], bytes]
+"""(step, leaf of the value tree, honest data) -> data."""
+
+
+def honest(step: int, leaf: int, data: bytes) -> bytes:
+    """No change."""
+    return data
+
+
+@cache
+def program() -> Program:
+    """The program of all runs."""
+    return every_kind()
+
+
+def make_job(*, steps: int = STEPS, interval: int = INTERVAL, levels: int = 2, nonce: int = 7) -> Job:
+    """A job on the program."""
+    ids = {name: identify(*program().state_spec()[name], data) for name, data in initial_state().items()}
+    data_ids = {name: identify(*program().data_spec()[name], data) for name, data in job_data().items()}
+    return Job(
+        client=CLIENT.address,
+        trainer=TRAINER.address,
+        program_root=program().root,
+        body_count=len(program().body),
+        state_count=len(program().commits),
+        data_count=len(program().data_slots),
+        initial_state_root=state_tree(ids).root,
+        data_root=data_tree(data_ids).root,
+        steps=steps,
+        checkpoint_interval=interval,
+        reward=10,
+        trainer_stake=20,
+        challenger_stake=5,
+        challenge_window=1000,
+        clock=CLOCK,
+        descent_levels=levels,
+        nonce=nonce,
+    )
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One step of a run: data of all body values, and the state after it."""
+
+    values: tuple[bytes, ...]
+    state: dict[str, bytes]
+
+
+_HONEST: dict[int, Computed] = {}
+
+
+class Run:
+    """Answers `protocol.player.Oracle`. `tamper` changes values as they are made; what follows follows from them."""
+
+    def __init__(self, job: Job, tamper: Tamper = honest, first: int = STEPS + 1) -> None:
+        """`first` is the first tampered step: those before it are the honest ones."""
+        self.job = job
+        self.program = program()
+        self._tamper = tamper
+        self._first = first
+        self._steps: dict[int, Computed] = {}
+        self._value_trees: dict[int, Tree] = {}
+
+    def computed(self, step: int) -> Computed:
+        """The values of a step."""
+        known = _HONEST if step < self._first else self._steps
+        if step not in known:
+            known[step] = self._compute(step)
+        return known[step]
+
+    def state(self, step: int) -> dict[str, bytes]:
+        """The state after a step."""
+        return initial_state() if step == 0 else self.computed(step).state
+
+    def _compute(self, step: int) -> Computed:
+        before, values, elements = self.state(step - 1), [], []
+        tamper = honest if step < self._first else self._tamper
+        for leaf, i in enumerate(self.program.body):
+            data = tamper(step, leaf, self._execute(i, before, elements, step))
+            values.append(data)
+            elements.append(unpack(i.dtype, data))
+        state = {}
+        for slot, commit in enumerate(self.program.commits):
+            assert isinstance(commit.params, Slot)
+            leaf = self.program.leaf_of_commit(slot)
+            state[commit.params.name] = tamper(step, leaf, values[commit.operands[0].value])
+        return Computed(tuple(values), state)
+
+    def _execute(self, i: Instruction, state: dict[str, bytes], elements: list[list[int]], step: int) -> bytes:
+        if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
+            return (state if i.function == SourceKind.STATE else job_data())[i.params.name]
+        operands = [elements[access.value] for access in i.operands]
+        types = self.program.operand_dtypes(i)
+
+        def read(operand: int, where: int) -> int:
+            return operands[operand][where]
+
+        return pack(i.dtype, [element(i, k, read, types, step=step) for k in range(i.numel)])
+
+    # -- the oracle
+
+    @cached_property
+    def _records(self) -> list[StepRecord]:
+        return [self.job.initial_record, *(self._make_record(step) for step in range(1, self.job.steps + 1))]
+
+    def _make_record(self, step: int) -> StepRecord:
+        loss = int.from_bytes(self.computed(step).values[-1], "little")
+        return StepRecord(step=step, state_root=self.state_leaves(step).root, loss_bits=loss)
+
+    def record(self, step: int) -> StepRecord:
+        return self._records[step]
+
+    def run_tree(self, count: int) -> Tree:
+        records = [self.record(self.job.last_step(checkpoint)).digest for checkpoint in range(count)]
+        return run_tree(records, self.job.steps, self.job.checkpoint_interval)
+
+    def steps_tree(self, checkpoint: int) -> Tree:
+        steps = range(self.job.first_step(checkpoint), self.job.last_step(checkpoint) + 1)
+        return Tree([self.record(step).digest for step in steps])
+
+    def value_tree(self, step: int) -> Tree:
+        if step not in self._value_trees:
+            self._value_trees[step] = self._make_value_tree(step)
+        return self._value_trees[step]
+
+    def _make_value_tree(self, step: int) -> Tree:
+        made = self.computed(step)
+        body = [identify(i.dtype, i.shape, data) for i, data in zip(self.program.body, made.values, strict=True)]
+        return half_and_half(body, self._state_leaves(step), self.program.half_depth)
+
+    def _state_leaves(self, step: int) -> list[Digest]:
+        return [state_leaf(name, self.state_id(step, name)) for name in self.program.state_spec()]
+
+    def state_leaves(self, step: int) -> Tree:
+        return Tree(self._state_leaves(step))
+
+    def state_id(self, step: int, name: str) -> Digest:
+        return identify(*self.program.state_spec()[name], self.state(step)[name])
+
+    def data_id(self, name: str) -> Digest:
+        return identify(*self.program.data_spec()[name], job_data()[name])
+
+    def tensor(self, step: int, value: int) -> bytes:
+        return self.computed(step).values[value]
+
+    def accumulators(self, step: int, value: int, index: int) -> list[bytes]:
+        i = self.program.body[value]
+        operands = [unpack(self.program.body[a.value].dtype, self.tensor(step, a.value)) for a in i.operands]
+        types = self.program.operand_dtypes(i)
+        return [encode(a) for a in accumulators(i, index, lambda operand, where: operands[operand][where], types)]
+
+    def head(self, count: int | None = None) -> SignedHead:
+        """A signed head of the run."""
+        count = self.job.checkpoints if count is None else count
+        head = Head(job_id=self.job.id, count=count, run_root=self.run_tree(count).root)
+        return SignedHead.sign(head, DOMAIN, TRAINER)
+
+
+def duel(
+    run: Run,
+    defender: Party,
+    challenger: Party,
+    *,
+    count: int | None = None,
+    on_move: Callable[[GameState, Move, GameState], None] | None = None,
+) -> GameState:
+    """A game against the head of `run`, without messages and in no time. Illegal moves raise."""
+    state, answered = game.start(run.job, run.head(count).head, 0), None
+    for _ in range(game.max_moves(run.job) + 1):
+        if state.is_over:
+            return state
+        answered = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}[state.mover].move(state, answered)
+        before, state = state, game.apply(state, answered, 0)
+        if on_move is not None:
+            on_move(before, answered, state)
+    raise AssertionError("the game did not end within its bound")
+
+
+def ordinary_element(step: int, value: int) -> int:
+    """The last element of a value in the honest run whose lie an accumulator can hold: no NaN or infinity."""
+    i, data = program().body[value], Run(make_job()).tensor(step, value)
+    if i.dtype.size != 4:
+        return i.numel - 1
+    return max(
+        k for k in range(i.numel) if int.from_bytes(data[4 * k : 4 * k + 4], "little") & 0x7F800000 != 0x7F800000
+    )
+
+
+def flip(data: bytes, element_index: int, size: int) -> bytes:
+    """The data with the lowest bit of one element flipped."""
+    changed = bytearray(data)
+    changed[element_index * size] ^= 1
+    return bytes(changed)
+
+
+def lie(at_step: int, at_leaf: int, element_index: int = 0) -> Tamper:
+    """One bit of one element; for a body value also of the losses from there on, so that the head shows it."""
+    body, half = program().body, 1 << program().half_depth
+
+    def tamper(step: int, leaf: int, data: bytes) -> bytes:
+        if step == at_step and leaf == at_leaf:
+            size = body[leaf].dtype.size if leaf < half else program().commits[leaf - half].dtype.size
+            return flip(data, element_index, size)
+        if step >= at_step and leaf == len(body) - 1 and at_leaf < half:
+            return flip(data, 0, 4)
+        return data
+
+    return tamper
+
+
+class Liar(Run):
+    """A tampered run whose accumulators are bent to end in the claimed element."""
+
+    def __init__(self, job: Job, at_step: int, at_leaf: int, element_index: int = 0, *, bend_from: int = 0) -> None:
+        super().__init__(job, lie(at_step, at_leaf, element_index), at_step)
+        self._at = (at_step, at_leaf)
+        self._bend_from = bend_from
+
+    def accumulators(self, step: int, value: int, index: int) -> list[bytes]:
+        true = super().accumulators(step, value, index)
+        return true if (step, value) != self._at else bend(self, step, value, index, true, self._bend_from)
+
+
+def bend(run: Run, step: int, value: int, index: int, true: list[bytes], first: int) -> list[bytes]:
+    """Accumulators that are true before leaf `first` and end in what the run claims."""
+    from_bits = claim(run.program.body[value], run.tensor(step, value), index, true[-1])
+    return [*true[:first], *([from_bits] * (len(true) - first))]
+
+
+def claim(i: Instruction, data: bytes, index: int, like: bytes) -> bytes:
+    """An accumulator whose value is the element of the data: any that ends there will do for a lie."""
+    held = decode_for(i, like)
+    raw = data[index * i.dtype.size : (index + 1) * i.dtype.size]
+    bits = int.from_bytes(raw, "little", signed=i.dtype.size == 8)
+    if held.kind is Kind.F32_SUM and bits & 0x7F800000 == 0x7F800000:
+        return encode(replace(held, value=0, invalid=True))
+    if held.kind is Kind.F32_SUM:
+        return encode(replace(held, value=int(exact(bits) * 2**298), invalid=False))
+    if held.kind in (Kind.F32_ARGMAX, Kind.I64_ARGMAX):
+        return encode(replace(held, index=bits))
+    return encode(replace(held, value=bits))
