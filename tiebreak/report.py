@@ -29,6 +29,13 @@ def whole(number: int | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+def ether(wei: int) -> str:
+    """A signed amount of wei in ether, exact."""
+    whole_part, rest = divmod(abs(wei), 10**18)
+    digits = f"{whole_part}.{rest:018d}".rstrip("0").rstrip(".")
+    return f"{'-' if wei < 0 else '+'}{digits} ether"
+
+
 def cell(text: object) -> str:
     """Text that cannot end a Markdown table cell."""
     return str(text).replace("|", "\\|").replace("\n", " ")
@@ -44,7 +51,7 @@ def environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"short": short, "whole": whole, "cell": cell}
+    made.filters |= {"short": short, "whole": whole, "ether": ether, "cell": cell}
     made.globals["share"] = share
     return made
 
