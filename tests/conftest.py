@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported anywhere: two workers on two cores must not fight over them, and threads that wait for each
+# other must not spin. Tests that are about threads set their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = Path(__file__).with_name("floors.json")
 EXPECTED_SKIPS = (re.compile(r"needs a CUDA device"),)
