@@ -116,7 +116,7 @@ contract BoardHandler is GameBase {
 
     function _startGame(uint256 seed) private {
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
-        if (!found || (board.job(id).headCount == 3 && _windowOver(id))) return;
+        if (!found || _windowOver(id)) return;
         address who = seed % 2 == 0 ? challenger : stranger;
         games.push(_challengeAs(who, id, uint64(1 + seed % 3), GameTrees.root(runLeaves), uint64(games.length)));
     }

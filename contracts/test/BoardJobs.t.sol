@@ -297,9 +297,15 @@ contract BoardJobsTest is BoardBase {
 
     function test_challenge_is_legal_until_the_window_ends() external {
         JobId jobId = _activeJob(1);
-        _warp(START + 10 * WINDOW);
-        _challenge(jobId, 1, ROOT, 0); // before the final head: at any time
-        _post(jobId, 3, ROOT);
+        _warp(START + WINDOW + 1);
+        IJobBoard.Head memory early = _head(jobId, 1, ROOT);
+        bytes memory earlySignature = _headSignature(early);
+        // Without progress no game starts: a trainer cannot hold up `abandon` by challenging itself.
+        _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, START + WINDOW, START + WINDOW + 1));
+        VM.prank(challenger);
+        board.challenge{value: CHALLENGER_STAKE}(early, earlySignature, 0);
+        _post(jobId, 3, ROOT); // each head opens the window again, for every signed head
+        _challenge(jobId, 1, ROOT, 0);
         uint256 end = current + WINDOW;
         _warp(end - 1);
         _challenge(jobId, 3, ROOT, 1);

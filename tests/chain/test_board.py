@@ -236,6 +236,7 @@ def test_money_is_conserved() -> None:
     chain.advance(WINDOW + 1)
     chain.settle(STRANGER, jobs[1].id)
     chain.abandon(CLIENT, jobs[2].id)
+    chain.post_head(TRAINER, head(chain, jobs[3], 1))  # opens the window again
     game, _ = chain.challenge(CHALLENGER, head(chain, jobs[3], 3), 0)
     accounts = (CLIENT.address, TRAINER.address, CHALLENGER.address, STRANGER.address, BURNED)
     held = JOB.reward + JOB.trainer_stake + JOB.challenger_stake

@@ -172,12 +172,11 @@ abstract contract JobBoard is IJobBoard {
     {
         JobState storage state = _jobs[jobId];
         _requirePayment(state.challengerStake);
-        uint64 last = _checkHead(state, head, signature);
-        if (state.headCount == last) {
-            Instant end = state.lastProgress.plus(state.challengeWindow);
-            // SAFETY: each game costs a stake and ends within two clocks, so the window bounds how long settlement can be held up.
-            if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
-        }
+        _checkHead(state, head, signature);
+        Instant end = state.lastProgress.plus(state.challengeWindow);
+        // SAFETY: a game ends within two clocks and none starts after the window, so nobody can hold up `settle` or
+        // `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
+        if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
         state.openGames += 1;
     }
 

@@ -160,7 +160,7 @@ interface IGame {
     error WrongInstructionBytes(bytes32 expected, bytes32 actual);
 
     /// @notice Starts a game against a head that the trainer signed, posted or not. Value: the challenger's stake.
-    /// Legal while the job is ACTIVE and, once the final head is posted, until the challenge window ends.
+    /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head.
     function challenge(IJobBoard.Head calldata head, bytes calldata signature, uint64 nonce)
         external
         payable

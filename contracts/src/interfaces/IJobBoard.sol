@@ -34,7 +34,8 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
 /// `challengeWindow`, until the final one. A head may only be posted late, not refused, as long as the client has not
-/// called `abandon`. The same time lets anyone challenge the last head before the job can be abandoned.
+/// called `abandon`. The same window is the time to challenge: games start until it ends, against any head that the
+/// trainer signed, and start again when the next head is posted.
 interface IJobBoard {
     /// What client and trainer sign (SPEC section 8). Field order is that of the EIP-712 type.
     struct Job {
