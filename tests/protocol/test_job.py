@@ -1,0 +1,198 @@
+"""Jobs, heads and their files."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.commitments import initial_record
+from protocol.eip712 import Address, Domain
+from protocol.errors import EncodingError, SignatureError, VerificationError
+from protocol.job import Head, Job, SignedHead, SignedJob, game_id, is_equivocation
+from protocol.program import Program
+from protocol.tags import Tag, tagged_hash
+from tests.protocol.programs import every_kind
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
+
+JOB = make_job()
+
+
+def signed(job: Job = JOB, domain: Domain = DOMAIN) -> SignedJob:
+    digest = job.digest(domain)
+    return SignedJob(
+        domain=domain, job=job, client_signature=CLIENT.sign(digest), trainer_signature=TRAINER.sign(digest)
+    )
+
+
+def head(count: int = 2, root: bytes = b"\1" * 32) -> Head:
+    return Head(job_id=JOB.id, count=count, run_root=root)  # type: ignore[arg-type]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no steps": ({"steps": 0}, "steps between 1"),
+    "too many steps": ({"steps": 1 << 64}, "steps between 1"),
+    "no interval": ({"checkpoint_interval": 0}, "checkpoint_interval between 1"),
+    "long interval": ({"checkpoint_interval": 6}, "at most 5 steps, got 6"),
+    "no body": ({"body_count": 0}, "body_count between 1"),
+    "large body": ({"body_count": (1 << 20) + 1}, "body_count between 1 and 1048576"),
+    "no state": ({"state_count": 0}, "state_count between 1"),
+    "much data": ({"data_count": (1 << 20) + 1}, "data_count between 0"),
+    "policy": ({"policy": 1}, "policy between 0 and 0, got 1"),
+    "precision": ({"precision": 31}, "precision between 32 and 32, got 31"),
+    "no descent": ({"descent_levels": 0}, "descent_levels between 1 and 5, got 0"),
+    "deep descent": ({"descent_levels": 6}, "descent_levels between 1 and 5, got 6"),
+    "no clock": ({"clock": 0}, "clock between 1"),
+    "no window": ({"challenge_window": 0}, "challenge_window between 1"),
+    "large reward": ({"reward": 1 << 128}, "reward between 0"),
+    "negative": ({"nonce": -1}, "nonce: expected an unsigned"),
+    "large nonce": ({"nonce": 1 << 256}, "nonce: expected an unsigned 256-bit"),
+    "bool": ({"steps": True}, "steps: expected an unsigned"),
+    "no client": ({"client": bytes(20)}, "expected a client address, got zero"),
+    "no trainer": ({"trainer": bytes(20)}, "expected a trainer address, got zero"),
+    "short address": ({"trainer": b"\1" * 19}, "trainer: expected 20 bytes"),
+    "short root": ({"program_root": bytes(31)}, "program_root: expected 32 bytes"),
+    "no root": ({"data_root": None}, "data_root: expected 32 bytes"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_job_out_of_range_cannot_be_made(what: str) -> None:
+    changes, message = REFUSED[what]
+    with pytest.raises(VerificationError, match=message):
+        replace(JOB, **changes)
+
+
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_segments_partition_the_steps(steps: int, interval: int) -> None:
+    job = make_job(steps=steps, interval=min(interval, steps))
+    assert sum(job.segment_steps(c) for c in range(job.checkpoints)) == steps
+    assert job.last_step(job.checkpoints - 1) == steps
+    assert 1 << job.run_depth >= job.checkpoints
+    for checkpoint in range(job.checkpoints):
+        first, last = job.first_step(checkpoint), job.last_step(checkpoint)
+        assert 1 <= job.segment_steps(checkpoint) <= job.checkpoint_interval
+        assert job.checkpoint_of(first) == job.checkpoint_of(last) == checkpoint
+        assert checkpoint == 0 or job.last_step(checkpoint - 1) == first - 1
+    for outside in (0, steps + 1):
+        with pytest.raises(ValueError, match="expected a step between"):
+            job.checkpoint_of(outside)
+
+
+def test_every_field_counts_in_the_id(cases: Any) -> None:
+    for name, value in (("nonce", 8), ("reward", 11), ("clock", 99), ("client", CHALLENGER.address)):
+        assert replace(JOB, **{name: value}).id != JOB.id
+        cases()
+    assert JOB.initial_record == initial_record(JOB.initial_state_root)
+
+
+def test_a_job_is_about_one_program() -> None:
+    program = every_kind()
+    JOB.check_program(program)
+    shorter = Program(program.body[:-1], program.commits)
+    with pytest.raises(VerificationError, match="program root: expected"):
+        JOB.check_program(shorter)
+    with pytest.raises(VerificationError, match="program body: expected 35 as in the job, got 34"):
+        replace(JOB, body_count=35).check_program(program)
+    with pytest.raises(VerificationError, match="program data: expected 0 as in the job, got 2"):
+        replace(JOB, data_count=0).check_program(program)
+
+
+def test_both_parties_sign() -> None:
+    good = signed()
+    good.verify()
+    digest = JOB.digest(DOMAIN)
+    with pytest.raises(SignatureError, match=CLIENT.address.hex()):
+        replace(good, client_signature=TRAINER.sign(digest)).verify()
+    with pytest.raises(SignatureError, match=TRAINER.address.hex()):
+        replace(good, trainer_signature=CLIENT.sign(digest)).verify()
+    with pytest.raises(SignatureError):
+        replace(good, job=replace(JOB, reward=11)).verify()
+    with pytest.raises(SignatureError):
+        replace(good, domain=Domain(chain_id=1, contract=DOMAIN.contract)).verify()
+
+
+def test_a_job_file_comes_back() -> None:
+    file = signed(replace(JOB, nonce=(1 << 256) - 1, reward=1 << 100)).encode()
+    back = SignedJob.decode(file)
+    back.verify()
+    assert back.encode() == file
+    assert back.job.nonce == (1 << 256) - 1
+
+
+JOB_FILE = signed().encode()
+HEAD_FILE = SignedHead.sign(head(), DOMAIN, TRAINER).encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_job_file_never_verifies(data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(JOB_FILE) * 8 - 1))
+    damaged = bytearray(JOB_FILE)
+    damaged[at // 8] ^= 1 << at % 8
+    with pytest.raises(VerificationError):
+        SignedJob.decode(bytes(damaged)).verify()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_damaged_head_file_never_verifies(data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(HEAD_FILE) * 8 - 1))
+    damaged = bytearray(HEAD_FILE)
+    damaged[at // 8] ^= 1 << at % 8
+    with pytest.raises(VerificationError):
+        SignedHead.decode(bytes(damaged)).verify(JOB, DOMAIN)
+
+
+@pytest.mark.parametrize("decode", [SignedJob.decode, SignedHead.decode])
+def test_files_of_another_shape_are_refused(decode: Any) -> None:
+    for file in (JOB_FILE[:-1], JOB_FILE + b"\0", HEAD_FILE[:-1], HEAD_FILE + b"\0", b"", b"\xc0", bytes(5000)):
+        with pytest.raises(EncodingError):
+            decode(file)
+    value = msgpack.unpackb(JOB_FILE if decode == SignedJob.decode else HEAD_FILE)
+    with pytest.raises(EncodingError, match="file version: expected 1, got 2"):
+        decode(msgpack.packb([2, *value[1:]]))
+    with pytest.raises(EncodingError, match="expected an array of"):
+        decode(msgpack.packb([*value, 0]))
+
+
+def test_heads_are_of_the_job_and_by_its_trainer() -> None:
+    good = SignedHead.sign(head(), DOMAIN, TRAINER)
+    good.verify(JOB, DOMAIN)
+    assert SignedHead.decode(good.encode()) == good
+    with pytest.raises(SignatureError):
+        SignedHead.sign(head(), DOMAIN, CLIENT).verify(JOB, DOMAIN)
+    with pytest.raises(VerificationError, match="expected job"):
+        good.verify(replace(JOB, nonce=1), DOMAIN)
+    with pytest.raises(VerificationError, match="at most 3 checkpoints, got 4"):
+        SignedHead.sign(head(4), DOMAIN, TRAINER).verify(JOB, DOMAIN)
+    with pytest.raises(VerificationError, match="at least 1, got 0"):
+        head(0)
+
+
+def test_equivocation_is_two_roots_at_one_count() -> None:
+    first, other = (SignedHead.sign(head(2, bytes([k]) * 32), DOMAIN, TRAINER) for k in (1, 2))
+    later = SignedHead.sign(head(3, b"\2" * 32), DOMAIN, TRAINER)
+    assert is_equivocation(first, other, JOB, DOMAIN)
+    assert not is_equivocation(first, first, JOB, DOMAIN)
+    assert not is_equivocation(first, later, JOB, DOMAIN)
+    with pytest.raises(SignatureError):
+        is_equivocation(first, SignedHead.sign(head(2, b"\3" * 32), DOMAIN, CLIENT), JOB, DOMAIN)
+
+
+def test_a_game_id_names_everything() -> None:
+    challenger = CHALLENGER.address
+    expected = tagged_hash(Tag.GAME, JOB.id, head().digest(DOMAIN), challenger, (5).to_bytes(8, "big"))
+    assert game_id(head(), DOMAIN, challenger, 5) == expected
+    elsewhere = Domain(chain_id=1, contract=Address(bytes(20)))
+    others = {
+        game_id(head(), DOMAIN, challenger, 6),
+        game_id(head(3), DOMAIN, challenger, 5),
+        game_id(head(), elsewhere, challenger, 5),
+        game_id(head(), DOMAIN, CLIENT.address, 5),
+    }
+    assert len(others | {expected}) == 5
+    with pytest.raises(EncodingError, match="nonce"):
+        game_id(head(), DOMAIN, challenger, 1 << 64)

@@ -1,0 +1,144 @@
+"""Keys and signatures: against `eth_account`, against damage, and the files they live in."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from eth_account import Account
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigurationError, SignatureError
+from protocol.keys import ORDER, PrivateKey, recover, verify
+
+KEY = PrivateKey.from_int(0xC0FFEE)
+DIGEST = bytes(range(32))
+PASSPHRASE = "correct horse"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, ORDER - 1), st.binary(min_size=32, max_size=32))
+def test_signatures_are_those_of_eth_account(secret: int, digest: bytes) -> None:
+    """Both follow RFC 6979 and take the lower s, so the bytes are equal."""
+    key = PrivateKey.from_int(secret)
+    other = Account.from_key(secret.to_bytes(32, "big"))
+    assert key.address == bytes.fromhex(other.address[2:])
+    signature = key.sign(digest)
+    assert signature == bytes(other.unsafe_sign_hash(digest).signature)
+    assert recover(digest, signature) == key.address
+    verify(digest, signature, key.address)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 65 * 8 - 1))
+def test_every_flipped_bit_breaks_a_signature(bit: int) -> None:
+    damaged = bytearray(KEY.sign(DIGEST))
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(SignatureError):
+        verify(DIGEST, bytes(damaged), KEY.address)
+
+
+def test_malformed_signatures_are_named() -> None:
+    good = KEY.sign(DIGEST)
+    r, s, v = good[:32], int.from_bytes(good[32:64], "big"), good[64:]
+    high = r + (ORDER - s).to_bytes(32, "big") + bytes([55 - v[0]])
+    for signature, message in (
+        (good[:64], "65 bytes, got 64"),
+        (good + b"\0", "65 bytes, got 66"),
+        (b"", "65 bytes, got 0"),
+        (high, "s in the lower half"),
+        (good[:32] + bytes(32) + v, "s in the lower half"),
+        (bytes(32) + good[32:], "r between 1"),
+        (ORDER.to_bytes(32, "big") + good[32:], "r between 1"),
+        (good[:64] + b"\0", "v of 27 or 28, got 0"),
+        (good[:64] + b"\x1d", "v of 27 or 28, got 29"),
+    ):
+        with pytest.raises(SignatureError, match=message):
+            recover(DIGEST, signature)
+    with pytest.raises(SignatureError, match="digest of 32 bytes, got 31"):
+        KEY.sign(DIGEST[1:])
+
+
+def test_r_that_is_no_point_is_refused() -> None:
+    """About half of all r are no x coordinate of the curve."""
+    found = []
+    for r in range(1, 33):
+        try:
+            recover(DIGEST, r.to_bytes(32, "big") + KEY.sign(DIGEST)[32:])
+        except SignatureError as error:
+            found.append(str(error))
+    assert 4 < len(found) < 28
+    assert all("no secp256k1 key" in message for message in found)
+
+
+def test_a_signature_by_another_key_is_refused() -> None:
+    other = PrivateKey.generate()
+    with pytest.raises(SignatureError, match=f"expected a signature by 0x{KEY.address.hex()}"):
+        verify(DIGEST, other.sign(DIGEST), KEY.address)
+
+
+def test_keys_show_no_secret_and_are_random() -> None:
+    assert repr(KEY) == f"PrivateKey(address=0x{KEY.address.hex()})"
+    assert PrivateKey.generate().address != PrivateKey.generate().address
+    assert not hasattr(PrivateKey, "from_seed")
+    for secret in (0, ORDER, -1):
+        with pytest.raises(ConfigurationError, match="between 1 and the order"):
+            PrivateKey.from_int(secret)
+    with pytest.raises(ConfigurationError, match="secp256k1 key, got one on secp256r1"):
+        PrivateKey(ec.generate_private_key(ec.SECP256R1()))
+
+
+def test_a_saved_key_is_encrypted_private_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    KEY.save(path, PASSPHRASE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes().startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+    assert PrivateKey.load(path, PASSPHRASE).sign(DIGEST) == KEY.sign(DIGEST)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    KEY.save(path, PASSPHRASE)
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="already exists"):
+        PrivateKey.generate().save(path, PASSPHRASE)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
+def test_a_key_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key.pem"
+    KEY.save(path, PASSPHRASE)
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=f"expected mode 0600, got {mode:04o}"):
+        PrivateKey.load(path, PASSPHRASE)
+
+
+def test_bad_files_and_passphrases_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    KEY.save(path, PASSPHRASE)
+    pem = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="wrong passphrase"):
+        PrivateKey.load(path, "wrong horse")
+    for broken in (pem[:-60], pem.replace(b"M", b"N")):
+        with pytest.raises(ConfigurationError, match="does not decrypt"):
+            PrivateKey.from_pem(broken, PASSPHRASE)
+    with pytest.raises(ConfigurationError, match="at least 8 bytes, got 5"):
+        KEY.to_pem("short")
+    with pytest.raises(ConfigurationError, match="cannot read key file"):
+        PrivateKey.load(tmp_path / "missing", PASSPHRASE)
+    clear = ec.derive_private_key(5, ec.SECP256K1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with pytest.raises(ConfigurationError, match="expected an encrypted PKCS#8"):
+        PrivateKey.from_pem(clear, PASSPHRASE)
+    other = ed25519.Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(PASSPHRASE.encode()),
+    )
+    with pytest.raises(ConfigurationError, match="expected a secp256k1 key, got Ed25519"):
+        PrivateKey.from_pem(other, PASSPHRASE)

@@ -1,0 +1,251 @@
+"""Messages: one encoding each, and a chain that nothing foreign gets into."""
+
+import contextlib
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import EncodingError, SignatureError, VerificationError
+from protocol.messages import MAX_MESSAGE_BYTES, Message, Transcript, message_hash, open_wire, seal
+from protocol.moves import (
+    ChunkOpening,
+    Descend,
+    Move,
+    OpenChunk,
+    OpenSteps,
+    OpenTensor,
+    OpenTerms,
+    OpenValues,
+    Prove,
+    Select,
+    SelectElement,
+    StateWitness,
+    TensorOpening,
+    TensorWitness,
+)
+from protocol.packing import pack, unpack
+from protocol.tags import Digest
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
+
+digests = st.binary(min_size=32, max_size=32)
+lists = st.lists(digests, max_size=5).map(tuple)
+u8, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 32, 64))
+instructions = st.binary(max_size=100)
+tensors = st.builds(
+    TensorOpening,
+    value=u32,
+    dtype=u8,
+    dims=st.lists(u64, max_size=8).map(tuple),
+    chunk_root=digests,
+    siblings=lists,
+)
+chunks = st.builds(ChunkOpening, tensor=u8, chunk=u64, data=st.binary(max_size=1024), siblings=lists)
+witnesses = st.one_of(
+    st.none(),
+    st.builds(TensorWitness, tensor_id=digests, siblings=lists),
+    st.builds(
+        StateWitness,
+        step=u64,
+        state_root=digests,
+        loss_bits=u32,
+        log_root=digests,
+        record_siblings=lists,
+        tensor_id=digests,
+        siblings=lists,
+    ),
+)
+moves: st.SearchStrategy[Move] = st.one_of(
+    st.builds(Descend, nodes=lists),
+    st.builds(Select, nodes=lists, index=u32),
+    st.builds(OpenSteps, steps_root=digests, siblings=lists),
+    st.builds(OpenValues, state_root=digests, loss_bits=u32, log_root=digests, body_root=digests, siblings=lists),
+    st.builds(OpenTensor, instruction=instructions, siblings=lists, chunk_root=digests),
+    st.builds(OpenChunk, chunk=st.binary(max_size=1024)),
+    st.builds(SelectElement, index=u32, chunk=st.binary(max_size=1024), instruction=instructions),
+    st.builds(
+        OpenTerms,
+        accumulator_root=digests,
+        accumulator=st.binary(max_size=97),
+        siblings=lists,
+        instruction=instructions,
+    ),
+    st.builds(
+        Prove,
+        instruction=instructions,
+        previous=st.binary(max_size=97),
+        siblings=lists,
+        tensors=st.lists(tensors, max_size=3).map(tuple),
+        chunks=st.lists(chunks, max_size=3).map(tuple),
+        witness=witnesses,
+    ),
+)
+messages = st.builds(
+    Message,
+    job_id=digests.map(Digest),
+    game_id=digests.map(Digest),
+    sequence=u64,
+    previous=digests.map(Digest),
+    move=moves,
+)
+JOB_ID, GAME_ID = Digest(b"\1" * 32), Digest(b"\2" * 32)
+FIRST = Descend(nodes=(bytes(32), b"\3" * 32))
+SECOND = Select(nodes=FIRST.nodes, index=1)
+
+
+def transcript() -> Transcript:
+    return Transcript(
+        job_id=JOB_ID, game_id=GAME_ID, domain=DOMAIN, defender=TRAINER.address, challenger=CHALLENGER.address
+    )
+
+
+@given(messages)
+def test_a_message_comes_back(message: Message) -> None:
+    encoded = message.encode()
+    assert Message.decode(encoded) == message
+    assert message.hash == message_hash(encoded)
+
+
+@settings(max_examples=150)
+@given(messages, st.data())
+def test_changed_bytes_are_refused_or_another_message(message: Message, data: st.DataObject) -> None:
+    """One encoding: whatever still decodes is a different message with exactly these bytes."""
+    encoded = message.encode()
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    changed = bytearray(encoded)
+    changed[at] = data.draw(st.integers(0, 255).filter(lambda b: b != encoded[at]))
+    try:
+        decoded = Message.decode(bytes(changed))
+    except VerificationError:
+        return
+    assert decoded != message
+    assert decoded.encode() == bytes(changed)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused_or_canonical(noise: bytes) -> None:
+    with contextlib.suppress(EncodingError):
+        assert pack(unpack(noise, 200)) == noise
+    with pytest.raises(EncodingError):
+        Message.decode(noise)
+
+
+@given(messages)
+def test_cut_and_lengthened_messages_are_refused(message: Message) -> None:
+    encoded = message.encode()
+    for damaged in (encoded[:-1], encoded[:1], encoded + b"\0", encoded + encoded, b""):
+        with pytest.raises(EncodingError):
+            Message.decode(damaged)
+
+
+def message(move: Move = FIRST, **changes: Any) -> Message:
+    fields: dict[str, Any] = {"job_id": JOB_ID, "game_id": GAME_ID, "sequence": 0, "previous": GAME_ID, "move": move}
+    return Message(**(fields | changes))
+
+
+ENCODED = message().encode()
+VALUE = msgpack.unpackb(ENCODED)
+
+
+def with_field(number: int, value: Any) -> bytes:
+    return bytes(msgpack.packb([*VALUE[:number], value, *VALUE[number + 1 :]]))
+
+
+NOT_CANONICAL = {
+    "long zero": ENCODED.replace(b"\xc4\x20" + GAME_ID + b"\x00", b"\xc4\x20" + GAME_ID + b"\xcc\x00", 1),
+    "long array": b"\xdc\x00\x07" + ENCODED[1:],
+    "long bin": ENCODED.replace(b"\xc4\x20", b"\xc5\x00\x20", 1),
+    "version 2": with_field(0, 2),
+    "negative": with_field(3, -1),
+    "float": with_field(3, 0.0),
+    "bool": with_field(3, False),
+    "nil": with_field(3, None),
+    "string": with_field(1, "1" * 32),
+    "short digest": with_field(1, bytes(31)),
+    "kind 0": with_field(5, 0),
+    "kind 10": with_field(5, 10),
+    "another kind's body": with_field(5, 2),
+    "map": with_field(6, {}),
+    "extension": with_field(6, msgpack.ExtType(1, b"")),
+    "timestamp": with_field(6, msgpack.Timestamp(0)),
+    "too many nodes": with_field(6, [[bytes(32)] * 33]),
+    "six fields": bytes(msgpack.packb(VALUE[:6])),
+    "eight fields": bytes(msgpack.packb([*VALUE, 0])),
+    "deep": b"\x91" * 5000 + b"\x00",
+    "large": bytes(msgpack.packb(bytes(MAX_MESSAGE_BYTES))),
+    "claims a huge array": b"\xdd\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("what", NOT_CANONICAL)
+def test_other_encodings_are_refused(what: str) -> None:
+    assert NOT_CANONICAL[what] != ENCODED
+    with pytest.raises(EncodingError):
+        Message.decode(NOT_CANONICAL[what])
+
+
+def test_moves_check_their_fields() -> None:
+    makers: list[Any] = [
+        lambda: Descend(nodes=(bytes(31),)),
+        lambda: Select(nodes=(), index=-1),
+        lambda: OpenChunk(chunk=bytes(1025)),
+        lambda: OpenTensor(instruction=bytes(4097), siblings=(), chunk_root=bytes(32)),
+        lambda: OpenSteps(steps_root=bytes(32), siblings=(bytes(32),) * 65),
+        lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk=0, data=b"", siblings=()),) * 33),
+        lambda: TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),
+    ]
+    for make in makers:
+        with pytest.raises(EncodingError):
+            make()
+
+
+def test_the_largest_proof_fits() -> None:
+    siblings = (bytes(32),) * 40
+    tensor = TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
+    chunk = ChunkOpening(tensor=0, chunk=0, data=bytes(1024), siblings=siblings)
+    proof = Prove(
+        instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8
+    )
+    wire = seal(message(proof), DOMAIN, CHALLENGER)
+    assert len(wire) < MAX_MESSAGE_BYTES // 2
+    assert Message.decode(open_wire(wire)[0]).move == proof
+
+
+def test_a_transcript_takes_the_right_messages() -> None:
+    log = transcript()
+    wires = [seal(log.next_message(FIRST), DOMAIN, TRAINER)]
+    assert log.append(wires[0]) == FIRST
+    wires.append(seal(log.next_message(SECOND), DOMAIN, CHALLENGER))
+    assert log.append(wires[1]) == SECOND
+    assert (log.messages, log.size, log.wires) == (2, sum(map(len, wires)), tuple(wires))
+
+
+def refused(log: Transcript, wire: bytes, error: type[Exception], match: str) -> None:
+    before = log.wires
+    with pytest.raises(error, match=match):
+        log.append(wire)
+    assert log.wires == before
+
+
+def test_a_transcript_refuses_everything_else() -> None:
+    log = transcript()
+    first = seal(message(), DOMAIN, TRAINER)
+    refused(log, seal(message(), DOMAIN, CHALLENGER), SignatureError, "expected a signature by")
+    refused(log, seal(message(SECOND), DOMAIN, TRAINER), SignatureError, "expected a signature by")
+    refused(log, seal(message(sequence=1), DOMAIN, TRAINER), VerificationError, "sequence: expected 0, got 1")
+    refused(log, seal(message(job_id=GAME_ID), DOMAIN, TRAINER), VerificationError, "job: expected")
+    refused(log, seal(message(game_id=JOB_ID), DOMAIN, TRAINER), VerificationError, "game: expected")
+    refused(log, seal(message(previous=JOB_ID), DOMAIN, TRAINER), VerificationError, "message answered: expected")
+    refused(log, first[:-1], EncodingError, "expected one msgpack value")
+    log.append(first)
+    refused(log, first, VerificationError, "message answered")  # replayed
+    answer = message(SECOND, sequence=0, previous=message().hash)
+    refused(log, seal(answer, DOMAIN, CHALLENGER), VerificationError, "sequence: expected 1, got 0")
+    refused(log, seal(log.next_message(SECOND), DOMAIN, CLIENT), SignatureError, "expected a signature by")
+    encoded, signature = open_wire(seal(log.next_message(SECOND), DOMAIN, CHALLENGER))
+    for wire in ([encoded, signature[:64]], [encoded, signature, 0], [encoded], [[], signature]):
+        refused(log, pack(wire), EncodingError, "expected")
+    log.append(pack([encoded, signature]))
+    assert log.messages == 2

@@ -1,0 +1,139 @@
+"""Whole games as signed messages, and what is told about them."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocol import match
+from protocol.errors import IllegalMove, SignatureError, StateError, VerificationError
+from protocol.game import GameState, Reason
+from protocol.job import SignedHead
+from protocol.match import Match, Seat
+from protocol.merkle import Tree, verify
+from protocol.moves import Descend, Move, Select, Side
+from protocol.player import Challenger, Defender, Path, describe
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, Liar, Run, duel, lie, make_job, program
+
+JOB = make_job()
+HONEST = Run(JOB)
+ARGMAX, SUB = 16, 24
+
+
+def played(run: Run, against: Run, **options: object) -> Match:
+    return match.play(
+        JOB,
+        run.head(),
+        DOMAIN,
+        defender=Seat(party=Defender(run), key=TRAINER),
+        challenger=Seat(party=Challenger(against), key=CHALLENGER),
+        clock=lambda: 5,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_a_game_by_messages_ends_like_one_without() -> None:
+    liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
+    seen: list[tuple[GameState, Move]] = []
+    done = played(liar, HONEST, on_move=lambda *x: seen.append(x))
+    plain = duel(liar, Defender(liar), Challenger(HONEST))
+    assert replace(done.state, last=0) == plain
+    assert seen[-1][0] == done.state
+    statistics = done.statistics
+    assert statistics.messages == done.transcript.messages == len(seen) == plain.moves
+    assert statistics.bytes == done.transcript.size == sum(statistics.by_kind.values())
+    assert statistics.rounds == sum(move.KIND.mover is Side.CHALLENGER for _, move in seen)
+    assert set(statistics.by_kind) == {move.KIND.name.lower() for _, move in seen}
+
+
+def test_a_transcript_replays_to_the_same_verdict() -> None:
+    liar = Liar(JOB, 3, 3)
+    done = played(liar, HONEST)
+    instants = [5] * (done.transcript.messages + 1)
+    assert match.replay(JOB, liar.head(), done.transcript, instants) == done.state
+    with pytest.raises(IllegalMove, match="expected a move within"):
+        match.replay(JOB, liar.head(), done.transcript, [5 + 101 * k for k in range(len(instants))])
+
+
+def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
+    head = SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT)
+    seats = {
+        "defender": Seat(party=Defender(HONEST), key=TRAINER),
+        "challenger": Seat(party=Challenger(HONEST), key=CHALLENGER),
+    }
+    with pytest.raises(SignatureError):
+        match.play(JOB, head, DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
+    with pytest.raises(VerificationError, match="expected job"):
+        match.play(replace(JOB, nonce=1), HONEST.head(), DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
+    seats["defender"] = Seat(party=Defender(HONEST), key=CLIENT)
+    with pytest.raises(SignatureError, match="expected a signature by"):
+        match.play(JOB, HONEST.head(), DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
+
+
+def test_a_challenge_without_ground_loses() -> None:
+    verdict = played(HONEST, HONEST).state.verdict
+    assert verdict is not None
+    assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.RECOMPUTED)
+    assert verdict.committed == verdict.correct
+
+
+def test_an_element_is_described_in_hex() -> None:
+    liar = Liar(JOB, 3, SUB, 299)
+    told = describe(duel(liar, Defender(liar), Challenger(HONEST)), program(), HONEST)
+    data = {run: run.tensor(3, SUB)[4 * 299 : 4 * 300][::-1].hex() for run in (liar, HONEST)}
+    assert (told.winner, told.reason, told.level) == ("challenger", "recomputed", "chunks")
+    assert (told.checkpoint, told.step, told.leaf, told.instruction) == (1, 3, SUB, "map sub")
+    assert (told.element, told.coordinates, told.term_leaf) == (299, (19, 14), None)
+    assert (told.committed, told.correct) == (data[liar], data[HONEST])
+    assert int(told.committed, 16) ^ int(told.correct, 16) == 1
+
+
+def test_a_partial_sum_is_described_with_the_true_element() -> None:
+    liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
+    state = duel(liar, Defender(liar), Challenger(HONEST))
+    told = describe(state, program(), HONEST)
+    assert (told.level, told.instruction, told.element, told.term_leaf) == ("terms", "reduce argmax", 3, 2)
+    assert int(told.committed, 16) ^ int(told.correct, 16) == 1
+    assert describe(state, program()).correct == ""
+
+
+def test_commits_padding_and_unfinished_games_are_described() -> None:
+    commit = program().leaf_of_commit(0)
+    liar = Liar(JOB, 2, commit)
+    told = describe(duel(liar, Defender(liar), Challenger(HONEST)), program())
+    assert (told.leaf, told.instruction, told.element) == (commit, "commit", None)
+    assert (told.committed, told.correct) == (
+        liar.value_tree(2).node(0, commit).hex(),
+        HONEST.value_tree(2).node(0, commit).hex(),
+    )
+
+    class Rightmost(Challenger):
+        def move(self, state: GameState, answered: Move | None) -> Move:
+            move = super().move(state, answered)
+            return replace(move, index=len(move.nodes) - 1) if isinstance(move, Select) else move
+
+    told = describe(duel(HONEST, Defender(HONEST), Rightmost(HONEST)), program())
+    assert (told.winner, told.reason, told.level, told.leaf) == ("defender", "padding", "run", None)
+    state = duel(HONEST, Defender(HONEST), Challenger(HONEST))
+    with pytest.raises(StateError, match="with a verdict"):
+        describe(replace(state, verdict=None), program())
+
+
+def test_players_refuse_the_other_side_s_turn() -> None:
+    states: list[GameState] = []
+    liar = Run(JOB, lie(4, SUB), 4)
+    duel(liar, Defender(liar), Challenger(HONEST), on_move=lambda before, *_: states.append(before))
+    for state in states:
+        party = Challenger(HONEST) if state.mover is Side.DEFENDER else Defender(HONEST)
+        with pytest.raises(StateError, match="expected a phase in which the"):
+            party.move(state, None)
+
+
+def test_a_path_knows_what_was_revealed_and_what_lies_between() -> None:
+    theirs = Tree([bytes([k]) * 32 for k in range(16)])
+    own = Tree([bytes([k if k < 11 else 99]) * 32 for k in range(16)])
+    path = Path()
+    for height, position, levels in ((4, 0, 2), (2, 2, 2)):
+        path.add(height, position, tuple(theirs.below(height, position, levels)))
+    for leaf in range(11):
+        verify(theirs.root, 4, leaf, theirs.node(0, leaf), path.proof(own, leaf, 4))
+    assert Descend(nodes=tuple(theirs.below(4, 0, 2))).nodes[2] == theirs.node(2, 2)
