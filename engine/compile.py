@@ -18,6 +18,9 @@ MODEL = "model."
 OPTIMIZER = "optimizer."
 """Prefix of the optimizer's entries in the state."""
 
+TELEMETRY = "telemetry.loss"
+"""State entry that holds the losses of the steps since the last checkpoint: it makes every one of them binding."""
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -48,9 +51,11 @@ def compile_task(task: Task) -> Compiled:
     updated = update(b, task.optimizer, rate, parameters, gradients)
     new = {MODEL + name: ref for name, ref in {**refs, **updated.parameters, **step.buffers}.items()}
     new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
+    new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
     program = b.finish(new, step.loss)
     state = {MODEL + name: t for name, t in initial.items()}
     state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
+    state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
     data |= step.constants
     return Compiled(program, state, {name: data[name].contiguous() for name in program.data_spec()})
 
@@ -66,6 +71,17 @@ def _examples(b: Builder, batch: Batch, count: int) -> Ref:
     size, n = b.const(batch.size, DType.I64), b.const(count, DType.I64)
     draw_B = b.add(b.mul(b.step(), size), b.iota((batch.size,), (1,)))
     return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
+
+
+def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
+    """The ring of the last `interval` losses with this step's at position step mod interval.
+
+    A head commits the state of a checkpoint only; with this entry in it, the losses between two checkpoints too.
+    """
+    held = b.state(TELEMETRY, DType.F32, (interval,))
+    b.origin = "telemetry"
+    place = b.map(MapFunction.MOD, b.step(), b.const(interval, DType.I64))
+    return b.where(b.compare(MapFunction.EQ, b.iota((interval,), (1,)), place), loss, held)
 
 
 def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref]:

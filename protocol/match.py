@@ -1,6 +1,6 @@
 """A whole game between two parties in one process, as the signed messages that would travel between them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protocol import game
@@ -30,6 +30,49 @@ class Match:
     statistics: Statistics
 
 
+Courier = Callable[[Side, Move], tuple[Move, int]]
+"""Takes a side's move to the other side: what arrives, and how many bytes travelled."""
+
+
+def by_hand(_side: Side, move: Move) -> tuple[Move, int]:
+    """For parties that trust the process they share: nothing is signed, nothing travels."""
+    return move, 0
+
+
+def signed_courier(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Courier:
+    """Moves travel as signed messages; what arrives is what the transcript accepted."""
+
+    def carry(side: Side, move: Move) -> tuple[Move, int]:
+        wire = seal(transcript.next_message(move), transcript.domain, signers[side])
+        return transcript.append(wire), len(wire)
+
+    return carry
+
+
+def contest(
+    start: GameState,
+    *,
+    defender: Party,
+    challenger: Party,
+    clock: Clock,
+    courier: Courier = by_hand,
+    on_move: Callable[[GameState, Move, int], None] | None = None,
+) -> GameState:
+    """Play a started game to its verdict; `on_move` sees each new state, the move to it and the bytes it took.
+
+    Raises `IllegalMove` if a party makes an illegal move (a party's own bug, or a cheat: on a network the move would be
+    refused and its clock would run on).
+    """
+    parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
+    state, answered = start, None
+    while not state.is_over:
+        answered, size = courier(state.mover, parties[state.mover].move(state, answered))
+        state = game.apply(state, answered, clock())
+        if on_move is not None:
+            on_move(state, answered, size)
+    return state
+
+
 def play(
     job: Job,
     head: SignedHead,
@@ -41,14 +84,12 @@ def play(
     clock: Clock,
     on_move: Callable[[GameState, Move], None] | None = None,
 ) -> Match:
-    """Play to the verdict. `clock` gives the instant of each move; `on_move` sees each new state and the move to it.
+    """Play to the verdict as signed messages. `clock` gives the instant of each move; for `on_move` see `contest`.
 
     Raises `VerificationError` if the head is not the job's or not signed by its trainer, or if the defender's key is
-    not the trainer's; `IllegalMove` if a party makes an illegal move (a party's own bug, or a cheat: on a network the
-    move would be refused and its clock would run on).
+    not the trainer's; `IllegalMove` as `contest` does.
     """
     head.verify(job, domain)
-    seats = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
     transcript = Transcript(
         job_id=job.id,
         game_id=game_id(head.head, domain, challenger.key.address, nonce),
@@ -57,15 +98,20 @@ def play(
         challenger=challenger.key.address,
     )
     statistics = Statistics()
-    state, answered = game.start(job, head.head, clock()), None
-    while not state.is_over:
-        seat = seats[state.mover]
-        wire = seal(transcript.next_message(seat.party.move(state, answered)), domain, seat.key)
-        answered = transcript.append(wire)
-        state = game.apply(state, answered, clock())
-        statistics.count(answered, len(wire))
+
+    def count(state: GameState, move: Move, size: int) -> None:
+        statistics.count(move, size)
         if on_move is not None:
-            on_move(state, answered)
+            on_move(state, move)
+
+    state = contest(
+        game.start(job, head.head, clock()),
+        defender=defender.party,
+        challenger=challenger.party,
+        clock=clock,
+        courier=signed_courier(transcript, {Side.DEFENDER: defender.key, Side.CHALLENGER: challenger.key}),
+        on_move=count,
+    )
     return Match(state=state, transcript=transcript, statistics=statistics)
 
 

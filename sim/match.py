@@ -1,6 +1,5 @@
 """A whole game between two parties: off the chain as signed messages, then move by move on it, and what both cost."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol import game
@@ -8,9 +7,10 @@ from protocol.chain import GameRecord, Outcome
 from protocol.errors import StateError
 from protocol.game import GameState, Level
 from protocol.job import SignedHead, SignedJob, game_id
-from protocol.messages import Transcript, seal
+from protocol.match import Courier, by_hand, contest, signed_courier
+from protocol.messages import Transcript
 from protocol.moves import Move, Select, Side
-from protocol.player import Challenger, Defender, Oracle, Party
+from protocol.player import Challenger, Defender, Oracle
 from sim.market import Market
 
 
@@ -52,10 +52,9 @@ class ChainVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A finished game. `before_last` is the state in which the last move was made: where the game ended."""
+    """A finished game."""
 
     final: GameState
-    before_last: GameState
     moves: tuple[Played, ...]
     selections: tuple[Selection, ...]
     chain: ChainVerdict | None = None
@@ -67,32 +66,17 @@ class Match:
         return self.final.verdict.winner.other
 
 
-Courier = Callable[[Side, Move], tuple[Move, int]]
-"""Takes a side's move to the other; what arrives, and how many bytes travelled."""
-
-
-def by_hand(_side: Side, move: Move) -> tuple[Move, int]:
-    """For parties that trust the process they share: nothing is signed, nothing travels."""
-    return move, 0
-
-
 def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
-    """Moves travel as signed messages; what arrives is what the receiver's transcript accepts."""
-    domain, keys = agreement.domain, market.parties
+    """Carries moves as messages signed by the market's trainer and challenger."""
+    keys = market.parties
     transcript = Transcript(
         job_id=agreement.job.id,
-        game_id=game_id(head.head, domain, keys.challenger.address, nonce),
-        domain=domain,
-        defender=keys.trainer.address,
+        game_id=game_id(head.head, agreement.domain, keys.challenger.address, nonce),
+        domain=agreement.domain,
+        defender=agreement.job.trainer,
         challenger=keys.challenger.address,
     )
-    signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
-
-    def carry(side: Side, move: Move) -> tuple[Move, int]:
-        wire = seal(transcript.next_message(move), domain, signers[side])
-        return transcript.append(wire), len(wire)
-
-    return carry
+    return signed_courier(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
 
 
 def play(
@@ -100,19 +84,26 @@ def play(
 ) -> Match:
     """Plays a game to its end, refereed in Python; every move takes a second of its maker's clock."""
     head.verify(agreement.job, agreement.domain)
-    players: dict[Side, Party] = {Side.DEFENDER: Defender(defender), Side.CHALLENGER: Challenger(challenger)}
-    arrived: Move | None = None
-    state = before = game.start(agreement.job, head.head, 0)
+    start = game.start(agreement.job, head.head, 0)
+    states: list[GameState] = [start]
     moves: list[Played] = []
     selections: list[Selection] = []
-    while not state.is_over:
-        side = state.mover
-        move, size = courier(side, players[side].move(state, arrived))
-        before, state, arrived = state, game.apply(state, move, len(moves)), move
-        moves.append(Played(move=move, by=side, bytes=size))
+
+    def on_move(state: GameState, move: Move, size: int) -> None:
+        moves.append(Played(move=move, by=move.KIND.mover, bytes=size))
         if isinstance(move, Select):
-            selections.append(_selection(before, move))
-    return Match(final=state, before_last=before, moves=tuple(moves), selections=tuple(selections))
+            selections.append(_selection(states[-1], move))
+        states.append(state)
+
+    contest(
+        start,
+        defender=Defender(defender),
+        challenger=Challenger(challenger),
+        clock=lambda: len(moves) + 1,
+        courier=courier,
+        on_move=on_move,
+    )
+    return Match(final=states[-1], moves=tuple(moves), selections=tuple(selections))
 
 
 def _selection(before: GameState, move: Select) -> Selection:
@@ -145,7 +136,6 @@ def replay_on_chain(market: Market, agreement: SignedJob, head: SignedHead, matc
     )
     return Match(
         final=match.final,
-        before_last=match.before_last,
         moves=tuple(played),
         selections=match.selections,
         chain=verdict,
