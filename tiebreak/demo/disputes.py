@@ -1,20 +1,13 @@
 """Part 4 of the demo: cheating trainers and a false challenge, each fought out on and off the chain."""
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
-from engine.auditing import compare
-from engine.evidence import Evidence
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.errors import StateError
 from protocol.game import GameState, Level
-from protocol.job import SignedHead, SignedJob
 from protocol.moves import Side
-from protocol.player import Oracle, describe
+from protocol.player import describe
+from sim import scenario
 from sim.adversaries import (
     Cheat,
     changed_learning_rate,
@@ -23,28 +16,17 @@ from sim.adversaries import (
     low_precision_sum,
     poisoned_label,
 )
-from sim.forgery import ForgedEvidence
-from sim.market import Market, another, fork
-from sim.match import Match, Selection, play, replay_on_chain, signed_messages
+from sim.market import another
+from sim.match import Selection
+from sim.scenario import Arena, Fought
 from tiebreak.demo.training import Trained
 from tiebreak.results import DisputeResult, Loser, Move, WalkStep
 
 
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """What every dispute about one job shares: the honest run, the auditor's replay of it, the market."""
-
-    market: Market
-    trained: Trained
-    replay: RunDirectory
-    folder: Path
-
-
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
     """The cheats of the image job: (what was tampered with, the cheat)."""
-    program, steps = arena.trained.compiled.program, arena.trained.task.steps
-    last = arena.trained.run.job
-    checkpoint = last.last_step(last.checkpoints - 2)
+    program, job = arena.run.program, arena.run.job
+    steps, checkpoint = job.steps, job.last_step(job.checkpoints - 2)
     weight = next(name for name in program.state_spec() if name.endswith("head.weight"))
     matrix = next(n for n in long_sums(program, 64) if program.body[n].numel > 64)
     return [
@@ -64,72 +46,44 @@ def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
     ]
 
 
-def fight(arena: Arena, number: int, tampered: str, cheat: Cheat, console: Console) -> DisputeResult:
+def fight(arena: Arena, trained: Trained, number: int, tampered: str, cheat: Cheat, console: Console) -> DisputeResult:
     """A trainer cheats; the auditor, whose replay is honest, challenges its last head."""
     started = time.perf_counter()
-    market, honest = arena.market, arena.trained
-    agreement = market.sign(another(honest.agreement.job))
-    market.open(agreement)
-    job = agreement.job
-    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
-    cheating = fork(honest.run, arena.folder / f"cheat-{number}", agreement, upto=before)
-    worker = Worker(cheating, honest.interpreter, key=market.parties.trainer, tamper=cheat.tamper)
-    worker.work()
-    head = cheating.heads()[-1]
-    market.post(head)
-    own = fork(arena.replay, arena.folder / f"audit-{number}", agreement, upto=job.steps)
-    if compare(own, head).agrees:
-        raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
-    defender = ForgedEvidence(cheating, honest.interpreter, cheat)
-    challenger = Evidence(own, honest.interpreter)
-    match = _play(market, agreement, head, defender, challenger)
-    seconds = time.perf_counter() - started
-    result = _result(arena, cheat.name, tampered, match, challenger, honest_trainer=False, seconds=seconds)
-    _tell(console, result)
-    return result
+    fought = scenario.fight(arena, cheat, another(arena.run.job), str(number))
+    return _tell(console, _result(trained, cheat.name, tampered, fought, started, honest_trainer=False))
 
 
-def false_challenge(arena: Arena, console: Console) -> DisputeResult:
+def false_challenge(arena: Arena, trained: Trained, console: Console) -> DisputeResult:
     """A challenger with a wrong replay attacks the honest trainer, and pays for it."""
     started = time.perf_counter()
-    market, honest = arena.market, arena.trained
-    cheat = poisoned_label(honest.compiled.program, labels="labels", step=honest.task.steps - 5, element=7, classes=10)
-    before = honest.run.job.first_step(honest.run.job.checkpoint_of(cheat.step)) - 1
-    wrong = fork(honest.run, arena.folder / "false-challenger", honest.agreement, upto=before)
-    Worker(wrong, honest.interpreter, tamper=cheat.tamper).work()
-    defender = Evidence(honest.run, honest.interpreter)
-    challenger = Evidence(wrong, honest.interpreter, cheat.tamper)
-    match = _play(market, honest.agreement, honest.head, defender, challenger)
-    tampered, seconds = "nothing: the trainer is honest", time.perf_counter() - started
-    result = _result(arena, "false challenge", tampered, match, defender, honest_trainer=True, seconds=seconds)
-    _tell(console, result)
-    return result
+    steps = arena.run.job.steps
+    mistake = poisoned_label(arena.run.program, labels="labels", step=steps - 5, element=7, classes=10)
+    fought = scenario.challenge_falsely(arena, mistake, "challenger")
+    tampered = "nothing: the trainer is honest"
+    return _tell(console, _result(trained, "false challenge", tampered, fought, started, honest_trainer=True))
 
 
-def _play(market: Market, agreement: SignedJob, head: SignedHead, defender: Oracle, challenger: Oracle) -> Match:
-    match = play(agreement, head, defender, challenger, signed_messages(market, agreement, head))
-    return replay_on_chain(market, agreement, head, match)
-
-
-def _tell(console: Console, result: DisputeResult) -> None:
+def _tell(console: Console, result: DisputeResult) -> DisputeResult:
     console.print(
         f"{result.title}: {result.messages} messages, {result.bytes:,} bytes, {result.gas or 0:,} gas; ended at "
         f"step {result.step}, instruction {result.instruction} ({result.operation}), element {result.element}; "
         f"{result.python} loses (referee), {result.contract} loses (contract)",
         highlight=False,
     )
+    return result
 
 
 def _result(
-    arena: Arena, title: str, tampered: str, match: Match, truth: Oracle, *, honest_trainer: bool, seconds: float
+    trained: Trained, title: str, tampered: str, fought: Fought, started: float, *, honest_trainer: bool
 ) -> DisputeResult:
-    assert match.chain is not None  # `_play` plays on the chain too
-    ended = describe(match.final, arena.trained.compiled.program, truth)
+    match = fought.match
+    assert match.chain is not None  # scenarios play on the chain too
+    ended = describe(match.final, trained.compiled.program, fought.truth)
     return DisputeResult(
         title=title,
         tampered=tampered,
         honest_trainer=honest_trainer,
-        job=arena.trained.task.name,
+        job=trained.task.name,
         step=ended.step,
         instruction=ended.leaf,
         operation=ended.instruction or "",
@@ -141,7 +95,7 @@ def _result(
         contract=_loser(match.chain.loser),
         trainer_delta=match.chain.trainer_gain,
         challenger_delta=match.chain.challenger_gain,
-        seconds=seconds,
+        seconds=time.perf_counter() - started,
         moves=tuple(
             Move(kind=m.move.KIND.name.lower(), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves
         ),

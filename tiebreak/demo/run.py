@@ -9,6 +9,7 @@ from rich.console import Console
 from engine.agreement import Terms
 from protocol.errors import ConfigurationError
 from sim.market import Market
+from sim.scenario import Arena
 from tiebreak import report
 from tiebreak.console import heading, show_result
 from tiebreak.demo import disputes, training
@@ -52,12 +53,12 @@ def run_demo(output: Path, console: Console) -> DemoResult:
             highlight=False,
         )
     heading(console, 4, "Cheat: every lie is walked down to one number, on the chain too")
-    arena = disputes.Arena(market, digits, replay, output / "runs")
+    arena = Arena(market, digits.run, replay, digits.interpreter, output / "runs")
     fought = [
-        disputes.fight(arena, number, tampered, cheat, console)
+        disputes.fight(arena, digits, number, tampered, cheat, console)
         for number, (tampered, cheat) in enumerate(disputes.digits_cheats(arena), start=1)
     ]
-    fought.append(disputes.false_challenge(arena, console))
+    fought.append(disputes.false_challenge(arena, digits, console))
     heading(console, 5, "Show")
     result = DemoResult(
         environment=describe(),

@@ -1,0 +1,96 @@
+"""What a dispute costs: a sum in TF32 in the image job, walked down to four terms, for r = 1 ... 5 levels a move.
+
+Gas is a transaction's whole gas on the embedded chain: base cost, calldata (EIP-7623), execution.
+"""
+
+import statistics
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.table import Row, publish
+from engine.agreement import Terms, draft_job
+from engine.arithmetic import Arithmetic
+from engine.compile import compile_task
+from engine.interpreter import Interpreter
+from engine.storage import RunDirectory
+from engine.training import Worker
+from sim.adversaries import flipped_weight_bit, long_sums, low_precision_sum
+from sim.market import Market, another, fork
+from sim.match import Match
+from sim.scenario import Arena, fight
+from tiebreak.tasks.loader import load_task
+
+MOVE_TARGET, MATCH_TARGET = "65-90k (Cartesi PRT)", "9.5M (Cartesi PRT, 92 rounds)"
+
+
+def arena(folder: Path) -> Arena:
+    """An honest run of the image job on a market of its own."""
+    task = load_task("digits")
+    compiled = compile_task(task)
+    market = Market()
+    keys = market.parties
+    job = draft_job(
+        compiled,
+        steps=task.steps,
+        checkpoint_interval=task.checkpoint_interval,
+        client=keys.client.address,
+        trainer=keys.trainer.address,
+        terms=Terms(),
+    )
+    agreement = market.sign(job)
+    interpreter = Interpreter(compiled.program, Arithmetic())
+    run = RunDirectory.create(folder / "honest", agreement, compiled.program, compiled.state, compiled.data)
+    Worker(run, interpreter, key=keys.trainer).work()
+    return Arena(market, run, fork(run, folder / "replay", agreement, upto=job.steps), interpreter, folder)
+
+
+def main() -> None:
+    """Play one dispute for each r, and one that ends at a commit."""
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        place = arena(Path(name))
+        program, job = place.run.program, place.run.job
+        leaf = next(n for n in long_sums(program, 64) if program.body[n].numel > 64)
+        cheat = low_precision_sum(step=job.steps - 3, leaf=leaf, element=17)
+        for levels in range(1, 6):
+            Console().print(f"playing r = {levels}")
+            fought = fight(place, cheat, replace(another(job), descent_levels=levels), f"r{levels}")
+            rows += match_rows(f"sum, r = {levels}", fought.match)
+            again = fought.replayed_steps
+            rows.append(Row(metric="steps executed again", case=f"sum, r = {levels}", value=again, unit="steps"))
+        weight = next(n for n in program.state_spec() if n.endswith("head.weight"))
+        flip = flipped_weight_bit(program, state=weight, step=job.last_step(2), element=0)
+        fought = fight(place, flip, another(job), "commit")
+        rows += match_rows("weight bit, r = 1", fought.match)
+    publish("dispute", rows, "one cheat walked down to one leaf; 72 steps, checkpoints every 12")
+
+
+def match_rows(case: str, match: Match) -> list[Row]:
+    """Gas by kind of move (median), and totals."""
+    assert match.chain is not None  # scenarios play on the chain
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for played in match.moves:
+        by_kind[played.move.KIND.name.lower()].append(played.gas or 0)
+    rows = [
+        Row(metric=f"gas: {kind}", case=case, value=statistics.median(gas), unit="gas", target=MOVE_TARGET)
+        for kind, gas in by_kind.items()
+    ]
+    start = match.chain.start_gas
+    total = start + sum(sum(gas) for gas in by_kind.values())
+    rows += [
+        Row(metric="gas: challenge", case=case, value=start, unit="gas"),
+        Row(metric="gas in all", case=case, value=total, unit="gas", target=MATCH_TARGET),
+        Row(metric="transactions", case=case, value=1 + sum(map(len, by_kind.values())), unit=""),
+        Row(metric="bytes of messages", case=case, value=sum(p.bytes for p in match.moves), unit="bytes"),
+    ]
+    return rows
+
+
+if __name__ == "__main__":
+    main()

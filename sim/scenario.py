@@ -1,0 +1,77 @@
+"""Stories that start from an honest run: a trainer who cheats and is challenged, a challenge without ground."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.auditing import compare
+from engine.evidence import Evidence
+from engine.interpreter import Interpreter
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.errors import StateError
+from protocol.job import Job, SignedHead, SignedJob
+from sim.adversaries import Cheat
+from sim.forgery import ForgedEvidence
+from sim.market import Market, fork
+from sim.match import Match, play, replay_on_chain, signed_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What disputes about one computation share: the market, the honest run, the auditor's replay, an interpreter."""
+
+    market: Market
+    run: RunDirectory
+    replay: RunDirectory
+    interpreter: Interpreter
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fought:
+    """A finished dispute, with the evidence of the side that told the truth."""
+
+    match: Match
+    truth: Evidence
+    replayed_steps: int
+    """Steps that the challenger executed again for the dispute."""
+
+
+def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
+    """A trainer takes `job` (the honest run's, under another id), cheats once, and its last head is challenged.
+
+    Both use what is already computed: the cheat is honest up to the checkpoint before its lie, the auditor has replayed
+    the same computation. Raises `StateError` if the cheat changed nothing that is committed.
+    """
+    market = arena.market
+    agreement = market.sign(job)
+    market.open(agreement)
+    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
+    cheating = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
+    Worker(cheating, arena.interpreter, key=market.parties.trainer, tamper=cheat.tamper).work()
+    head = cheating.heads()[-1]
+    market.post(head)
+    own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
+    if compare(own, head).agrees:
+        raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
+    defender = ForgedEvidence(cheating, arena.interpreter, cheat)
+    challenger = Evidence(own, arena.interpreter)
+    match = _play(market, agreement, head, defender, challenger)
+    return Fought(match, challenger, challenger.replayed_steps)
+
+
+def challenge_falsely(arena: Arena, mistake: Cheat, name: str) -> Fought:
+    """A challenger whose replay has a mistake in it attacks the honest trainer's last head."""
+    job = arena.run.job
+    before = job.first_step(job.checkpoint_of(mistake.step)) - 1
+    wrong = fork(arena.run, arena.folder / f"wrong-{name}", arena.run.agreement, upto=before)
+    Worker(wrong, arena.interpreter, tamper=mistake.tamper).work()
+    defender = Evidence(arena.run, arena.interpreter)
+    challenger = Evidence(wrong, arena.interpreter, mistake.tamper)
+    match = _play(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger)
+    return Fought(match, defender, challenger.replayed_steps)
+
+
+def _play(market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence) -> Match:
+    match = play(agreement, head, defender, challenger, signed_messages(market, agreement, head))
+    return replay_on_chain(market, agreement, head, match)
