@@ -25,7 +25,8 @@ from sim.match import Match
 from sim.scenario import Arena, fight
 from tiebreak.tasks.loader import load_task
 
-MOVE_TARGET, MATCH_TARGET = "65-90k (Cartesi PRT)", "9.5M (Cartesi PRT, 92 rounds)"
+MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"
+MATCH_TARGET = "9.5M (Cartesi PRT, 92 rounds)"
 
 
 def arena(folder: Path) -> Arena:
@@ -78,7 +79,13 @@ def match_rows(case: str, match: Match) -> list[Row]:
     for played in match.moves:
         by_kind[played.move.KIND.name.lower()].append(played.gas or 0)
     rows = [
-        Row(metric=f"gas: {kind}", case=case, value=statistics.median(gas), unit="gas", target=MOVE_TARGET)
+        Row(
+            metric=f"gas: {kind}",
+            case=case,
+            value=statistics.median(gas),
+            unit="gas",
+            target=LEAF_TARGET if kind == "prove" else MOVE_TARGET,
+        )
         for kind, gas in by_kind.items()
     ]
     start = match.chain.start_gas
