@@ -7,6 +7,7 @@ from pathlib import Path
 from engine.agreement import sign_job
 from engine.storage import RunDirectory
 from protocol.chain import EmbeddedChain
+from protocol.errors import ConfigurationError
 from protocol.job import Job, SignedHead, SignedJob
 from protocol.keys import PrivateKey
 
@@ -66,8 +67,14 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
     """A run of another job over the same computation that starts with the checkpoints of `source` up to step `upto`.
 
     An honest run is a constant of program, state and data: whoever has computed it once need not do so again, be it an
-    auditor of several jobs or a cheat that is honest until it pays not to be.
+    auditor of several jobs or a cheat that is honest until it pays not to be. Raises `ConfigurationError` for a job
+    with other checkpoints, `VerificationError` for one of another program, state or data.
     """
+    if (source.job.steps, source.job.checkpoint_interval) != (agreement.job.steps, agreement.job.checkpoint_interval):
+        raise ConfigurationError(
+            f"expected a job of {source.job.steps} steps with a checkpoint every {source.job.checkpoint_interval}, got "
+            f"{agreement.job.steps} and {agreement.job.checkpoint_interval}"
+        )
     run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
     for record in source.records():
         if record.step <= upto:
