@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from engine.arithmetic.few import Floats, Integers
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import View
 from engine.arithmetic.ziv import ExactSum, coefficient, decide, settle
@@ -91,6 +92,10 @@ class _Reader:
         place = torch.where(inside, self.first[key][:, None] + position, 0)
         found = self.rows[place, (elements - key * width)[:, None]].to(torch.float64)
         return torch.where(inside, found, 0.0)
+
+    def whole(self, elements: Integers) -> Floats:
+        found: Floats = self.read(torch.from_numpy(elements), 0, self.terms).numpy()
+        return found
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import ceil, prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.arithmetic.few import Floats, Integers
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
 from engine.arithmetic.ziv import ExactSum, coefficient, decide, decide_outer, settle
@@ -120,6 +122,22 @@ class Part:
         return _size(self.reduction)
 
     @cached_property
+    def places(self) -> tuple[Integers, ...]:
+        """For each operand where the terms of an element stand after its first one; only for short sums."""
+        found = []
+        for o in range(len(self.starts)):
+            place = np.zeros((), dtype=np.int64)
+            for d in self.reduction:
+                place = place[..., None] + np.arange(d.size) * d.strides[o]
+            found.append(place.reshape(-1))
+        return tuple(found)
+
+    def coordinates(self, elements: Integers) -> list[Integers]:
+        """Coordinates along (batch, m, n) of row-major element numbers."""
+        sizes = [d.size for d in self.groups.result]
+        return list(np.unravel_index(elements, sizes)) if sizes else []
+
+    @cached_property
     def slabs(self) -> tuple[tuple[Load, ...], ...]:
         """For each slab how the operands are loaded."""
         k = self.groups.k
@@ -170,6 +188,19 @@ class _Reader:
             strides = [d.strides[o] for d in summed]
             rows = read_rows(base, starts, [d.size for d in summed], strides, begin, end).to(torch.float64)
             found = rows if found is None else found * rows
+        assert found is not None  # a sum has an operand
+        return found
+
+    def whole(self, elements: Integers) -> Floats:
+        coordinates = self.part.coordinates(elements)
+        found: Floats | None = None
+        with np.errstate(invalid="ignore"):
+            for o, base in enumerate(self.operands):
+                places = np.full(elements.shape, self.part.starts[o])
+                for d, coordinate in zip(self.part.groups.result, coordinates, strict=True):
+                    places += coordinate * d.strides[o]
+                rows = base.view(-1).numpy()[places[:, None] + self.part.places[o]].astype(np.float64)
+                found = rows if found is None else np.multiply(found, rows, out=rows)
         assert found is not None  # a sum has an operand
         return found
 

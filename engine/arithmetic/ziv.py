@@ -25,14 +25,19 @@ zero, which makes the result exact, ties included. H1 + H2 + L is then s + t, |t
 rounded once to FP64 *to odd* before FP32, so that no second rounding to nearest sees a false tie.
 
 **Exact.** What is still undecided is summed in Python integers.
+
+**Few.** On a CPU these are dozens of calls for what is mostly a handful of elements; those take a shorter way, exact as
+well (`engine.arithmetic.few`).
 """
 
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.arithmetic.few import FEW_TERMS, Floats, Integers, add_few
 from engine.arithmetic.stats import Counts
 from protocol.float32 import plus_zero, round_f32
 
@@ -65,6 +70,9 @@ class TermReader(Protocol):
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         """Terms begin ... end-1 of some elements (i64 numbers, U of them), exact: FP64 (U, end - begin)."""
+
+    def whole(self, elements: Integers) -> Floats:
+        """All terms of some elements, on a CPU: (U, K)."""
 
 
 def decide(c: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,6 +169,23 @@ def doubled(reader: TermReader, elements: Tensor) -> tuple[Tensor, Tensor]:
     return upper + 0.0, below.ne(upper)
 
 
+def _settle_few(flat: Tensor, undecided: Tensor, fp64: Tensor, reader: TermReader, counts: Counts) -> Tensor:
+    """`settle` for few terms on a CPU: the elements (i64 numbers) that are left."""
+    at = np.flatnonzero(undecided.numpy())
+    counts.undecided += at.size
+    if at.size * reader.terms > FEW_TERMS:
+        return torch.from_numpy(at)
+    values, found = add_few(reader.whole(at))
+    every = bool(found.all())
+    left = at[:0] if every else at[~found]
+    at, values = (at, values) if every else (at[found], values[found])
+    target, before = flat.numpy(), torch.from_numpy(fp64.numpy()[at]).to(torch.float32).numpy()
+    finite = ~np.isnan(values)
+    counts.double_rounded += int(np.count_nonzero((before != values) & finite))
+    target[at] = values
+    return torch.from_numpy(left)
+
+
 def settle(
     result: Tensor,
     undecided: Tensor,
@@ -179,14 +204,19 @@ def settle(
     if not bool(undecided.any()):
         return
     flat, fp64 = result.view(-1), c.reshape(-1)
-    elements = undecided.reshape(-1).nonzero().view(-1)
-    counts.undecided += len(elements)
+    if result.device.type == "cpu":
+        elements = _settle_few(flat, undecided, fp64, reader, counts)
+    else:
+        elements = undecided.reshape(-1).nonzero().view(-1)
+        counts.undecided += len(elements)
+    if not len(elements):
+        return
     usable = finite(elements)
     if not bool(usable.all()):
         flat[elements[~usable]] = float("nan")
         elements = elements[usable]
     rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
-    for chunk in torch.split(elements, rows) if len(elements) else ():
+    for chunk in torch.split(elements, rows):
         values, open_ = doubled(reader, chunk)
         if bool(open_.any()):
             left = open_.nonzero().view(-1)

@@ -1,8 +1,10 @@
 """Sums, plain and of products: torch against integers, bit for bit."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, Stats
+from engine.arithmetic import Arithmetic, Stats, ziv
+from engine.arithmetic import few as few_module
+from engine.arithmetic.few import FSUM_TERMS, add_few
 from engine.arithmetic.sums import multiply
 from engine.arithmetic.ziv import ExactSum, coefficient, round_pair
 from protocol.float32 import round_ratio
@@ -110,11 +114,71 @@ def test_a_non_finite_factor_makes_nan(a: int, b: int) -> None:
 
 def test_an_engine_without_the_integers_is_caught() -> None:
     """Only exact sums get this right; what replaces them is wrong in some order of the terms."""
-    i = sum_of(NEXT_TO_A_TIE)
+    terms = [*NEXT_TO_A_TIE, *[0] * FSUM_TERMS]
+    i = sum_of(terms)
     exact = Arithmetic()
-    assert run(exact, i, NEXT_TO_A_TIE) == expected(i, [tensor_of(DType.F32, NEXT_TO_A_TIE)]) == [ONE + 1]
+    assert run(exact, i, terms) == expected(i, [tensor_of(DType.F32, terms)]) == [ONE + 1]
     assert exact.stats.of("reduce.sum.plain").undecided_twice == 1
-    assert run(NoIntegers(), i, NEXT_TO_A_TIE) == [ONE]
+    assert run(NoIntegers(), i, terms) == [ONE]
+
+
+def test_short_sums_do_not_need_the_integers() -> None:
+    exact = NoIntegers()
+    assert run(exact, sum_of(NEXT_TO_A_TIE), NEXT_TO_A_TIE) == [ONE + 1]
+    assert exact.stats.of("reduce.sum.plain").undecided_twice == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["ties", "wide", "edge", "any"]), st.integers(1, 40))
+def test_few_sums_against_rationals(seed: int, style: str, width: int) -> None:
+    """Rows of terms, each also beside its negation and two halves of a spacing of f32, or of products of two f32."""
+    make = Maker(random.Random(seed))
+    left, right = (make.tensor(DType.F32, 6 * width, style).to(torch.float64).reshape(6, width) for _ in range(2))
+    terms = left * right if seed % 2 else left
+    tie = (
+        make.random.choice([-1.0, 1.0]) * (1 + 2.0**-24 + make.random.choice([0, 2.0**-23])) * 2.0 ** (seed % 200 - 100)
+    )
+    terms[1:3] = torch.cat((terms[1:3, : width // 2], -terms[1:3, : width - width // 2]), 1)
+    terms = torch.cat((terms, torch.tensor([[0.0], [tie], [0.0], [tie], [0.0], [tie]], dtype=torch.float64)), 1)
+    tiny = torch.tensor([0.0, 0.0, 0.0, 2.0**-298, 2.0**-149, -(2.0**-298)], dtype=torch.float64)
+    terms[3:, :-1] *= tiny[3:, None].abs() if seed % 3 else 1.0
+    terms = torch.cat((terms, tiny[:, None]), 1)
+    terms = torch.where(terms.abs() < 2.0**-298, 0.0, terms)  # multiples of 2^-298 only, as SPEC's terms are
+    sums, found = add_few(terms.numpy())
+    assert found.all()
+    for row, result in zip(terms.tolist(), elements_of(torch.from_numpy(sums)), strict=True):
+        if all(map(math.isfinite, row)):
+            exact = sum(map(Fraction, row))
+            right_bits = round_ratio(exact.numerator, exact.denominator)
+            assert result == (0 if right_bits == 0x80000000 else right_bits)
+        else:
+            assert result == NAN
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_few_and_many_agree(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The short way for few elements, the grid alone, and the long way: the same bits and counts but the integers."""
+    make = Maker(random.Random(count))
+    i = Instruction(
+        opcode=Opcode.REDUCE,
+        dtype=DType.F32,
+        shape=(count, 9),
+        reduction=(5, 4),
+        operands=(Access(0, 4, (20, 0, -1, 5)), Access(1, 160, (0, -20, 1, 0))),
+    )
+    for style in ("ties", "any"):
+        operands = [make.tensor(DType.F32, 20 * count + 20, style), make.tensor(DType.F32, 200, style)]
+        found, undecided = [], []
+        for few, one_by_one in ((1 << 20, 1 << 20), (1 << 20, 0), (0, 0)):
+            monkeypatch.setattr(ziv, "FEW_TERMS", few)
+            monkeypatch.setattr(few_module, "FSUM_TERMS", one_by_one)
+            arithmetic = Arithmetic()
+            found.append(check(arithmetic, i, operands))
+            counts = arithmetic.stats.of("reduce.sum.products")
+            undecided.append((counts.elements, counts.undecided, counts.double_rounded))
+        assert found[0] == found[1] == found[2]
+        assert undecided[0] == undecided[1] == undecided[2]
+        assert undecided[0][1] > 0
 
 
 def test_what_is_counted() -> None:
