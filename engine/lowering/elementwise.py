@@ -216,6 +216,12 @@ def to_copy(c: Context, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) -
     return c.b.cast(x, x.dtype if dtype is None else DTYPES[dtype])
 
 
+@lowers("copy.default")
+def copy(c: Context, _into: Ref, source: Ref, _non_blocking: bool = False) -> Ref:
+    """The source, broadcast and cast to what it is copied into."""
+    return c.ref(source).expand(c.shape)
+
+
 def _full(value: Scalar | None) -> Any:
     def rule(c: Context, *args: Any, **_: Any) -> Ref:
         return c.b.full(c.shape, args[-1] if value is None else value, c.dtype)

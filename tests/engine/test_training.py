@@ -141,7 +141,8 @@ def told(progress):
     print(progress.step, flush=True)
     time.sleep(0.05)
 key = PrivateKey.from_int(0x7124135)
-print(Worker(run, Interpreter(run.program, Arithmetic(device=torch.device("cpu"))), key=key, on_progress=told).work().hex())
+machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
+print(Worker(run, machine, key=key, on_progress=told).work().hex())
 """
 
 

@@ -146,7 +146,6 @@ def neighbours(i: Instruction, bits: int) -> set[int]:
 def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> None:
     rng = random.Random(traced.program.root)
     on_chain: Counter[str] = Counter()
-    seen: set[tuple[object, ...]] = set()
     for value, i in enumerate(traced.program.body):
         if i.opcode == Opcode.SOURCE or (i.is_reduction and i.terms > TERMS_PER_LEAF):
             continue
@@ -159,10 +158,6 @@ def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> N
         bits = int.from_bytes(committed, "little")
         assert all(n.to_bytes(size, "little") != right for n in neighbours(i, bits))
         cases()  # type: ignore[operator]
-        kind = (i.opcode, i.function, i.dtype, len(i.shape))
-        if kind in seen:  # the EVM judges one of each kind and rank here; more of them in tests/contracts
-            continue
-        seen.add(kind)
         where = context(traced, ELEMENT, value, element=element)
         if is_on_chain(i):
             assert int.from_bytes(evm.judge(where, move), "big") == bits, f"instruction {value} on the EVM"
@@ -214,11 +209,10 @@ def test_every_long_reduction(traced: Traced, evm: EvmReferee, cases: object) ->
         assert tagged_hash(Tag.ACCUMULATOR, bytes(bent)) != tree.node(0, leaf)
         cases()  # type: ignore[operator]
         key = f"{i.opcode.name} {i.function} {len(i.operands)}"
-        if judged[key] < 3:
-            where = context(traced, TERMS, value, element=element, leaf=leaf, accumulator_root=tree.root)
-            assert evm.judge(where, move) == tree.node(0, leaf), f"instruction {value} on the EVM"
-            judged[key] += 1
-    assert judged["REDUCE 0 2"] == 3
+        where = context(traced, TERMS, value, element=element, leaf=leaf, accumulator_root=tree.root)
+        assert evm.judge(where, move) == tree.node(0, leaf), f"instruction {value} on the EVM"
+        judged[key] += 1
+    assert judged["REDUCE 0 2"] >= 3
     assert judged["REDUCE 0 1"] >= 1
     assert judged["SCATTER_SUM 0 2"] >= 1
 
