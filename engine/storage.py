@@ -16,6 +16,7 @@ against the record that commits it before it is used.
 
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,9 @@ from protocol.tags import Digest
 
 RECORD_BYTES: Final = 76
 MAX_PROGRAM_BYTES: Final = 1 << 30
+MAX_RECORDS_BYTES: Final = 1 << 30
+"""14 million checkpoints. A job may name 2^64 steps, and a sparse file of any size costs its sender nothing."""
+MAX_METRICS_BYTES: Final = 1 << 30
 _HEADER_BYTES: Final = 1 << 24
 _SAFETENSORS_DTYPES: Final = {DType.F32: "F32", DType.I64: "I64", DType.BOOL: "BOOL"}
 
@@ -85,14 +89,22 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """Reads a file of at most `limit` bytes. Raises `EncodingError` if it is missing or larger."""
+    """Reads a file of at most `limit` bytes. Raises `EncodingError` if it is missing, larger or no plain file."""
     try:
-        size = path.stat().st_size
+        size = _plain_size(path)
         if size > limit:
             raise EncodingError(f"{path}: expected at most {limit} bytes, got {size}")
         return path.read_bytes()
     except OSError as error:
         raise EncodingError(f"{path}: cannot be read: {error}") from error
+
+
+def _plain_size(path: Path) -> int:
+    """Bytes of a plain file. A stranger's folder may hold a pipe, which blocks, or a link to an endless device."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise EncodingError(f"{path}: expected a plain file, got another kind")
+    return found.st_size
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -109,7 +121,7 @@ def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
     """
     expected = sum(dtype.size * _numel(shape) for dtype, shape in spec.values())
     try:
-        size = path.stat().st_size
+        size = _plain_size(path)
         if size > expected + _HEADER_BYTES:
             raise EncodingError(f"{path}: expected about {expected} bytes, got {size}")
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -237,7 +249,8 @@ class RunDirectory:
 
     def records(self) -> list[StepRecord]:
         """The records of the checkpoints so far. A torn last append is ignored, anything else that is off refused."""
-        raw = read_file(self.path / "records.bin", RECORD_BYTES * self.job.checkpoints + RECORD_BYTES - 1)
+        limit = min(RECORD_BYTES * self.job.checkpoints + RECORD_BYTES - 1, MAX_RECORDS_BYTES)
+        raw = read_file(self.path / "records.bin", limit)
         count = len(raw) // RECORD_BYTES
         records = [decode_record(raw[i * RECORD_BYTES : (i + 1) * RECORD_BYTES]) for i in range(count)]
         for checkpoint, record in enumerate(records):
@@ -274,7 +287,7 @@ class RunDirectory:
 
     def write_head(self, head: SignedHead) -> None:
         """Keeps a signed head; a different one of the same count is refused, for signing both would be equivocation."""
-        path = self.path / "heads" / f"{head.head.count:012d}.bin"
+        path = self.path / "heads" / _head_name(head.head.count)
         if path.exists() and SignedHead.decode(read_file(path, 1 << 16)).head != head.head:
             raise StateError(
                 f"{path}: a different head of count {head.head.count} is signed already; this machine erred"
@@ -287,8 +300,10 @@ class RunDirectory:
         for path in sorted((self.path / "heads").glob("*.bin")):
             head = SignedHead.decode(read_file(path, 1 << 16))
             head.verify(self.job, self.agreement.domain)
+            if path.name != _head_name(head.head.count):  # else the order would be the sender's choice
+                raise EncodingError(f"{path}: expected the head of this file's count, got one of {head.head.count}")
             heads.append(head)
-        return heads
+        return sorted(heads, key=lambda head: head.head.count)
 
     def add_metric(self, step: int, loss: float, seconds: float) -> None:
         """Appends one line of telemetry."""
@@ -300,11 +315,12 @@ class RunDirectory:
         """Telemetry by step, the last line of a step counting; a torn line is left out."""
         path = self.path / "metrics.jsonl"
         found: dict[int, dict[str, float]] = {}
-        for line in path.read_text().splitlines() if path.exists() else []:
+        text = read_file(path, MAX_METRICS_BYTES).decode("utf-8", "replace") if path.exists() else ""
+        for line in text.splitlines():
             try:
                 entry = json.loads(line)
                 found[int(entry["step"])] = entry
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue
         return [found[step] for step in sorted(found)]
 
@@ -322,3 +338,7 @@ class RunDirectory:
 def _check_root(what: str, expected: bytes, found: bytes) -> None:
     if expected != found:
         raise VerificationError(f"{what}: expected root {expected.hex()}, got {found.hex()}")
+
+
+def _head_name(count: int) -> str:
+    return f"{count:012d}.bin"

@@ -72,7 +72,10 @@ def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
 
 
 def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
-    """Raise `EncodingError` unless names, dtypes and shapes are those of `spec`."""
+    """Raise `EncodingError` unless names, dtypes and shapes are those of `spec`, and bools are 0 or 1.
+
+    Torch loads any byte as a bool, but no proof may open another one (SPEC section 9).
+    """
     if sorted(tensors) != sorted(spec):
         missing, extra = sorted(set(spec) - set(tensors)), sorted(set(tensors) - set(spec))
         raise EncodingError(f"{what}: expected {len(spec)} entries; missing {missing[:3]}, unexpected {extra[:3]}")
@@ -82,3 +85,5 @@ def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
             raise EncodingError(
                 f"{what}, {name}: expected {dtype.name} {shape}, got {tensor.dtype} {tuple(tensor.shape)}"
             )
+        if tensor.dtype == torch.bool and int(tensor.view(torch.uint8).max()) > 1:
+            raise EncodingError(f"{what}, {name}: expected bools of 0 and 1, got another byte")

@@ -56,18 +56,26 @@ class Worker:
         key: PrivateKey | None = None,
         on_progress: OnProgress = lambda _: None,
         tamper: Tamper = honest,
+        stop_if_not_finite: bool = True,
     ) -> None:
+        """`key` is the trainer's; without one this is an auditor's replay, which no diverging run may stop.
+
+        A trainer whose run diverges and who wants its reward nevertheless (the program is what was agreed on) sets
+        `stop_if_not_finite` to False.
+        """
         self.run = run
         self.interpreter = interpreter
         self._key = key
         self._on_progress = on_progress
         self._tamper = tamper
+        # SAFETY: an auditor goes on. Else a cheat whose true run diverges commits any finite state and is never caught.
+        self._check_finite = stop_if_not_finite and key is not None
 
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
 
-        Raises `NotFiniteError`, `StorageError`, `StateError`; in each case everything committed so far stays valid and
-        a later call resumes.
+        Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`; in each case everything committed so far
+        stays valid and a later call resumes.
         """
         with self.run.lock():
             step = self.run.last_complete()
@@ -78,7 +86,8 @@ class Worker:
             while step < last:
                 step += 1
                 started = time.perf_counter()
-                result = self.interpreter.step(step, state, data, self._tamper(step))
+                tampered = self._tamper(step)
+                result = self.interpreter.step(step, state, data, tampered, check_finite=self._check_finite)
                 state = result.state
                 self._finish_step(step, state, result.loss_bits, result.loss, time.perf_counter() - started)
         return self.root()

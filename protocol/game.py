@@ -43,7 +43,7 @@ from protocol.moves import (
     SelectElement,
     Side,
 )
-from protocol.program import decode_instruction, instruction_digest
+from protocol.program import decode_alone, instruction_digest
 from protocol.tags import EMPTY, Digest
 
 
@@ -288,7 +288,7 @@ def _disputed(state: GameState, encoded: bytes) -> Instruction:
     """The instruction of phase OPEN_TENSOR, sent again."""
     if instruction_digest(encoded) != state.instruction:
         raise IllegalMove("expected the disputed instruction, got another")
-    return decode_instruction(encoded)
+    return decode_alone(encoded)
 
 
 def _descend(state: GameState, move: Descend) -> GameState:
@@ -340,7 +340,7 @@ def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
     digest = instruction_digest(move.instruction)
     found = fold(digest, state.leaf, move.siblings)
     _tie(found == state.job.program_root, "the instruction is not the program's")
-    instruction = decode_instruction(move.instruction)
+    instruction = decode_alone(move.instruction)
     state = replace(state, instruction=digest, dtype=instruction.dtype, shape=instruction.shape)
     if instruction.opcode == Opcode.SOURCE:
         return replace(state, phase=Phase.PROVE)

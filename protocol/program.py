@@ -274,6 +274,19 @@ class Program:
         _Validator(self, limits or Limits()).run()
 
 
+def decode_alone(data: bytes) -> Instruction:
+    """An instruction that is shown without its program: decoded, its own form checked, a result of its opcode.
+
+    Raises `EncodingError` or `ProgramError`. For games over programs that this side never validated: what is computed
+    from such an instruction may be nonsense, but is computed.
+    """
+    instruction = decode_instruction(data)
+    validator = _Validator(Program((), ()), Limits())
+    validator.own_form(instruction)
+    validator.own_types(instruction)
+    return instruction
+
+
 def half_and_half(left: Sequence[bytes], right: Sequence[bytes], half_depth: int) -> Tree:
     """The tree of depth `half_depth + 1` with `left` in its left half and `right` in its right half."""
     fill = [EMPTY] * ((1 << half_depth) - len(left))
@@ -376,6 +389,10 @@ class _Validator:
     def _form(self, i: Instruction) -> None:  # (2)
         is_commit = self._at is not None and self._at >= len(self._program.body)
         self._require((i.opcode == Opcode.COMMIT) == is_commit, "commits follow the body and nothing else does")
+        self.own_form(i)
+
+    def own_form(self, i: Instruction) -> None:  # (2)
+        """What can be said of an instruction on its own."""
         self._require(len(i.shape) <= MAX_RANK and len(i.reduction) <= MAX_RANK, f"ranks are at most {MAX_RANK}")
         self._require(all(dim >= 1 for dim in i.index_space), "dims are at least 1")
         self._require(i.numel <= MAX_NUMEL and i.terms <= MAX_TERMS, "at most 2^40 elements and 2^32 terms")
@@ -438,6 +455,12 @@ class _Validator:
         accepted = _signatures(i)
         fits = accepted is None or (types, i.dtype) in accepted
         self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
+
+    def own_types(self, i: Instruction) -> None:  # (4)
+        """Whether operands of some dtypes fit."""
+        accepted = _signatures(i)
+        fits = accepted is None or any(len(t) == len(i.operands) and d == i.dtype for t, d in accepted)
+        self._require(fits, f"{i.opcode.name} {i.function} does not make {i.dtype.name} of {len(i.operands)} operands")
 
     def _bounds(self, i: Instruction) -> None:  # (5)
         for number, operand in enumerate(i.operands):

@@ -20,7 +20,7 @@ from protocol.isa import Instruction, Opcode, Slot, SourceKind
 from protocol.job import Job
 from protocol.merkle import depth_of, verify
 from protocol.moves import Prove, StateWitness, TensorWitness
-from protocol.program import decode_instruction, instruction_digest
+from protocol.program import decode_alone, instruction_digest
 from protocol.tags import Digest, Tag, tagged_hash
 
 
@@ -67,7 +67,7 @@ def judge_commit(job: Job, leaf: int, body_root: bytes, move: Prove) -> Digest:
     _require_unused("commit", previous=move.previous, tensors=move.tensors, chunks=move.chunks)  # (1)
     digest = instruction_digest(move.instruction)
     verify(job.program_root, job.half_depth + 1, leaf, digest, move.siblings)  # (2)
-    instruction = decode_instruction(move.instruction)
+    instruction = decode_alone(move.instruction)
     if instruction.opcode != Opcode.COMMIT or not isinstance(instruction.params, Slot):
         raise ProofError(f"expected a commit, got {instruction.opcode.name}")
     witness = _tensor_witness(move)

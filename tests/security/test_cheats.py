@@ -1,0 +1,198 @@
+"""What a cheat commits to be out of reach, and what it sends to stop the other side: each is caught or refused."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from protocol import game
+from protocol.commitments import StepRecord, loss_id
+from protocol.errors import IllegalMove, VerificationError
+from protocol.game import GameState, Level, Reason
+from protocol.isa import (
+    Access,
+    DType,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    ShuffleParams,
+    SourceConst,
+    SourceKind,
+    WindowFunction,
+    WindowParams,
+)
+from protocol.job import Head
+from protocol.match import replay
+from protocol.merkle import Tree, fold
+from protocol.messages import Transcript, seal
+from protocol.moves import Descend, OpenTensor, Phase, Prove, SelectElement, Side
+from protocol.player import Challenger, Defender
+from protocol.program import encode_instruction, instruction_digest
+from protocol.tags import EMPTY, Digest
+from tests.protocol.programs import every_kind
+from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, Run, duel, make_job
+
+F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+STEP = 3
+
+
+def payload(bits: int) -> Callable[[int, int, bytes], bytes]:
+    """A loss with these bits in step 3 and after; nothing else is touched."""
+    last = len(every_kind().body) - 1
+    return lambda step, leaf, data: struct.pack("<I", bits) if step >= STEP and leaf == last else data
+
+
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, 0xFFC00000, 0x7F800000, 0x80000000])
+def test_strange_bits_in_a_committed_loss_are_caught(bits: int) -> None:
+    cheat = Run(make_job(), payload(bits), STEP)
+    end = duel(cheat, Defender(cheat), Challenger(Run(make_job())))
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.step) == (Side.CHALLENGER, STEP)
+
+
+class Littered(Run):
+    """Puts garbage where a tree must be empty: in the run tree behind its head."""
+
+    def run_tree(self, count: int) -> Tree:
+        tree = super().run_tree(count)
+        leaves = [tree.node(0, k) for k in range(count)]
+        leaves += [Digest(b"\7" * 32)] * ((1 << tree.depth) - count)
+        return Tree(leaves, tree.depth)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_garbage_behind_a_head_is_caught(count: int) -> None:
+    cheat = Littered(make_job())
+    end = duel(cheat, Defender(cheat), Challenger(Run(make_job())), count=count)
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.PADDING)
+
+
+@pytest.mark.parametrize(("steps", "interval"), [(1, 1), (5, 1), (5, 5), (5, 3), (4, 4), (2, 2)])
+def test_every_division_of_a_run_into_segments_catches_a_lie_in_its_last_step(steps: int, interval: int) -> None:
+    job = make_job(steps=steps, interval=interval)
+    last = len(every_kind().body) - 1
+    cheat = Run(job, lambda step, leaf, data: b"\1\2\3\4" if (step, leaf) == (steps, last) else data, steps)
+    end = duel(cheat, Defender(cheat), Challenger(Run(job)))
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.step) == (Side.CHALLENGER, steps)
+    honest = duel(Run(job), Defender(Run(job)), Challenger(Run(job)))
+    assert honest.verdict is not None
+    assert honest.verdict.winner is Side.DEFENDER
+
+
+# ---------------------------------------------------------------- programs that nobody validated
+
+
+def _step(opcode: Opcode, dtype: DType, **fields: object) -> Instruction:
+    return Instruction(opcode=opcode, dtype=dtype, **fields)  # type: ignore[arg-type]
+
+
+def access(rank: int = 0) -> Access:
+    return Access(0, 0, (1,) * rank)
+
+
+INVALID = {
+    "reduction of no terms": _step(Opcode.REDUCE, F32, reduction=(0,), operands=(access(1),)),
+    "window of step 0": _step(
+        Opcode.WINDOW, F32, shape=(2,), operands=(access(1),), params=WindowParams(lo=(0,), hi=(2,), step=(0,))
+    ),
+    "window without its else": _step(
+        Opcode.WINDOW,
+        F32,
+        function=WindowFunction.ELSE,
+        shape=(2,),
+        operands=(access(1),),
+        params=WindowParams(lo=(0,), hi=(1,), step=(1,)),
+    ),
+    "iota of floats": _step(Opcode.IOTA, F32, shape=(2,), params=IotaParams(offset=-7, strides=(1,))),
+    "shuffle without operands": _step(Opcode.SHUFFLE, I64, shape=(2,), params=ShuffleParams(n=0, stream=1)),
+    "constant wider than its dtype": _step(
+        Opcode.SOURCE, F32, function=SourceKind.CONST, params=SourceConst(bits=1 << 63)
+    ),
+    "argmax of floats": _step(
+        Opcode.REDUCE, F32, function=ReduceFunction.ARGMAX, reduction=(9,), operands=(access(1),)
+    ),
+    "sum of bools": _step(Opcode.REDUCE, BOOL, reduction=(9,), operands=(access(1),)),
+    "map of nothing": _step(Opcode.MAP, F32, function=MapFunction.ADD),
+    "sine of integers": _step(Opcode.MAP, I64, function=MapFunction.SIN, operands=(access(),)),
+    "product of three": _step(Opcode.REDUCE, F32, reduction=(2,), operands=(access(1),) * 3),
+    "commit of nothing": _step(Opcode.COMMIT, F32),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> None:
+    """Client and trainer may sign anything; who referees their game must not fall over it."""
+    instruction = INVALID[name]
+    try:
+        encoded = encode_instruction(instruction)
+    except (AttributeError, VerificationError):
+        encoded = bytes((instruction.opcode, 0, instruction.dtype, 0, 0, 0, 0, 0))
+    siblings = (EMPTY,) * 2
+    # One body instruction and one commit: the program tree has depth 1.
+    job = replace(
+        make_job(), body_count=1, state_count=1, program_root=fold(instruction_digest(encoded), 0, siblings[:1])
+    )
+    state = replace(
+        game.start(job, Head(job_id=job.id, count=1, run_root=Digest(bytes(32))), 0),
+        phase=Phase.OPEN_TENSOR,
+        level=Level.VALUES,
+        step=1,
+    )
+    opening = OpenTensor(instruction=encoded, siblings=siblings[:1], chunk_root=EMPTY)
+    with pytest.raises(IllegalMove):
+        game.apply(state, opening, 0)
+    later = replace(state, instruction=instruction_digest(encoded), level=Level.CHUNKS, dtype=instruction.dtype)
+    for phase, move in (
+        (Phase.PROVE, Prove(instruction=encoded)),
+        (Phase.SELECT_ELEMENT, SelectElement(index=0, chunk=b"", instruction=encoded)),
+    ):
+        with pytest.raises(IllegalMove):
+            game.apply(replace(later, phase=phase), move, 0)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_a_signed_illegal_move_changes_nothing_and_is_no_part_of_a_replay() -> None:
+    run = Run(make_job())
+    head, state = run.head(), game.start(run.job, run.head().head, 0)
+    transcript = Transcript(
+        job_id=run.job.id,
+        game_id=Digest(b"\3" * 32),
+        domain=DOMAIN,
+        defender=TRAINER.address,
+        challenger=CHALLENGER.address,
+    )
+    wire = seal(transcript.next_message(Descend(nodes=(EMPTY,) * 32)), DOMAIN, TRAINER)
+    move = transcript.append(wire)
+    with pytest.raises(IllegalMove):
+        game.apply(state, move, 0)
+    with pytest.raises(IllegalMove):
+        replay(run.job, head, transcript, [0, 0])
+
+
+def test_a_false_head_of_another_job_starts_no_game() -> None:
+    run = Run(make_job())
+    with pytest.raises(VerificationError):
+        game.start(run.job, Head(job_id=make_job(nonce=8).id, count=1, run_root=EMPTY), 0)
+    with pytest.raises(VerificationError):
+        game.start(run.job, Head(job_id=run.job.id, count=run.job.checkpoints + 1, run_root=EMPTY), 0)
+
+
+def test_a_record_of_another_step_does_not_tie() -> None:
+    """A cheat shows the record of an earlier step where a later one stands."""
+
+    class Stale(Run):
+        def record(self, step: int) -> StepRecord:
+            return replace(super().record(step), step=1) if step == 2 else super().record(step)
+
+    cheat = Stale(make_job())
+    end: GameState = duel(cheat, Defender(cheat), Challenger(Run(make_job())))
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    assert loss_id(0x7FC00000) != loss_id(0x7FC00001)

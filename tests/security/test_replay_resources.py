@@ -1,0 +1,129 @@
+"""What a dispute and an audit cost an honest party: memory of one state, and no run that it cannot follow."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.agreement import sign_job
+from engine.arithmetic import Arithmetic
+from engine.auditing import compare
+from engine.builder import Builder
+from engine.evidence import Evidence
+from engine.interpreter import Interpreter, NotFiniteError, State, StepResult
+from engine.storage import RunDirectory
+from engine.tensors import identities
+from engine.training import Worker
+from protocol import game
+from protocol.commitments import state_tree
+from protocol.eip712 import Address, Domain
+from protocol.isa import DType, MapFunction
+from protocol.job import Job
+from protocol.keys import PrivateKey
+from protocol.match import contest
+from protocol.merkle import Tree
+from protocol.moves import Side
+from protocol.player import Challenger, Defender
+from protocol.program import Program
+
+CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
+DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))
+STATE = {"w": torch.tensor([3.0e38, 1.0])}
+STEPS, INTERVAL = 12, 6
+
+
+def doubling() -> Program:
+    """w doubles each step: its first element is infinite from step 1 on, and the loss with it."""
+    b = Builder()
+    w = b.state("w", DType.F32, (2,))
+    new = b.map(MapFunction.ADD, w, w)
+    return b.finish({"w": new}, b.map(MapFunction.COPY, b.sum(new, (0,))))
+
+
+def make_run(path: Path) -> RunDirectory:
+    program = doubling()
+    job = Job(
+        client=CLIENT.address,
+        trainer=TRAINER.address,
+        program_root=program.root,
+        body_count=len(program.body),
+        state_count=1,
+        data_count=0,
+        initial_state_root=state_tree(identities(STATE)).root,
+        data_root=Tree([]).root,
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+        reward=1,
+        trainer_stake=1,
+        challenger_stake=1,
+        challenge_window=10,
+        clock=10,
+        descent_levels=2,
+        nonce=1,
+    )
+    return RunDirectory.create(path, sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER), program, STATE, {})
+
+
+def fake(_step: int) -> Callable[[int, Tensor], Tensor]:
+    """A cheat that hides the divergence: every value is clipped to a finite number."""
+    return lambda _, tensor: tensor.clamp(-1e30, 1e30)
+
+
+def test_a_cheat_cannot_hide_behind_a_run_that_diverges(tmp_path: Path) -> None:
+    run, replayed = make_run(tmp_path / "run"), make_run(tmp_path / "replay")
+    interpreter = Interpreter(run.program, Arithmetic())
+    Worker(run, interpreter, key=TRAINER, tamper=fake).work()
+    Worker(replayed, interpreter).work()
+    head = run.heads()[-1]
+    assert not compare(replayed, head).agrees
+    end = contest(
+        game.start(run.job, head.head, 0),
+        defender=Defender(Evidence(run, interpreter, fake)),
+        challenger=Challenger(Evidence(replayed, interpreter)),
+        clock=lambda: 0,
+    )
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.CHALLENGER
+
+
+def test_an_honest_trainer_may_finish_a_run_that_diverges(tmp_path: Path) -> None:
+    """Else a client writes a program that diverges and takes the stake of the trainer that stopped."""
+    run, replayed = make_run(tmp_path / "run"), make_run(tmp_path / "replay")
+    interpreter = Interpreter(run.program, Arithmetic())
+    with pytest.raises(NotFiniteError):
+        Worker(run, interpreter, key=TRAINER).work()
+    Worker(run, interpreter, key=TRAINER, stop_if_not_finite=False).work()
+    Worker(replayed, interpreter).work()
+    assert compare(replayed, run.heads()[-1]).agrees
+
+
+class Watched(Interpreter):
+    """Counts how many of the states that it made are still held."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, Arithmetic())
+        self.made: list[weakref.ref[Tensor]] = []
+
+    def step(self, number: int, state: State, *rest: object, **options: object) -> StepResult:
+        result = super().step(number, state, *rest, **options)  # type: ignore[arg-type]
+        self.made.append(weakref.ref(result.state["w"]))
+        return result
+
+
+def test_a_dispute_holds_one_state_however_long_the_segment(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    Worker(run, Interpreter(run.program, Arithmetic())).work()
+    watched = Watched(run.program)
+    evidence = Evidence(run, watched)
+    first = [evidence.steps_tree(checkpoint).root for checkpoint in range(2)]
+    trees = [evidence.value_tree(step).root for step in (6, 5, 2, 9)]
+    again = Evidence(run, Watched(run.program))
+    assert [again.value_tree(step).root for step in (6, 5, 2, 9)] == trees
+    assert [again.steps_tree(checkpoint).root for checkpoint in range(2)] == first
+    gc.collect()
+    assert len(watched.made) >= STEPS
+    assert sum(ref() is not None for ref in watched.made) <= 1

@@ -1,0 +1,155 @@
+"""A stranger's run directory as a weapon: files that block, have no end, lie about their place, or choke a parser."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.agreement import sign_job
+from engine.builder import Builder
+from engine.storage import RunDirectory, read_file, read_tensors
+from engine.tensors import identities
+from protocol.commitments import data_tree, state_tree
+from protocol.eip712 import Address, Domain
+from protocol.errors import EncodingError, VerificationError
+from protocol.isa import DType, MapFunction
+from protocol.job import Head, Job, SignedHead, SignedJob
+from protocol.keys import PrivateKey
+from protocol.program import Program
+from protocol.tags import Digest
+
+CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
+DOMAIN = Domain(chain_id=1, contract=Address(bytes(19) + b"\x01"))
+STATE = {"w": torch.tensor([1.0, 2.0])}
+DATA = {"keep": torch.tensor([True, False])}
+
+
+def make_program() -> Program:
+    b = Builder()
+    w, keep = b.state("w", DType.F32, (2,)), b.data("keep", DType.BOOL, (2,))
+    new = b.where(keep, w, b.const(0.0, DType.F32))
+    loss = b.sum(new, (0,))
+    return b.finish({"w": new}, b.map(MapFunction.COPY, loss))
+
+
+def make_job(program: Program, *, steps: int = 8, interval: int = 2) -> Job:
+    return Job(
+        client=CLIENT.address,
+        trainer=TRAINER.address,
+        program_root=program.root,
+        body_count=len(program.body),
+        state_count=1,
+        data_count=1,
+        initial_state_root=state_tree(identities(STATE)).root,
+        data_root=data_tree(identities(DATA)).root,
+        steps=steps,
+        checkpoint_interval=interval,
+        reward=1,
+        trainer_stake=1,
+        challenger_stake=1,
+        challenge_window=10,
+        clock=10,
+        descent_levels=2,
+        nonce=1,
+    )
+
+
+def make_run(path: Path, **terms: int) -> RunDirectory:
+    program = make_program()
+    agreement = sign_job(make_job(program, **terms), DOMAIN, client=CLIENT, trainer=TRAINER)
+    return RunDirectory.create(path, agreement, program, STATE, DATA)
+
+
+def head_of(run: RunDirectory, count: int, tag: int) -> SignedHead:
+    return SignedHead.sign(Head(job_id=run.job.id, count=count, run_root=Digest(bytes([tag]) * 32)), DOMAIN, TRAINER)
+
+
+def test_a_pipe_does_not_block_and_a_device_does_not_flood(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    job = run.path / "job.bin"
+    job.unlink()
+    os.mkfifo(job)
+    with pytest.raises(EncodingError, match="plain file"):
+        RunDirectory.open(run.path)
+    job.unlink()
+    job.symlink_to("/dev/zero")
+    with pytest.raises(EncodingError, match="plain file"):
+        RunDirectory.open(run.path)
+    data = run.path / "data.safetensors"
+    data.unlink()
+    os.mkfifo(data)
+    with pytest.raises(EncodingError, match="plain file"):
+        run.data()
+
+
+def test_records_of_a_job_of_endless_steps_are_not_read_into_memory(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=(1 << 64) - 1, interval=1)
+    with (run.path / "records.bin").open("rb+") as file:
+        file.truncate(1 << 36)  # sparse: no block of it is on the disk
+    with pytest.raises(EncodingError, match="at most 1073741824 bytes"):
+        run.records()
+
+
+def test_a_head_lies_under_its_own_count(tmp_path: Path) -> None:
+    """Else a cheat names its first, honest head last, and an audit of "the last head" agrees."""
+    run = make_run(tmp_path / "run")
+    for count in (1, 3, 2):
+        run.write_head(head_of(run, count, count))
+    assert [head.head.count for head in run.heads()] == [1, 2, 3]
+    (run.path / "heads" / "zzz.bin").write_bytes(head_of(run, 1, 1).encode())
+    with pytest.raises(EncodingError, match="head of this file's count"):
+        run.heads()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 1e999}',
+        b'{"step": NaN}',
+        b"[" * 100_000,
+        b'{"step": [1]}',
+        b"\xff\xfe\x00",
+        b'{"step": ' + b"9" * 5000 + b"}",
+        b"[]",
+        b"7",
+    ],
+)
+def test_hostile_telemetry_is_left_out(tmp_path: Path, line: bytes) -> None:
+    run = make_run(tmp_path / "run")
+    good = {"step": 1, "loss": 0.5, "seconds": 1.0}
+    (run.path / "metrics.jsonl").write_bytes(line + b"\n" + json.dumps(good).encode() + b"\n")
+    assert run.metrics() == [good]
+
+
+def test_bools_are_zero_or_one_also_where_their_hash_is_the_jobs(tmp_path: Path) -> None:
+    """A proof may not open another byte: over such data an honest challenger could prove nothing."""
+    forged = {"keep": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool)}
+    path = tmp_path / "data.safetensors"
+    save_file(forged, path)
+    with pytest.raises(EncodingError, match="bools of 0 and 1"):
+        read_tensors(path, make_program().data_spec())
+    program = make_program()
+    job = replace(make_job(program), data_root=data_tree(identities(forged)).root)
+    agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+    with pytest.raises(VerificationError):
+        RunDirectory.create(tmp_path / "run", agreement, program, STATE, forged)
+
+
+def test_a_job_file_is_bound_to_its_signers_and_domain(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    other = replace(run.agreement, domain=Domain(chain_id=2, contract=DOMAIN.contract))
+    with pytest.raises(VerificationError):
+        other.verify()
+    assert SignedJob.decode(run.agreement.encode()) == run.agreement
+
+
+def test_read_file_takes_its_limit_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"abc")
+    assert read_file(path, 3) == b"abc"
+    with pytest.raises(EncodingError, match="at most 2"):
+        read_file(path, 2)
