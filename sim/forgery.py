@@ -43,5 +43,6 @@ class ForgedEvidence(Evidence):
         missing = _exact_units(claimed) - held[-1].value
         middle = len(held) // 2
         bent = [replace(a, value=a.value + missing) if leaf >= middle else a for leaf, a in enumerate(held)]
-        assert finish(bent[-1]) == claimed  # our own arithmetic
+        if finish(bent[-1]) != claimed:
+            return honest  # -0, which no sum is
         return [encode(a) for a in bent]

@@ -1,0 +1,139 @@
+"""Evidence that lies about how a sum came about: consistent with itself, and convicted one partial sum at a time."""
+
+import random
+import struct
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.evidence import Evidence
+from protocol.accumulator import decode_for, finish
+from protocol.chain import EndReason
+from protocol.game import Level, Reason
+from protocol.isa import Opcode, ReduceFunction
+from protocol.moves import Side
+from sim.adversaries import Cheat
+from sim.forgery import ForgedEvidence, _exact_units
+from tests.sim.yard import Yard, any_cheat, assert_caught_at, assert_same_end, kind_of, sums_of
+
+MINUS_0 = torch.tensor(-0.0)
+FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)
+
+
+@given(FINITE)
+def test_units_are_exact(bits: int) -> None:
+    (value,) = struct.unpack("<f", struct.pack("<I", bits))
+    assert _exact_units(bits) == Fraction(value) * 2**298
+
+
+def bits_at(evidence: Evidence, cheat: Cheat) -> int:
+    data = evidence.tensor(cheat.step, cheat.leaf)
+    return int.from_bytes(data[4 * cheat.element : 4 * cheat.element + 4], "little")
+
+
+def set_to(leaf: int, element: int, value: float, step: int = 3) -> Cheat:
+    return Cheat(
+        name=f"to {value}", gain="-", step=step, leaf=leaf, element=element, change=lambda _: torch.tensor(value)
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, -3.0e38, 0.1])
+def test_forged_accumulators_end_in_the_claim(yard: Yard, value: float) -> None:
+    leaf = sums_of(yard.program, 12)[0]
+    cheat = set_to(leaf, 7, value)
+    run = yard.arena().run
+    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, yard.interpreter, cheat)
+    true, bent = (e.accumulators(3, leaf, 7) for e in (honest, forged))
+    assert len(true) == len(bent) == -(-yard.program.body[leaf].terms // 4)
+    same = [a == b for a, b in zip(true, bent, strict=True)]
+    assert same == [k < len(true) // 2 for k in range(len(true))]
+    held = [decode_for(yard.program.body[leaf], a) for a in (*true, *bent)]
+    steps = [b.value - a.value for a, b in pairwise(held)]
+    middle = len(true) // 2
+    assert steps[: middle - 1] == steps[len(true) : len(true) + middle - 1], "all but one step is an honest sum"
+    claimed = bits_at(forged, cheat)
+    assert finish(held[-1]) == claimed
+
+
+def test_other_elements_values_and_steps_stay_honest(yard: Yard) -> None:
+    first, second = sums_of(yard.program, 5)[:2]
+    cheat = set_to(first, 3, 0.5)
+    run = yard.arena().run
+    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, yard.interpreter, cheat)
+    for step, leaf, element in ((3, first, 2), (2, first, 3)):
+        assert forged.accumulators(step, leaf, element) == honest.accumulators(step, leaf, element)
+    # What comes after the lie follows from it, summed honestly.
+    later = forged.accumulators(3, second, 0)
+    held = decode_for(yard.program.body[second], later[-1])
+    assert finish(held) == int.from_bytes(forged.tensor(3, second)[:4], "little")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), -0.0])
+def test_no_finite_partial_sums_end_in_such_a_claim(yard: Yard, value: float) -> None:
+    leaf = sums_of(yard.program, 12)[0]
+    cheat = set_to(leaf, 7, value)
+    run = yard.arena().run
+    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, yard.interpreter, cheat)
+    assert forged.accumulators(3, leaf, 7) == honest.accumulators(3, leaf, 7)
+
+
+def test_every_forged_sum_loses_at_its_terms(yard: Yard, cases: object) -> None:
+    rng, kinds = random.Random(4), set()
+    for leaf, i in enumerate(yard.program.body):
+        if not i.is_reduction or i.terms <= 4 or kind_of(i)[1] != 0 or rng.random() < 0.5 < len(kinds):
+            continue
+        cheat = any_cheat(yard.program, leaf, step=rng.randint(1, 6), rng=rng)
+        duel = yard.duel(cheat)
+        if duel is None or i.dtype.name != "F32":
+            continue
+        assert_caught_at(duel.match, cheat)
+        state = duel.match.final
+        assert state.verdict is not None
+        assert (state.level, state.verdict.reason) == (Level.TERMS, Reason.RECOMPUTED)
+        assert state.position == -(-i.terms // 4) // 2
+        kinds.add(i.opcode)
+        cases()  # type: ignore[operator]
+    assert kinds == {Opcode.REDUCE, Opcode.SCATTER_SUM}
+
+
+def test_a_negative_zero_is_no_sum(yard: Yard) -> None:
+    cheat = Cheat(name="-0", gain="-", step=2, leaf=sums_of(yard.program, 12)[0], element=9, change=lambda _: MINUS_0)
+    duel = yard.duel(cheat)
+    assert duel is not None
+    assert_caught_at(duel.match, cheat)
+    assert_same_end(yard.settle(duel))
+
+
+def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yard) -> None:
+    cheat = set_to(sums_of(yard.program, 12)[0], 7, 0.125)
+    duel = yard.duel(cheat, forged=False)
+    assert duel is not None
+    assert_caught_at(duel.match, cheat)
+    verdict = duel.match.final.verdict
+    assert verdict is not None
+    assert (verdict.winner, verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    match = yard.settle(duel)
+    assert_same_end(match)
+    assert match.chain is not None
+    assert match.chain.record.reason is EndReason.BROKEN_TIE
+
+
+@pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
+def test_a_maximum_has_no_forged_history(yard: Yard, function: ReduceFunction) -> None:
+    program, duel = yard.program, None
+    leaf = next(n for n, i in enumerate(program.body) if i.is_reduction and i.function == function and i.terms > 4)
+    for seed in range(8):  # a maximum that dropout drops leaves no trace
+        cheat = any_cheat(program, leaf, step=2, rng=random.Random(seed))
+        duel = yard.duel(cheat)
+        if duel is not None:
+            break
+    assert duel is not None
+    assert_caught_at(duel.match, cheat)
+    verdict = duel.match.final.verdict
+    assert verdict is not None
+    assert verdict.reason is Reason.BROKEN_TIE
+    assert_same_end(yard.settle(duel))

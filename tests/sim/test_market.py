@@ -1,0 +1,169 @@
+"""The market: who pays in what, what a fork takes over, and that the board owns exactly what it owes."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.evidence import Evidence
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.chain import JobStatus, Reverted
+from protocol.errors import ConfigurationError, SignatureError, VerificationError
+from protocol.job import Head, SignedHead
+from protocol.keys import PrivateKey
+from sim.market import FUNDS, Market, Parties, another, fork
+from tests.sim.yard import INTERVAL, STEPS, Yard, sums_of
+
+
+@pytest.fixture(scope="module")
+def market() -> Market:
+    return Market()
+
+
+def test_parties_are_three_funded_people(market: Market) -> None:
+    keys = market.parties
+    addresses = {keys.client.address, keys.trainer.address, keys.challenger.address}
+    assert len(addresses) == 3
+    assert market.chain.balance(keys.trainer.address) == market.chain.balance(keys.challenger.address) == FUNDS
+    assert 0 < FUNDS - market.chain.balance(keys.client.address) < FUNDS // 100, "deploying costs gas, and little"
+    assert Parties.generate() != Parties.generate()
+
+
+def test_the_parties_may_be_given() -> None:
+    parties = Parties(*(PrivateKey.from_int(n) for n in (11, 12, 13)))
+    assert Market(parties).parties is parties
+
+
+def test_opening_moves_reward_and_stake_into_escrow(yard: Yard) -> None:
+    chain, keys = yard.market.chain, yard.market.parties
+    agreement = yard.market.sign(replace(yard.job(), reward=10**18, trainer_stake=10**17))
+    agreement.verify()
+    board = chain.deployment.board
+    before = [chain.balance(a) for a in (keys.client.address, keys.trainer.address, board)]
+    gas = yard.market.open(agreement)
+    yard.jobs.append(agreement.job.id)
+    client, trainer, held = (
+        after - b
+        for after, b in zip(
+            (chain.balance(a) for a in (keys.client.address, keys.trainer.address, board)), before, strict=True
+        )
+    )
+    assert held == 11 * 10**17
+    assert -(10**16) < client + 10**18 < 0
+    assert -(10**16) < trainer + 10**17 < 0
+    assert 100_000 < gas < 1_000_000
+    assert chain.job_state(agreement.job.id).status is JobStatus.ACTIVE
+    yard.assert_solvent()
+
+
+def test_a_job_signed_for_another_market_is_not_one_of_ours(yard: Yard, market: Market) -> None:
+    # The client is the same, but neither the board nor the trainer's key is.
+    agreement = market.sign(replace(yard.job(), client=market.parties.client.address))
+    assert agreement.domain != yard.market.chain.domain
+    with pytest.raises(SignatureError):
+        agreement.verify()
+    with pytest.raises(Reverted):
+        market.open(agreement)
+    ours = yard.market.sign(yard.job())
+    with pytest.raises(Reverted):
+        market.chain.create_job(market.parties.client, ours.job, ours.trainer_signature)
+
+
+def test_heads_are_posted_in_order(yard: Yard) -> None:
+    arena = yard.arena()
+    heads = arena.run.heads()
+    assert [head.head.count for head in heads] == [1, 2, 3]
+    agreement = yard.market.sign(another(arena.run.job))
+    yard.open(agreement)
+    run = fork(arena.run, yard.fresh("posting"), agreement, upto=INTERVAL)
+    Worker(run, yard.interpreter, key=yard.market.parties.trainer).work()
+    posted = run.heads()
+    assert [head.head.run_root for head in posted] == [head.head.run_root for head in heads]
+    assert 20_000 < yard.market.post(posted[1]) < 200_000
+    state = yard.market.chain.job_state(agreement.job.id)
+    assert (state.head_count, state.head_root) == (2, posted[1].head.run_root)
+    with pytest.raises(Reverted):
+        yard.market.post(posted[0])
+    with pytest.raises(Reverted):
+        yard.market.post(
+            SignedHead.sign(
+                Head(job_id=yard.job().id, count=1, run_root=posted[0].head.run_root),
+                agreement.domain,
+                yard.market.parties.trainer,
+            )
+        )  # of a job not on the board
+    stranger = SignedHead.sign(posted[2].head, agreement.domain, yard.market.parties.challenger)
+    with pytest.raises(Reverted):
+        yard.market.post(stranger)
+
+
+def test_another_is_the_same_job_under_another_id(yard: Yard) -> None:
+    job = yard.job()
+    others = [another(job) for _ in range(3)]
+    assert len({job.id, *(other.id for other in others)}) == 4
+    assert all(replace(other, nonce=job.nonce) == job for other in others)
+
+
+@pytest.mark.parametrize("upto", [0, INTERVAL - 1, INTERVAL, STEPS - 1, STEPS])
+def test_a_fork_takes_over_the_checkpoints(yard: Yard, upto: int) -> None:
+    source = yard.arena().run
+    agreement = yard.market.sign(another(source.job))
+    path = yard.fresh("fork")
+    made = fork(source, path, agreement, upto=upto)
+    records = [record for record in source.records() if record.step <= upto]
+    assert made.records() == records == RunDirectory.open(path).records()
+    assert made.last_complete() == max([0, *(record.step for record in records)])
+    assert made.heads() == [], "what was signed for another job says nothing about this one"
+    assert made.metrics() == [metric for metric in source.metrics() if metric["step"] <= upto]
+    root = Worker(made, yard.interpreter, key=yard.market.parties.trainer).work()
+    assert root == source.heads()[-1].head.run_root, "an honest run is a constant"
+    assert made.heads()[-1].head.job_id == agreement.job.id
+
+
+def test_a_fork_leaves_its_source_alone(yard: Yard) -> None:
+    source = yard.arena().run
+    before = {path: path.read_bytes() for path in source.path.rglob("*") if path.is_file()}
+    made = fork(source, yard.fresh("fork"), yard.market.sign(another(source.job)), upto=STEPS)
+    made.state_path(STEPS).write_bytes(b"")
+    assert {path: path.read_bytes() for path in source.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_fork_is_of_the_same_computation(yard: Yard) -> None:
+    source, job = yard.arena().run, yard.job()
+    with pytest.raises(ConfigurationError, match="checkpoint every 3, got 8 and 2"):
+        fork(source, yard.fresh("f"), yard.market.sign(replace(job, checkpoint_interval=2)), upto=3)
+    with pytest.raises(ConfigurationError, match="of 8 steps"):
+        fork(source, yard.fresh("f"), yard.market.sign(replace(job, steps=7)), upto=3)
+    for change in ("program_root", "initial_state_root", "data_root"):
+        path = yard.fresh("f")
+        with pytest.raises(VerificationError):
+            fork(source, path, yard.market.sign(replace(job, **{change: bytes(32)})), upto=3)
+        assert not path.exists()
+
+
+def test_a_fork_does_not_take_over_a_damaged_checkpoint(yard: Yard) -> None:
+    source = fork(yard.arena().run, yard.fresh("f"), yard.market.sign(yard.job()), upto=STEPS)
+    file = source.state_path(INTERVAL)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(VerificationError, match="state after step 3"):
+        fork(source, yard.fresh("f"), yard.market.sign(yard.job()), upto=STEPS)
+
+
+def test_evidence_of_a_fork_is_that_of_its_source(yard: Yard) -> None:
+    source = yard.arena().run
+    made = fork(source, yard.fresh("fork"), yard.market.sign(another(source.job)), upto=STEPS)
+    ours, theirs = Evidence(made, yard.interpreter), Evidence(source, yard.interpreter)
+    assert ours.run_tree(3).root == theirs.run_tree(3).root
+    assert ours.value_tree(5).root == theirs.value_tree(5).root
+    leaf = sums_of(yard.program, 4)[0]
+    assert ours.accumulators(5, leaf, 1) == theirs.accumulators(5, leaf, 1)
+
+
+def test_a_head_of_the_wrong_key_is_not_the_trainers(yard: Yard) -> None:
+    agreement = yard.market.sign(yard.job())
+    head = Head(job_id=agreement.job.id, count=1, run_root=yard.arena().run.heads()[0].head.run_root)
+    forged = SignedHead.sign(head, agreement.domain, yard.market.parties.challenger)
+    with pytest.raises(SignatureError):
+        forged.verify(agreement.job, agreement.domain)

@@ -1,0 +1,213 @@
+"""Whole games over real runs: every place of a step in its segment, false challenges, what is not played."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from engine.auditing import compare
+from engine.evidence import Evidence
+from engine.training import Worker
+from protocol.chain import JobStatus, Outcome, Reverted
+from protocol.errors import SignatureError, StateError, VerificationError
+from protocol.game import Level, Reason
+from protocol.isa import Opcode
+from protocol.job import Head, SignedHead
+from protocol.moves import Phase, Select, Side
+from sim import scenario
+from sim.adversaries import Cheat, poisoned_label
+from sim.market import another, fork
+from sim.match import by_hand, play, replay_on_chain, signed_messages
+from tests.sim.yard import (
+    CLASSES,
+    INTERVAL,
+    STEPS,
+    Yard,
+    any_cheat,
+    assert_caught_at,
+    assert_same_end,
+)
+
+
+@pytest.mark.parametrize(
+    ("interval", "step", "levels"),
+    [
+        (3, 1, 1),  # the first step: its state is the initial one
+        (3, 3, 2),  # last of its segment
+        (3, 4, 3),  # first of its segment: its state is a checkpoint
+        (3, 5, 1),  # inside: its state is in no checkpoint
+        (3, 7, 2),  # first of the last, short segment
+        (3, 8, 3),  # the last step
+        (1, 1, 3),
+        (1, 6, 1),
+        (7, 8, 2),  # a last segment of one step
+        (8, 8, 5),  # one checkpoint in all
+    ],
+)
+def test_a_lie_at_any_place_of_a_segment_is_found(yard: Yard, interval: int, step: int, levels: int) -> None:
+    cheat = Cheat(
+        name="state", gain="-", step=step, leaf=0, element=3, change=lambda weight: weight * 2
+    )  # a source of state: its witness is the record before, wherever that stands
+    match = yard.convict(cheat, interval=interval, levels=levels)
+    job, state = yard.arena(interval).run.job, match.final
+    assert yard.program.body[0].opcode == Opcode.SOURCE
+    assert state.checkpoint == (step - 1) // interval
+    assert job.first_step(state.checkpoint) <= step <= job.last_step(state.checkpoint)
+    assert state.level is Level.VALUES
+    assert state.verdict is not None
+    assert state.verdict.reason is Reason.RECOMPUTED
+
+
+def test_the_moves_and_selections_are_those_of_the_game(yard: Yard) -> None:
+    duel = yard.duel(poisoned_label(yard.program, labels="labels", step=5, element=2, classes=CLASSES), levels=2)
+    assert duel is not None
+    match = duel.match
+    selects = [m for m in match.moves if isinstance(m.move, Select)]
+    assert [s.index for s in match.selections] == [m.move.index for m in selects]  # type: ignore[union-attr]
+    assert all(m.by is m.move.KIND.mover for m in match.moves)
+    assert match.moves[-1].move.KIND is Phase.PROVE
+    assert {m.gas for m in match.moves} == {None}
+    levels = [s.level for s in match.selections]
+    assert levels == sorted(levels)
+    last = {s.level: s for s in match.selections}
+    assert (last[Level.RUN].position, last[Level.STEPS].position) == (1, 1)
+    assert last[Level.VALUES].position == match.final.leaf
+    for s in match.selections:
+        assert s.position % (1 << s.levels) == s.index
+        assert 1 <= s.levels <= min(2, s.height)
+
+
+def test_what_travels_does_not_change_the_game(yard: Yard) -> None:
+    cheat = poisoned_label(yard.program, labels="labels", step=5, element=2, classes=CLASSES)
+    arena = yard.arena()
+    agreement = yard.market.sign(another(arena.run.job))
+    cheating = fork(arena.run, yard.fresh("cheat"), agreement, upto=INTERVAL)
+    Worker(cheating, yard.interpreter, key=yard.market.parties.trainer, tamper=cheat.tamper).work()
+    own = fork(arena.replay, yard.fresh("own"), agreement, upto=STEPS)
+    head = cheating.heads()[-1]
+
+    def game(courier: object) -> object:
+        sides = (Evidence(cheating, yard.interpreter, cheat.tamper), Evidence(own, yard.interpreter))
+        return play(agreement, head, *sides, courier)  # type: ignore[arg-type]
+
+    silent, signed = game(by_hand), game(signed_messages(yard.market, agreement, head))
+    assert silent.final == signed.final  # type: ignore[attr-defined]
+    assert [m.move for m in silent.moves] == [m.move for m in signed.moves]  # type: ignore[attr-defined]
+    assert {m.bytes for m in silent.moves} == {0}  # type: ignore[attr-defined]
+    assert min(m.bytes for m in signed.moves) > 65 + 3 * 32  # type: ignore[attr-defined]
+
+
+def test_every_head_after_the_lie_binds(yard: Yard) -> None:
+    """A lie in the second segment is in heads 2 and 3, and not in head 1."""
+    cheat = any_cheat(yard.program, 0, step=4, rng=random.Random(1))
+    arena = yard.arena()
+    agreement = yard.market.sign(another(arena.run.job))
+    cheating = fork(arena.run, yard.fresh("cheat"), agreement, upto=INTERVAL)
+    Worker(cheating, yard.interpreter, key=yard.market.parties.trainer, tamper=cheat.tamper).work()
+    own = fork(arena.replay, yard.fresh("own"), agreement, upto=STEPS)
+    heads = {head.head.count: head for head in cheating.heads()}
+    assert [compare(own, heads[count]).agrees for count in (1, 2, 3)] == [True, False, False]
+    tampered = Evidence(cheating, yard.interpreter, cheat.tamper)
+    for count in (2, 3):
+        match = play(agreement, heads[count], tampered, Evidence(own, yard.interpreter))
+        assert_caught_at(match, cheat)
+
+
+# ---------------------------------------------------------------- the other way round
+
+
+@pytest.mark.parametrize(("interval", "leaf", "step"), [(3, 0, 5), (1, 29, 2), (7, -1, 8)])
+def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int, step: int) -> None:
+    program, arena = yard.program, yard.arena(interval)
+    place = leaf if leaf >= 0 else program.leaf_of_commit(1)
+    mistake = any_cheat(program, place, step=step, rng=random.Random(2))
+    before, worth = yard.credits(), yard.market.worth(yard.market.parties.trainer)
+    fought = scenario.challenge_falsely(arena, mistake, yard.fresh("wrong").name)
+    match, job = fought.match, arena.run.job
+    assert match.loser is Side.CHALLENGER
+    assert_same_end(match)
+    assert match.chain is not None
+    assert match.chain.record.verdict is Outcome.CHALLENGER_LOST
+    assert (match.chain.trainer_gain, match.chain.challenger_gain) == (job.challenger_stake, -job.challenger_stake)
+    assert yard.market.worth(yard.market.parties.trainer) == worth + job.challenger_stake
+    assert {name: after - before[name] for name, after in yard.credits().items() if name != "trainer"} == {
+        "client": 0,
+        "challenger": 0,
+        "burned": 0,
+    }
+    assert yard.market.chain.job_state(job.id).status is JobStatus.ACTIVE, "an honest trainer goes on"
+    assert (match.final.step, match.final.leaf) == (step, place)
+    yard.assert_solvent()
+
+
+def test_a_challenge_without_any_difference_loses(yard: Yard) -> None:
+    arena = yard.arena()
+    head = arena.run.heads()[-1]
+    sides = (Evidence(arena.run, yard.interpreter), Evidence(arena.replay, yard.interpreter))
+    courier = signed_messages(yard.market, arena.run.agreement, head, nonce=4)
+    match = play(arena.run.agreement, head, *sides, courier)
+    assert match.loser is Side.CHALLENGER
+    assert all(s.index == 0 for s in match.selections), "where nothing differs it goes left"
+    on_chain = replay_on_chain(yard.market, arena.run.agreement, head, match, nonce=4)
+    assert_same_end(on_chain)
+    yard.assert_solvent()
+
+
+def test_a_game_against_one_and_the_same_head_has_one_nonce_once(yard: Yard) -> None:
+    arena = yard.arena(4)  # of its own: its job ends here
+    head = arena.run.heads()[-1]
+    keys, chain = yard.market.parties, yard.market.chain
+    identity, _ = chain.challenge(keys.challenger, head, 77)
+    with pytest.raises(Reverted):
+        chain.challenge(keys.challenger, head, 77)
+    yard.assert_solvent()
+    assert chain.job_state(arena.run.job.id).open_games == 1
+    clock = arena.run.job.clock
+    chain.advance(clock + 1)
+    chain.timeout(keys.challenger, identity)
+    assert chain.game_state(identity).verdict is Outcome.DEFENDER_LOST, "silence loses, honest or not"
+    yard.assert_solvent()
+
+
+# ---------------------------------------------------------------- what is not played
+
+
+def test_a_head_that_nobody_signed_is_not_disputed(yard: Yard) -> None:
+    arena = yard.arena(1)
+    agreement, head = arena.run.agreement, arena.run.heads()[-1]
+    sides = (Evidence(arena.run, yard.interpreter), Evidence(arena.replay, yard.interpreter))
+    for wrong in (
+        SignedHead.sign(head.head, agreement.domain, yard.market.parties.challenger),
+        replace(head, head=replace(head.head, run_root=bytes(32))),
+        SignedHead.sign(
+            Head(job_id=yard.job().id, count=1, run_root=head.head.run_root),
+            agreement.domain,
+            yard.market.parties.trainer,
+        ),
+    ):
+        with pytest.raises(VerificationError):
+            play(agreement, wrong, *sides)
+    assert issubclass(SignatureError, VerificationError)
+
+
+def test_a_match_that_stops_short_has_no_verdict_on_the_chain(yard: Yard) -> None:
+    cheat = any_cheat(yard.program, 0, step=2, rng=random.Random(3))
+    duel = yard.duel(cheat)
+    assert duel is not None
+    cut = replace(duel, match=replace(duel.match, moves=duel.match.moves[:-1]))
+    with pytest.raises(StateError, match="a game that goes on"):
+        yard.settle(cut)
+    yard.assert_solvent()
+
+
+def test_a_cheat_that_nothing_depends_on_is_an_error(yard: Yard) -> None:
+    """The state after the step is the honest one: there is no lie to find."""
+    rng = random.Random(5)
+    dropped = next(n for n, i in enumerate(yard.program.body) if i.opcode == Opcode.RANDOM)
+    idle = any_cheat(yard.program, dropped, step=2, rng=rng)  # a number in 0 ... 1 stays on its side of the rate
+    idle = replace(idle, change=lambda drawn: drawn - 2.0**-20 if drawn > 0.5 else drawn + 2.0**-20)
+    assert yard.duel(idle) is None
+    job = yard.job()
+    yard.jobs.append(job.id)
+    with pytest.raises(StateError, match="expected a run that differs from the honest one"):
+        scenario.fight(yard.arena(), idle, job, yard.fresh("idle").name)

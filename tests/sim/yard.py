@@ -1,0 +1,268 @@
+"""A small job with every family of instructions, and duels over it: a cheat, its auditor, both referees."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.agreement import Terms, draft_job
+from engine.arithmetic import Arithmetic
+from engine.auditing import compare
+from engine.compile import Compiled, compile_task
+from engine.evidence import Evidence
+from engine.interpreter import Interpreter
+from engine.storage import RunDirectory
+from engine.task import SGD, Batch, Rows, Task
+from engine.training import Worker
+from protocol.chain import JobStatus
+from protocol.isa import TRANSCENDENTALS, Instruction, MapFunction, Opcode
+from protocol.job import Job, SignedHead, SignedJob
+from protocol.moves import Side
+from protocol.program import Program
+from protocol.tags import Digest
+from sim import scenario
+from sim.adversaries import Cheat, long_sums
+from sim.forgery import ForgedEvidence
+from sim.market import Market, another, fork
+from sim.match import Match, play, replay_on_chain, signed_messages
+from sim.scenario import Arena
+from tiebreak.running import make_interpreter
+
+STEPS, BATCH, CLASSES = 8, 6, 3
+BURN = bytes(18) + b"\xde\xad"
+INTERVAL = 3
+"""Segments of 3, 3 and 2 steps."""
+
+
+class Net(nn.Module):
+    """Numbers [B, 9] and a word each to logits [B, 3]: gather and its scatter, cat, max-pool, norm, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4)
+        self.hidden = nn.Linear(13, 24)
+        self.norm = nn.BatchNorm1d(24)
+        self.dropout = nn.Dropout(0.25)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x_BC: Tensor, word_B: Tensor) -> Tensor:
+        h_BC = self.norm(self.hidden(torch.cat([x_BC, self.words(word_B)], 1)))
+        pooled_BC = F.max_pool2d(F.pad(h_BC.view(-1, 1, 4, 6), (0, 0, 1, 1)), (3, 2)).flatten(1)
+        logits: Tensor = self.head(self.dropout(torch.tanh(pooled_BC)))
+        return logits
+
+
+def classify(model: nn.Module, x: Tensor, word: Tensor, label: Tensor) -> Tensor:
+    return F.cross_entropy(model(x, word), label)
+
+
+def make_task() -> Task:
+    generator = torch.Generator().manual_seed(5)
+    model = Net()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    count = 20
+    return Task(
+        name="yard",
+        model=model,
+        loss=classify,
+        optimizer=SGD(lr=0.1, momentum=0.9),
+        data={
+            "numbers": torch.randn(count, 9, generator=generator),
+            "words": torch.randint(0, 7, (count,), generator=generator),
+            "labels": torch.randint(0, CLASSES, (count,), generator=generator),
+        },
+        batch=Batch(size=BATCH, examples=Rows(names=("numbers", "words", "labels"))),
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+        seed=3,
+    )
+
+
+def is_on_chain(program: Program, leaf: int) -> bool:
+    """Whether version 1 of the contract can recompute what a leaf of the value tree names."""
+    if leaf >= 1 << program.half_depth:
+        return True
+    i = program.body[leaf]
+    transcendental = i.opcode == Opcode.MAP and MapFunction(i.function) in TRANSCENDENTALS
+    return not transcendental and i.opcode not in (Opcode.RANDOM, Opcode.SHUFFLE)
+
+
+def kind_of(i: Instruction) -> tuple[str, int]:
+    return i.opcode.name, int(i.function)
+
+
+def other_value(value: Tensor) -> Tensor:
+    """Another value of the same dtype, far enough off to matter."""
+    return ~value if value.dtype == torch.bool else value + 1
+
+
+def any_cheat(program: Program, leaf: int, *, step: int, rng: random.Random) -> Cheat:
+    """Another value in a random element of a leaf of the value tree."""
+    half = 1 << program.half_depth
+    value = leaf if leaf < half else program.commits[leaf - half].operands[0].value
+    element = rng.randrange(program.body[value].numel)
+    return Cheat(name=f"leaf {leaf}", gain="-", step=step, leaf=leaf, element=element, change=other_value)
+
+
+def sums_of(program: Program, more_than: int) -> list[int]:
+    """f32 sums whose elements have an accumulator tree, of more than so many terms."""
+    return [n for n in long_sums(program, more_than + 1) if program.body[n].opcode == Opcode.REDUCE]
+
+
+@dataclass(frozen=True)
+class Duel:
+    """A cheat's run against its auditor: what was signed, and how the game off the chain ended."""
+
+    agreement: SignedJob
+    head: SignedHead
+    match: Match
+
+
+class Yard:
+    """One market, one captured job, and per checkpoint interval an honest run, on the board, with its replay."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self.folder = folder
+        self.compiled: Compiled = compile_task(make_task())
+        self.market = Market()
+        self.interpreter: Interpreter = make_interpreter(self.compiled.program, threads=1)
+        self.jobs: list[Digest] = []
+        self._arenas: dict[int, Arena] = {}
+        self._numbers = iter(range(1 << 30))
+
+    @property
+    def program(self) -> Program:
+        return self.compiled.program
+
+    def fresh(self, name: str) -> Path:
+        return self.folder / f"{next(self._numbers)}-{name}"
+
+    def job(self, interval: int = INTERVAL, levels: int = 2) -> Job:
+        """A job of its own over the computation. Its stake is odd, so that half of it is not half of it."""
+        keys = self.market.parties
+        job = draft_job(
+            self.compiled,
+            steps=STEPS,
+            checkpoint_interval=interval,
+            client=keys.client.address,
+            trainer=keys.trainer.address,
+            terms=Terms(descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55),
+        )
+        return another(job)
+
+    def arena(self, interval: int = INTERVAL) -> Arena:
+        """The honest run, with signed heads, and a replay of it that takes the terms of all sums in another order."""
+        if interval not in self._arenas:
+            agreement, c = self.market.sign(self.job(interval)), self.compiled
+            self.open(agreement)
+            run = RunDirectory.create(self.fresh("honest"), agreement, c.program, c.state, c.data)
+            Worker(run, self.interpreter, key=self.market.parties.trainer).work()
+            replay = RunDirectory.create(self.fresh("replay"), agreement, c.program, c.state, c.data)
+            Worker(replay, Interpreter(c.program, Arithmetic(permute=77))).work()
+            assert compare(replay, run.heads()[-1]).agrees
+            self._arenas[interval] = Arena(self.market, run, replay, self.interpreter, self.folder)
+        return self._arenas[interval]
+
+    def open(self, agreement: SignedJob) -> None:
+        self.market.open(agreement)
+        self.jobs.append(agreement.job.id)
+
+    def duel(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 5, forged: bool = True) -> Duel | None:
+        """Off the chain. None if the cheat left no trace in anything committed: then there is nothing to lie about."""
+        arena, job = self.arena(interval), self.job(interval, levels)
+        agreement = self.market.sign(job)
+        before = job.first_step(job.checkpoint_of(cheat.step)) - 1
+        cheating = fork(arena.run, self.fresh("cheat"), agreement, upto=before)
+        trainer = self.market.parties.trainer
+        # A lie may blow up what follows from it; this trainer wants its reward nevertheless.
+        Worker(cheating, self.interpreter, key=trainer, tamper=cheat.tamper, stop_if_not_finite=False).work()
+        own = fork(arena.replay, self.fresh("own"), agreement, upto=STEPS)
+        head = cheating.heads()[-1]
+        if compare(own, head).agrees:
+            return None
+        tampered = Evidence(cheating, self.interpreter, cheat.tamper)
+        defender = ForgedEvidence(cheating, self.interpreter, cheat) if forged else tampered
+        courier = signed_messages(self.market, agreement, head)
+        match = play(agreement, head, defender, Evidence(own, self.interpreter), courier)
+        return Duel(agreement, head, match)
+
+    def settle(self, duel: Duel) -> Match:
+        """The same moves on the chain."""
+        self.open(duel.agreement)
+        return replay_on_chain(self.market, duel.agreement, duel.head, duel.match)
+
+    def convict(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 2) -> Match:
+        """The whole story: the cheat must lose at its own leaf before both referees, and pay for it."""
+        arena, job, before = self.arena(interval), self.job(interval, levels), self.credits()
+        self.jobs.append(job.id)
+        match = scenario.fight(arena, cheat, job, self.fresh("fight").name).match
+        assert_caught_at(match, cheat)
+        assert_same_end(match)
+        assert_slashed(self, job, match, before)
+        return match
+
+    def credits(self) -> dict[str, int]:
+        """Wei that each account can withdraw."""
+        keys, chain = self.market.parties, self.market.chain
+        accounts = {"client": keys.client.address, "trainer": keys.trainer.address}
+        accounts |= {"challenger": keys.challenger.address, "burned": BURN}
+        return {name: chain.credit(account) for name, account in accounts.items()}
+
+    def escrow(self) -> int:
+        """Wei that the board holds for jobs and games that are not over, by the jobs' own records."""
+        total = 0
+        for job_id in self.jobs:
+            job = self.market.chain.job_state(job_id)
+            if job.status in (JobStatus.OFFERED, JobStatus.ACTIVE):
+                total += job.reward + (job.trainer_stake if job.status is JobStatus.ACTIVE else 0)
+            total += job.open_games * job.challenger_stake
+        return total
+
+    def assert_solvent(self) -> None:
+        """The board owns exactly what it owes."""
+        chain = self.market.chain
+        assert chain.balance(chain.deployment.board) == self.escrow() + sum(self.credits().values())
+
+
+def assert_caught_at(match: Match, cheat: Cheat) -> None:
+    """The trainer lost, in Python, at the step, leaf and element that it tampered with."""
+    state = match.final
+    assert match.loser is Side.DEFENDER, cheat.name
+    assert (state.step, state.leaf) == (cheat.step, cheat.leaf), cheat.name
+    if state.claimed:
+        assert state.element == cheat.element, cheat.name
+
+
+def assert_same_end(match: Match) -> None:
+    """The contract's game ended as the one in Python did: same verdict, same reason, same place."""
+    assert match.chain is not None
+    record, state = match.chain.record, match.final
+    assert state.verdict is not None
+    assert match.chain.loser is match.loser
+    assert record.reason == state.verdict.reason
+    assert (record.level, record.step, record.height) == (state.level, state.step, state.height)
+    assert record.position == state.position
+    assert all(move.gas is not None and move.gas > 21_000 for move in match.moves)
+    assert all(move.bytes > 0 for move in match.moves)
+
+
+def assert_slashed(yard: Yard, job: Job, match: Match, before: dict[str, int]) -> None:
+    """Stake split between challenger and nobody, reward back to the client, and nothing lost or made."""
+    assert match.chain is not None
+    assert match.chain.trainer_gain == -job.trainer_stake
+    assert match.chain.challenger_gain == job.trainer_stake // 2
+    after = yard.credits()
+    assert {name: after[name] - before[name] for name in after} == {
+        "client": job.reward,
+        "trainer": 0,
+        "challenger": job.challenger_stake + job.trainer_stake // 2,
+        "burned": job.trainer_stake - job.trainer_stake // 2,
+    }
+    assert yard.market.chain.job_state(job.id).status is JobStatus.SLASHED
+    yard.assert_solvent()
