@@ -24,10 +24,13 @@ from tiebreak.running import make_interpreter
     help="The trainer's key file; it signs a head at every checkpoint.",
 )
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
+@click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still owed).")
 @threads_option
 @permute_option
 @device_option
-def train(run: Path, key: Path, until: int | None, threads: int | None, permute: int | None, device: str) -> None:
+def train(
+    run: Path, key: Path, until: int | None, diverging: bool, threads: int | None, permute: int | None, device: str
+) -> None:
     """Train the signed job in the folder RUN (see `tiebreak agree`) under policy `exact`.
 
     Checkpoints, records and signed heads go into RUN. Interrupt it at any time, even with kill -9: the same command
@@ -41,7 +44,8 @@ def train(run: Path, key: Path, until: int | None, threads: int | None, permute:
         )
     if until is not None and until > opened.job.steps:
         raise ConfigurationError(f"expected --until of at most {opened.job.steps} steps, got {until}")
-    compute(opened, title="training", key=signing, until=until, threads=threads, permute=permute, device=device)
+    options = {"until": until, "threads": threads, "permute": permute}
+    compute(opened, title="training", key=signing, device=device, diverging=diverging, **options)
 
 
 def compute(
@@ -53,6 +57,7 @@ def compute(
     threads: int | None = None,
     permute: int | None = None,
     device: str = "cpu",
+    diverging: bool = False,
 ) -> str:
     """Runs a worker with a progress bar; prints and returns the root of the run tree in hex."""
     interpreter = make_interpreter(run.program, threads=threads, permute=permute, device=device)
@@ -63,6 +68,6 @@ def compute(
         def told(progress: Progress) -> None:
             on_step(progress.step, progress.loss)
 
-        root = Worker(run, interpreter, key=key, on_progress=told).work(until)
+        root = Worker(run, interpreter, key=key, on_progress=told, stop_if_not_finite=not diverging).work(until)
     click.echo(f"run root {root.hex()}")
     return root.hex()

@@ -1,0 +1,160 @@
+"""The engine against the integers where hardware and languages differ: the ends of i64, NaN, signed zeros, indices."""
+
+import struct
+
+import pytest
+
+from engine.arithmetic import Arithmetic
+from engine.tensors import TORCH_DTYPES, from_bytes, tensor_bytes
+from protocol.isa import (
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    WindowFunction,
+    WindowParams,
+)
+from protocol.reference import element, pack, unpack
+from tests.protocol.programs import every_kind
+
+F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+INTEGERS = [0, 1, -1, 2, -2, 3, 7, -7, LEAST, LEAST + 1, MOST, MOST - 1, 1 << 62, -(1 << 62), (1 << 53) + 1, 16777217]
+FLOATS = [
+    0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000,
+    0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x5F000000, 0xDF000000, 0x5EFFFFFF,
+]  # fmt: skip
+N = len(INTEGERS)
+RAW = {
+    F32: struct.pack(f"<{N}I", *FLOATS),
+    I64: struct.pack(f"<{N}q", *INTEGERS),
+    BOOL: bytes(k % 2 for k in range(N)),
+}
+
+
+def check(i: Instruction, *operands: bytes, types: tuple[DType, ...]) -> None:
+    elements = [unpack(t, data) for t, data in zip(types, operands, strict=True)]
+    want = pack(i.dtype, [element(i, k, lambda o, w: elements[o][w], types) for k in range(i.numel)])
+    tensors = [from_bytes(data, t, (len(data) // t.size,)) for t, data in zip(types, operands, strict=True)]
+    found = Arithmetic().execute(i, tensors, 0)
+    assert found.dtype == TORCH_DTYPES[i.dtype]
+    assert bytes(tensor_bytes(found)) == want
+
+
+def pairs(*values: int) -> tuple[Access, ...]:
+    """Operand k of an N x N result runs along dim k: all pairs."""
+    return tuple(Access(value, 0, ((1, 0), (0, 1))[k]) for k, value in enumerate(values))
+
+
+BINARY = [
+    (f, t, BOOL if f in (MapFunction.LT, MapFunction.LE, MapFunction.EQ, MapFunction.NE) else t)
+    for t, names in (
+        (F32, "ADD SUB MUL DIV MAX MIN LT LE EQ NE"),
+        (I64, "ADD SUB MUL MAX MIN LT LE EQ NE FLOORDIV MOD"),
+        (BOOL, "EQ NE AND OR"),
+    )
+    for f in (MapFunction[name] for name in names.split())
+]
+
+
+@pytest.mark.parametrize(("function", "dtype", "result"), BINARY)
+def test_all_pairs_of_edges(function: MapFunction, dtype: DType, result: DType) -> None:
+    i = Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=(N, N), operands=pairs(0, 1))
+    check(i, RAW[dtype], RAW[dtype], types=(dtype, dtype))
+
+
+@pytest.mark.parametrize("source", DType)
+@pytest.mark.parametrize("result", DType)
+def test_casts_and_copies_of_edges(source: DType, result: DType) -> None:
+    function = MapFunction.COPY if source == result else MapFunction.CAST
+    i = Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=(N,), operands=(Access(0, 0, (1,)),))
+    check(i, RAW[source], types=(source,))
+
+
+@pytest.mark.parametrize("dtype", [F32, I64])
+@pytest.mark.parametrize("function", ReduceFunction)
+@pytest.mark.parametrize("offset", range(0, N, 3))
+def test_reductions_over_edges(function: ReduceFunction, dtype: DType, offset: int) -> None:
+    result = I64 if function == ReduceFunction.ARGMAX else dtype
+    i = Instruction(
+        opcode=Opcode.REDUCE,
+        function=function,
+        dtype=result,
+        reduction=(N - offset,),
+        operands=(Access(0, offset, (1,)),),
+    )
+    check(i, RAW[dtype], types=(dtype,))
+    backward = Instruction(
+        opcode=Opcode.REDUCE, function=function, dtype=result, reduction=(N,), operands=(Access(0, N - 1, (-1,)),)
+    )
+    check(backward, RAW[dtype], types=(dtype,))
+
+
+def test_indices_beyond_everything_reach_nothing() -> None:
+    for stride, offset in ((1, 0), (-1, 9), (0, 3)):
+        gather = Instruction(
+            opcode=Opcode.GATHER,
+            dtype=F32,
+            shape=(N,),
+            operands=(Access(0, offset, (0,)), Access(1, 0, (1,))),
+            params=GatherParams(index_stride=stride, bound=10),
+        )
+        check(gather, RAW[F32], RAW[I64], types=(F32, I64))
+    scatter = Instruction(
+        opcode=Opcode.SCATTER_SUM,
+        dtype=F32,
+        shape=(8,),
+        reduction=(N,),
+        operands=(Access(0, 0, (0, 1)), Access(1, 0, (0, 1))),
+        params=ScatterParams(match=(1,)),
+    )
+    check(scatter, RAW[F32], RAW[I64], types=(F32, I64))
+
+
+def test_windows_iotas_and_draws_at_the_ends() -> None:
+    window = Instruction(
+        opcode=Opcode.WINDOW,
+        function=WindowFunction.ELSE,
+        dtype=I64,
+        shape=(N,),
+        operands=(Access(0, 4, (-1,)), Access(1, 0, (1,))),
+        params=WindowParams(lo=(2,), hi=(15,), step=(3,)),
+    )
+    check(window, RAW[I64], RAW[I64], types=(I64, I64))
+    iota = Instruction(opcode=Opcode.IOTA, dtype=I64, shape=(5,), params=IotaParams(offset=MOST - 1, strides=(MOST,)))
+    check(iota, types=())
+    for seed in (0, -1, LEAST, MOST):
+        scalar = struct.pack("<q", seed)
+        draw = Instruction(
+            opcode=Opcode.RANDOM,
+            dtype=F32,
+            shape=(3, 3),
+            operands=(Access(0, 0, (0, 0)), Access(1, 0, (0, 0))),
+            params=RandomParams(stream=(1 << 32) - 1),
+        )
+        check(draw, scalar, scalar, types=(I64, I64))
+        for n in (1, 2, 5, (1 << 40) - 1):
+            shuffle = Instruction(
+                opcode=Opcode.SHUFFLE,
+                dtype=I64,
+                shape=(N,),
+                operands=(Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,))),
+                params=ShuffleParams(n=n, stream=7),
+            )
+            check(shuffle, RAW[I64], scalar, scalar, types=(I64, I64, I64))
+
+
+def test_what_the_contract_cannot_judge_is_known_before_anyone_signs() -> None:
+    program = every_kind()
+    found = {program.body[n].opcode for n in program.off_chain_only}
+    assert {Opcode.RANDOM, Opcode.SHUFFLE} <= found
+    for number, i in enumerate(program.body):
+        unjudged = i.opcode in (Opcode.RANDOM, Opcode.SHUFFLE) or (i.opcode == Opcode.MAP and 10 <= i.function <= 15)
+        assert (number in program.off_chain_only) == unjudged
