@@ -508,65 +508,6 @@ contract GameRulesTest is GameBase {
         _defenderLost(IGame.Reason.RECOMPUTED);
     }
 
-    // ---------------------------------------------------------------- unused parts of a proof
-
-    function _unused(IReferee.Proof memory proof, string memory part) private {
-        _expect(abi.encodeWithSelector(IGame.UnusedPart.selector, part));
-        _play(challenger, abi.encodeCall(IGame.prove, (gameId, proof)));
-    }
-
-    function test_a_proof_of_a_source_has_no_openings() external {
-        _walkToValue(2, SOURCE);
-        _openTensor(SOURCE);
-        IReferee.Proof memory proof;
-        proof.previous = hex"00";
-        _unused(proof, "previous");
-        delete proof.previous;
-        proof.siblings = new bytes32[](1);
-        _unused(proof, "siblings");
-        proof.siblings = new bytes32[](0);
-        proof.tensors = new IReferee.TensorOpening[](1);
-        _unused(proof, "tensors");
-        proof.tensors = new IReferee.TensorOpening[](0);
-        proof.chunks = new IReferee.ChunkOpening[](1);
-        _unused(proof, "chunks");
-        proof.chunks = new IReferee.ChunkOpening[](0);
-        // A constant needs no witness, data no record, state both.
-        proof.witness.tensorId = WRONG;
-        proof.instruction = hex"0100";
-        _unused(proof, "tensorId");
-        proof.witness.logRoot = WRONG;
-        proof.instruction = hex"0103";
-        _unused(proof, "record");
-        proof.instruction = hex"0102";
-        _play(challenger, abi.encodeCall(IGame.prove, (gameId, proof)));
-        _defenderLost(IGame.Reason.RECOMPUTED);
-    }
-
-    function test_a_proof_of_terms_has_no_witness() external {
-        _walkToTerms();
-        _openTerms();
-        _walk(termLeaves, 0);
-        IReferee.Proof memory proof;
-        proof.previous = hex"00";
-        _unused(proof, "previous");
-        delete proof.previous;
-        proof.siblings = new bytes32[](2);
-        _unused(proof, "siblings");
-        proof.siblings = new bytes32[](0);
-        proof.witness.siblings = new bytes32[](1);
-        _unused(proof, "witness siblings");
-        proof.witness.step = 1;
-        _unused(proof, "record");
-    }
-
-    function test_a_proof_of_a_commit_has_no_record() external {
-        _walkToValue(2, 5);
-        IReferee.Proof memory proof;
-        proof.witness.recordSiblings = new bytes32[](1);
-        _unused(proof, "record");
-    }
-
     // ---------------------------------------------------------------- turns
 
     function test_only_the_mover_moves_and_only_the_phases_move() external {

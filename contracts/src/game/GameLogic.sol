@@ -7,7 +7,6 @@ import {IReferee} from "../interfaces/IReferee.sol";
 import {Commitments} from "../libraries/Commitments.sol";
 import {Isa} from "../libraries/Isa.sol";
 import {Trees} from "../libraries/Trees.sol";
-import {ProofShape} from "./ProofShape.sol";
 import {Duration, Instant} from "./Time.sol";
 
 /// @title The rules of the game (SPEC section 10), on a game's and a job's storage
@@ -201,7 +200,6 @@ library GameLogic {
         IReferee.Proof calldata proof
     ) internal returns (bytes32 right, bytes32 committed) {
         IReferee.Context memory context = proofContext(game, job);
-        ProofShape.check(context, proof);
         right = referee.judge(context, proof);
         committed = context.target == IReferee.Target.ELEMENT ? bytes32(uint256(game.claimed)) : game.node;
         _end(game, right != committed, IGame.Reason.RECOMPUTED);

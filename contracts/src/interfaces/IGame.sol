@@ -154,8 +154,6 @@ interface IGame {
     /// The challenger's nodes do not fold to the node that they should stand below.
     error NodesDoNotFold(bytes32 expected, bytes32 actual);
     error IndexOutOfRange(uint256 limit, uint256 index);
-    /// A part of the proof that this leaf has no use for is not empty.
-    error UnusedPart(string part);
     error WrongChunk(bytes32 expected, bytes32 actual);
     error WrongInstructionBytes(bytes32 expected, bytes32 actual);
 
