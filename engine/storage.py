@@ -41,6 +41,7 @@ MAX_PROGRAM_BYTES: Final = 1 << 30
 MAX_RECORDS_BYTES: Final = 1 << 30
 """14 million checkpoints. A job may name 2^64 steps, and a sparse file of any size costs its sender nothing."""
 MAX_METRICS_BYTES: Final = 1 << 30
+MAX_METRIC_CHARACTERS: Final = 512
 _HEADER_BYTES: Final = 1 << 24
 _SAFETENSORS_DTYPES: Final = {DType.F32: "F32", DType.I64: "I64", DType.BOOL: "BOOL"}
 
@@ -316,7 +317,8 @@ class RunDirectory:
         path = self.path / "metrics.jsonl"
         found: dict[int, dict[str, float]] = {}
         text = read_file(path, MAX_METRICS_BYTES).decode("utf-8", "replace") if path.exists() else ""
-        for line in text.splitlines():
+        # A longer line is not ours; and a deeply nested one can exhaust the C stack of the parser.
+        for line in (line for line in text.splitlines() if len(line) <= MAX_METRIC_CHARACTERS):
             try:
                 entry = json.loads(line)
                 found[int(entry["step"])] = entry

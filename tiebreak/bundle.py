@@ -37,7 +37,8 @@ _FIELDS: Final = {
     "initial_state_root": str,
     "data_root": str,
 }
-MAX_MANIFEST_BYTES: Final = 65536
+MAX_MANIFEST_BYTES: Final = 4096
+"""A manifest has about 400. Nested deeper than this allows, JSON can exhaust the C stack of its parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

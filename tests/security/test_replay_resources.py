@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 
 from engine.agreement import sign_job
@@ -29,6 +30,7 @@ from protocol.merkle import Tree
 from protocol.moves import Side
 from protocol.player import Challenger, Defender
 from protocol.program import Program
+from tiebreak.commands.train import train
 
 CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
 DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))
@@ -127,3 +129,23 @@ def test_a_dispute_holds_one_state_however_long_the_segment(tmp_path: Path) -> N
     gc.collect()
     assert len(watched.made) >= STEPS
     assert sum(ref() is not None for ref in watched.made) <= 1
+
+
+def test_the_command_goes_on_with_a_diverging_run_when_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, key = make_run(tmp_path / "run"), tmp_path / "key.pem"
+    TRAINER.save(key, "a long passphrase")
+    monkeypatch.setenv("TIEBREAK_PASSPHRASE", "a long passphrase")
+    arguments = [str(run.path), "--key", str(key), "--threads", "1"]
+    stopped = CliRunner().invoke(train, arguments)
+    assert isinstance(stopped.exception, NotFiniteError)
+    assert run.records() == []
+    finished = CliRunner().invoke(train, [*arguments, "--diverging"])
+    assert finished.exception is None
+    assert [record.step for record in run.records()] == [INTERVAL, STEPS]
+
+
+def test_accumulators_are_computed_once_in_a_walk(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    evidence = Evidence(run, Interpreter(run.program, Arithmetic()))
+    value = next(n for n, i in enumerate(run.program.body) if i.is_reduction)
+    assert evidence.accumulators(1, value, 0) is evidence.accumulators(1, value, 0)

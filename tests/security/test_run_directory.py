@@ -21,6 +21,7 @@ from protocol.job import Head, Job, SignedHead, SignedJob
 from protocol.keys import PrivateKey
 from protocol.program import Program
 from protocol.tags import Digest
+from tiebreak.bundle import load_bundle
 
 CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
 DOMAIN = Domain(chain_id=1, contract=Address(bytes(19) + b"\x01"))
@@ -153,3 +154,14 @@ def test_read_file_takes_its_limit_exactly(tmp_path: Path) -> None:
     assert read_file(path, 3) == b"abc"
     with pytest.raises(EncodingError, match="at most 2"):
         read_file(path, 2)
+
+
+def test_a_nested_manifest_cannot_exhaust_the_stack(tmp_path: Path) -> None:
+    folder = tmp_path / "captured"
+    folder.mkdir()
+    (folder / "bundle.json").write_bytes(b"[" * 60_000)
+    with pytest.raises(EncodingError, match="at most 4096"):
+        load_bundle(folder)
+    (folder / "bundle.json").write_bytes(b"[" * 4096)
+    with pytest.raises(EncodingError, match="expected JSON"):
+        load_bundle(folder)
