@@ -160,7 +160,8 @@ class Arithmetic:
 def _compile_source(i: Instruction, device: torch.device) -> Compiled:
     match i.function:
         case SourceKind.CONST:
-            return lambda *_: indexing.constant(i, device)
+            made = indexing.constant(i, device)
+            return lambda *_: made.clone()
         case SourceKind.STEP:
             return lambda _, step: torch.full((), step, dtype=torch.int64, device=device)
     raise ValueError(f"expected a constant or the step, got source {i.function}: the interpreter provides those")

@@ -1,6 +1,7 @@
 """max, argmax, gather, window, iota and constants: instructions that select and never round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import prod
 
 import torch
@@ -16,9 +17,12 @@ from protocol.isa import (
     SourceConst,
     WindowFunction,
     WindowParams,
+    row_major,
 )
 
 TORCH_DTYPES = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
+FEW_POSITIONS = 16
+"""Positions of a reduction that are compared one after the other."""
 _UNSIGNED = 1 << 64
 
 
@@ -64,9 +68,30 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         found = x.amax(dims) if dims else x.clone()
         if found.dtype == torch.float32:
             found = found.add_(0.0)
+    elif 1 < prod(x.shape[rank:]) <= FEW_POSITIONS:
+        found = _first_of_few(x, rank, instruction.reduction)
     else:
         found = _first_greatest(x, dims, instruction.reduction)
     return found.expand(shape).contiguous()
+
+
+def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
+    """As `_first_greatest`, position by position: kernels that reduce short dims are many times slower."""
+    best: Tensor | None = None
+    first = torch.zeros(x.shape[:rank], dtype=torch.int64, device=x.device)
+    places: Iterator[tuple[int, ...]] = product(*(range(n) for n in x.shape[rank:]))
+    for place in places:
+        here = x[(slice(None),) * rank + place]
+        if best is None:
+            best = here
+            continue
+        position = sum(c * stride for c, stride in zip(place, row_major(tuple(reduction)), strict=True))
+        replaces = here.gt(best)
+        if x.dtype == torch.float32:
+            replaces |= here.ne(here) & best.eq(best)  # the first NaN stays
+        first.masked_fill_(replaces, position)
+        best = torch.where(replaces, here, best)
+    return first
 
 
 def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) -> Tensor:

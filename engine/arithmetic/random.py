@@ -1,9 +1,10 @@
-"""`random` and `shuffle` (SPEC section 7): Philox4x32-10 in i64 torch operations, the same on every device."""
+"""`random` and `shuffle` (SPEC section 7): Philox4x32-10 in integer operations, the same on every device."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +24,17 @@ TABLE: Final = 1 << 14
 """Permutations up to this length are made whole."""
 TABLES: Final = 4
 """Epochs of one instruction for which that is worth it."""
-_PIECE: Final = 1 << 15
-"""Blocks made at once; 4 words of 8 bytes each stay in a core's cache."""
+_PIECE: Final = 1 << 14
+"""Blocks made at once on a CPU; their words, of 8 bytes each, stay in a core's cache."""
+_PIECE_ELSEWHERE: Final = 1 << 20
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """The four words of the blocks at some counters; i64 tensors of unsigned 32-bit values that broadcast."""
+    if counter[0].device.type == "cpu":
+        return _philox_cpu(counter, (int(key[0].item()), int(key[1].item())))
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -39,6 +43,26 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
         c0, c1 = (p1 >> 32).bitwise_and_(_MASK) ^ c1 ^ k0, p1.bitwise_and_(_MASK)
         c2, c3 = (p0 >> 32).bitwise_and_(_MASK) ^ c3 ^ k1, p0.bitwise_and_(_MASK)
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def _philox_cpu(counter: Words, key: tuple[int, int]) -> Words:
+    """`philox` with half the calls: (c0, c2) and (c1, c3) are each one array, and products are unsigned."""
+    shape = np.broadcast_shapes(*(tuple(word.shape) for word in counter))
+    even, odd, spare = (np.empty((2, *shape), dtype=np.uint64) for _ in range(3))
+    even[0], odd[0], even[1], odd[1] = (word.numpy() for word in counter)
+    column = (2, *(1 for _ in shape))
+    factors, keys = np.array((_M0, _M1), dtype=np.uint64).reshape(column), np.array(key, dtype=np.uint64)
+    steps, mask, half = np.array((_W0, _W1), dtype=np.uint64), np.uint64(_MASK), np.uint64(32)
+    for _ in range(_ROUNDS):
+        np.multiply(even, factors, out=spare)
+        np.right_shift(spare, half, out=even)
+        odd ^= keys.reshape(column)
+        odd ^= even[::-1]
+        np.bitwise_and(spare[::-1], mask, out=even)
+        even, odd = odd, even
+        keys = (keys + steps) & mask
+    c0, c1, c2, c3 = (torch.from_numpy(x.view(np.int64)) for x in (even[0], odd[0], even[1], odd[1]))
     return c0, c1, c2, c3
 
 
@@ -59,11 +83,12 @@ def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     fourth = torch.full_like(third, instruction.params.stream)
     blocks = -(-instruction.numel // 4)
     words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)
-    for begin in range(0, blocks, _PIECE):
-        position = torch.arange(begin, min(begin + _PIECE, blocks), dtype=torch.int64, device=seed.device)
+    piece = _PIECE if seed.device.type == "cpu" else _PIECE_ELSEWHERE
+    for begin in range(0, blocks, piece):
+        position = torch.arange(begin, min(begin + piece, blocks), dtype=torch.int64, device=seed.device)
         drawn = philox((position & _MASK, position >> 32, third, fourth), key)
         for column, word in enumerate(drawn):
-            words[begin : begin + _PIECE, column] = (word >> 8).to(torch.float32)
+            words[begin : begin + piece, column] = (word >> 8).to(torch.float32)
     # 24-bit integers times a power of two: exact.
     return words.view(-1)[: instruction.numel].mul(2.0**-24).view(instruction.shape)
 

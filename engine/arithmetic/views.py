@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from protocol.isa import Access
+from protocol.isa import Access, row_major
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,16 @@ class View:
 
     def on(self, base: Tensor) -> Tensor:
         """The view of a contiguous base tensor; bounds were checked when the program was validated."""
+        if self.whole and base.shape == self.sizes:
+            return base
         view = base.as_strided(self.sizes, self.strides, base.storage_offset() + self.offset)
         return view.flip(self.flips) if self.flips else view
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether a base tensor of these sizes is read as it is."""
+        plain = tuple(0 if n == 1 else stride for n, stride in zip(self.sizes, row_major(self.sizes), strict=True))
+        return self.offset == 0 and not self.flips and self.strides == plain
 
     @cached_property
     def numel(self) -> int:

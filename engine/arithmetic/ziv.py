@@ -46,7 +46,7 @@ ROW_BUDGET: Final = 1 << 20
 """Terms read at once for undecided elements (times a dozen FP64 temporaries)."""
 PIECE: Final = 1 << 18
 """Terms of one element read at once."""
-CACHED: Final = 1 << 15
+CACHED: Final = 1 << 16
 """Elements tested at once on a CPU."""
 _MIN_PRODUCT_EXPONENT: Final = -298
 
@@ -86,18 +86,23 @@ def decide_outer(c: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor
     """`decide` for c (Bt, M, N) and e = left (Bt, M) x right (Bt, N), in pieces that stay in a CPU's cache."""
     batch, m, n = c.shape
     if c.device.type != "cpu" or c.numel() <= CACHED:
-        return decide(c, left[:, :, None] * right[:, None, :])
+        return _decide_outer(c, left[:, :, None], right[:, None, :])
     result = torch.empty(c.shape, dtype=torch.float32)
     undecided = torch.empty(c.shape, dtype=torch.bool)
     rows, batches = max(1, CACHED // n), max(1, CACHED // (m * n))
     for b in range(0, batch, batches):
         for r in range(0, m, rows):
             part = slice(b, b + batches), slice(r, r + rows)
-            e = left[part][:, :, None] * right[part[0], None, :]
-            high = result[part].copy_(c[part] + e)
-            torch.ne(torch.sub(c[part], e, out=e).to(torch.float32), high, out=undecided[part])
-            high.add_(0.0)
+            high, different = _decide_outer(c[part], left[part][:, :, None], right[part[0], None, :])
+            result[part], undecided[part] = high, different
     return result, undecided
+
+
+def _decide_outer(c: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    # With or without FMA: that leaves a rounding out.
+    high = torch.addcmul(c, left, right).to(torch.float32, memory_format=torch.contiguous_format)
+    undecided = torch.addcmul(c, left, right, value=-1).to(torch.float32).ne(high)
+    return high.add_(0.0), undecided
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
