@@ -5,7 +5,21 @@ import torch
 from engine.arithmetic import Arithmetic
 from engine.interpreter import Interpreter
 from engine.qualify import qualify
+from protocol.errors import ConfigurationError
 from protocol.program import Program
+
+
+def usable_device(name: str) -> torch.device:
+    """A device that this torch can compute on. Raises `ConfigurationError` for any other."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises for a device it has not
+        raise ConfigurationError(
+            f"expected a device that this torch computes on, such as cpu or cuda:0, got {name!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return device
 
 
 def make_interpreter(
@@ -18,5 +32,6 @@ def make_interpreter(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    qualify(Arithmetic(device=device, permute=permute))  # of its own, so that the run's statistics are the run's
-    return Interpreter(program, Arithmetic(device=device, permute=permute))
+    found = usable_device(device)
+    qualify(Arithmetic(device=found, permute=permute))  # of its own, so that the run's statistics are the run's
+    return Interpreter(program, Arithmetic(device=found, permute=permute))

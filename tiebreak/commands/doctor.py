@@ -9,6 +9,7 @@ from engine.arithmetic import Arithmetic
 from engine.qualify import qualify
 from tiebreak.commands.options import device_option, threads_option
 from tiebreak.environment import describe
+from tiebreak.running import usable_device
 
 
 @click.command()
@@ -24,6 +25,7 @@ def doctor(threads: int | None, device: str) -> None:
         torch.set_num_threads(threads)
     for name, value in describe():
         click.echo(f"{name:<24}{value}")
+    found = usable_device(device)
     started = time.perf_counter()
-    report = qualify(Arithmetic(device=torch.device(device)))
+    report = qualify(Arithmetic(device=found))
     click.echo(f"{'device ' + device:<24}exact: {report.cases} cases in {time.perf_counter() - started:.1f} s")
