@@ -23,13 +23,16 @@ MARKER = ".tiebreak-demo"
 JOBS = ("digits", "text")
 
 
-def run_demo(output: Path, console: Console) -> DemoResult:
-    """Plays the whole path into `output` (emptied if a demo made it) and writes the report there."""
+def run_demo(output: Path, console: Console, *, steps: int | None = None) -> DemoResult:
+    """Plays the whole path into `output` (emptied if a demo made it) and writes the report there.
+
+    steps: of each job, instead of the task's own; at least 13, so that there is a lie before the last checkpoint.
+    """
     started = time.perf_counter()
     _prepare(output)
     heading(console, 1, "Agree: two jobs, captured as programs, signed by client and trainer")
     market = Market()
-    tasks = [load_task(name) for name in JOBS]
+    tasks = [load_task(name, steps=steps) for name in JOBS]
     terms = Terms(descent_levels=2)
     agreed = [training.agree(market, task, output / "runs" / task.name, console, terms) for task in tasks]
     heading(console, 2, "Train: policy exact, a signed head at every checkpoint, posted to the chain")
@@ -40,7 +43,7 @@ def run_demo(output: Path, console: Console) -> DemoResult:
     heading(console, 3, "Audit: another process, other settings, the same bits")
     digits = trained[0]
     audit, replay = training.audit(digits, output / "runs" / "digits-audit", console)
-    plain = plain_runs(digits.task.name, digits.task.initial_state())
+    plain = plain_runs(digits.task.name, digits.task.initial_state(), steps=steps)
     roots = {run.state_sha256 for run in plain}
     console.print(
         f"plain FP32 PyTorch under {len(plain)} such settings: {len(roots)} different final states", highlight=False
