@@ -6,6 +6,7 @@ from typing import Final
 import click
 from rich.console import Console
 
+from protocol.errors import VerificationError
 from tiebreak.commands.options import output_option
 from tiebreak.demo import run_demo
 
@@ -13,10 +14,8 @@ WIDTH: Final = 150
 """Of what is printed into a file or a pipe: room for the table."""
 
 
-class DemoFailure(click.ClickException):
+class DemoFailure(VerificationError):
     """An audit or a verdict was not as it must be."""
-
-    exit_code = 2
 
 
 @click.command()
