@@ -1,0 +1,126 @@
+"""`tiebreak dispute`: the verdict over a lie, where it stands, and what is not worth a game."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.storage import RunDirectory
+from protocol.job import Head, SignedHead
+from tests.tiebreak.parties import Parties, doubled_weight
+from tests.tiebreak.test_commands_train import one_line
+from tiebreak.cli import run, tiebreak
+from tiebreak.keyfiles import load_key
+
+
+def dispute(run_folder: Path, replay: Path, *more: str) -> int:
+    return run(tiebreak, ["dispute", str(run_folder), str(replay), "--threads", "1", *more])
+
+
+@pytest.fixture
+def honest(parties: Parties, tmp_path: Path) -> Path:
+    return parties.trained(tmp_path / "honest")
+
+
+def walk(text: str) -> list[tuple[str, int, int]]:
+    rows = re.findall(r"^(\w+) +height +(\d+)  position (\d+)$", text, flags=re.MULTILINE)
+    return [(tree, int(height), int(position)) for tree, height, position in rows]
+
+
+@pytest.mark.parametrize("step", [2, 5, 7])
+def test_a_run_that_leaves_the_program_loses(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int
+) -> None:
+    cheating = parties.tampered(tmp_path / "cheating", doubled_weight(parties.path("agreed"), step))
+    replay = tmp_path / "replay"
+    assert parties.audit(cheating, replay) == 2
+    capsys.readouterr()
+    assert dispute(cheating, replay) == 0
+    text = capsys.readouterr().out
+    steps = walk(text)
+    assert [tree for tree, _, _ in steps] == sorted((t for t, _, _ in steps), key=["run", "steps", "values"].index)
+    assert [position for tree, _, position in steps if tree == "run"][-1] == (step - 1) // 3
+    (line,) = [line for line in text.splitlines() if "loses" in line]
+    assert re.fullmatch(r"trainer loses after \d+ moves: .+", line)
+
+
+def test_the_first_head_may_be_true(
+    parties: Parties, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cheating = parties.tampered(tmp_path / "cheating", doubled_weight(parties.path("agreed"), 5))
+    capsys.readouterr()
+    assert dispute(cheating, honest, "--count", "1") == 0
+    assert capsys.readouterr().out == "nothing to dispute: head 1 is what the program produces\n"
+    assert dispute(cheating, honest, "--count", "2") == 0
+    assert "trainer loses" in capsys.readouterr().out
+
+
+def test_an_honest_run_is_not_disputed(
+    parties: Parties, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parties.audit(honest, tmp_path / "replay") == 0
+    capsys.readouterr()
+    assert dispute(honest, tmp_path / "replay") == 0
+    assert capsys.readouterr().out == "nothing to dispute: head 3 is what the program produces\n"
+
+
+def test_a_signed_root_out_of_nowhere_loses(
+    parties: Parties, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer has the honest run and signed something else: it cannot open what it signed."""
+    liar = shutil.copytree(honest, tmp_path / "liar")
+    made = RunDirectory.open(liar)
+    head = Head(job_id=made.job.id, count=3, run_root=bytes(range(32)))
+    signed = SignedHead.sign(head, made.agreement.domain, load_key(parties.path("trainer.pem")))
+    max((liar / "heads").iterdir()).write_bytes(signed.encode())
+    assert parties.audit(liar, tmp_path / "replay") == 2
+    capsys.readouterr()
+    assert dispute(liar, tmp_path / "replay") == 0
+    assert "trainer loses after 1 moves" in capsys.readouterr().out
+
+
+def test_a_count_that_nobody_signed(honest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispute(honest, honest, "--count", "4") == 1
+    assert "expected a head of 4 checkpoints, got [1, 2, 3]" in one_line(capsys)
+
+
+def test_a_run_without_heads(
+    parties: Parties, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispute(parties.signed(tmp_path / "run"), honest) == 1
+    assert "expected a head of 0 checkpoints, got []" in one_line(capsys)
+
+
+def test_a_replay_that_has_not_come_as_far(
+    parties: Parties, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    behind = parties.signed(tmp_path / "behind")
+    assert parties.train(behind, "--until", "3") == 0
+    capsys.readouterr()
+    assert dispute(honest, behind) == 1
+    assert "StateError: the replay has 1 checkpoints; replay to 3 before comparing" in one_line(capsys)
+
+
+def test_a_replay_of_another_job(
+    parties: Parties, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
+    command = ["agree", str(parties.path("captured")), *keys, "--nonce", "5", "--output", str(tmp_path / "other")]
+    assert run(tiebreak, command) == 0
+    capsys.readouterr()
+    assert dispute(honest, tmp_path / "other") == 1
+    assert one_line(capsys).startswith("ConfigurationError: expected a replay of job ")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_damaged_run(honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], which: int) -> None:
+    broken = shutil.copytree(honest, tmp_path / "broken")
+    (broken / "records.bin").write_bytes(bytes(76))
+    folders = (broken, honest) if which == 0 else (honest, broken)
+    assert dispute(*folders) == (2 if which else 0)
+    printed = capsys.readouterr()
+    if which:
+        assert "EncodingError" in printed.err
+    else:  # its heads are true: what else lies in the folder is not asked for
+        assert printed.out.startswith("nothing to dispute")
