@@ -60,18 +60,23 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
     return Fought(match, challenger, challenger.replayed_steps)
 
 
-def challenge_falsely(arena: Arena, mistake: Cheat, name: str) -> Fought:
-    """A challenger whose replay has a mistake in it attacks the honest trainer's last head."""
+def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0) -> Fought:
+    """A challenger whose replay has a mistake in it attacks the honest trainer's last head.
+
+    Games of one challenger against one head differ by their nonce.
+    """
     job = arena.run.job
     before = job.first_step(job.checkpoint_of(mistake.step)) - 1
     wrong = fork(arena.run, arena.folder / f"wrong-{name}", arena.run.agreement, upto=before)
     Worker(wrong, arena.interpreter, tamper=mistake.tamper).work()
     defender = Evidence(arena.run, arena.interpreter)
     challenger = Evidence(wrong, arena.interpreter, mistake.tamper)
-    match = _play(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger)
+    match = _play(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
     return Fought(match, defender, challenger.replayed_steps)
 
 
-def _play(market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence) -> Match:
-    match = play(agreement, head, defender, challenger, signed_messages(market, agreement, head))
-    return replay_on_chain(market, agreement, head, match)
+def _play(
+    market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
+) -> Match:
+    match = play(agreement, head, defender, challenger, signed_messages(market, agreement, head, nonce))
+    return replay_on_chain(market, agreement, head, match, nonce=nonce)
