@@ -296,3 +296,25 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         index, c = divmod(index, dim)
         coordinates.append(c)
     return tuple(reversed(coordinates))
+
+
+_SIGNATURES: Final[dict[tuple[Opcode, int], tuple[Signature, ...]]] = {
+    (Opcode.REDUCE, ReduceFunction.SUM): (((_F,), _F), ((_F, _F), _F), ((_I,), _I)),
+    (Opcode.REDUCE, ReduceFunction.MAX): _same(1, (_F, _I)),
+    (Opcode.REDUCE, ReduceFunction.ARGMAX): (((_F,), _I), ((_I,), _I)),
+    (Opcode.GATHER, 0): tuple(((t, _I), t) for t in _ANY),
+    (Opcode.SCATTER_SUM, 0): (((_F, _I), _F),),
+    (Opcode.WINDOW, WindowFunction.FILL): _same(1, _ANY),
+    (Opcode.WINDOW, WindowFunction.ELSE): _same(2, _ANY),
+    (Opcode.IOTA, 0): (((), _I),),
+    (Opcode.RANDOM, 0): (((_I, _I), _F),),
+    (Opcode.SHUFFLE, 0): _same(3, (_I,)),
+    (Opcode.COMMIT, 0): _same(1, _ANY),
+}
+
+
+def signatures(instruction: Instruction) -> tuple[Signature, ...] | None:
+    """The operand dtypes and result dtypes that an instruction may have; None for `source`, which has no operands."""
+    if instruction.opcode == Opcode.MAP:
+        return MAP_SIGNATURES[MapFunction(instruction.function)]
+    return _SIGNATURES.get((instruction.opcode, instruction.function))

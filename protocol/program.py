@@ -21,7 +21,6 @@ from math import prod
 from protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from protocol.errors import EncodingError, ProgramError
 from protocol.isa import (
-    MAP_SIGNATURES,
     MAX_INSTRUCTION_BYTES,
     MAX_INSTRUCTIONS,
     MAX_NUMEL,
@@ -41,13 +40,13 @@ from protocol.isa import (
     ReduceFunction,
     ScatterParams,
     ShuffleParams,
-    Signature,
     Slot,
     SourceConst,
     SourceKind,
     WindowFunction,
     WindowParams,
     row_major,
+    signatures,
 )
 from protocol.merkle import Tree, depth_of
 from protocol.tags import EMPTY, Digest, Tag, tagged_hash
@@ -337,31 +336,6 @@ _PARAMS: dict[Opcode, tuple[type | None, ...]] = {
 }
 
 
-_F32, _I64, _BOOL = DType.F32, DType.I64, DType.BOOL
-_ALL = (_F32, _I64, _BOOL)
-
-_SIGNATURES: dict[tuple[Opcode, int], tuple[Signature, ...]] = {
-    (Opcode.REDUCE, ReduceFunction.SUM): (((_F32,), _F32), ((_F32, _F32), _F32), ((_I64,), _I64)),
-    (Opcode.REDUCE, ReduceFunction.MAX): (((_F32,), _F32), ((_I64,), _I64)),
-    (Opcode.REDUCE, ReduceFunction.ARGMAX): (((_F32,), _I64), ((_I64,), _I64)),
-    (Opcode.GATHER, 0): tuple(((t, _I64), t) for t in _ALL),
-    (Opcode.SCATTER_SUM, 0): (((_F32, _I64), _F32),),
-    (Opcode.WINDOW, WindowFunction.FILL): tuple(((t,), t) for t in _ALL),
-    (Opcode.WINDOW, WindowFunction.ELSE): tuple(((t, t), t) for t in _ALL),
-    (Opcode.IOTA, 0): (((), _I64),),
-    (Opcode.RANDOM, 0): (((_I64, _I64), _F32),),
-    (Opcode.SHUFFLE, 0): (((_I64, _I64, _I64), _I64),),
-    (Opcode.COMMIT, 0): tuple(((t,), t) for t in _ALL),
-}
-
-
-def _signatures(instruction: Instruction) -> tuple[Signature, ...] | None:
-    """The operand and result dtypes an instruction may have; None for `source`, which has no operands."""
-    if instruction.opcode == Opcode.MAP:
-        return MAP_SIGNATURES[MapFunction(instruction.function)]
-    return _SIGNATURES.get((instruction.opcode, instruction.function))
-
-
 class _Validator:
     """One pass over a program; `self._at` is the instruction under test, for error messages."""
 
@@ -463,13 +437,13 @@ class _Validator:
 
     def _types(self, i: Instruction) -> None:  # (4)
         types = self._program.operand_dtypes(i)
-        accepted = _signatures(i)
+        accepted = signatures(i)
         fits = accepted is None or (types, i.dtype) in accepted
         self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
 
     def own_types(self, i: Instruction) -> None:  # (4)
         """Whether operands of some dtypes fit."""
-        accepted = _signatures(i)
+        accepted = signatures(i)
         fits = accepted is None or any(len(t) == len(i.operands) and d == i.dtype for t, d in accepted)
         self._require(fits, f"{i.opcode.name} {i.function} does not make {i.dtype.name} of {len(i.operands)} operands")
 

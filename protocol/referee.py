@@ -22,13 +22,11 @@ from protocol.errors import EncodingError, ProofError
 from protocol.float32 import MAX_PRECISION
 from protocol.isa import (
     CHUNK_BYTES,
-    MAP_SIGNATURES,
     TERMS_PER_LEAF,
     DType,
     Instruction,
-    MapFunction,
     Opcode,
-    ReduceFunction,
+    signatures,
 )
 from protocol.merkle import Tree, depth_of, verify
 from protocol.moves import ChunkOpening, TensorOpening
@@ -92,8 +90,8 @@ class Openings:
         """The operands' dtypes, known from the openings or forced by the instruction; `ProofError` if they clash."""
         opened = [self._types.get(access.value) for access in instruction.operands]
         for expected in _signatures(instruction):
-            matches = zip(opened, expected, strict=False)
-            if len(opened) == len(expected) and all(found in (None, wanted) for found, wanted in matches):
+            matches = zip(opened, expected, strict=True)
+            if all(found in (None, wanted) for found, wanted in matches):
                 return expected
         names = [found.name if found is not None else "not open" for found in opened]
         raise ProofError(f"expected operand dtypes that fit {_name(instruction)}, got {', '.join(names)}")  # (6)
@@ -136,21 +134,12 @@ def _name(instruction: Instruction) -> str:
 
 
 def _signatures(instruction: Instruction) -> list[tuple[DType, ...]]:
-    """The operand dtypes an instruction may have (SPEC 4.3 and 4.4)."""
-    result, count = instruction.dtype, len(instruction.operands)
-    match instruction.opcode:
-        case Opcode.MAP:
-            found = MAP_SIGNATURES[MapFunction(instruction.function)]
-            return [operands for operands, dtype in found if dtype == result]
-        case Opcode.REDUCE if instruction.function == ReduceFunction.ARGMAX:
-            return [(DType.F32,), (DType.I64,)]
-        case Opcode.REDUCE | Opcode.WINDOW:
-            return [(result,) * count]
-        case Opcode.GATHER | Opcode.SCATTER_SUM:
-            return [(result, DType.I64)]
-        case Opcode.RANDOM | Opcode.SHUFFLE | Opcode.IOTA:
-            return [(DType.I64,) * count]
-    raise ProofError(f"expected an instruction that is judged by element, got {_name(instruction)}")
+    """The operand dtypes of an instruction whose result has its dtype and that has as many operands."""
+    if instruction.opcode in (Opcode.SOURCE, Opcode.COMMIT):
+        raise ProofError(f"expected an instruction that is judged by element, got {_name(instruction)}")
+    count = len(instruction.operands)
+    accepted = signatures(instruction) or ()
+    return [types for types, result in accepted if result == instruction.dtype and len(types) == count]
 
 
 def _check_index(instruction: Instruction, index: int) -> None:
