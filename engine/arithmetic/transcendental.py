@@ -1,4 +1,4 @@
-"""exp, log, tanh, erf, sin, cos: FP64 with a relative bound, Ziv's test, integers for what it leaves (DESIGN 2.1).
+"""exp, log, tanh, erf, sin, cos: FP64 with a relative bound, Ziv's test, integers for what it leaves.
 
 Every supported backend computes these in FP64 within a few ulp; the bound is 16 ulp of 2^-52 each, plus the roundings
 of y (1 -+ d). Results whose FP64 value overflows or is subnormal are far outside the range of f32 and round to

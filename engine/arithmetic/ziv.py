@@ -1,4 +1,4 @@
-r"""Correct rounding of FP64 sums to FP32 by Ziv's test (DESIGN 2.1), and the exact resolution of what it leaves.
+r"""Correct rounding of FP64 sums to FP32 by Ziv's test, and the exact resolution of what it leaves.
 
 **The bound.** Let u = 2^-53 and let a result C be computed from exact reals t_1 ... t_K (f32 values, or products of
 two, which FP64 holds exactly: 48 bits, exponents within -298 ... 256, so nothing under- or overflows) such that no
