@@ -47,8 +47,8 @@ types: setup ## mypy --strict
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m protocol.vectors tests/vectors --check
 
-contracts: ## Solidity: format, build, test, compare the artifacts (needs Node)
-	$(MAKE) -C contracts setup fmt-check build test artifacts-check
+contracts: ## Solidity: format, build, test, compare gas and artifacts (needs Node)
+	$(MAKE) -C contracts setup fmt-check build test snapshot-check artifacts-check
 
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*
