@@ -13,11 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported anywhere: two workers on two cores must not fight over them, and threads that wait for each
 # other must not spin. Tests that are about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# No test asserts a time, Hypothesis' deadline included. A gate tries the same examples every time; by hand, new ones.
+settings.register_profile(
+    "tiebreak", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tiebreak")
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = Path(__file__).with_name("floors.json")
