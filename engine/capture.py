@@ -4,6 +4,7 @@ The only module that touches torch's tracing internals. Tested with torch 2.13.0
 depends on torch's version.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,6 +136,11 @@ def trace(
     model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
 ) -> tuple[fx.GraphModule, Any, _Functional]:
     """The joint forward and backward graph of `loss(model, *batch)` and its signature."""
+    if torch.__version__.partition("+")[0] not in TESTED_TORCH:
+        tested = ", ".join(TESTED_TORCH)
+        warnings.warn(
+            f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=2
+        )
     wrapped = _Functional(model, loss)
     table = {
         op: rule
