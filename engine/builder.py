@@ -131,13 +131,12 @@ class Ref:
 
     def access(self) -> Access:
         """The access map over this ref's own coordinates; size-1 dims normalised to stride 0."""
-        strides = tuple(0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True))
-        return Access(self.value, self.offset, strides)
+        return self.access_over(self.shape, self.strides)
 
-
-def _access(ref: Ref, offset: int, strides: Sequence[int], dims: Sequence[int]) -> Access:
-    normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
-    return Access(ref.value, offset, normal)
+    def access_over(self, dims: Sequence[int], strides: Sequence[int]) -> Access:
+        """A map of another index space, from this ref's offset; size-1 dims normalised to stride 0."""
+        normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
+        return Access(self.value, self.offset, normal)
 
 
 def scalar_bits(value: Scalar, dtype: DType) -> int:
@@ -266,7 +265,7 @@ class Builder:
         if (
             base.shape == x.shape
             and x.offset == 0
-            and x.access().strides == _access(x, 0, row_major(x.shape), x.shape).strides
+            and x.access().strides == x.access_over(x.shape, row_major(x.shape)).strides
         ):
             return replace(x, strides=row_major(x.shape))
         return self.map(MapFunction.COPY, x)
@@ -356,7 +355,7 @@ class Builder:
                 opcode=Opcode.GATHER,
                 dtype=table.dtype,
                 shape=index.shape,
-                operands=(_access(table, table.offset, table_strides, index.shape), index.access()),
+                operands=(table.access_over(index.shape, table_strides), index.access()),
                 params=GatherParams(index_stride=dim_stride, bound=bound),
             )
         )
@@ -375,13 +374,9 @@ class Builder:
         """Exact sums into `rows` rows: out[v] = sum of source[i...] over index[i...] = v."""
         lead, row = source.shape[: index.rank], source.shape[index.rank :]
         shape, reduction = (rows, *row), lead
-        src = _access(
-            source,
-            source.offset,
-            (0, *source.strides[index.rank :], *source.strides[: index.rank]),
-            (*shape, *reduction),
-        )
-        idx = _access(index, index.offset, (0, *(0 for _ in row), *index.strides), (*shape, *reduction))
+        lead_strides, row_strides = source.strides[: index.rank], source.strides[index.rank :]
+        src = source.access_over((*shape, *reduction), (0, *row_strides, *lead_strides))
+        idx = index.access_over((*shape, *reduction), (0, *(0 for _ in row), *index.strides))
         match = (1, *(0 for _ in row))
         return self.scatter(shape, reduction, src, idx, match)
 

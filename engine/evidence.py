@@ -15,7 +15,7 @@ from engine.training import Tamper, honest, make_record
 from protocol.accumulator import encode
 from protocol.commitments import StepRecord, run_tree, state_leaf
 from protocol.errors import StateError
-from protocol.isa import Slot, unravel
+from protocol.isa import Slot
 from protocol.job import Job
 from protocol.merkle import Tree
 from protocol.program import Program, half_and_half
@@ -110,10 +110,6 @@ class Evidence:
             return unpack(types[operand], tensors[operand][where * size : (where + 1) * size])[0]
 
         return [encode(found) for found in accumulators(instruction, element, read, types)]
-
-    def coordinates(self, value: int, element: int) -> tuple[int, ...]:
-        """An element's coordinates, for people."""
-        return unravel(element, self.program.body[value].shape)
 
     def _inputs(self) -> State:
         if self._data is None:

@@ -19,6 +19,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,7 +121,7 @@ def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
 
     Raises `EncodingError` for a file that is missing, truncated, oversized, or holds other names, dtypes or shapes.
     """
-    expected = sum(dtype.size * _numel(shape) for dtype, shape in spec.values())
+    expected = sum(dtype.size * prod(shape) for dtype, shape in spec.values())
     try:
         size = _plain_size(path)
         if size > expected + _HEADER_BYTES:
@@ -132,13 +133,6 @@ def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
         raise EncodingError(f"{path}: not a readable safetensors file: {error}") from error
     check_spec(str(path), tensors, spec)
     return tensors
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for dim in shape:
-        total *= dim
-    return total
 
 
 def _check_header(path: Path, file: Any, spec: Spec) -> None:

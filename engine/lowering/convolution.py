@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.builder import Ref
 from engine.lowering.registry import Context, lowers
-from protocol.isa import Access, ReduceFunction
+from protocol.isa import ReduceFunction
 
 
 def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
@@ -21,11 +21,6 @@ def _padded(c: Context, x: Ref, padding: Sequence[int]) -> Ref:
         return x
     lo = (0, 0, *padding)
     return c.b.window(tuple(n + 2 * p for n, p in zip(x.shape, lo, strict=True)), x, lo)
-
-
-def _bounds_access(ref: Ref, strides: Sequence[int], dims: Sequence[int], offset: int = 0) -> Access:
-    normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
-    return Access(ref.value, ref.offset + offset, normal)
 
 
 @lowers("convolution.default")
@@ -84,8 +79,8 @@ def _correlate(
         ReduceFunction.SUM,
         dims,
         reduction,
-        _bounds_access(x_NGC, x_strides, whole),
-        _bounds_access(w_GOC, w_strides, whole),
+        x_NGC.access_over(whole, x_strides),
+        w_GOC.access_over(whole, w_strides),
     )
     return c.b.reshape(out, shape)
 
@@ -148,8 +143,8 @@ def _weight_gradient(
         ReduceFunction.SUM,
         dims,
         reduction,
-        _bounds_access(g_NGO, g_strides, whole),
-        _bounds_access(x_NGC, x_strides, whole),
+        g_NGO.access_over(whole, g_strides),
+        x_NGC.access_over(whole, x_strides),
     )
     return c.b.reshape(out, shape)
 

@@ -83,8 +83,7 @@ def max_pool2d_backward(
     dims = (*x.shape, *reduction)
 
     def spread(ref: Ref) -> Access:
-        strides = (*ref.strides[:-2], 0, 0, *ref.strides[-2:])
-        return Access(ref.value, ref.offset, tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True)))
+        return ref.access_over(dims, (*ref.strides[:-2], 0, 0, *ref.strides[-2:]))
 
     match = (*(0,) * lead, x.shape[-1], 1)
     return c.b.scatter(x.shape, reduction, spread(grad), spread(indices), match)
