@@ -7,7 +7,7 @@ import pytest
 
 from tests.source_tree import PACKAGES, imports_of, package_modules, parse
 
-RIM = ("protocol.chain", "protocol.keys", "protocol.vectors")
+RIM = ("protocol.chain", "protocol.keys", "protocol.native", "protocol.vectors")
 """Adapters of protocol (prefixes): they may touch files, the clock and a node. The rest of protocol may not."""
 IMPURE = frozenset(
     {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "shutil", "socket"}
