@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_export_module
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
@@ -22,13 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from engine.builder import Builder, Ref
 from engine.lowering import DTYPES, RULES, Context
+from engine.undecomposed import decompositions, kept_whole
 from protocol.errors import ConfigurationError
 
 TESTED_TORCH = ("2.13.0",)
 """torch versions whose tracing this module is tested on."""
-
-_OURS = ("embedding_dense_backward",)
-"""Operators that have a better rule here than torch's decomposition."""
 
 
 @dataclass
@@ -100,7 +97,7 @@ def _forward_calls(model: nn.Module, loss: Callable[..., Tensor], batch: Sequenc
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         tensors: dict[str, Tensor] = {f"model.{name}": fake.from_tensor(t) for name, t in named}
         inputs = tuple(fake.from_tensor(t) for t in batch)
-        with fake, sdpa_kernel(SDPBackend.MATH), paths:
+        with fake, sdpa_kernel(SDPBackend.MATH), kept_whole(), paths:
             functional_call(_Loss(model, loss), tensors, inputs)
     finally:
         for handle in handles:
@@ -142,14 +139,9 @@ def trace(
             f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=2
         )
     wrapped = _Functional(model, loss)
-    table = {
-        op: rule
-        for op, rule in dict(core_aten_decompositions()).items()
-        if not (isinstance(op, OpOverload) and op._schema.name.removeprefix("aten::") in _OURS)
-    }
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), kept_whole():
         graph, signature = aot_export_module(
-            wrapped, tuple(batch), trace_joint=True, output_loss_index=0, decompositions=table
+            wrapped, tuple(batch), trace_joint=True, output_loss_index=0, decompositions=decompositions()
         )
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes one
     return graph, signature, wrapped

@@ -9,11 +9,12 @@ from engine.lowering import (
     reductions,
     views,
 )
-from engine.lowering.registry import DTYPES, RULES, Context
+from engine.lowering.registry import DTYPES, RULES, WHOLE, Context
 
 __all__ = [
     "DTYPES",
     "RULES",
+    "WHOLE",
     "Context",
     "convolution",
     "elementwise",

@@ -13,7 +13,7 @@ def embedding(c: Context, weight: Ref, index: Ref, *_: Scalar) -> Ref:
     return c.b.rows(weight, index)
 
 
-@lowers("embedding_dense_backward.default")
+@lowers("embedding_dense_backward.default", whole=True)
 def embedding_backward(
     c: Context, grad: Ref, index: Ref, rows: int, padding_index: int, scale_by_frequency: bool
 ) -> Ref:

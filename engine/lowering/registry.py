@@ -46,16 +46,20 @@ Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: Final[dict[str, Rule]] = {}
 """`overload name -> rule`, for instance `add.Tensor`."""
+WHOLE: Final[set[str]] = set()
+"""Operators with a rule that torch must not take apart first."""
 
 
-def lowers(*operators: str) -> Callable[[R], R]:
-    """Registers a rule for ATen overloads."""
+def lowers(*operators: str, whole: bool = False) -> Callable[[R], R]:
+    """Registers a rule for ATen overloads. `whole`: the rule goes before torch's own decomposition."""
 
     def register(rule: R) -> R:
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"{operator} already has a lowering rule")
             RULES[operator] = rule
+            if whole:
+                WHOLE.add(operator)
         return rule
 
     return register

@@ -1,0 +1,54 @@
+"""Keeps torch from taking apart operators that have a better rule of their own (`engine.lowering.registry.WHOLE`).
+
+torch takes an operator apart in two places: through the table of decompositions given to the tracer, and, for some,
+through a Python kernel that runs before autograd does. Internals of torch, like those of `engine.capture`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
+
+from engine.lowering import WHOLE
+
+_EARLY = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+"""Kernels under these keys take an operator apart before its backward is chosen."""
+
+
+def _packet(operator: str) -> str:
+    return operator.partition(".")[0]
+
+
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """torch's core decompositions, without those of operators that stay whole."""
+    kept = {f"aten::{_packet(name)}" for name in WHOLE}
+    return {
+        operator: rule
+        for operator, rule in dict(core_aten_decompositions()).items()
+        if isinstance(operator, OpOverload) and operator._schema.name not in kept
+    }
+
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """While this runs, operators of `WHOLE` reach the tracer as they are, in every overload."""
+    saved: dict[OpOverload, dict[Any, Any]] = {}
+    try:
+        for name in sorted({_packet(name) for name in WHOLE}):
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                operator = getattr(packet, overload)
+                saved[operator] = operator.py_kernels.copy()
+                for key in _EARLY:
+                    operator.py_kernels.pop(key, None)
+                operator._dispatch_cache.clear()
+        yield
+    finally:
+        for operator, kernels in saved.items():
+            operator.py_kernels.clear()
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()
