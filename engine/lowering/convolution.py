@@ -4,10 +4,11 @@ Letters: N batch, G groups, O out (per group), C in (per group), then the spatia
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from engine.builder import Ref
 from engine.lowering.registry import Context, lowers
-from protocol.isa import ReduceFunction
+from protocol.isa import MAX_RANK, ReduceFunction
 
 
 def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
@@ -38,7 +39,7 @@ def convolution(
 ) -> Ref:
     """out[n, g, o, s] = sum over c, k of x[n, g, c, s * stride + k * dilation] * w[g, o, c, k]."""
     space = x.rank - 2
-    stride, padding, dilation = (_spread(v, space) for v in (stride, padding, dilation))
+    stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))
     if transposed:
         out = input_gradient(c, x, weight, c.shape, stride, padding, dilation, groups)
     else:
@@ -50,7 +51,8 @@ def convolution(
     return c.b.add(out, bias)
 
 
-def _spread(values: Sequence[int], space: int) -> tuple[int, ...]:
+def spread(values: Sequence[int], space: int) -> tuple[int, ...]:
+    """One value per spatial dim, from one for all or one for each."""
     return tuple(values) * space if len(values) == 1 else tuple(values)
 
 
@@ -95,7 +97,135 @@ def input_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Ref:
-    """Gradient of the input, `shape` = (N, G*C, space): correlate the spread gradient with the flipped kernel.
+    """Gradient of the input, `shape` = (N, G*C, space); grad is (N, G*O, space'), weight (G*O, C, kernel).
+
+    One contraction over all phases of the stride, or, where that has no form, over a gradient spread with zeros.
+    """
+    dilation = [1 if k == 1 else e for k, e in zip(weight.shape[2:], dilation, strict=True)]
+    phases = [
+        Phase.of(*sizes)
+        for sizes in zip(grad.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    rank = 2 + (groups > 1) + sum(1 + (phase.kept > 1) for phase in phases)
+    if rank > MAX_RANK or any(s > 1 and e > 1 for s, e in zip(stride, dilation, strict=True)):
+        return _spread_gradient(c, grad, weight, shape, stride, padding, dilation, groups)
+    grad, weight = _fitted(c, grad, weight, phases)
+    return _interleaved(c, _phase_sums(c, grad, weight, phases, groups), shape, phases)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One spatial dim of a strided input gradient.
+
+    Input position i reads kernel taps k with i + padding = y * stride + k * dilation, that is, with
+    i + padding = a * stride + r, the taps r + stride * t and the outputs y = a - t * dilation. For stride 1 there is
+    one phase r, and for stride > 1 the dilation is 1. Phases that no tap reaches are zero and not `kept`.
+    """
+
+    stride: int
+    dilation: int
+    taps: int
+    """Values of t."""
+    kept: int
+    """Phases that have taps."""
+    first: int
+    """First a."""
+    count: int
+    """Values of a."""
+    before: int
+    """Zeros that the gradient needs in front (negative: outputs to drop)."""
+    after: int
+    skipped: int
+    """Positions of the first a that lie in front of the input."""
+    size: int
+    """Of the input."""
+
+    @classmethod
+    def of(cls, outputs: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> "Phase":
+        """The phases of a dim with `size` inputs and `outputs` outputs."""
+        taps = -(-kernel // stride)
+        first, last = padding // stride, (size - 1 + padding) // stride
+        return cls(
+            stride=stride,
+            dilation=dilation,
+            taps=taps,
+            kept=min(stride, kernel),
+            first=first,
+            count=last - first + 1,
+            before=(taps - 1) * dilation - first,
+            after=last - (outputs - 1),
+            skipped=padding - first * stride,
+            size=size,
+        )
+
+
+def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase]) -> tuple[Ref, Ref]:
+    """The gradient with all outputs that some input position asks for, the weight with whole rows of phases."""
+    for d, phase in enumerate(phases, start=2):
+        grad = grad.slice(d, max(0, -phase.before), grad.shape[d] - max(0, -phase.after))
+    lo = (0, 0, *(max(0, phase.before) for phase in phases))
+    after = (0, 0, *(max(0, phase.after) for phase in phases))
+    wide = tuple(n + a + z for n, a, z in zip(grad.shape, lo, after, strict=True))
+    if wide != grad.shape:
+        grad = c.b.window(wide, grad, lo)
+    kernel = (*weight.shape[:2], *(phase.kept * phase.taps for phase in phases))
+    return grad, weight if kernel == weight.shape else c.b.window(kernel, weight, (0,) * weight.rank)
+
+
+def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], groups: int) -> Ref:
+    """(N, [G,] C, a, [r,] ...): sums over o and t of grad[n, g, o, a - t] * weight[g, o, c, r + stride * t].
+
+    Dims of size 1 in brackets are left out. t runs backwards, so that the gradient, the larger one, is read forwards.
+    """
+    g_NGO = _grouped(c, grad, 1, groups)
+    w_GOC = _grouped(c, weight, 0, groups)
+    grouped = groups > 1
+    dims = [grad.shape[0], *([groups] if grouped else []), w_GOC.shape[2]]
+    g_strides = [g_NGO.strides[0], *([g_NGO.strides[1]] if grouped else []), 0]
+    w_strides = [0, *([w_GOC.strides[0]] if grouped else []), w_GOC.strides[2]]
+    for phase, g_step, w_step in zip(phases, g_NGO.strides[3:], w_GOC.strides[3:], strict=True):
+        several = phase.kept > 1
+        dims += [phase.count, *([phase.kept] if several else [])]
+        g_strides += [g_step, *([0] if several else [])]
+        w_strides += [0, *([w_step] if several else [])]
+        last = (phase.taps - 1) * phase.kept
+        w_GOC = replace(w_GOC, offset=w_GOC.offset + last * w_step)
+    reduction = (g_NGO.shape[2], *(phase.taps for phase in phases))
+    g_strides += [g_NGO.strides[2], *(p.dilation * s for p, s in zip(phases, g_NGO.strides[3:], strict=True))]
+    w_strides += [w_GOC.strides[1], *(-p.kept * s for p, s in zip(phases, w_GOC.strides[3:], strict=True))]
+    whole = (*dims, *reduction)
+    return c.b.reduce(
+        ReduceFunction.SUM, dims, reduction, g_NGO.access_over(whole, g_strides), w_GOC.access_over(whole, w_strides)
+    )
+
+
+def _interleaved(c: Context, sums: Ref, shape: tuple[int, ...], phases: Sequence[Phase]) -> Ref:
+    """The phases side by side, with zeros for those that no tap reaches."""
+    lead = sums.rank - sum(1 + (phase.kept > 1) for phase in phases)
+    apart = [n for phase in phases for n in (phase.count, phase.kept)]
+    sums = c.b.reshape(sums, (*sums.shape[:lead], *apart))
+    if any(phase.kept < phase.stride for phase in phases):
+        whole = [n for phase in phases for n in (phase.count, phase.stride)]
+        if sums.rank > MAX_RANK:  # groups and channels as one
+            sums = c.b.reshape(sums, (shape[0], shape[1], *apart))
+        sums = c.b.window((*sums.shape[: sums.rank - len(whole)], *whole), sums, (0,) * sums.rank)
+    joined = c.b.reshape(sums, (shape[0], shape[1], *(phase.count * phase.stride for phase in phases)))
+    for d, phase in enumerate(phases, start=2):
+        joined = joined.slice(d, phase.skipped, phase.skipped + phase.size)
+    return joined
+
+
+def _spread_gradient(
+    c: Context,
+    grad: Ref,
+    weight: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """As `input_gradient`: correlate the spread gradient with the flipped kernel.
 
     The spread gradient holds grad[y] at position y * stride + (k - 1) * dilation - padding of a tensor of size
     space + (k - 1) * dilation; positions outside are dropped.
@@ -110,13 +240,13 @@ def input_gradient(
         grad = grad.slice(d, skip, min(grad.shape[d], fits))
         lo.append(first + skip * s)
         sizes.append(size)
-    spread = c.b.window(tuple(sizes), grad, lo, step=(1, 1, *stride))
+    zeros = c.b.window(tuple(sizes), grad, lo, step=(1, 1, *stride))
     w_GOC = _grouped(c, weight, 0, groups)
     for d in range(len(kernel)):
         w_GOC = w_GOC.flip(3 + d)
     w_GCO = w_GOC.permute([0, 2, 1, *range(3, w_GOC.rank)])
     swapped = c.b.reshape(c.b.copy(w_GCO), (w_GCO.shape[0] * w_GCO.shape[1], *w_GCO.shape[2:]))
-    return _correlate(c, spread, swapped, shape, (1,) * len(kernel), dilation, groups)
+    return _correlate(c, zeros, swapped, shape, (1,) * len(kernel), dilation, groups)
 
 
 def _weight_gradient(
@@ -166,7 +296,7 @@ def convolution_backward(
 ) -> tuple[Ref | None, Ref | None, Ref | None]:
     """Gradients of input, weight and bias."""
     space = x.rank - 2
-    stride, padding, dilation = (_spread(v, space) for v in (stride, padding, dilation))
+    stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))
     d_input = d_weight = d_bias = None
     if transposed:
         if wanted[0]:
