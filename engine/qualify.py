@@ -74,6 +74,7 @@ _HARD_ROWS: Final[tuple[tuple[int, ...], ...]] = (
     (_SIGN, _SIGN),
     (1, 1, 1),
     (0x7F7FFFFF, 0xFF7FFFFF, 0x7FFFFF, 3),
+    (1 | _SIGN,),
     (0x7F800000, _ONE),
     (0x7F800000, 0xFF800000),
     (0x7FC00000, _ONE),

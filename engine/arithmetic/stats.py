@@ -16,11 +16,15 @@ class Counts:
     double_rounded: int = 0
     """Elements that FP64-then-round would have got wrong: the rounded FP64 value is not the exact result's rounding."""
 
+    seconds_resolving: float = 0.0
+    """Time spent on the undecided, as if all threads shared it equally. Not part of `Stats.as_dict`: it is no count."""
+
     def __iadd__(self, other: "Counts") -> "Counts":
         self.elements += other.elements
         self.undecided += other.undecided
         self.undecided_twice += other.undecided_twice
         self.double_rounded += other.double_rounded
+        self.seconds_resolving += other.seconds_resolving
         return self
 
 
@@ -42,6 +46,11 @@ class Stats:
         for kind, counts in other.kinds.items():
             mine = self.of(kind)
             mine += counts
+
+    @property
+    def seconds_resolving(self) -> float:
+        """Time spent on undecided elements of all kinds."""
+        return sum(counts.seconds_resolving for counts in self.kinds.values())
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Plain data, kinds in alphabetical order."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.arithmetic.contraction import NativePlan, build, plan_native, run_native
 from engine.arithmetic.few import Floats, Integers
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
@@ -223,6 +224,8 @@ class SumPlan:
     root: Part | Split
     swapped: bool
     """The second operand is taken first, so that M <= N: BLAS is several times faster for long rows of the result."""
+    native: NativePlan | None
+    """How the compiled kernel computes it."""
 
 
 def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
@@ -236,7 +239,7 @@ def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
     reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
     root = _plan(output, reduction, tuple(a.offset for a in accesses), limit)
     kind = "reduce.sum.plain" if len(accesses) == 1 else "reduce.sum.products"
-    return SumPlan(kind, instruction.shape, root, swapped)
+    return SumPlan(kind, instruction.shape, root, swapped, plan_native(instruction))
 
 
 def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int) -> Part | Split:
@@ -293,6 +296,8 @@ class SumRunner:
 
     def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape."""
+        if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+            return run_native(library, plan.native, operands, counts, self.shuffled)
         return self._node(plan.root, operands[::-1] if plan.swapped else operands, counts).view(plan.shape)
 
     def _node(self, node: Part | Split, operands: Sequence[Tensor], counts: Counts) -> Tensor:

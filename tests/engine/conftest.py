@@ -67,3 +67,9 @@ def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[s
         return RunDirectory.create(tmp_path / name, agreement, tiny.program, tiny.state, tiny.data)
 
     return make
+
+
+@pytest.fixture
+def pure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiled kernels: for what only the pure paths have."""
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")

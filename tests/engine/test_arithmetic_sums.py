@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, Stats, ziv
+from engine.arithmetic import Arithmetic, Stats, contraction, ziv
 from engine.arithmetic import few as few_module
 from engine.arithmetic.few import FSUM_TERMS, add_few
 from engine.arithmetic.sums import multiply
@@ -36,6 +36,17 @@ FAR = bits_f32(2.0**-98)
 TINY = 1
 NEXT_TO_A_TIE = [ONE, HALF_ULP, TINY, FAR, FAR | 0x80000000]
 """1 + 2^-24 + 2^-149: above a tie by less than FP64, or doubled precision beside +-2^-98, can tell."""
+
+
+KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+
+
+@pytest.fixture(autouse=True, params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test here runs with the kernel of this machine's compiler, where there is one, and without."""
+    if request.param == "pure":
+        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    return str(request.param)
 
 
 class NoIntegers(Arithmetic):
@@ -112,6 +123,7 @@ def test_a_non_finite_factor_makes_nan(a: int, b: int) -> None:
     assert NAN in found
 
 
+@pytest.mark.usefixtures("pure")
 def test_an_engine_without_the_integers_is_caught() -> None:
     """Only exact sums get this right; what replaces them is wrong in some order of the terms."""
     terms = [*NEXT_TO_A_TIE, *[0] * FSUM_TERMS]
@@ -122,6 +134,7 @@ def test_an_engine_without_the_integers_is_caught() -> None:
     assert run(NoIntegers(), i, terms) == [ONE]
 
 
+@pytest.mark.usefixtures("pure")
 def test_short_sums_do_not_need_the_integers() -> None:
     exact = NoIntegers()
     assert run(exact, sum_of(NEXT_TO_A_TIE), NEXT_TO_A_TIE) == [ONE + 1]
@@ -155,6 +168,7 @@ def test_few_sums_against_rationals(seed: int, style: str, width: int) -> None:
             assert result == NAN
 
 
+@pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize("count", [3, 40])
 def test_few_and_many_agree(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The short way for few elements, the grid alone, and the long way: the same bits and counts but the integers."""

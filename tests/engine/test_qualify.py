@@ -40,6 +40,7 @@ def refused(match: str) -> None:
         qualify(Arithmetic())
 
 
+@pytest.mark.usefixtures("pure")
 def test_without_the_integers() -> None:
     class NoIntegers(Arithmetic):
         def _exact_sum(self) -> ExactSum:
@@ -52,18 +53,21 @@ def test_without_the_integers() -> None:
         qualify(NoIntegers())
 
 
+@pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize(("module", "name"), [(sums, "reduce sum"), (scatter, "scatter_sum")])
 def test_fp64_then_round(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
     monkeypatch.setattr(module, "settle", lambda *_: None)
     refused(name)
 
 
+@pytest.mark.usefixtures("pure")
 def test_a_bound_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sums with few undecided elements: the bound of one addition is not enough."""
     monkeypatch.setattr(sums, "coefficient", lambda _: 0.0)
     refused("reduce sum")
 
 
+@pytest.mark.usefixtures("pure")
 def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "_matmul", lambda a, b: torch.matmul(a.float(), b.float()).double())
     refused("reduce sum of products")

@@ -1,0 +1,582 @@
+/* Sums of products of f32, correctly rounded: the compiled twin of engine/arithmetic/sums.py, for CPUs.
+ *
+ * An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables (an affine access
+ * map is a sum of one offset per coordinate, so one table per group of coordinates says it all: matmul, bmm and
+ * convolutions look alike). A task is one block of the output. Its operands are converted to FP64 into panels, K in
+ * blocks of at most KC terms whose results are added by plain additions; the block stays in cache until Ziv's test
+ * (engine/arithmetic/ziv.py: the bound and its proof) has decided its elements. Undecided ones are summed in doubled
+ * precision, and what that leaves in integers, which decides every one.
+ *
+ * SAFETY: the caller has checked that every sum of table entries lies inside the operand and the result.
+ */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 8
+#define MR 8
+#define SPREAD(x) ((vec)_mm512_set1_pd(x))
+#define FMA(a, b, c) ((vec)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define LANES 4
+#define MR 4
+#define SPREAD(x) ((vec)_mm256_set1_pd(x))
+#define FMA(a, b, c) ((vec)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define LANES 2
+#define MR 8
+#define SPREAD(x) ((vec)vdupq_n_f64(x))
+#define FMA(a, b, c) ((vec)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
+#else
+#define LANES 2
+#define MR 4
+#define SPREAD(x) ((vec){(x), (x)})
+#define FMA(a, b, c) ((c) + (a) * (b))
+#endif
+
+/* Loaded once into a register: compilers else load it again for each row, and loads become the bound. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#define KEEP(x) __asm__("" : "+x"(x))
+#else
+#define KEEP(x) (void)0
+#endif
+
+#define VECTORS 3
+#define NR (LANES * VECTORS)
+#define KC 192
+#define MC 96
+
+typedef double vec __attribute__((vector_size(8 * LANES)));
+typedef double vec_unaligned __attribute__((vector_size(8 * LANES), aligned(8)));
+typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
+ * each leaves its FP64 sums in memory, (part, batch, m, n), and `finish_parts` adds them. */
+typedef struct {
+    int64_t batches, m, n, k;
+    int64_t block_m, block_n, parts;
+    /* Without m and n the tables hold only the first of each run: of terms that follow each other in both operands, and
+     * of outputs from one to the next of which the operands move by these steps, 0 or 1. Output o is at out[o]. */
+    int64_t run_k, run_batch, a_step, b_step;
+    const int64_t *a_batch, *a_m, *a_k;
+    const int64_t *b_batch, *b_n, *b_k;
+    const int64_t *out_batch, *out_m, *out_n;
+    const float *a, *b; /* b: null for a plain sum */
+    float *out;
+    double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
+    double coefficient;   /* of the error bound */
+} contraction;
+
+typedef struct {
+    _Atomic int64_t next;        /* the next task */
+    _Atomic int64_t undecided;   /* elements that Ziv's test left */
+    _Atomic int64_t twice;       /* of those: not decided in doubled precision either */
+    _Atomic int64_t wrong;       /* of those: whose FP64 value rounds to another f32 than the exact one */
+    _Atomic int64_t nanoseconds; /* spent on them, all threads together */
+} progress;
+
+/* ---- exact sums: digits of 32 bits in 64-bit limbs, the lowest of weight 2^-352 ---- */
+
+#define LIMBS 22
+#define UNIT 352
+
+static void add_exactly(int64_t *limbs, double term) {
+    uint64_t bits;
+    memcpy(&bits, &term, 8);
+    const int exponent = (int)(bits >> 52 & 0x7ff);
+    if (exponent == 0) return; /* zero: products of f32 are no FP64 subnormals */
+    const uint64_t significand = (bits & 0xfffffffffffffull) | 1ull << 52;
+    const int shift = exponent - 1075 + UNIT; /* >= 0: a product is a multiple of 2^-298, or 2^-350 with its zeros */
+    const int limb = shift >> 5, bit = shift & 31;
+    const uint64_t low = significand << bit, high = bit ? significand >> (64 - bit) : 0;
+    const int64_t sign = bits >> 63 ? -1 : 1;
+    limbs[limb] += sign * (int64_t)(low & 0xffffffffull);
+    limbs[limb + 1] += sign * (int64_t)(low >> 32);
+    limbs[limb + 2] += sign * (int64_t)high;
+}
+
+/* RN32 of the limbs' value; zero is +0. */
+static float round_exactly(int64_t *limbs) {
+    int64_t carry = 0;
+    for (int i = 0; i < LIMBS; i++) {
+        const int64_t value = limbs[i] + carry;
+        limbs[i] = value & 0xffffffffll;
+        carry = value >> 32;
+    }
+    const int negative = carry < 0;
+    if (negative) { /* two's complement of the digits */
+        int64_t borrow = 1;
+        for (int i = 0; i < LIMBS; i++) {
+            const int64_t value = (0xffffffffll ^ limbs[i]) + borrow;
+            limbs[i] = value & 0xffffffffll;
+            borrow = value >> 32;
+        }
+    }
+    int top = LIMBS - 1;
+    while (top >= 0 && limbs[top] == 0) top--;
+    if (top < 0) return 0.0f;
+    /* The leading 64 bits from the top three digits, then a sticky bit, then one rounding. */
+    const uint64_t d0 = (uint64_t)limbs[top], d1 = top > 0 ? (uint64_t)limbs[top - 1] : 0,
+                   d2 = top > 1 ? (uint64_t)limbs[top - 2] : 0;
+    const int zeros = __builtin_clzll(d0) - 32;
+    uint64_t lead = d0 << 32 | d1;
+    uint64_t sticky = zeros ? (d2 << zeros) & 0xffffffffull : d2;
+    if (zeros) lead = lead << zeros | d2 >> (32 - zeros);
+    for (int i = top - 3; i >= 0; i--) sticky |= (uint64_t)limbs[i];
+    const int exponent = 32 * top + 31 - zeros - UNIT; /* lead's first bit has this weight */
+    /* Bits kept: 24, fewer for a subnormal result (smallest unit 2^-149). */
+    int keep = exponent < -126 ? exponent + 150 : 24;
+    float result;
+    if (keep < 0) return negative ? -0.0f + 0.0f : 0.0f;
+    if (keep == 0) { /* between 2^-150 and 2^-149: up unless exactly the tie */
+        const int up = (lead << 1) != 0 || sticky != 0;
+        result = up ? 0x1p-149f : 0.0f;
+    } else {
+        uint64_t kept = lead >> (64 - keep);
+        const uint64_t rest = lead << keep, halfway = 1ull << 63;
+        if (rest > halfway || (rest == halfway && (sticky != 0 || (kept & 1)))) kept++;
+        result = (float)ldexp((double)kept, exponent - keep + 1); /* exact, or infinity */
+    }
+    return negative && result != 0.0f ? -result : result;
+}
+
+/* h + l, |l| <= ulp(h)/2, rounded to f32: first to FP64 to odd, so that the second rounding sees no false tie. */
+static float round_pair(double s, double t) {
+    const double h = s + t, v = h - s, l = (s - (h - v)) + (t - v);
+    uint64_t bits;
+    memcpy(&bits, &h, 8);
+    if (l != 0 && !(bits & 1)) bits += (h > 0) == (l > 0) ? 1 : (uint64_t)-1;
+    double odd;
+    memcpy(&odd, &bits, 8);
+    return (float)odd + 0.0f;
+}
+
+/* Where the terms of one element are: `runs` runs of `run` terms. b is null for a plain sum. */
+typedef struct {
+    const float *a, *b;
+    const int64_t *a_k, *b_k;
+    int64_t runs, run;
+} terms;
+
+static inline double term_of(const terms *t, int64_t r, int64_t i) {
+    const double x = (double)t->a[t->a_k[r] + i];
+    return t->b ? x * (double)t->b[t->b_k[r] + i] : x;
+}
+
+/* The sum of finite terms by integers alone. */
+float sum_in_integers(const terms *from) {
+    int64_t limbs[LIMBS] = {0};
+    for (int64_t r = 0; r < from->runs; r++)
+        for (int64_t i = 0; i < from->run; i++) add_exactly(limbs, term_of(from, r, i));
+    return round_exactly(limbs);
+}
+
+/* The sum of one element's terms, correctly rounded; NaN if a term is not finite.
+ *
+ * First in doubled precision: s is a running FP64 sum, t the sum of its rounding errors e_i, which TwoSum finds exactly.
+ * exact = s + t + d, |d| <= K u (1 + 2^-16) sum |e_i|, K < 2^31; the additions t +- bound are rounded once more each. Where
+ * every e_i is 0, s is exact, ties included. What that leaves undecided is summed in integers. */
+static float sum_exactly(const terms *from, progress *shared) {
+    double s = 0, t = 0, size = 0;
+    for (int64_t r = 0; r < from->runs; r++)
+        for (int64_t i = 0; i < from->run; i++) {
+            const double x = term_of(from, r, i), h = s + x, v = h - s, e = (s - (h - v)) + (x - v);
+            s = h;
+            t += e;
+            size += fabs(e);
+        }
+    if (!isfinite(s)) return NAN; /* FP64 sums of f32 products do not overflow */
+    const double count = (double)(from->runs * from->run + 8);
+    const double bound = size * (count * 0x1.0001p-53) + fabs(t) * 0x1p-51;
+    const float upper = round_pair(s, size > 0 ? t + bound : 0), lower = round_pair(s, size > 0 ? t - bound : 0);
+    if (upper == lower) return upper;
+    shared->twice++;
+    return sum_in_integers(from);
+}
+
+/* ---- panels ---- */
+
+/* `width` rows (offsets `row`, fewer than `width` if `rows` says so: zeros then) times `kc` terms, term by term. */
+static inline __attribute__((always_inline)) void pack(
+    double *restrict to, const float *restrict from, const int64_t *row, int64_t rows, const int64_t *term, int64_t kc,
+    const int width) {
+    int unit = rows == width;
+    for (int r = 1; unit && r < width; r++) unit = row[r] == row[0] + r;
+    if (unit) {
+        for (int64_t k = 0; k < kc; k++, to += width) {
+            const float *at = from + row[0] + term[k];
+            for (int r = 0; r < width; r += LANES)
+                *(vec *)(to + r) = __builtin_convertvector(*(const half_unaligned *)(at + r), vec);
+        }
+        return;
+    }
+    const float *start[width];
+    for (int r = 0; r < width; r++) start[r] = from + row[r < rows ? r : 0];
+    for (int64_t k = 0; k < kc; k++, to += width)
+        for (int r = 0; r < width; r++) to[r] = start[r][term[k]];
+    if (rows < width) {
+        to -= kc * width;
+        for (int64_t k = 0; k < kc; k++, to += width)
+            for (int64_t r = rows; r < width; r++) to[r] = 0.0;
+    }
+}
+
+/* Adds the squares of a panel's rows. */
+static inline __attribute__((always_inline)) void add_squares(
+    double *squares, const double *panel, int64_t kc, const int width) {
+    vec sums[width / LANES];
+    for (int r = 0; r < width / LANES; r++) sums[r] = *(vec *)(squares + r * LANES);
+    for (int64_t k = 0; k < kc; k++, panel += width)
+        for (int r = 0; r < width / LANES; r++) {
+            const vec x = *(const vec *)(panel + r * LANES);
+            sums[r] += x * x;
+        }
+    for (int r = 0; r < width / LANES; r++) *(vec *)(squares + r * LANES) = sums[r];
+}
+
+static void multiply(const double *a, const double *b, int64_t kc, double *c, int64_t row, int first) {
+    vec sum[MR][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = (vec){0};
+    for (int64_t k = 0; k < kc; k++, a += MR, b += NR) {
+        vec right[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            right[v] = *(const vec *)(b + v * LANES);
+            KEEP(right[v]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++) {
+            const vec left = SPREAD(a[r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = FMA(left, right[v], sum[r][v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            vec_unaligned *at = (vec_unaligned *)(c + r * row + v * LANES);
+            *at = first ? sum[r][v] : *at + sum[r][v];
+        }
+}
+
+/* ---- blocks ---- */
+
+typedef struct {
+    double *a, *b, *c, *squares_a, *squares_b; /* c: rows of `row` elements */
+    float *high;
+    unsigned char *open;
+    size_t bytes;
+    void *memory;
+} room;
+
+static _Thread_local room held;
+
+static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
+
+/* This thread's memory for blocks of block_m x block_n; 0 if there is none. Kept for the next call. */
+static int make_room(int64_t block_m, int64_t block_n) {
+    const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
+    const size_t doubles = m * KC + n * KC + m * n + m + n;
+    const size_t bytes = 8 * doubles + 4 * n + n + 256;
+    if (bytes > held.bytes) {
+        free(held.memory);
+        held.memory = aligned_alloc(64, padded(bytes));
+        held.bytes = held.memory ? bytes : 0;
+        if (!held.memory) return 0;
+    }
+    held.a = held.memory;
+    held.b = held.a + m * KC;
+    held.c = held.b + n * KC;
+    held.squares_a = held.c + m * n;
+    held.squares_b = held.squares_a + m;
+    held.high = (float *)(held.squares_b + n);
+    held.open = (unsigned char *)(held.high + n);
+    return 1;
+}
+
+/* A block of one batch: outputs [m0, m0 + m) x [n0, n0 + n). */
+typedef struct {
+    int64_t batch, m0, m, n0, n;
+} block;
+
+/* C, and the sums of squares, of one block over the terms [k0, k1). */
+static void accumulate(const contraction *t, const block *at, int64_t k0, int64_t k1, int64_t row) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    const int64_t *row_m = t->a_m + at->m0, *row_n = t->b_n + at->n0, m = at->m, n = at->n;
+    memset(held.squares_a, 0, 8 * padded((size_t)m + MR));
+    memset(held.squares_b, 0, 8 * padded((size_t)n + NR));
+    for (int64_t k = k0; k < k1; k += KC) {
+        const int64_t kc = k1 - k < KC ? k1 - k : KC;
+        for (int64_t j = 0; j < n; j += NR) {
+            double *panel = held.b + j * kc;
+            pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
+            add_squares(held.squares_b + j, panel, kc, NR);
+        }
+        for (int64_t top = 0; top < m; top += MC) {
+            const int64_t end = m < top + MC ? m : top + MC;
+            for (int64_t i = top; i < end; i += MR) {
+                double *panel = held.a + (i - top) * kc;
+                pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
+                add_squares(held.squares_a + i, panel, kc, MR);
+            }
+            for (int64_t j = 0; j < n; j += NR)
+                for (int64_t i = top; i < end; i += MR)
+                    multiply(held.a + (i - top) * kc, held.b + j * kc, kc, held.c + i * row + j, row, k == k0);
+        }
+    }
+}
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Ziv's test of one row of results +- left * right[j]: f32 results in `high`, 1 in `open` for the undecided; how many. */
+static int64_t test_row(
+    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high,
+    unsigned char *restrict open) {
+    for (int64_t j = 0; j < n; j++) {
+        const double e = left * right[j];
+        const float upper = (float)(c[j] + e), lower = (float)(c[j] - e);
+        high[j] = upper + 0.0f; /* -0 + 0 = +0 */
+        open[j] = !(upper == lower);
+    }
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; j++) count += open[j];
+    return count;
+}
+
+/* An element that the test left undecided. */
+static float settle(const terms *from, double c, progress *shared) {
+    const int64_t started = now();
+    const float value = sum_exactly(from, shared);
+    shared->undecided++;
+    shared->wrong += value == value && value != (float)c;
+    shared->nanoseconds += now() - started;
+    return value;
+}
+
+static void store_row(float *to, const int64_t *place, const float *high, int64_t n, int unit) {
+    if (unit) memcpy(to + place[0], high, 4 * (size_t)n);
+    else
+        for (int64_t j = 0; j < n; j++) to[place[j]] = high[j];
+}
+
+static int consecutive(const int64_t *table, int64_t n) {
+    for (int64_t j = 1; j < n; j++)
+        if (table[j] != table[0] + j) return 0;
+    return 1;
+}
+
+static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    float *out = t->out + t->out_batch[at->batch];
+    for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
+    const int unit = consecutive(t->out_n + at->n0, at->n);
+    for (int64_t i = 0; i < at->m; i++) {
+        const double *c = held.c + i * row, left = sqrt(held.squares_a[i]) * t->coefficient;
+        if (test_row(c, left, held.squares_b, at->n, held.high, held.open))
+            for (int64_t j = 0; j < at->n; j++)
+                if (held.open[j]) {
+                    const terms from = {a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], t->a_k, t->b_k, t->k, 1};
+                    held.high[j] = settle(&from, c[j], shared);
+                }
+        store_row(out + t->out_m[at->m0 + i], t->out_n + at->n0, held.high, at->n, unit);
+    }
+}
+
+/* Leaves a block of one part in memory, or adds such blocks up in this thread's room. */
+static void move_part(const contraction *t, const block *at, int64_t part, int64_t row, int keep) {
+    const int64_t place = part * t->batches + at->batch;
+    double *c = t->sums + (place * t->m + at->m0) * t->n + at->n0;
+    double *sizes_a = t->sizes + place * (t->m + t->n) + at->m0, *sizes_b = sizes_a - at->m0 + t->m + at->n0;
+    if (keep) {
+        for (int64_t i = 0; i < at->m; i++) memcpy(c + i * t->n, held.c + i * row, 8 * (size_t)at->n);
+        memcpy(sizes_a, held.squares_a, 8 * (size_t)at->m);
+        memcpy(sizes_b, held.squares_b, 8 * (size_t)at->n);
+        return;
+    }
+    for (int64_t i = 0; i < at->m; i++)
+        for (int64_t j = 0; j < at->n; j++) {
+            double *sum = held.c + i * row + j;
+            *sum = part ? *sum + c[i * t->n + j] : c[i * t->n + j];
+        }
+    for (int64_t i = 0; i < at->m; i++) held.squares_a[i] = (part ? held.squares_a[i] : 0) + sizes_a[i];
+    for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = (part ? held.squares_b[j] : 0) + sizes_b[j];
+}
+
+static int64_t blocks_of(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
+/* Matrix products. Takes tasks until none is left; any number of threads may call it with the same arguments. With
+ * `finish`, adds up the parts that calls without it have left. 0 if memory ran out. */
+int contract(const contraction *t, int finish, progress *shared) {
+    if (!make_room(t->block_m, t->block_n)) return 0;
+    const int64_t blocks_m = blocks_of(t->m, t->block_m), blocks_n = blocks_of(t->n, t->block_n);
+    const int64_t row = (int64_t)padded((size_t)t->block_n + NR);
+    const int64_t parts = finish ? 1 : t->parts, tasks = t->batches * blocks_m * blocks_n * parts;
+    const int64_t step = blocks_of(blocks_of(t->k, t->parts), KC) * KC; /* terms of a part */
+    for (int64_t task; (task = shared->next++) < tasks;) {
+        const int64_t part = task % parts, place = task / parts, inside = place % (blocks_m * blocks_n);
+        block at = {.batch = place / (blocks_m * blocks_n), .m0 = inside / blocks_n * t->block_m,
+                    .n0 = inside % blocks_n * t->block_n};
+        at.m = t->m - at.m0 < t->block_m ? t->m - at.m0 : t->block_m;
+        at.n = t->n - at.n0 < t->block_n ? t->n - at.n0 : t->block_n;
+        if (finish) {
+            for (int64_t p = 0; p < t->parts; p++) move_part(t, &at, p, row, 0);
+            finish_block(t, &at, row, shared);
+            continue;
+        }
+        const int64_t k0 = part * step, k1 = k0 + step < t->k ? k0 + step : t->k;
+        accumulate(t, &at, k0, k1, row);
+        if (parts == 1) finish_block(t, &at, row, shared);
+        else move_part(t, &at, part, row, 1);
+    }
+    return 1;
+}
+
+/* ---- sums without a matrix product: each output has its own terms ---- */
+
+#define TILE 256
+#define CHAINS 32
+#define CHUNK 512 /* terms added at once; the results are added plainly */
+
+static const float *a_of(const contraction *t, int64_t output) {
+    return t->a + t->a_batch[output / t->run_batch] + output % t->run_batch * t->a_step;
+}
+
+static const float *b_of(const contraction *t, int64_t output) {
+    return t->b ? t->b + t->b_batch[output / t->run_batch] + output % t->run_batch * t->b_step : 0;
+}
+
+/* One output over the terms [k0, k1): adds to its sum and its sum of absolute terms. */
+static void add_row(const contraction *t, int64_t output, int64_t k0, int64_t k1, double *sum, double *size) {
+    const float *a = a_of(t, output), *b = b_of(t, output);
+    double total = 0, total_size = 0, sums[CHAINS] = {0}, sizes[CHAINS] = {0};
+    for (int64_t k = k0; k < k1;) {
+        const int64_t r = k / t->run_k, skip = k % t->run_k;
+        const int64_t length = t->run_k - skip < k1 - k ? t->run_k - skip : k1 - k;
+        const float *x = a + t->a_k[r] + skip, *y = b ? b + t->b_k[r] + skip : 0;
+        int64_t i = 0;
+        for (; i + CHAINS <= length; i += CHAINS)
+            for (int l = 0; l < CHAINS; l++) {
+                const double term = y ? (double)x[i + l] * (double)y[i + l] : (double)x[i + l];
+                sums[l] += term;
+                sizes[l] += fabs(term);
+            }
+        for (; i < length; i++) {
+            const double term = y ? (double)x[i] * (double)y[i] : (double)x[i];
+            total += term;
+            total_size += fabs(term);
+        }
+        k += length;
+    }
+    for (int l = 0; l < CHAINS; l++) {
+        total += sums[l];
+        total_size += sizes[l];
+    }
+    *sum += total;
+    *size += total_size;
+}
+
+/* `n` outputs of one run over the terms [k0, k1): adds to their sums and sums of absolute terms. */
+static void add_columns(
+    const contraction *t, int64_t output, int64_t n, int64_t k0, int64_t k1, double *sum, double *size) {
+    double sums[TILE] = {0}, sizes[TILE] = {0};
+    const float *a = a_of(t, output), *b = b_of(t, output);
+    for (int64_t k = k0; k < k1; k++) {
+        const int64_t r = k / t->run_k, skip = k % t->run_k;
+        const float *x = a + t->a_k[r] + skip, *y = b ? b + t->b_k[r] + skip : 0;
+        if (!y)
+            for (int64_t j = 0; j < n; j++) {
+                sums[j] += (double)x[j];
+                sizes[j] += fabs((double)x[j]);
+            }
+        else if (t->a_step && t->b_step)
+            for (int64_t j = 0; j < n; j++) {
+                const double term = (double)x[j] * (double)y[j];
+                sums[j] += term;
+                sizes[j] += fabs(term);
+            }
+        else
+            for (int64_t j = 0; j < n; j++) {
+                const double term = (double)x[j * t->a_step] * (double)y[j * t->b_step];
+                sums[j] += term;
+                sizes[j] += fabs(term);
+            }
+    }
+    for (int64_t j = 0; j < n; j++) {
+        sum[j] += sums[j];
+        size[j] += sizes[j];
+    }
+}
+
+/* Outputs [first, first + n) over [k0, k1), by the way that reads memory in runs. */
+static void add_tile(
+    const contraction *t, int64_t first, int64_t n, int64_t k0, int64_t k1, double *sum, double *size) {
+    for (int64_t j = 0; j < n; j++) sum[j] = size[j] = 0;
+    for (int64_t k = k0; k < k1; k += CHUNK) {
+        const int64_t end = k1 - k < CHUNK ? k1 : k + CHUNK;
+        if (t->run_batch == 1 || t->run_k >= CHAINS) {
+            for (int64_t j = 0; j < n; j++) add_row(t, first + j, k, end, sum + j, size + j);
+            continue;
+        }
+        for (int64_t j = 0; j < n;) {
+            const int64_t run = t->run_batch - (first + j) % t->run_batch, length = run < n - j ? run : n - j;
+            add_columns(t, first + j, length, k, end, sum + j, size + j);
+            j += length;
+        }
+    }
+}
+
+static void finish_tile(
+    const contraction *t, int64_t first, int64_t n, const double *sum, const double *size, progress *shared) {
+    float high[TILE];
+    unsigned char open[TILE];
+    if (test_row(sum, t->coefficient, size, n, high, open))
+        for (int64_t j = 0; j < n; j++)
+            if (open[j]) {
+                const terms from = {a_of(t, first + j), b_of(t, first + j), t->a_k, t->b_k, t->k / t->run_k, t->run_k};
+                high[j] = settle(&from, sum[j], shared);
+            }
+    memcpy(t->out + first, high, 4 * (size_t)n);
+}
+
+/* Sums without m and n; otherwise as `contract`. No term passes through more than
+ * CHUNK + k / CHUNK + CHAINS + parts roundings. */
+int add_up(const contraction *t, int finish, progress *shared) {
+    const int64_t tiles = blocks_of(t->batches, TILE), parts = finish ? 1 : t->parts;
+    const int64_t step = blocks_of(t->k, t->parts);
+    double sum[TILE], size[TILE];
+    for (int64_t task; (task = shared->next++) < tiles * parts;) {
+        const int64_t part = task % parts, first = task / parts * TILE;
+        const int64_t n = t->batches - first < TILE ? t->batches - first : TILE;
+        if (finish) {
+            for (int64_t p = 0; p < t->parts; p++)
+                for (int64_t j = 0; j < n; j++) {
+                    sum[j] = (p ? sum[j] : 0) + t->sums[p * t->batches + first + j];
+                    size[j] = (p ? size[j] : 0) + t->sizes[p * t->batches + first + j];
+                }
+            finish_tile(t, first, n, sum, size, shared);
+            continue;
+        }
+        const int64_t k0 = part * step, k1 = k0 + step < t->k ? k0 + step : t->k;
+        double *sums = parts == 1 ? sum : t->sums + part * t->batches + first;
+        double *sizes = parts == 1 ? size : t->sizes + part * t->batches + first;
+        add_tile(t, first, n, k0, k1 > k0 ? k1 : k0, sums, sizes);
+        if (parts == 1) finish_tile(t, first, n, sums, sizes, shared);
+    }
+    return 1;
+}

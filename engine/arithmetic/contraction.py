@@ -1,0 +1,278 @@
+"""The compiled twin of `engine.arithmetic.sums` on CPUs: plans for contraction.c, and threads that run them.
+
+A sum of products over groups of dims (`engine.arithmetic.sums.Groups`) reads each operand at the sum of one offset per
+group, so a plan is a handful of offset tables. Nothing is held in FP64 but one block of the output and its panels.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, isqrt, prod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.arithmetic.few import Integers
+from engine.arithmetic.stats import Counts
+from engine.arithmetic.threads import together
+from engine.arithmetic.views import Dim, coalesce
+from engine.arithmetic.ziv import coefficient
+from protocol.isa import Access, Instruction
+from protocol.native import Build, load
+
+_SOURCE: Final = Path(__file__).with_name("contraction.c")
+_KC, _CHUNK, _CHAINS = 192, 512, 32  # as in contraction.c
+BLOCK: Final = 384
+"""Rows and columns of a block at most; it stays in cache with its panels."""
+SMALL: Final = 1 << 18
+"""Multiplications up to which one thread is faster than several."""
+MAX_TABLE: Final = 1 << 24
+"""Entries of the tables of a plan at most: 128 MiB."""
+SHUFFLED_RUNS: Final = 1 << 20
+"""Pieces into which the terms of one sum are cut for taking them in a random order, at most."""
+
+
+class _Contraction(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batches", "m", "n", "k", "block_m", "block_n", "parts")),
+        *((name, ctypes.c_int64) for name in ("run_k", "run_batch", "a_step", "b_step")),
+        *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
+        *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
+        ("coefficient", ctypes.c_double),
+    ]
+
+
+class _Progress(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds")]
+
+
+def build() -> Build:
+    """The compiled kernel, or why there is none."""
+    return load(_SOURCE)
+
+
+@cache
+def _kernels(library: ctypes.CDLL) -> tuple[Callable[..., int], Callable[..., int]]:
+    for kernel in (library.contract, library.add_up):
+        kernel.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        kernel.restype = ctypes.c_int
+    return library.contract, library.add_up
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand: where its batches, its own rows and its terms start; `step` from an output of a run to the next."""
+
+    index: int
+    """Which operand of the instruction."""
+    batch: Integers
+    own: Integers
+    k: Integers
+    step: int
+    reach: tuple[int, int]
+    """The least and the greatest place read."""
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """How contraction.c computes one instruction."""
+
+    shape: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    out: tuple[Integers, Integers, Integers]
+    """Places of (batch, m, n); without m and n, output o is at place o."""
+    sizes: tuple[int, int, int, int]
+    """Batches, M, N, K."""
+    run_k: int
+    run_batch: int
+
+    @property
+    def matrix(self) -> bool:
+        """Whether it is a matrix product; else each output has its own terms."""
+        return len(self.out[0]) > 0
+
+
+def plan_native(instruction: Instruction) -> NativePlan | None:
+    """The plan of a `reduce` sum (f32), or None where the pure path has to do: terms or outputs that nothing reads."""
+    rank = len(instruction.shape)
+    accesses = instruction.operands
+    output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
+    reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
+    if not output and not reduction:
+        return None
+    if any(not any(d.strides) for d in (*output, *reduction)):
+        return None
+    if len(accesses) == 1:
+        return _plan_flat(instruction.shape, accesses, output, reduction)
+    if any(not all(d.strides) for d in reduction):
+        return None
+    if all(all(d.strides) for d in output):
+        return _plan_flat(instruction.shape, accesses, output, reduction)
+    return _plan_matrix(instruction.shape, accesses, output, reduction)
+
+
+def _places(dims: Sequence[Dim], operand: int) -> Integers:
+    """Offsets of the coordinates of some dims, row-major."""
+    return _sums([(d.size, d.strides[operand]) for d in dims])
+
+
+def _sums(steps: Sequence[tuple[int, int]]) -> Integers:
+    place = np.zeros((1,), dtype=np.int64)
+    for size, stride in steps:
+        place = (place[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return place
+
+
+def _reach(offset: int, dims: Sequence[Dim], operand: int) -> tuple[int, int]:
+    ends = [(d.size - 1) * d.strides[operand] for d in dims]
+    return offset + sum(e for e in ends if e < 0), offset + sum(e for e in ends if e > 0)
+
+
+def _size(dims: Sequence[Dim]) -> int:
+    return prod(d.size for d in dims)
+
+
+def _plan_flat(
+    shape: tuple[int, ...], accesses: Sequence[Access], output: list[Dim], reduction: list[Dim]
+) -> NativePlan | None:
+    """Every output dim is read by every operand."""
+    run_k = reduction[-1].size if reduction and all(s == 1 for s in reduction[-1].strides) else 1
+    run_batch = output[-1].size if output and all(s == 1 for s in output[-1].strides) else 1
+    k = reduction[:-1] if run_k > 1 else reduction
+    batch = output[:-1] if run_batch > 1 else output
+    if _size(k) + _size(batch) > MAX_TABLE:
+        return None
+    none = np.empty(0, dtype=np.int64)
+    operands = tuple(
+        Operand(
+            o, access.offset + _places(batch, o), none, _places(k, o), int(run_batch > 1),
+            _reach(access.offset, (*output, *reduction), o),
+        )
+        for o, access in enumerate(accesses)
+    )  # fmt: skip
+    sizes = _size(output), 0, 0, _size(reduction)
+    return NativePlan(shape, operands, (none, none, none), sizes, run_k, run_batch)
+
+
+def _plan_matrix(
+    shape: tuple[int, ...], accesses: Sequence[Access], output: list[Dim], reduction: list[Dim]
+) -> NativePlan | None:
+    """Rows are read by one operand, columns by the other: by the one that reads the innermost dim, if there is one."""
+    inner = output[-1].strides
+    first = 1 if inner[0] and not inner[1] else 0
+    a, b = first, 1 - first
+    strides = [prod(d.size for d in output[i + 1 :]) for i in range(len(output))]
+    groups: list[list[tuple[Dim, int]]] = [[], [], []]
+    for dim, stride in zip(output, strides, strict=True):
+        groups[0 if all(dim.strides) else 1 if dim.strides[a] else 2].append((dim, stride))
+    batch, m, n = ([dim for dim, _ in group] for group in groups)
+    if sum(map(_size, (batch, m, n, reduction))) > MAX_TABLE:
+        return None
+    everything = (*output, *reduction)
+    operands = tuple(
+        Operand(o, accesses[o].offset + _places(batch, o), _places(own, o), _places(reduction, o), 0,
+                _reach(accesses[o].offset, everything, o))
+        for o, own in ((a, m), (b, n))
+    )  # fmt: skip
+    out_batch, out_m, out_n = (_sums([(dim.size, stride) for dim, stride in group]) for group in groups)
+    sizes = _size(batch), _size(m), _size(n), _size(reduction)
+    return NativePlan(shape, operands, (out_batch, out_m, out_n), sizes, 1, 1)
+
+
+def run_native(
+    library: ctypes.CDLL, plan: NativePlan, operands: Sequence[Tensor], counts: Counts, shuffled: torch.Generator | None
+) -> Tensor:
+    """The result, f32, contiguous, of the instruction's shape. The terms are taken in random order if `shuffled`."""
+    out = torch.empty(plan.shape, dtype=torch.float32)
+    read = [operands[o.index] for o in plan.operands]
+    for operand, tensor in zip(plan.operands, read, strict=True):
+        # SAFETY: the kernel trusts its tables. Validation of the program has checked the same; this costs nothing.
+        if operand.reach[0] < 0 or operand.reach[1] >= tensor.numel() or not tensor.is_contiguous():
+            raise ValueError(f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {operand.reach}")
+    threads = torch.get_num_threads()
+    batches, m, n, k = plan.sizes
+    threads = 1 if max(1, m) * max(1, n) * batches * k <= SMALL else threads
+    task = _Contraction(
+        batches=batches, m=m, n=n, k=k, run_k=plan.run_k, run_batch=plan.run_batch,
+        a=read[0].data_ptr(), b=read[1].data_ptr() if len(read) > 1 else None, out=out.data_ptr(),
+    )  # fmt: skip
+    held = [_set_tables(task, plan, shuffled), _set_blocks(task, plan.matrix, threads)]
+    kernel = _kernels(library)[0 if plan.matrix else 1]
+    progress = _Progress()
+    for finish in (0, 1) if task.parts > 1 else (0,):
+        progress.next = 0
+        done = together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)  # noqa: B023
+        if not all(done):
+            raise MemoryError(f"no memory for blocks of {task.block_m} x {task.block_n} FP64 numbers")
+    del held
+    counts.elements += out.numel()
+    counts.undecided += progress.undecided
+    counts.undecided_twice += progress.twice
+    counts.double_rounded += progress.wrong
+    counts.seconds_resolving += progress.nanoseconds / 1e9 / threads
+    return out
+
+
+def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator | None) -> list[Integers]:
+    """Points `task` to the tables; what is returned must outlive it."""
+    terms, run = [o.k for o in plan.operands], plan.run_k
+    if shuffled is not None:
+        terms, run = _shuffle(terms, run, shuffled)
+        task.run_k = run
+    held: list[Integers] = []
+
+    def point(table: Integers) -> int:
+        held.append(table)
+        return int(table.ctypes.data)
+
+    for name, operand, own, k in zip("ab", plan.operands, ("a_m", "b_n"), terms, strict=False):
+        setattr(task, f"{name}_batch", point(operand.batch))
+        setattr(task, own, point(operand.own))
+        setattr(task, f"{name}_k", point(k))
+        setattr(task, f"{name}_step", operand.step)
+    task.out_batch, task.out_m, task.out_n = (point(table) for table in plan.out)
+    return held
+
+
+def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
+    """The terms in a random order: run by run, where runs are cut into as short ones as `SHUFFLED_RUNS` allows."""
+    small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]
+    divisors = (*small, *(run // c for c in reversed(small)))
+    cut = next((c for c in divisors if len(terms[0]) * (run // c) <= SHUFFLED_RUNS), run)
+    starts = np.arange(0, run, cut, dtype=np.int64)
+    order = torch.randperm(len(terms[0]) * len(starts), generator=shuffled, device=shuffled.device).cpu().numpy()
+    return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
+
+
+def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Integers]:
+    """Chooses blocks and parts so that every thread has work, and the bound; returns the memory of the parts."""
+    wanted = 1 if threads == 1 else 4 * threads
+    if matrix:
+        task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
+        while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
+            larger = "block_m" if task.block_m >= task.block_n else "block_n"
+            setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
+        parts, unit = ceil(wanted / _blocks(task)), _KC
+        outputs, sizes = task.m * task.n, task.m + task.n
+    else:
+        parts, unit = ceil(wanted / ceil(task.batches / 256)), 4 * _CHUNK
+        outputs = sizes = 1
+    parts = max(1, min(parts, task.k // (2 * unit)))
+    step = ceil(ceil(task.k / parts) / unit) * unit if matrix else ceil(task.k / parts)
+    task.parts = ceil(task.k / step)
+    block = _KC if matrix else _CHUNK
+    roundings = min(task.k, block) + ceil(task.k / block) + task.parts + (0 if matrix else _CHAINS)
+    task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
+    if task.parts == 1:
+        return []
+    held = [np.empty(task.parts * task.batches * count) for count in (outputs, sizes)]
+    task.sums, task.sizes = (int(memory.ctypes.data) for memory in held)
+    return held
+
+
+def _blocks(task: _Contraction) -> int:
+    return int(task.batches * ceil(task.m / task.block_m) * ceil(task.n / task.block_n))

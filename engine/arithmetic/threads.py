@@ -1,0 +1,26 @@
+"""Python threads for compiled kernels: `ctypes` releases the interpreter's lock while a kernel runs."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="kernel")
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def together(work: Callable[[], T], threads: int) -> list[T]:
+    """Calls `work` on `threads` threads at once, this one among them; every result. Raises what any of them raises."""
+    if threads <= 1:
+        return [work()]
+    others = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
+    return [work(), *(other.result() for other in others)]
