@@ -7,6 +7,10 @@ from engine.lowering import (
     normalization,
     pooling,
     reductions,
+    resampling,
+    sampling,
+    scalars,
+    scans,
     views,
 )
 from engine.lowering.registry import DTYPES, RULES, WHOLE, Context
@@ -22,5 +26,9 @@ __all__ = [
     "normalization",
     "pooling",
     "reductions",
+    "resampling",
+    "sampling",
+    "scalars",
+    "scans",
     "views",
 ]

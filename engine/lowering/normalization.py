@@ -1,11 +1,12 @@
-"""Batch norm and layer norm, forward. Their backward is traced as elementwise operators and sums."""
+"""Batch, instance, group and layer norm, forward, and norms. Backwards are traced as elementwise operators and sums."""
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
+from typing import Any
 
 from engine.builder import Ref
 from engine.lowering.registry import Context, lowers
-from protocol.isa import MapFunction
+from protocol.isa import DType, MapFunction
 
 
 def _inverse_deviation(c: Context, variance: Ref, eps: float) -> Ref:
@@ -27,6 +28,14 @@ def _affine(c: Context, x: Ref, weight: Ref | None, bias: Ref | None) -> Ref:
     return x if bias is None else c.b.add(x, bias)
 
 
+def _centred(c: Context, x: Ref) -> tuple[Ref, Ref, Ref, int]:
+    """x less its mean by channel (dim 1), that mean, the sum of squares of what is left, and the number of terms."""
+    dims = [0, *range(2, x.rank)]
+    mean = c.b.mean(x, dims)
+    centred = c.b.sub(x, _per_channel(mean, x.rank))
+    return centred, mean, c.b.dot(centred, centred, dims), prod(x.shape) // x.shape[1]
+
+
 @lowers("_native_batch_norm_legit_functional.default")
 def batch_norm(
     c: Context,
@@ -43,13 +52,8 @@ def batch_norm(
     if not training:
         raise NotImplementedError("batch norm that mutates its statistics outside training")
     b = c.b
-    dims = [0, *range(2, x.rank)]
-    count = prod(x.shape) // x.shape[1]
-    mean = b.mean(x, dims)
-    centred = b.sub(x, _per_channel(mean, x.rank))
-    squares = b.dot(centred, centred, dims)
-    variance = b.div(squares, b.const(float(count)))
-    inverse = _inverse_deviation(c, variance, eps)
+    centred, mean, squares, count = _centred(c, x)
+    inverse = _inverse_deviation(c, b.div(squares, b.const(float(count))), eps)
     shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
     out = _affine(c, b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1])
     unbiased = b.div(squares, b.const(float(max(count - 1, 1))))
@@ -81,3 +85,70 @@ def layer_norm(
     variance = b.div(b.dot(centred, centred, dims, keepdim=True), b.const(float(prod(normalized))))
     inverse = _inverse_deviation(c, variance, eps)
     return _affine(c, b.mul(centred, inverse), weight, bias), mean, inverse
+
+
+@lowers("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    c: Context, x: Ref, weight: Ref | None, bias: Ref | None, _training: bool, _momentum: float, eps: float
+) -> tuple[Ref, Ref, Ref]:
+    """Output, batch mean and inverse deviation: batch norm that keeps no running statistics, and instance norm."""
+    centred, mean, squares, count = _centred(c, x)
+    inverse = _inverse_deviation(c, c.b.div(squares, c.b.const(float(count))), eps)
+    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
+    return _affine(c, c.b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1]), mean, inverse
+
+
+@lowers("native_group_norm.default")
+def group_norm(
+    c: Context,
+    x: Ref,
+    weight: Ref | None,
+    bias: Ref | None,
+    batch: int,
+    channels: int,
+    _space: int,
+    groups: int,
+    eps: float,
+) -> tuple[Ref, Ref, Ref]:
+    """Output, mean and inverse deviation (N, groups) over the channels of each group and space."""
+    b = c.b
+    x_NGR = b.reshape(x, (batch, groups, -1))
+    mean = b.mean(x_NGR, [2], keepdim=True)
+    centred = b.sub(x_NGR, mean)
+    variance = b.div(b.dot(centred, centred, [2], keepdim=True), b.const(float(x_NGR.shape[2])))
+    inverse = _inverse_deviation(c, variance, eps)
+    normal = b.reshape(b.mul(centred, inverse), x.shape)
+    shaped = [None if p is None else _per_channel(b.reshape(p, (channels,)), x.rank) for p in (weight, bias)]
+    return _affine(c, normal, shaped[0], shaped[1]), mean.squeeze([2]), inverse.squeeze([2])
+
+
+@lowers("linalg_vector_norm.default")
+def vector_norm(
+    c: Context, x: Ref, order: float = 2, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any
+) -> Ref:
+    """sqrt of the exact sum of squares; sum of magnitudes for 1, greatest for inf, number of others than 0 for 0."""
+    b = c.b
+    chosen = list(dims) if dims is not None else list(range(x.rank))
+    size = b.map(MapFunction.ABS, x)
+    if x.rank == 0:
+        return size
+    if order == 2:
+        return b.map(MapFunction.SQRT, b.dot(x, x, chosen, keepdim=keepdim))
+    if order == 1:
+        return b.sum(size, chosen, keepdim=keepdim)
+    if order == inf:
+        return b.max(size, chosen, keepdim=keepdim)
+    if order == 0:
+        other = b.cast(b.compare(MapFunction.NE, x, b.const(0.0)), DType.F32)
+        return b.sum(other, chosen, keepdim=keepdim)
+    raise NotImplementedError(f"a vector norm of order {order}: only 0, 1, 2 and inf")
+
+
+@lowers("_weight_norm_interface_backward.default")
+def weight_norm_backward(c: Context, grad: Ref, v: Ref, g: Ref, norms: Ref, d: int) -> tuple[Ref, Ref]:
+    """dg = sum(grad * v) / |v| and dv = (g / |v|) * (grad - v * (dg / |v|)) over the dims other than d."""
+    b = c.b
+    others = [e for e in range(v.rank) if e != v.dim(d)]
+    dg = b.div(b.dot(grad, v, others, keepdim=True), norms)
+    dv = b.mul(b.div(g, norms), b.sub(grad, b.mul(v, b.div(dg, norms))))
+    return dv, dg
