@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_export_module
+from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
@@ -139,7 +140,9 @@ def trace(
             f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=2
         )
     wrapped = _Functional(model, loss)
-    with sdpa_kernel(SDPBackend.MATH), kept_whole():
+    # Tensors that the loss closes over (class weights, say) are constants of the program; torch needs this mode then.
+    context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
+    with sdpa_kernel(SDPBackend.MATH), kept_whole(), tracing(context):
         graph, signature = aot_export_module(
             wrapped, tuple(batch), trace_joint=True, output_loss_index=0, decompositions=decompositions()
         )
