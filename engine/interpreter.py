@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine import schedule
 from engine.arithmetic import Arithmetic
+from engine.arithmetic.chains import Chain, Member, all_finite
+from engine.schedule import Unit
 from engine.tensors import canonical, check_spec
 from protocol.errors import StateError
 from protocol.isa import Instruction, Opcode, Slot, SourceKind
@@ -49,12 +52,19 @@ def loss_bits(loss: Tensor) -> int:
 
 
 class Interpreter:
-    """Executes the steps of one program."""
+    """Executes the steps of one program.
+
+    Without an observer instructions are executed in the order of `engine.schedule`, and where there is a compiled
+    kernel for chains, their intermediate results are never made. With one, in the program's own order, each for itself.
+    """
 
     def __init__(self, program: Program, arithmetic: Arithmetic) -> None:
         self.program = program
         self.arithmetic = arithmetic
-        self._dying = _last_uses(program)
+        self._committed = [commit.operands[0].value for commit in program.commits]
+        self._in_order = schedule.in_order(program)
+        self._planned = schedule.plan(program)
+        self._chains = self._make_chains()
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """Tensors on this interpreter's device, contiguous."""
@@ -74,58 +84,112 @@ class Interpreter:
         `state` and `data` are on the device and fit the program. With `check_finite`, a state that is no longer finite
         raises `NotFiniteError`; replays of a disputed step switch that off.
         """
-        values: dict[int, Tensor] = {}
-        for index, instruction in enumerate(self.program.body):
-            value = self._value(instruction, values, state, data, number)
-            values[index] = value if observe is None else observe(index, value)
-            for dead in self._dying[index]:
-                del values[dead]
-        new: State = {}
-        for slot, commit in enumerate(self.program.commits):
-            value = canonical(values[commit.operands[0].value])
-            new[_slot(commit).name] = value if observe is None else observe(self.program.leaf_of_commit(slot), value)
+        run = _Run(self, number, state, data, observe)
+        for position, unit in enumerate(self._planned if observe is None else self._in_order):
+            chain = None if observe is not None else self._chains.get(position)
+            if chain is None:
+                run.one_by_one(unit)
+            else:
+                run.at_once(unit, chain)
+        new = {
+            _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
+            for slot, (commit, value) in enumerate(zip(self.program.commits, self._committed, strict=True))
+        }
         if check_finite:
-            self._check_finite(number, new)
-        return StepResult(new, loss_bits(values[len(self.program.body) - 1]))
+            for name, value in zip(new, self._committed, strict=True):
+                if not run.is_finite(value, new[name]):
+                    raise NotFiniteError(number, name)
+        result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
+        if self.arithmetic.chains is not None:
+            self.arithmetic.chains.buffers.end_step()
+        return result
 
     def check_inputs(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> None:
         """Raise `EncodingError` unless state and data have the program's names, dtypes and shapes."""
         check_spec("state", state, self.program.state_spec())
         check_spec("data", data, self.program.data_spec())
 
-    def _value(
-        self, instruction: Instruction, values: dict[int, Tensor], state: State, data: State, number: int
-    ) -> Tensor:
+    def _make_chains(self) -> dict[int, Chain]:
+        """The chains of the planned order, by position in it."""
+        if self.arithmetic.chains is None:
+            return {}
+        committed, body = set(self._committed), self.program.body
+        made = {}
+        for position, unit in enumerate(self._planned):
+            if schedule.is_elementwise(body[unit.members[0]]):
+                members = tuple(
+                    Member(
+                        number=n,
+                        instruction=body[n],
+                        operand_dtypes=self.program.operand_dtypes(body[n]),
+                        operand_numels=tuple(body[operand.value].numel for operand in body[n].operands),
+                        exported=n in unit.outputs,
+                        sealed=n in committed,
+                    )
+                    for n in unit.members
+                )
+                made[position] = self.arithmetic.chains.make(members)
+        return made
+
+
+class _Run:
+    """One step while it runs: the values that are still needed, and what is known of them."""
+
+    def __init__(
+        self, interpreter: Interpreter, number: int, state: State, data: State, observe: Observer | None
+    ) -> None:
+        self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
+        self._number, self._state, self._data, self._observe = number, state, data, observe
+        self._finite: dict[int, bool] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def one_by_one(self, unit: Unit) -> None:
+        """Executes the members of a unit one after the other."""
+        for n, dying in zip(unit.members, unit.dying, strict=True):
+            value = self._value(self._body[n])
+            self.values[n] = value if self._observe is None else self._observe(n, value)
+            del value
+            for dead in dying:
+                del self.values[dead]
+
+    def at_once(self, unit: Unit, chain: Chain) -> None:
+        """Executes a unit in one pass."""
+        result = chain.run(self.values)
+        self.values |= result.tensors
+        self._finite |= result.finite
+        for dying in unit.dying:
+            for dead in dying:
+                self.values.pop(dead, None)  # intermediate results never were
+
+    def commit(self, value: int, leaf: int) -> Tensor:
+        """The tensor that a commit of a body value puts into the state."""
+        tensor = self.values[value] if value in self._finite else self._sealed(value)
+        return tensor if self._observe is None else self._observe(leaf, tensor)
+
+    def is_finite(self, value: int, tensor: Tensor) -> bool:
+        """Whether a committed tensor holds neither infinities nor NaN."""
+        if self._observe is None and value in self._finite:
+            return self._finite[value]
+        return tensor.dtype != torch.float32 or bool(torch.isfinite(tensor).all())
+
+    def _sealed(self, value: int) -> Tensor:
+        """The value with the one NaN, and whether it is finite."""
+        tensor, chains = self.values[value], self._arithmetic.chains
+        if chains is not None and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
+            self._finite[value] = True
+            return tensor
+        return canonical(tensor)
+
+    def _value(self, instruction: Instruction) -> Tensor:
         if instruction.opcode == Opcode.SOURCE:
             if instruction.function == SourceKind.STATE:
-                return state[_slot(instruction).name]
+                return self._state[_slot(instruction).name]
             if instruction.function == SourceKind.DATA:
-                return data[_slot(instruction).name]
-        operands = [values[operand.value] for operand in instruction.operands]
-        return self.arithmetic.execute(instruction, operands, number - 1)
-
-    @staticmethod
-    def _check_finite(number: int, state: State) -> None:
-        for name, tensor in state.items():
-            if tensor.dtype == torch.float32 and not bool(torch.isfinite(tensor).all()):
-                raise NotFiniteError(number, name)
+                return self._data[_slot(instruction).name]
+        operands = [self.values[operand.value] for operand in instruction.operands]
+        return self._arithmetic.execute(instruction, operands, self._number - 1)
 
 
 def _slot(instruction: Instruction) -> Slot:
     assert isinstance(instruction.params, Slot)  # the program was validated
     return instruction.params
-
-
-def _last_uses(program: Program) -> list[list[int]]:
-    """For each body instruction the values that nothing after it reads. Committed values and the loss live on."""
-    last: dict[int, int] = {}
-    for index, instruction in enumerate(program.body):
-        last[index] = index
-        for operand in instruction.operands:
-            last[operand.value] = index
-    kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
-    dying: list[list[int]] = [[] for _ in program.body]
-    for value, index in last.items():
-        if value not in kept:
-            dying[index].append(value)
-    return dying

@@ -6,12 +6,14 @@
    terms, long and wide enough that the device takes its fast kernels.
 3. max and argmax (zeros, NaN, equals), gather, window, iota, casts, random, shuffle.
 
+What may stand in a chain of elementwise instructions is also run by the compiled kernel for these, where there is one.
+
 The oracle is `protocol.reference`, in integers. The first mismatch is a `ConfigurationError` that names the operation,
 the operand bits and both results: such a device would fork the run.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import prod
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.indexing import TORCH_DTYPES
+from engine.schedule import is_elementwise
 from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
 from protocol.errors import ConfigurationError
 from protocol.isa import (
@@ -129,7 +132,15 @@ def _qualified(device: str) -> Report:
 
 def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
     tensors = [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
-    result = arithmetic.execute(case.instruction, tensors, 0)
+    i = case.instruction
+    _compare_result(arithmetic, case, right, arithmetic.execute(i, tensors, 0))
+    if arithmetic.chains is not None and is_elementwise(i):
+        chained = replace(case, name=f"{case.name} (compiled)")
+        _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
+    return len(right)
+
+
+def _compare_result(arithmetic: Arithmetic, case: _Case, right: Sequence[int], result: Tensor) -> None:
     i = case.instruction
     if result.shape != i.shape or result.dtype != TORCH_DTYPES[i.dtype] or not result.is_contiguous():
         raise ConfigurationError(
@@ -140,7 +151,6 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
     for at, want in zip(case.elements or range(i.numel), right, strict=True):
         if found[at] != want:
             raise ConfigurationError(_mismatch(arithmetic, case, at, want, found[at]))
-    return len(right)
 
 
 def _mismatch(arithmetic: Arithmetic, case: _Case, at: int, want: int, got: int) -> str:

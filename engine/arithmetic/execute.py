@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.arithmetic import indexing, random
+from engine.arithmetic import chains, indexing, random
 from engine.arithmetic.elementwise import kernel_of
 from engine.arithmetic.indexing import TORCH_DTYPES
 from engine.arithmetic.scatter import ScatterRunner, plan_scatter
@@ -71,6 +71,9 @@ class Arithmetic:
         self._transcendentals = Transcendentals()
         self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
+        found = chains.kernel() if device.type == "cpu" else None
+        self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
+        """What runs chains of elementwise instructions in one pass; None where they run one by one."""
 
     @property
     def device(self) -> torch.device:

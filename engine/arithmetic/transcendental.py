@@ -61,13 +61,17 @@ class Transcendentals:
             counts.double_rounded += int(y[at].to(torch.float32).ne(exact).sum())
             out[at] = exact
 
+    def exact_bits(self, function: MapFunction, bits: int) -> int:
+        """The bits of the rounded exact result, computed in integers, for the bits of an argument."""
+        key = function, bits
+        if key not in self._known:
+            self._known[key] = FUNCTIONS[function](bits, MAX_PRECISION)
+        return self._known[key]
+
     def _exact(self, function: MapFunction, x: Tensor) -> Tensor:
         bits, which = torch.unique(x.view(torch.int32), return_inverse=True)
         found = []
         for pattern in bits.tolist():
-            key = function, pattern & 0xFFFFFFFF
-            if key not in self._known:
-                self._known[key] = FUNCTIONS[function](key[1], MAX_PRECISION)
-            value = self._known[key]
+            value = self.exact_bits(function, pattern & 0xFFFFFFFF)
             found.append(value - (1 << 32) if value >> 31 else value)
         return torch.tensor(found, dtype=torch.int32, device=x.device).view(torch.float32)[which]

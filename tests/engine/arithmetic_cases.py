@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.arithmetic import Arithmetic
+from engine.schedule import is_elementwise
 from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
 from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from protocol.reference import element, pack, unpack
@@ -80,6 +81,10 @@ def check(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tenso
     found, right = elements_of(result), expected(i, operands, step)
     wrong = [(n, hex(a), hex(b)) for n, (a, b) in enumerate(zip(right, found, strict=True)) if a != b]
     assert not wrong, f"expected, got (element, bits, bits): {wrong[:5]} in {i}"
+    chains = Arithmetic(arithmetic.device).chains  # of its own: the caller's statistics stay what they are
+    if chains is not None and is_elementwise(i):
+        assert elements_of(chains.alone(i, operands)) == right, i
+        assert [elements_of(x) for x in operands] == before
     return found
 
 

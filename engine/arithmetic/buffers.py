@@ -1,0 +1,68 @@
+"""Memory for large results that is used again: fresh memory costs a page fault for every 4 KiB.
+
+A buffer goes back to the pool when the last tensor over it dies, whoever holds that and whichever thread drops it, so
+users need not know about the pool. What nobody asked for during a whole step is freed.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+SMALL: Final = 1 << 18
+"""Bytes below which the allocator itself keeps memory."""
+_ALIGNMENT: Final = 64
+
+Block = npt.NDArray[np.uint8]
+
+
+class Buffers:
+    """A pool of CPU memory, by exact size. Used by one thread at a time; returns may come from any."""
+
+    def __init__(self) -> None:
+        self._idle: dict[int, deque[tuple[int, Block]]] = {}
+        self._lent: dict[int, tuple[weakref.ref[Block], Block]] = {}
+        self._step = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous CPU tensor of undefined contents."""
+        size = prod(shape) * dtype.itemsize
+        if size < SMALL:
+            return torch.empty(tuple(shape), dtype=dtype)
+        idle = self._idle.setdefault(size, deque())
+        block = idle.pop()[1] if idle else np.empty(size + _ALIGNMENT, dtype=np.uint8)
+        start = -block.ctypes.data % _ALIGNMENT
+        lease = block[start : start + size]
+        tensor = torch.from_numpy(lease)  # holds `lease`, and so do all views of it
+        self._lend(size, block, lease)
+        return tensor.view(dtype).view(tuple(shape))
+
+    def _lend(self, size: int, block: Block, lease: Block) -> None:
+        key = id(lease)
+        idle, lent = self._idle[size], self._lent
+
+        def returned(_: weakref.ref[Block]) -> None:
+            lent.pop(key, None)
+            idle.append((self._step, block))
+
+        lent[key] = weakref.ref(lease, returned), block
+
+    def end_step(self) -> None:
+        """Frees what lay idle since before the step that now ends."""
+        for idle in self._idle.values():
+            for _ in range(len(idle)):
+                since, block = idle.popleft()
+                if since >= self._step:
+                    idle.append((since, block))
+        self._step += 1
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory held for nobody."""
+        return sum(block.nbytes for idle in self._idle.values() for _, block in tuple(idle))
