@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.commitments import identify, tensor_tree
+from protocol.commitments import TensorData, identify_all, tensor_tree
 from protocol.errors import EncodingError
 from protocol.isa import NAN_BITS, DType
 from protocol.merkle import Tree
@@ -23,7 +23,8 @@ Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
 
 def canonical(tensor: Tensor) -> Tensor:
     """The tensor, with every NaN (whatever its payload) replaced by the one NaN. Copies only if there is a NaN."""
-    if tensor.dtype != torch.float32:
+    # A sum of anything with a NaN is a NaN: one pass that writes nothing. Infinities may give one too; then look.
+    if tensor.dtype != torch.float32 or not bool(torch.isnan(tensor.sum())):
         return tensor
     nan = torch.isnan(tensor)
     if not bool(nan.any()):
@@ -34,7 +35,12 @@ def canonical(tensor: Tensor) -> Tensor:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The tensor's data as committed; a view of its memory where possible."""
-    array = canonical(tensor.detach()).to("cpu").contiguous().numpy()
+    return _memory(canonical(tensor.detach()))
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The tensor's data as it is: a view of its memory if that is the CPU's and contiguous."""
+    array = tensor.detach().to("cpu").contiguous().numpy()
     if array.dtype.byteorder == ">":  # pragma: no cover - no supported device is big-endian
         array = array.astype(array.dtype.newbyteorder("<"))
     return memoryview(array.reshape(-1).view(np.uint8).data)
@@ -58,17 +64,21 @@ def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
 
 def chunk_tree(tensor: Tensor) -> Tree:
     """The chunk tree of a tensor."""
-    return tensor_tree(tensor_bytes(tensor))
+    return tensor_tree(tensor_bytes(tensor), torch.get_num_threads())
 
 
 def identity(tensor: Tensor) -> Digest:
     """The tensor's id."""
-    return identify(PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
+    return identities({"": tensor})[""]
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor, by name."""
-    return {name: identity(tensor) for name, tensor in tensors.items()}
+    """The id of each tensor, by name; hashed together, by as many threads as torch has."""
+    entries = [
+        TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=_memory(tensor))
+        for tensor in tensors.values()
+    ]
+    return dict(zip(tensors, identify_all(entries, torch.get_num_threads()), strict=True))
 
 
 def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:

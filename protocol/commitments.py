@@ -2,17 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from math import prod
+from typing import Final
 
 from protocol.codec import encode_name, unsigned
+from protocol.digests import leaf_level, one_nan
 from protocol.errors import EncodingError
 from protocol.isa import CHUNK_BYTES, MAX_NUMEL, MAX_RANK, NAN_BITS, DType
 from protocol.merkle import Tree, depth_of
+from protocol.native.hashing import Data, hasher
 from protocol.tags import Digest, Tag, tagged_hash
 
 ZERO_DIGEST = Digest(bytes(32))
 """The rounding-log root of a step under policy `exact`."""
+
+KERNEL_BYTES: Final = 1 << 14
+"""Less than that is hashed here: a call of the kernel costs more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorData:
+    """A tensor to identify. `data`: its bytes, little-endian, row-major; not to change until they are hashed."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 def chunk_count(dtype: DType, shape: Sequence[int]) -> int:
@@ -30,18 +44,13 @@ def chunk_digest(data: bytes | memoryview) -> Digest:
     return tagged_hash(Tag.CHUNK, bytes(data))
 
 
-def tensor_tree(data: bytes | memoryview) -> Tree:
+def tensor_tree(data: bytes | memoryview, threads: int = 1) -> Tree:
     """The chunk tree of a tensor's data (little-endian, row-major, NaN canonical; at least one byte)."""
     view = memoryview(data).cast("B")
     if not view.nbytes:
         raise EncodingError("expected a tensor with at least one element, got none")
-    start = sha256(Tag.CHUNK.value)
-    leaves = []
-    for offset in range(0, view.nbytes, CHUNK_BYTES):
-        hasher = start.copy()
-        hasher.update(view[offset : offset + CHUNK_BYTES])
-        leaves.append(hasher.digest())
-    return Tree(leaves)
+    kernel = hasher() if view.nbytes >= KERNEL_BYTES else None
+    return Tree.over(leaf_level(view) if kernel is None else kernel.leaf_level(Data(view), threads))
 
 
 def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
@@ -58,6 +67,21 @@ def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Di
     if memoryview(data).nbytes != expected:
         raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {memoryview(data).nbytes}")
     return tensor_id(dtype, shape, tensor_tree(data).root)
+
+
+def identify_all(tensors: Sequence[TensorData], threads: int = 1) -> list[Digest]:
+    """The ids of many tensors at once, by so many threads. An f32 NaN of any payload counts as `0x7fc00000`."""
+    for tensor in tensors:
+        if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
+            raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")
+    inputs = [Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors]
+    kernel = hasher()
+    roots = [_plain_root(one) for one in inputs] if kernel is None else kernel.roots(inputs, threads)
+    return [tensor_id(tensor.dtype, tensor.shape, root) for tensor, root in zip(tensors, roots, strict=True)]
+
+
+def _plain_root(data: Data) -> Digest:
+    return Tree.over(leaf_level(one_nan(data.view) if data.floats else data.view)).root
 
 
 def state_leaf(name: str, tensor: bytes) -> Digest:

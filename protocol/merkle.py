@@ -6,9 +6,14 @@ is deep, each of 32 bytes, (3) folding leads to the root.
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Final
 
+from protocol.digests import DIGEST_BYTES, parent_level
 from protocol.errors import ProofError
+from protocol.native.hashing import hasher
 from protocol.tags import EMPTY, Digest, Tag, tagged_hash
+
+KERNEL_NODES: Final = 64
 
 
 def depth_of(leaves: int) -> int:
@@ -69,16 +74,26 @@ class Tree:
     """A tree in memory, all levels kept. `depth` may be larger than the leaves need (padded with `EMPTY`)."""
 
     def __init__(self, leaves: Sequence[bytes], depth: int | None = None) -> None:
-        self.count = len(leaves)
-        self.depth = depth_of(max(1, self.count)) if depth is None else depth
-        if self.count > 1 << self.depth:
-            raise ValueError(f"expected at most {1 << self.depth} leaves, got {self.count}")
-        self._levels: list[list[Digest]] = [[Digest(bytes(leaf)) for leaf in leaves]]
+        self._build(b"".join(leaves), len(leaves), depth)
+
+    @classmethod
+    def over(cls, leaves: bytes) -> "Tree":
+        """The tree over leaf digests that stand one after the other."""
+        tree = cls.__new__(cls)
+        tree._build(leaves, len(leaves) // DIGEST_BYTES, None)
+        return tree
+
+    def _build(self, leaves: bytes, count: int, depth: int | None) -> None:
+        if len(leaves) != count * DIGEST_BYTES:
+            raise ValueError(f"expected leaves of {DIGEST_BYTES} bytes, got {len(leaves)} bytes for {count}")
+        self.count = count
+        self.depth = depth_of(max(1, count)) if depth is None else depth
+        if count > 1 << self.depth:
+            raise ValueError(f"expected at most {1 << self.depth} leaves, got {count}")
+        self._levels = [leaves]
+        """By height: the nodes that are above a leaf, one after the other."""
         for height in range(self.depth):
-            below = self._levels[-1]
-            if len(below) % 2:
-                below = [*below, empty_root(height)]
-            self._levels.append([parent(below[i], below[i + 1]) for i in range(0, len(below), 2)])
+            self._levels.append(_level_above(self._levels[-1], height))
 
     @property
     def root(self) -> Digest:
@@ -89,8 +104,8 @@ class Tree:
         """The node `height` levels above the leaves."""
         if not (0 <= height <= self.depth and 0 <= position < 1 << (self.depth - height)):
             raise ValueError(f"no node at height {height}, position {position} in a tree of depth {self.depth}")
-        level = self._levels[height]
-        return level[position] if position < len(level) else empty_root(height)
+        found = self._levels[height][position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
+        return Digest(found) if found else empty_root(height)
 
     def below(self, height: int, position: int, levels: int) -> list[Digest]:
         """The 2^levels nodes `levels` below node (height, position), left to right."""
@@ -100,3 +115,47 @@ class Tree:
     def proof(self, position: int) -> list[Digest]:
         """Siblings of a leaf, from the leaf upwards."""
         return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
+
+
+def _level_above(below: bytes, height: int) -> bytes:
+    """The level above the nodes of a height. Short levels are hashed here: a call of the kernel costs more."""
+    if len(below) < KERNEL_NODES * DIGEST_BYTES or (kernel := hasher()) is None:
+        return parent_level(below, empty_root(height))
+    return kernel.parent_level(below, empty_root(height))
+
+
+class Frontier:
+    """A growing tree, leaf by leaf: its roots at any time, from one node per level.
+
+    Appending hashes once on average, a root as often as the tree is deep, whatever the number of leaves.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._peaks: list[Digest] = []
+        """Roots of the full subtrees that the leaves make up, one for each bit of `count`, from the largest."""
+
+    def append(self, leaf: bytes) -> None:
+        """Adds the next leaf."""
+        node, full = Digest(bytes(leaf)), self.count
+        while full & 1:
+            node, full = parent(self._peaks.pop(), node), full >> 1
+        self._peaks.append(node)
+        self.count += 1
+
+    def root(self, depth: int) -> Digest:
+        """The root of the tree of this depth over the leaves so far, `EMPTY` at the other positions."""
+        if self.count > 1 << depth:
+            raise ValueError(f"expected at most {1 << depth} leaves, got {self.count}")
+        if not self.count:
+            return empty_root(depth)
+        height = (self.count & -self.count).bit_length() - 1
+        node = self._peaks[-1]
+        left = len(self._peaks) - 1
+        for level in range(height, depth):
+            if self.count >> level & 1 and level > height:
+                left -= 1
+                node = parent(self._peaks[left], node)
+            else:
+                node = parent(node, empty_root(level))
+        return node

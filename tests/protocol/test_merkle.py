@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ProofError
-from protocol.merkle import Tree, depth_of, empty_root, fold, fold_nodes, pad, parent, verify
+from protocol.merkle import KERNEL_NODES, Frontier, Tree, depth_of, empty_root, fold, fold_nodes, pad, parent, verify
 from protocol.tags import EMPTY
 
 digests = st.binary(min_size=32, max_size=32)
@@ -96,3 +96,47 @@ def test_empty_trees_and_bad_arguments() -> None:
     for height, position in ((2, 0), (-1, 0), (0, 2), (0, -1)):
         with pytest.raises(ValueError, match="no node at"):
             Tree([EMPTY, EMPTY]).node(height, position)
+
+
+@given(leaf_lists, st.integers(0, 3))
+def test_a_frontier_has_the_root_of_the_tree_at_any_time(leaves: list[bytes], extra: int) -> None:
+    frontier, depth = Frontier(), depth_of(len(leaves)) + extra
+    assert frontier.root(depth) == Tree([], depth).root
+    for count, leaf in enumerate(leaves, 1):
+        frontier.append(leaf)
+        assert frontier.count == count
+        assert frontier.root(depth) == Tree(leaves[:count], depth).root == frontier.root(depth)
+
+
+def test_a_frontier_of_a_million_leaves_holds_a_node_a_level() -> None:
+    frontier, leaf, count = Frontier(), bytes(32), 1_000_003
+    for _ in range(count):
+        frontier.append(leaf)
+    full = [leaf]  # roots of full subtrees: all leaves are the same
+    for _ in range(20):
+        full.append(parent(full[-1], full[-1]))
+    peaks = [(height, full[height]) for height in range(20) if count >> height & 1]
+    height, node = peaks[0][0], peaks[0][1]
+    for above, peak in peaks[1:]:
+        node = parent(peak, pad(node, height, above))
+        height = above + 1
+    assert frontier.root(20) == pad(node, height, 20)
+    assert len(frontier._peaks) == count.bit_count()
+
+
+@given(st.integers(2 * KERNEL_NODES - 3, 4 * KERNEL_NODES + 3), st.integers(0, 9))
+def test_wide_trees_are_the_naive_ones(count: int, seed: int) -> None:
+    leaves = [sha256(bytes([seed]) + n.to_bytes(2, "big")).digest() for n in range(count)]
+    tree = Tree(leaves)
+    assert tree.root == naive_root(padded(leaves, tree.depth)) == Tree.over(b"".join(leaves)).root
+    assert Tree(leaves, 12).proof(count - 1)[tree.depth :] == [empty_root(h) for h in range(tree.depth, 12)]
+
+
+def test_leaves_are_digests() -> None:
+    with pytest.raises(ValueError, match="leaves of 32 bytes"):
+        Tree([bytes(31)])
+    frontier = Frontier()
+    for _ in range(3):
+        frontier.append(EMPTY)
+    with pytest.raises(ValueError, match="at most 2 leaves, got 3"):
+        frontier.root(1)

@@ -1,0 +1,170 @@
+"""The compiled hasher against plain Python, byte for byte, around every boundary of chunks, pieces and trees."""
+
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.commitments import TensorData, identify, identify_all, tensor_tree
+from protocol.digests import leaf_level, one_nan, parent_level
+from protocol.errors import EncodingError
+from protocol.isa import CHUNK_BYTES, DType
+from protocol.merkle import Tree
+from protocol.native import hashing, load
+from protocol.native.hashing import Data, Hasher, agrees, hasher
+from protocol.tags import EMPTY
+
+SOURCE = Path(hashing.__file__).with_name("hashing.c")
+SPAN = 256
+"""Chunks of a piece."""
+
+
+def naive_tree(data: bytes) -> list[list[bytes]]:
+    """All levels, by the words of SPEC sections 1 to 3 alone."""
+
+    def sha(*parts: bytes) -> bytes:
+        return hashlib.sha256(b"".join(parts)).digest()
+
+    level = [sha(b"tb.chunk", data[at : at + 1024]) for at in range(0, len(data), 1024)]
+    while len(level) & (len(level) - 1):
+        level.append(sha(b"tb.empty"))
+    levels = [level]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        levels.append([sha(b"tb.node.", below[i], below[i + 1]) for i in range(0, len(below), 2)])
+    return levels
+
+
+def compiled(path: Path) -> Hasher:
+    found = hashing._checked(library) if (library := load(path).library) else None
+    assert found is not None, load(path).reason
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Hasher]:
+    """What this machine uses, and the portable kernel."""
+    portable = tmp_path_factory.mktemp("portable") / "portable.c"
+    portable.write_text("#define PORTABLE 1\n" + SOURCE.read_text())
+    found = [compiled(SOURCE), compiled(portable)]
+    assert [found[0].span, found[1].span, found[1].implementation] == [SPAN, SPAN, "portable C"]
+    return found
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+BOUNDARIES = sorted(
+    {max(1, at + d) for at in (0, 48, 56, 64, 1016, 1024, 2048, 3072, 4096, 65536, SPAN * 1024) for d in (-1, 0, 1, 5)}
+    | {SPAN * 1024 * 2 + 1, SPAN * 1024 * 3 - 1024, SPAN * 1024 * 5 + 4097}
+)
+
+
+def test_roots_and_levels_around_every_boundary(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+    for size in BOUNDARIES:
+        data = noise(size, size)
+        expected = naive_tree(data)
+        for kernel in kernels:
+            assert kernel.roots([Data(memoryview(data))], 2) == [expected[-1][0]], size
+            level = kernel.leaf_level(Data(memoryview(data)), 2)
+            assert level == leaf_level(memoryview(data)) == b"".join(expected[0])[: len(level)]
+            cases()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 99))
+def test_many_tensors_at_once(sizes: list[int], threads: int, seed: int) -> None:
+    kernel = compiled(SOURCE)
+    inputs = [noise(size, seed + n) for n, size in enumerate(sizes)]
+    found = kernel.roots([Data(memoryview(data)) for data in inputs], threads)
+    assert found == [naive_tree(data)[-1][0] for data in inputs]
+
+
+def test_threads_share_many_megabytes(kernels: list[Hasher]) -> None:
+    data = noise(5 << 20)
+    inputs = [data, data[: 3 << 20], data[:4], data[1 << 20 :]]
+    views = [Data(memoryview(one)) for one in inputs]
+    expected = [Tree.over(leaf_level(view.view)).root for view in views]
+    for threads in (1, 2, 3, 16):
+        assert kernels[0].roots(views, threads) == expected
+        assert kernels[0].leaf_level(views[0], threads) == leaf_level(views[0].view)
+    assert kernels[1].roots(views, 2) == expected
+
+
+def test_parents_of_any_count(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+    for count in (1, 2, 3, 4, 5, 63, 64, 65, 129):
+        level = noise(32 * count, count)
+        for kernel in kernels:
+            assert kernel.parent_level(level, EMPTY) == parent_level(level, EMPTY)
+            cases()
+
+
+NANS = (0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF)
+NUMBERS = (0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000000, 1, 0x80000001, 0)
+
+
+def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+    size = 3 * CHUNK_BYTES + 40
+    clean = np.frombuffer(noise(size), dtype="<u4") & 0xBFFFFFFF  # no exponent of all ones
+    for place in (0, 1, 2, 13, 14, 15, 253, 254, 255, 256, 511, 512, 767, 768, 777):
+        for bits in (*NANS, *NUMBERS):
+            words = clean.copy()
+            words[place] = bits
+            wanted = words.copy()
+            wanted[place] = 0x7FC00000 if bits in NANS else bits
+            expected, view = naive_tree(wanted.tobytes())[-1][0], memoryview(words.tobytes())
+            assert one_nan(view).tobytes() == wanted.tobytes()
+            for kernel in kernels:
+                assert kernel.roots([Data(view, floats=True)], 1) == [expected], (place, hex(bits))
+                assert kernel.roots([Data(view)], 1) == [naive_tree(words.tobytes())[-1][0]]
+            cases()
+
+
+def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]) -> None:
+    for number, (right, wrong) in enumerate(
+        {
+            "0x428a2f98": "0x428a2f99",  # a constant of SHA-256
+            "x = 0x7fc00000": "x = 0x7fc00001",
+            "empties + h * DIGEST": "empties",
+        }.items()
+    ):
+        path = tmp_path / f"wrong{number}.c"
+        text = SOURCE.read_text()
+        assert right in text
+        path.write_text(text.replace(right, wrong))
+        library = load(path).library
+        assert library is not None
+        assert hashing._checked(library) is None
+        cases()
+    assert agrees(compiled(SOURCE))
+
+
+def test_it_is_used_and_may_be_switched_off(monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
+    assert hasher() is not None, "expected a C compiler"
+    tensors = [
+        TensorData(dtype=DType.F32, shape=(5, 1000), data=memoryview(noise(20000))),
+        TensorData(dtype=DType.F32, shape=(), data=memoryview(struct.pack("<I", 0xFFC00001))),
+        TensorData(dtype=DType.I64, shape=(3,), data=memoryview(b"\xff" * 24)),
+        TensorData(dtype=DType.BOOL, shape=(3000,), data=memoryview(b"\1" * 3000)),
+    ]
+    data, leaves = noise(300_000), [noise(32, n) for n in range(200)]
+    used = identify_all(tensors, 2), tensor_tree(data, 2).root, Tree(leaves).root
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    assert hasher() is None
+    assert (identify_all(tensors, 2), tensor_tree(data, 2).root, Tree(leaves).root) == used
+    for tensor, found in zip(tensors, used[0], strict=True):
+        data = one_nan(tensor.data) if tensor.dtype == DType.F32 else tensor.data
+        assert found == identify(tensor.dtype, tensor.shape, data)
+        cases()
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    for shape, size in (((2,), 4), ((), 8), ((0,), 0)):
+        with pytest.raises(EncodingError, match="F32"):
+            identify_all([TensorData(dtype=DType.F32, shape=shape, data=memoryview(bytes(size)))])
