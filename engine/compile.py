@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.builder import Builder, Ref
 from engine.capture import capture
+from engine.capture_cache import CaptureCache
 from engine.lowering import DTYPES
 from engine.optimizers import update
 from engine.task import Batch, Examples, Rows, Task, Windows
@@ -31,8 +32,11 @@ class Compiled:
     data: dict[str, Tensor]
 
 
-def compile_task(task: Task) -> Compiled:
-    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form."""
+def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
+    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form.
+
+    cache: where captured steps are kept; None captures anew.
+    """
     b = Builder()
     initial = task.initial_state()
     refs = {name: b.state(MODEL + name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
@@ -41,7 +45,8 @@ def compile_task(task: Task) -> Compiled:
     batch = _batch(b, task)
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
     task.model.train()
-    step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
+    trace = capture if cache is None else cache.capture
+    step = trace(b, task.model, task.loss, batch, example, refs.__getitem__)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())
