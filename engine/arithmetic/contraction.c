@@ -4,18 +4,15 @@
  * map is a sum of one offset per coordinate, so one table per group of coordinates says it all: matmul, bmm and
  * convolutions look alike). A task is one block of the output. Its operands are converted to FP64 into panels, K in
  * blocks of at most KC terms whose results are added by plain additions; the block stays in cache until Ziv's test
- * (engine/arithmetic/ziv.py: the bound and its proof) has decided its elements. Undecided ones are summed in doubled
- * precision, and what that leaves in integers, which decides every one.
+ * (engine/arithmetic/ziv.py: the bound and its proof) has decided its elements; exact.h settles the others.
  *
  * SAFETY: the caller has checked that every sum of table entries lies inside the operand and the result.
  */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime */
 #include <math.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -58,11 +55,14 @@ typedef double vec __attribute__((vector_size(8 * LANES)));
 typedef double vec_unaligned __attribute__((vector_size(8 * LANES), aligned(8)));
 typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 
+#include "exact.h"
+
 /* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
  * each leaves its FP64 sums in memory, (part, batch, m, n), and `finish_parts` adds them. */
 typedef struct {
     int64_t batches, m, n, k;
     int64_t block_m, block_n, parts;
+    int64_t kc, group; /* terms of a panel, at most KC; panels whose results are added before they join the others */
     /* Without m and n the tables hold only the first of each run: of terms that follow each other in both operands, and
      * of outputs from one to the next of which the operands move by these steps, 0 or 1. Output o is at out[o]. */
     int64_t run_k, run_batch, a_step, b_step;
@@ -74,133 +74,6 @@ typedef struct {
     double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
     double coefficient;   /* of the error bound */
 } contraction;
-
-typedef struct {
-    _Atomic int64_t next;        /* the next task */
-    _Atomic int64_t undecided;   /* elements that Ziv's test left */
-    _Atomic int64_t twice;       /* of those: not decided in doubled precision either */
-    _Atomic int64_t wrong;       /* of those: whose FP64 value rounds to another f32 than the exact one */
-    _Atomic int64_t nanoseconds; /* spent on them, all threads together */
-} progress;
-
-/* ---- exact sums: digits of 32 bits in 64-bit limbs, the lowest of weight 2^-352 ---- */
-
-#define LIMBS 22
-#define UNIT 352
-
-static void add_exactly(int64_t *limbs, double term) {
-    uint64_t bits;
-    memcpy(&bits, &term, 8);
-    const int exponent = (int)(bits >> 52 & 0x7ff);
-    if (exponent == 0) return; /* zero: products of f32 are no FP64 subnormals */
-    const uint64_t significand = (bits & 0xfffffffffffffull) | 1ull << 52;
-    const int shift = exponent - 1075 + UNIT; /* >= 0: a product is a multiple of 2^-298, or 2^-350 with its zeros */
-    const int limb = shift >> 5, bit = shift & 31;
-    const uint64_t low = significand << bit, high = bit ? significand >> (64 - bit) : 0;
-    const int64_t sign = bits >> 63 ? -1 : 1;
-    limbs[limb] += sign * (int64_t)(low & 0xffffffffull);
-    limbs[limb + 1] += sign * (int64_t)(low >> 32);
-    limbs[limb + 2] += sign * (int64_t)high;
-}
-
-/* RN32 of the limbs' value; zero is +0. */
-static float round_exactly(int64_t *limbs) {
-    int64_t carry = 0;
-    for (int i = 0; i < LIMBS; i++) {
-        const int64_t value = limbs[i] + carry;
-        limbs[i] = value & 0xffffffffll;
-        carry = value >> 32;
-    }
-    const int negative = carry < 0;
-    if (negative) { /* two's complement of the digits */
-        int64_t borrow = 1;
-        for (int i = 0; i < LIMBS; i++) {
-            const int64_t value = (0xffffffffll ^ limbs[i]) + borrow;
-            limbs[i] = value & 0xffffffffll;
-            borrow = value >> 32;
-        }
-    }
-    int top = LIMBS - 1;
-    while (top >= 0 && limbs[top] == 0) top--;
-    if (top < 0) return 0.0f;
-    /* The leading 64 bits from the top three digits, then a sticky bit, then one rounding. */
-    const uint64_t d0 = (uint64_t)limbs[top], d1 = top > 0 ? (uint64_t)limbs[top - 1] : 0,
-                   d2 = top > 1 ? (uint64_t)limbs[top - 2] : 0;
-    const int zeros = __builtin_clzll(d0) - 32;
-    uint64_t lead = d0 << 32 | d1;
-    uint64_t sticky = zeros ? (d2 << zeros) & 0xffffffffull : d2;
-    if (zeros) lead = lead << zeros | d2 >> (32 - zeros);
-    for (int i = top - 3; i >= 0; i--) sticky |= (uint64_t)limbs[i];
-    const int exponent = 32 * top + 31 - zeros - UNIT; /* lead's first bit has this weight */
-    /* Bits kept: 24, fewer for a subnormal result (smallest unit 2^-149). */
-    int keep = exponent < -126 ? exponent + 150 : 24;
-    float result;
-    if (keep < 0) return negative ? -0.0f + 0.0f : 0.0f;
-    if (keep == 0) { /* between 2^-150 and 2^-149: up unless exactly the tie */
-        const int up = (lead << 1) != 0 || sticky != 0;
-        result = up ? 0x1p-149f : 0.0f;
-    } else {
-        uint64_t kept = lead >> (64 - keep);
-        const uint64_t rest = lead << keep, halfway = 1ull << 63;
-        if (rest > halfway || (rest == halfway && (sticky != 0 || (kept & 1)))) kept++;
-        result = (float)ldexp((double)kept, exponent - keep + 1); /* exact, or infinity */
-    }
-    return negative && result != 0.0f ? -result : result;
-}
-
-/* h + l, |l| <= ulp(h)/2, rounded to f32: first to FP64 to odd, so that the second rounding sees no false tie. */
-static float round_pair(double s, double t) {
-    const double h = s + t, v = h - s, l = (s - (h - v)) + (t - v);
-    uint64_t bits;
-    memcpy(&bits, &h, 8);
-    if (l != 0 && !(bits & 1)) bits += (h > 0) == (l > 0) ? 1 : (uint64_t)-1;
-    double odd;
-    memcpy(&odd, &bits, 8);
-    return (float)odd + 0.0f;
-}
-
-/* Where the terms of one element are: `runs` runs of `run` terms. b is null for a plain sum. */
-typedef struct {
-    const float *a, *b;
-    const int64_t *a_k, *b_k;
-    int64_t runs, run;
-} terms;
-
-static inline double term_of(const terms *t, int64_t r, int64_t i) {
-    const double x = (double)t->a[t->a_k[r] + i];
-    return t->b ? x * (double)t->b[t->b_k[r] + i] : x;
-}
-
-/* The sum of finite terms by integers alone. */
-float sum_in_integers(const terms *from) {
-    int64_t limbs[LIMBS] = {0};
-    for (int64_t r = 0; r < from->runs; r++)
-        for (int64_t i = 0; i < from->run; i++) add_exactly(limbs, term_of(from, r, i));
-    return round_exactly(limbs);
-}
-
-/* The sum of one element's terms, correctly rounded; NaN if a term is not finite.
- *
- * First in doubled precision: s is a running FP64 sum, t the sum of its rounding errors e_i, which TwoSum finds exactly.
- * exact = s + t + d, |d| <= K u (1 + 2^-16) sum |e_i|, K < 2^31; the additions t +- bound are rounded once more each. Where
- * every e_i is 0, s is exact, ties included. What that leaves undecided is summed in integers. */
-static float sum_exactly(const terms *from, progress *shared) {
-    double s = 0, t = 0, size = 0;
-    for (int64_t r = 0; r < from->runs; r++)
-        for (int64_t i = 0; i < from->run; i++) {
-            const double x = term_of(from, r, i), h = s + x, v = h - s, e = (s - (h - v)) + (x - v);
-            s = h;
-            t += e;
-            size += fabs(e);
-        }
-    if (!isfinite(s)) return NAN; /* FP64 sums of f32 products do not overflow */
-    const double count = (double)(from->runs * from->run + 8);
-    const double bound = size * (count * 0x1.0001p-53) + fabs(t) * 0x1p-51;
-    const float upper = round_pair(s, size > 0 ? t + bound : 0), lower = round_pair(s, size > 0 ? t - bound : 0);
-    if (upper == lower) return upper;
-    shared->twice++;
-    return sum_in_integers(from);
-}
 
 /* ---- panels ---- */
 
@@ -274,7 +147,7 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
 /* ---- blocks ---- */
 
 typedef struct {
-    double *a, *b, *c, *squares_a, *squares_b; /* c: rows of `row` elements */
+    double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high;
     unsigned char *open;
     size_t bytes;
@@ -288,7 +161,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 /* This thread's memory for blocks of block_m x block_n; 0 if there is none. Kept for the next call. */
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
-    const size_t doubles = m * KC + n * KC + m * n + m + n;
+    const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
     const size_t bytes = 8 * doubles + 4 * n + n + 256;
     if (bytes > held.bytes) {
         free(held.memory);
@@ -299,7 +172,8 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.a = held.memory;
     held.b = held.a + m * KC;
     held.c = held.b + n * KC;
-    held.squares_a = held.c + m * n;
+    held.group = held.c + m * n;
+    held.squares_a = held.group + m * n;
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
     held.open = (unsigned char *)(held.high + n);
@@ -311,14 +185,12 @@ typedef struct {
     int64_t batch, m0, m, n0, n;
 } block;
 
-/* C, and the sums of squares, of one block over the terms [k0, k1). */
-static void accumulate(const contraction *t, const block *at, int64_t k0, int64_t k1, int64_t row) {
+/* C of one block, and the sums of squares, over the terms [k0, k1) into `c` whose rows have `row` elements. */
+static void multiply_block(const contraction *t, const block *at, int64_t k0, int64_t k1, double *c, int64_t row) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     const int64_t *row_m = t->a_m + at->m0, *row_n = t->b_n + at->n0, m = at->m, n = at->n;
-    memset(held.squares_a, 0, 8 * padded((size_t)m + MR));
-    memset(held.squares_b, 0, 8 * padded((size_t)n + NR));
-    for (int64_t k = k0; k < k1; k += KC) {
-        const int64_t kc = k1 - k < KC ? k1 - k : KC;
+    for (int64_t k = k0; k < k1; k += t->kc) {
+        const int64_t kc = k1 - k < t->kc ? k1 - k : t->kc;
         for (int64_t j = 0; j < n; j += NR) {
             double *panel = held.b + j * kc;
             pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
@@ -333,15 +205,23 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
             }
             for (int64_t j = 0; j < n; j += NR)
                 for (int64_t i = top; i < end; i += MR)
-                    multiply(held.a + (i - top) * kc, held.b + j * kc, kc, held.c + i * row + j, row, k == k0);
+                    multiply(held.a + (i - top) * kc, held.b + j * kc, kc, c + i * row + j, row, k == k0);
         }
     }
 }
 
-static int64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+/* The same into held.c. No term passes through more than kc + group + number of groups roundings. */
+static void accumulate(const contraction *t, const block *at, int64_t k0, int64_t k1, int64_t row) {
+    const int64_t step = t->kc * t->group;
+    memset(held.squares_a, 0, 8 * padded((size_t)at->m + MR));
+    memset(held.squares_b, 0, 8 * padded((size_t)at->n + NR));
+    for (int64_t k = k0; k < k1; k += step) {
+        double *c = k == k0 ? held.c : held.group;
+        multiply_block(t, at, k, k1 - k < step ? k1 : k + step, c, row);
+        if (k == k0) continue;
+        for (int64_t i = 0; i < at->m; i++)
+            for (int64_t j = 0; j < at->n; j++) held.c[i * row + j] += c[i * row + j];
+    }
 }
 
 /* Ziv's test of one row of results +- left * right[j]: f32 results in `high`, 1 in `open` for the undecided; how many. */
@@ -357,16 +237,6 @@ static int64_t test_row(
     int64_t count = 0;
     for (int64_t j = 0; j < n; j++) count += open[j];
     return count;
-}
-
-/* An element that the test left undecided. */
-static float settle(const terms *from, double c, progress *shared) {
-    const int64_t started = now();
-    const float value = sum_exactly(from, shared);
-    shared->undecided++;
-    shared->wrong += value == value && value != (float)c;
-    shared->nanoseconds += now() - started;
-    return value;
 }
 
 static void store_row(float *to, const int64_t *place, const float *high, int64_t n, int unit) {
@@ -386,16 +256,21 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
     const int unit = consecutive(t->out_n + at->n0, at->n);
+    const terms from = {t->a_k, t->b_k, t->k, 1};
+    element open[OPEN + LANES];
+    int64_t waiting = 0;
     for (int64_t i = 0; i < at->m; i++) {
         const double *c = held.c + i * row, left = sqrt(held.squares_a[i]) * t->coefficient;
-        if (test_row(c, left, held.squares_b, at->n, held.high, held.open))
-            for (int64_t j = 0; j < at->n; j++)
-                if (held.open[j]) {
-                    const terms from = {a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], t->a_k, t->b_k, t->k, 1};
-                    held.high[j] = settle(&from, c[j], shared);
-                }
-        store_row(out + t->out_m[at->m0 + i], t->out_n + at->n0, held.high, at->n, unit);
+        const int64_t count = test_row(c, left, held.squares_b, at->n, held.high, held.open);
+        float *to = out + t->out_m[at->m0 + i];
+        store_row(to, t->out_n + at->n0, held.high, at->n, unit);
+        for (int64_t j = 0; count && j < at->n; j++)
+            if (held.open[j]) {
+                if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
+                open[waiting++] = (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j]};
+            }
     }
+    settle(&from, open, waiting, shared);
 }
 
 /* Leaves a block of one part in memory, or adds such blocks up in this thread's room. */
@@ -427,7 +302,7 @@ int contract(const contraction *t, int finish, progress *shared) {
     const int64_t blocks_m = blocks_of(t->m, t->block_m), blocks_n = blocks_of(t->n, t->block_n);
     const int64_t row = (int64_t)padded((size_t)t->block_n + NR);
     const int64_t parts = finish ? 1 : t->parts, tasks = t->batches * blocks_m * blocks_n * parts;
-    const int64_t step = blocks_of(blocks_of(t->k, t->parts), KC) * KC; /* terms of a part */
+    const int64_t step = blocks_of(t->k, t->parts); /* terms of a part */
     for (int64_t task; (task = shared->next++) < tasks;) {
         const int64_t part = task % parts, place = task / parts, inside = place % (blocks_m * blocks_n);
         block at = {.batch = place / (blocks_m * blocks_n), .m0 = inside / blocks_n * t->block_m,
@@ -449,7 +324,7 @@ int contract(const contraction *t, int finish, progress *shared) {
 
 /* ---- sums without a matrix product: each output has its own terms ---- */
 
-#define TILE 256
+#define TILE OPEN
 #define CHAINS 32
 #define CHUNK 512 /* terms added at once; the results are added plainly */
 
@@ -543,15 +418,15 @@ static void add_tile(
 
 static void finish_tile(
     const contraction *t, int64_t first, int64_t n, const double *sum, const double *size, progress *shared) {
-    float high[TILE];
-    unsigned char open[TILE];
-    if (test_row(sum, t->coefficient, size, n, high, open))
-        for (int64_t j = 0; j < n; j++)
-            if (open[j]) {
-                const terms from = {a_of(t, first + j), b_of(t, first + j), t->a_k, t->b_k, t->k / t->run_k, t->run_k};
-                high[j] = settle(&from, sum[j], shared);
-            }
-    memcpy(t->out + first, high, 4 * (size_t)n);
+    float *out = t->out + first;
+    unsigned char undecided[TILE];
+    if (!test_row(sum, t->coefficient, size, n, out, undecided)) return;
+    const terms from = {t->a_k, t->b_k, t->k / t->run_k, t->run_k};
+    element open[TILE + LANES];
+    int64_t waiting = 0;
+    for (int64_t j = 0; j < n; j++)
+        if (undecided[j]) open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j]};
+    settle(&from, open, waiting, shared);
 }
 
 /* Sums without m and n; otherwise as `contract`. No term passes through more than

@@ -30,6 +30,8 @@ BLOCK: Final = 384
 """Rows and columns of a block at most; it stays in cache with its panels."""
 SMALL: Final = 1 << 18
 """Multiplications up to which one thread is faster than several."""
+LONG: Final = 4096
+"""Terms of a sum from which on shorter panels pay."""
 MAX_TABLE: Final = 1 << 24
 """Entries of the tables of a plan at most: 128 MiB."""
 SHUFFLED_RUNS: Final = 1 << 20
@@ -38,7 +40,7 @@ SHUFFLED_RUNS: Final = 1 << 20
 
 class _Contraction(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batches", "m", "n", "k", "block_m", "block_n", "parts")),
+        *((name, ctypes.c_int64) for name in ("batches", "m", "n", "k", "block_m", "block_n", "parts", "kc", "group")),
         *((name, ctypes.c_int64) for name in ("run_k", "run_batch", "a_step", "b_step")),
         *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
         *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
@@ -256,22 +258,31 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Integers
         while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
             larger = "block_m" if task.block_m >= task.block_n else "block_n"
             setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
-        parts, unit = ceil(wanted / _blocks(task)), _KC
+        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
         outputs, sizes = task.m * task.n, task.m + task.n
     else:
-        parts, unit = ceil(wanted / ceil(task.batches / 256)), 4 * _CHUNK
+        parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
         outputs = sizes = 1
-    parts = max(1, min(parts, task.k // (2 * unit)))
-    step = ceil(ceil(task.k / parts) / unit) * unit if matrix else ceil(task.k / parts)
-    task.parts = ceil(task.k / step)
-    block = _KC if matrix else _CHUNK
-    roundings = min(task.k, block) + ceil(task.k / block) + task.parts + (0 if matrix else _CHAINS)
+    task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
+    roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _CHAINS)
     task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
     if task.parts == 1:
         return []
     held = [np.empty(task.parts * task.batches * count) for count in (outputs, sizes)]
     task.sums, task.sizes = (int(memory.ctypes.data) for memory in held)
     return held
+
+
+def _set_panels(task: _Contraction) -> int:
+    """Chooses how many terms are added at once; roundings on the way of a term through a part.
+
+    Short panels cost a little speed; where there are many, the closer bound saves more on undecided elements.
+    """
+    terms = ceil(task.k / task.parts)
+    task.kc = min(terms, _KC if terms <= LONG else _KC // 2)
+    panels = ceil(terms / task.kc)
+    task.group = panels if panels <= 16 else isqrt(panels) + 1
+    return int(task.kc + task.group + ceil(panels / task.group))
 
 
 def _blocks(task: _Contraction) -> int:

@@ -1,8 +1,8 @@
 """Compiled accelerators: optional C kernels, built on this machine when first asked for and kept by content.
 
-Each kernel is one C file beside the Python module that uses it, and has a pure twin that computes the same bytes: where
-there is no C compiler, or `TIEBREAK_NATIVE=0` is set, the twin is what runs. Nothing is downloaded; what is compiled is
-only what this package holds. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
+Each kernel is one C file, with headers, beside the Python module that uses it, and has a pure twin that computes the
+same bytes: where there is no C compiler, or `TIEBREAK_NATIVE=0` is set, the twin is what runs. Nothing is downloaded;
+what is compiled is only what this package holds. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
 
 Kernels are called through `ctypes`, which releases the interpreter's lock, so threads of Python run them in parallel.
 They are compiled without contraction of multiplications and additions and without any "fast math".
@@ -91,7 +91,8 @@ def _private(directory: Path) -> Path:
 
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
-    parts = (source.read_bytes(), version, repr((FLAGS, TUNE, compiler)).encode(), _processor())
+    headers = [header.read_bytes() for header in sorted(source.parent.glob("*.h"))]
+    parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), _processor())
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
