@@ -117,45 +117,51 @@ def input_gradient(
 class Phase:
     """One spatial dim of a strided input gradient.
 
-    Input position i reads kernel taps k with i + padding = y * stride + k * dilation, that is, with
-    i + padding = a * stride + r, the taps r + stride * t and the outputs y = a - t * dilation. For stride 1 there is
-    one phase r, and for stride > 1 the dilation is 1. Phases that no tap reaches are zero and not `kept`.
+    Input position i takes part in output y through kernel tap i + padding - y * stride (for stride 1: the one that is
+    a multiple of the dilation; for stride > 1 the dilation is 1). Written as i = a * stride + r - skipped, it reads tap
+    r + stride * t - front in output y = a - t * dilation + const. Phases r that no tap reaches are zero, and not `kept`.
     """
 
     stride: int
     dilation: int
+    size: int
+    """Of the input."""
     taps: int
     """Values of t."""
     kept: int
     """Phases that have taps."""
-    first: int
-    """First a."""
     count: int
     """Values of a."""
+    skipped: int
+    """Positions of the first a that lie in front of the input."""
+    front: int
+    """Zeros that the kernel needs in front."""
     before: int
     """Zeros that the gradient needs in front (negative: outputs to drop)."""
     after: int
-    skipped: int
-    """Positions of the first a that lie in front of the input."""
-    size: int
-    """Of the input."""
 
     @classmethod
     def of(cls, outputs: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> "Phase":
         """The phases of a dim with `size` inputs and `outputs` outputs."""
         taps = -(-kernel // stride)
-        first, last = padding // stride, (size - 1 + padding) // stride
+        skipped, front = padding % stride, 0
+        if -(-(kernel + -padding % stride) // stride) == taps and kernel >= stride:
+            # Zeros in front of the kernel cost no terms here, and no position in front of the input is computed: its
+            # sum would be over factors that are never both other than zero, and such a sum is the slowest to decide.
+            skipped, front = 0, -padding % stride
+        count = -(-(size + skipped) // stride)
+        first = (padding - skipped + front) // stride
         return cls(
             stride=stride,
             dilation=dilation,
+            size=size,
             taps=taps,
             kept=min(stride, kernel),
-            first=first,
-            count=last - first + 1,
+            count=count,
+            skipped=skipped,
+            front=front,
             before=(taps - 1) * dilation - first,
-            after=last - (outputs - 1),
-            skipped=padding - first * stride,
-            size=size,
+            after=count - 1 + first - (outputs - 1),
         )
 
 
@@ -169,7 +175,9 @@ def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase]) -> tupl
     if wide != grad.shape:
         grad = c.b.window(wide, grad, lo)
     kernel = (*weight.shape[:2], *(phase.kept * phase.taps for phase in phases))
-    return grad, weight if kernel == weight.shape else c.b.window(kernel, weight, (0,) * weight.rank)
+    if kernel != weight.shape:
+        weight = c.b.window(kernel, weight, (0, 0, *(phase.front for phase in phases)))
+    return grad, weight
 
 
 def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], groups: int) -> Ref:
