@@ -121,6 +121,10 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
     for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) sum[r][v] = (vec){0};
+    for (int r = 0; r < MR; r++) { /* the block lies in an outer cache: its lines come while the terms are added */
+        __builtin_prefetch(c + r * row, 1);
+        __builtin_prefetch(c + r * row + NR - 1, 1);
+    }
     for (int64_t k = 0; k < kc; k++, a += MR, b += NR) {
         vec right[VECTORS];
 #pragma GCC unroll 4

@@ -26,7 +26,7 @@ from protocol.native import Build, load
 
 _SOURCE: Final = Path(__file__).with_name("contraction.c")
 _KC, _CHUNK, _CHAINS = 192, 512, 32  # as in contraction.c
-BLOCK: Final = 384
+BLOCK: Final = 512
 """Rows and columns of a block at most; it stays in cache with its panels."""
 SMALL: Final = 1 << 18
 """Multiplications up to which one thread is faster than several."""
