@@ -74,10 +74,16 @@ def identify_all(tensors: Sequence[TensorData], threads: int = 1) -> list[Digest
     for tensor in tensors:
         if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
             raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")
-    inputs = [Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors]
-    kernel = hasher()
-    roots = [_plain_root(one) for one in inputs] if kernel is None else kernel.roots(inputs, threads)
+    roots = chunk_roots([Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors], threads)
     return [tensor_id(tensor.dtype, tensor.shape, root) for tensor, root in zip(tensors, roots, strict=True)]
+
+
+def chunk_roots(inputs: Sequence[Data], threads: int = 1) -> list[Digest]:
+    """The root of the chunk tree of each input, which has at least one byte; hashed by so many threads."""
+    kernel = hasher()
+    if kernel is None:
+        return [_plain_root(data) for data in inputs]
+    return [Digest(root) for root in kernel.roots(inputs, threads)]
 
 
 def _plain_root(data: Data) -> Digest:

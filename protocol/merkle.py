@@ -127,11 +127,13 @@ def _level_above(below: bytes, height: int) -> bytes:
 class Frontier:
     """A growing tree, leaf by leaf: its roots at any time, from one node per level.
 
-    Appending hashes once on average, a root as often as the tree is deep, whatever the number of leaves.
+    Appending hashes once on average, a root as often as the tree is deep, whatever the number of leaves. `height`: what
+    is appended are not leaves but roots of whole subtrees of this depth; "leaves" and depths below then count those.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, height: int = 0) -> None:
         self.count = 0
+        self._height = height
         self._peaks: list[Digest] = []
         """Roots of the full subtrees that the leaves make up, one for each bit of `count`, from the largest."""
 
@@ -148,7 +150,7 @@ class Frontier:
         if self.count > 1 << depth:
             raise ValueError(f"expected at most {1 << depth} leaves, got {self.count}")
         if not self.count:
-            return empty_root(depth)
+            return empty_root(self._height + depth)
         height = (self.count & -self.count).bit_length() - 1
         node = self._peaks[-1]
         left = len(self._peaks) - 1
@@ -157,5 +159,5 @@ class Frontier:
                 left -= 1
                 node = parent(self._peaks[left], node)
             else:
-                node = parent(node, empty_root(level))
+                node = parent(node, empty_root(self._height + level))
         return node

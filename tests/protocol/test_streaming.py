@@ -1,0 +1,79 @@
+"""Ids of tensors that come piece by piece are those of the whole, however they are cut, with the kernel or without."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.commitments import TensorData, identify, identify_all
+from protocol.errors import EncodingError
+from protocol.isa import CHUNK_BYTES, DType
+from protocol.merkle import Frontier, Tree, fold_nodes
+from protocol.streaming import SUBTREE_BYTES, TensorStream
+
+
+def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
+    """Pieces of these sizes, then what remains."""
+    for size in sizes:
+        yield data[:size]
+        data = data[size:]
+    yield data
+
+
+def streamed(dtype: DType, shape: tuple[int, ...], pieces: Iterator[memoryview]) -> bytes:
+    stream = TensorStream(dtype, shape, threads=2)
+    for piece in pieces:
+        stream.update(piece)
+    assert stream.identity() == stream.identity()
+    return stream.identity()
+
+
+C, S = CHUNK_BYTES, SUBTREE_BYTES
+LENGTHS = (1, 8, C, C + 1, S - 1, S, S + 1, S + 3 * C, 2 * S, 2 * S + C, 3 * S + 5)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_id_is_that_of_the_whole(length: int, cases: Callable[[], None]) -> None:
+    data = np.random.default_rng(length).integers(0, 2, length, dtype=np.uint8)
+    view = memoryview(data)
+    expected = identify(DType.BOOL, (length,), view)
+    for sizes in ([], [0], [1], [length // 2], [SUBTREE_BYTES], [SUBTREE_BYTES - 1, 2], [length - 1]):
+        assert streamed(DType.BOOL, (length,), cut(view, sizes)) == expected
+        cases()
+
+
+@given(st.integers(1, 2 * SUBTREE_BYTES // 4 + 300), st.lists(st.integers(0, SUBTREE_BYTES + 9), max_size=4))
+@settings(max_examples=15)
+def test_any_cuts_of_floats_with_strange_nans(count: int, sizes: list[int]) -> None:
+    words = np.arange(count, dtype=np.uint32) * np.uint32(2654435761)
+    words[::97] = 0xFFC00001
+    data = memoryview(words.astype("<u4").view(np.uint8).data)
+    (expected,) = identify_all([TensorData(dtype=DType.F32, shape=(count,), data=data)])
+    assert streamed(DType.F32, (count,), cut(data, sizes)) == expected
+
+
+def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = memoryview(np.arange(SUBTREE_BYTES // 8 + 777, dtype="<i8").view(np.uint8).data)
+    expected = streamed(DType.I64, (len(data) // 8,), cut(data, [5]))
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    assert streamed(DType.I64, (len(data) // 8,), cut(data, [5])) == expected
+
+
+def test_too_few_and_too_many_bytes_are_refused() -> None:
+    stream = TensorStream(DType.I64, (2,))
+    stream.update(bytes(15))
+    with pytest.raises(EncodingError, match=r"expected 16 bytes for I64 \(2,\), got 15"):
+        stream.identity()
+    with pytest.raises(EncodingError, match=r"expected 16 bytes for I64 .*, got more"):
+        stream.update(bytes(2))
+
+
+@pytest.mark.parametrize("count", range(10))
+def test_a_growing_tree_of_subtrees_is_the_tree_of_their_leaves(count: int) -> None:
+    leaves = [bytes([n]) * 32 for n in range(4 * count)]
+    frontier = Frontier(2)
+    for start in range(0, len(leaves), 4):
+        frontier.append(fold_nodes(leaves[start : start + 4]))
+    assert frontier.root(4) == Tree(leaves, 6).root
