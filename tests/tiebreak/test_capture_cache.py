@@ -183,7 +183,7 @@ def test_a_backward_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_structure_sees_what_no_call_shows() -> None:
-    """Code that another way of tracing might reach: bytecode, closures and attributes count though nothing runs them."""
+    """Code that another way of tracing might reach: bytecode, closures, attributes count though nothing runs them."""
 
     class Unreached(Net):
         def forward(self, x: Tensor) -> Tensor:

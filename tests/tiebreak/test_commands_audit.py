@@ -1,16 +1,23 @@
 """`tiebreak audit`: an honest run passes, another fails with what was signed and what is true."""
 
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from math import comb
 from pathlib import Path
 
 import pytest
 
-from engine.auditing import compare
+from engine.auditing import compare, detection_probability, draw_segments, kept_steps
 from engine.storage import RunDirectory
 from protocol.errors import VerificationError
+from protocol.tags import Digest
 from tests.tiebreak.parties import PASSPHRASE, STEPS, Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line, root_of
 from tiebreak.cli import run, tiebreak
-from tiebreak.commands.audit import AuditFailure
+from tiebreak.commands.audit import COULD_NOT_CHECK, AuditFailure
 from tiebreak.keyfiles import PASSPHRASE_VARIABLE
 
 TAMPERED_STEP = 5
@@ -58,7 +65,11 @@ def test_one_segment(
     folder = parties.trained(tmp_path / "run")
     capsys.readouterr()
     assert parties.audit(folder, tmp_path / "unused", "--segment", segment) == 0
-    assert capsys.readouterr().out == f"agrees: steps {steps}\n"
+    replayed, unchecked, agrees = capsys.readouterr().out.splitlines()
+    first, last = map(int, steps.split(" to "))
+    assert replayed.startswith(f"replayed   {last - first + 1} steps, ")
+    assert replayed.endswith(f" a second, from the states after steps {first - 1}")
+    assert (unchecked, agrees) == ("unchecked  2 of 3 signed segments", f"agrees: steps {steps}")
     assert not (tmp_path / "unused").exists()
 
 
@@ -96,10 +107,10 @@ def test_only_the_segment_with_the_lie_fails(
     printed = capsys.readouterr()
     if code:
         records = RunDirectory.open(cheating).records()
-        assert printed.err.startswith("AuditFailure: steps 4 to 6: expected record ")
+        assert printed.err.splitlines()[-1].startswith("AuditFailure: steps 4 to 6: expected record ")
         assert records[1].digest.hex() in printed.err
     else:
-        assert printed.out.startswith("agrees: steps ")
+        assert printed.out.splitlines()[-1].startswith("agrees: steps ")
 
 
 def test_a_head_that_does_not_follow_from_the_records(
@@ -121,7 +132,7 @@ def test_a_forged_signature_is_no_head(parties: Parties, tmp_path: Path, capsys:
     content[-10] ^= 1
     head.write_bytes(content)
     capsys.readouterr()
-    assert parties.audit(folder, tmp_path / "replay") == 2
+    assert parties.audit(folder, tmp_path / "replay") == COULD_NOT_CHECK
     assert one_line(capsys).split(":")[0] in ("SignatureError", "EncodingError")
 
 
@@ -134,9 +145,166 @@ def test_a_checkpoint_that_was_not_committed(
     content[-1] ^= 1
     path.write_bytes(content)
     capsys.readouterr()
-    assert parties.audit(folder, tmp_path / "unused", "--segment", "1") == 2
-    assert one_line(capsys).startswith("VerificationError: state after step 3: expected root")
-    assert parties.audit(folder, tmp_path / "replay") == 0, "a whole audit does not read the trainer's checkpoints"
+    assert parties.audit(folder, tmp_path / "unused", "--segment", "1") == 0
+    printed = capsys.readouterr()
+    assert "warning: the state after step 3 is not what was committed; not used" in printed.err
+    assert printed.out.splitlines()[-1] == "agrees: steps 1 to 6", "from an earlier state"
+    initial = RunDirectory.open(folder).state_path(0)
+    initial.write_bytes(initial.read_bytes()[:-1])
+    assert parties.audit(folder, tmp_path / "unused", "--segment", "1") == COULD_NOT_CHECK
+    expected = "CannotCheck: expected a state at or before step 3 that is what was committed, got none"
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+
+
+def dropped(folder: Path, *steps: int) -> RunDirectory:
+    """A run whose trainer kept not every state."""
+    made = RunDirectory.open(folder)
+    for step in steps:
+        made.state_path(step).unlink()
+    return made
+
+
+@pytest.mark.parametrize(("segment", "start", "steps"), [("2", 0, "1 to 7"), ("1", 0, "1 to 6"), ("0", 0, "1 to 3")])
+def test_dropped_checkpoints_cost_steps_and_nothing_else(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], segment: str, start: int, steps: str
+) -> None:
+    folder = parties.trained(tmp_path / "run")
+    made = dropped(folder, 3, 6, 7)
+    assert kept_steps(made, 3) == [start]
+    capsys.readouterr()
+    assert parties.audit(folder, tmp_path / "unused", "--segment", segment) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"agrees: steps {steps}"
+
+
+def test_a_lie_on_the_way_to_a_segment_is_found(
+    cheating: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(cheating, folder)
+    dropped(folder, 6)
+    assert parties.audit(folder, tmp_path / "unused", "--segment", "2") == 2
+    assert "AuditFailure: steps 4 to 6: expected record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "replayed"),
+    [
+        (("--from-step", "4"), "4 to 7", 4),
+        (("--to-step", "3"), "1 to 3", 3),
+        (("--from-step", "5", "--to-step", "6"), "4 to 6", 3),
+        (("--from-step", "3", "--to-step", "4"), "1 to 6", 6),
+    ],
+)
+def test_a_range_of_steps_is_checked_in_whole_segments(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], steps: str,
+    replayed: int,
+) -> None:  # fmt: skip
+    folder = parties.trained(tmp_path / "run")
+    capsys.readouterr()
+    assert parties.audit(folder, tmp_path / "unused", *options) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"replayed   {replayed} steps, ")
+    assert out[-1] == f"agrees: steps {steps}"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--from-step", "8"), "expected steps within 1 to 7, which are signed, got 8 to 7"),
+        (("--from-step", "5", "--to-step", "4"), "got 5 to 4"),
+        (("--sample", "4"), "expected a sample of 1 to 3 segments, got 4"),
+        (("--sample", "1", "--segment", "0"), "expected one of --segment"),
+        (("--seed", "x"), "expected --seed together with --sample"),
+    ],
+)
+def test_what_cannot_be_asked(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
+) -> None:
+    folder = parties.trained(tmp_path / "run")
+    capsys.readouterr()
+    assert parties.audit(folder, tmp_path / "unused", *options) == 1
+    assert words in one_line(capsys)
+
+
+def test_a_sample_says_how_it_was_drawn_and_what_it_can_see(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parties.trained(tmp_path / "run")
+    capsys.readouterr()
+    reports = []
+    for options in (("--sample", "2", "--seed", "coin"), ("--sample", "2", "--seed", "coin"), ("--sample", "2")):
+        assert parties.audit(folder, tmp_path / "unused", *options, "--json") == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    first, again, other = reports
+    assert first["wanted"] == again["wanted"]
+    assert first["checked"] == again["checked"]
+    assert first["detection"] == [{"false": 1, "probability": pytest.approx(2 / 3)}]
+    assert (first["verdict"], first["kind"], first["not_checked"]) == ("agrees", "sample", 1)
+    assert first["head"]["run_root"] == RunDirectory.open(folder).heads()[-1].head.run_root.hex()
+    assert len(bytes.fromhex(other["seed"])) == 16, "a new secret for each draw"
+    assert parties.audit(folder, tmp_path / "unused", "--sample", "2", "--seed", "coin") == 0
+    sample, detection, *_ = capsys.readouterr().out.splitlines()
+    assert sample == "sample     2 of 3 segments, drawn from the seed coin and the signed root"
+    assert detection == "detection  one false segment: 66.7%"
+
+
+def test_verdicts_as_json(cheating: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert parties.audit(cheating, tmp_path / "replay", "--json") == 2
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["verdict"], whole["kind"], whole["head"]["count"]) == ("fraud", "whole", 3)
+    assert whole["replayed_root"] in whole["reason"]
+    assert parties.audit(cheating, tmp_path / "unused", "--from-step", "1", "--json") == 2
+    parts = json.loads(capsys.readouterr().out)
+    assert parts["checked"] == [[0, 1, 3], [1, 4, 6]], "it ends where the fraud is"
+    assert (parts["verdict"], parts["not_checked"], parts["steps_replayed"]) == ("fraud", 1, 6)
+
+
+def test_records_that_are_not_signed_are_not_believed(
+    cheating: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Honest records and states beside a head that was signed over others: no segment says anything."""
+    folder = parties.trained(tmp_path / "run")
+    for path in (cheating / "heads").iterdir():
+        (folder / "heads" / path.name).write_bytes(path.read_bytes())
+    capsys.readouterr()
+    assert parties.audit(folder, tmp_path / "unused", "--segment", "0", "--json") == COULD_NOT_CHECK
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "could not check"
+    assert printed.err.startswith("CannotCheck: expected 3 records with the signed root ")
+    records = folder / "records.bin"
+    records.write_bytes(records.read_bytes()[:-1])
+    assert parties.audit(folder, tmp_path / "unused", "--sample", "1") == COULD_NOT_CHECK
+
+
+@pytest.mark.parametrize(("total", "sample"), [(1, 1), (7, 3), (40, 40), (1000, 10)])
+def test_a_draw_is_a_sample_that_the_root_and_the_seed_fix(total: int, sample: int) -> None:
+    root, other = Digest(bytes(32)), Digest(b"\1" + bytes(31))
+    drawn = draw_segments(total, sample, b"seed", root)
+    assert len(set(drawn)) == sample
+    assert list(drawn) == sorted(drawn)
+    assert set(drawn) <= set(range(total))
+    assert draw_segments(total, sample, b"seed", root) == drawn
+    if total == 1000:
+        assert len({drawn, draw_segments(total, sample, b"seed", other), draw_segments(total, sample, b"s", root)}) == 3
+
+
+def test_a_draw_is_fair() -> None:
+    """Each of 5 segments in about 2/5 of 2,000 draws of 2: the counts of a fair draw lie in this range but for 1e-9."""
+    counts = Counter(i for n in range(2000) for i in draw_segments(5, 2, n.to_bytes(4, "big"), Digest(bytes(32))))
+    assert sorted(counts) == [0, 1, 2, 3, 4]
+    assert all(abs(count - 800) < 135 for count in counts.values()), counts
+
+
+def test_the_probability_is_that_of_drawing_without_replacement(cases: Callable[[], None]) -> None:
+    for total in range(1, 12):
+        for checked in range(1, total + 1):
+            for false in range(1, total + 1):
+                exact = 1 - Fraction(comb(total - false, checked), comb(total, checked))
+                assert detection_probability(total, checked, false) == pytest.approx(float(exact), abs=1e-15)
+                cases()
+    assert detection_probability(10**7, 10**4, 10**5) == pytest.approx(1.0)
+    assert detection_probability(10**7, 1, 1) == pytest.approx(1e-7, rel=1e-8)
 
 
 def test_a_replay_of_another_job_is_not_resumed(
