@@ -117,9 +117,10 @@ def input_gradient(
 class Phase:
     """One spatial dim of a strided input gradient.
 
-    Input position i takes part in output y through kernel tap i + padding - y * stride (for stride 1: the one that is
-    a multiple of the dilation; for stride > 1 the dilation is 1). Written as i = a * stride + r - skipped, it reads tap
-    r + stride * t - front in output y = a - t * dilation + const. Phases r that no tap reaches are zero, and not `kept`.
+    Input position i takes part in output y through kernel tap i + padding - y * stride (for stride 1: through those
+    that are multiples of the dilation; for stride > 1 the dilation is 1). Written as i = a * stride + r - skipped, it
+    reads tap r + stride * t - front in output y = a - t * dilation + const. Phases r that no tap reaches are zero, and
+    not `kept`.
     """
 
     stride: int
