@@ -7,6 +7,7 @@ depends on torch's version.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -247,34 +248,70 @@ def _contains_failure(arguments: Any) -> bool:
     return arguments is _FAILED
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A step as torch traced it; it may be lowered more than once, each time over other refs."""
+
+    graph: fx.GraphModule
+    signature: Any
+    names: "_Names"
+    calls: list[tuple[str, str]]
+
+    def lower(self, builder: Builder, batch: Sequence[Ref], state: Callable[[str], Ref]) -> StepGraph:
+        """As `capture`, of what is traced already."""
+        inputs = [state(self.names.of(n)) for n in (*self.signature.parameters, *self.signature.buffers)]
+        lowering = _Lowering(builder, self.graph, _Origins(self.calls))
+        outputs = lowering.run([*inputs, *batch])
+        by_name = dict(zip(_output_names(self.graph), outputs, strict=True))
+        backward = self.signature.backward_signature
+        loss_ref = outputs[
+            len(self.signature.buffers_to_mutate)
+        ]  # after the mutated buffers; signature.loss_output ignores them
+        if not isinstance(loss_ref, Ref) or loss_ref.shape != ():
+            raise ConfigurationError(f"expected a loss of rank 0, got {getattr(loss_ref, 'shape', None)}")
+        return StepGraph(
+            loss=loss_ref,
+            gradients={self.names.of(p): by_name[g] for g, p in backward.gradients_to_parameters.items()},
+            buffers={self.names.of(b): by_name[o] for o, b in self.signature.buffers_to_mutate.items()},
+            constants=lowering.constants,
+        )
+
+
+def trace_step(model: nn.Module, loss: Callable[..., Tensor], example: Sequence[Tensor]) -> Traced:
+    """Traces a step, to be lowered. example: tensors of the batch's shapes and dtypes."""
+    graph, signature, wrapped = trace(model, loss, example)
+    return Traced(graph, signature, _Names(wrapped), _forward_calls(model, loss, example))
+
+
 def capture(
     builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref], example: Sequence[Tensor],
     state: Callable[[str], Ref],
 ) -> StepGraph:  # fmt: skip
     """Lowers one step into `builder`.
 
-    batch: refs of the step's batch. example: tensors of the same shapes and dtypes, for tracing. state: the ref of a
-    parameter or buffer by name. Raises `ConfigurationError` that lists every operator that cannot be lowered, with its
-    module path.
+    batch: refs of the step's batch; of several batches, one after the other, if the step accumulates gradients.
+    example: tensors of the same shapes and dtypes as one batch, for tracing. state: the ref of a parameter or buffer by
+    name. Raises `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
     """
-    graph, signature, wrapped = trace(model, loss, example)
-    names = _Names(wrapped)
-    inputs = [state(names.of(n)) for n in (*signature.parameters, *signature.buffers)]
-    lowering = _Lowering(builder, graph, _Origins(_forward_calls(model, loss, example)))
-    outputs = lowering.run([*inputs, *batch])
-    by_name = dict(zip(_output_names(graph), outputs, strict=True))
-    backward = signature.backward_signature
-    loss_ref = outputs[
-        len(signature.buffers_to_mutate)
-    ]  # after the mutated buffers; signature.loss_output ignores them
-    if not isinstance(loss_ref, Ref) or loss_ref.shape != ():
-        raise ConfigurationError(f"expected a loss of rank 0, got {getattr(loss_ref, 'shape', None)}")
-    return StepGraph(
-        loss=loss_ref,
-        gradients={names.of(p): by_name[g] for g, p in backward.gradients_to_parameters.items()},
-        buffers={names.of(b): by_name[o] for o, b in signature.buffers_to_mutate.items()},
-        constants=lowering.constants,
-    )
+    traced = trace_step(model, loss, example)
+    steps: list[StepGraph] = []
+
+    def current(name: str) -> Ref:
+        return steps[-1].buffers[name] if steps and name in steps[-1].buffers else state(name)
+
+    for start in range(0, len(batch), len(example)):
+        step = traced.lower(builder, batch[start : start + len(example)], current)
+        steps.append(step)  # before the next is lowered, which reads its buffers
+    return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
+
+
+def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:
+    """Means of losses and of gradients, added in the order of the batches; the last batch's buffers."""
+    b.origin = "accumulation"
+    count = b.const(float(len(steps)))
+    gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}
+    loss = b.div(reduce(b.add, [s.loss for s in steps]), count)
+    return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers, constants=steps[0].constants)
 
 
 class _Names:

@@ -9,8 +9,9 @@ from engine.builder import Builder, Ref
 from engine.capture import capture
 from engine.capture_cache import CaptureCache
 from engine.lowering import DTYPES
-from engine.optimizers import update
-from engine.task import Batch, Examples, Rows, Task, Windows
+from engine.optimizers import tables, update
+from engine.optimizers.clipping import clipped
+from engine.task import Examples, Rows, Task, Windows
 from protocol.isa import DType, MapFunction
 from protocol.program import Program
 
@@ -41,6 +42,7 @@ def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
     initial = task.initial_state()
     refs = {name: b.state(MODEL + name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
     data = dict(task.data) | {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
+    data |= tables(task.optimizer, task.steps)
     b.origin = "batch"
     batch = _batch(b, task)
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
@@ -53,7 +55,9 @@ def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
     parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
     gradients = {name: g for name, g in step.gradients.items() if name in trainable}
-    updated = update(b, task.optimizer, rate, parameters, gradients)
+    if task.clip is not None:
+        gradients = clipped(b, task.clip, gradients)
+    updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
     new = {MODEL + name: ref for name, ref in {**refs, **updated.parameters, **step.buffers}.items()}
     new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
     new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
@@ -66,15 +70,17 @@ def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
 
 
 def _batch(b: Builder, task: Task) -> list[Ref]:
-    """The batch of the step: example numbers by the keyed shuffle of each epoch, then gathers."""
-    chosen_B = _examples(b, task.batch, task.examples)
-    return _take(b, task, task.batch.examples, chosen_B)
+    """The step's batches, one after the other: example numbers by the keyed shuffle of each epoch, then gathers."""
+    size = task.batch.size
+    chosen_B = _examples(b, size * task.accumulation, task.examples)
+    parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
+    return [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
 
 
-def _examples(b: Builder, batch: Batch, count: int) -> Ref:
-    """Draw g = step * size + j is example shuffle(g mod count) of epoch g div count; i64 of shape (size,)."""
-    size, n = b.const(batch.size, DType.I64), b.const(count, DType.I64)
-    draw_B = b.add(b.mul(b.step(), size), b.iota((batch.size,), (1,)))
+def _examples(b: Builder, drawn: int, count: int) -> Ref:
+    """Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count; i64 of shape (drawn,)."""
+    size, n = b.const(drawn, DType.I64), b.const(count, DType.I64)
+    draw_B = b.add(b.mul(b.step(), size), b.iota((drawn,), (1,)))
     return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
 
 

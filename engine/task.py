@@ -12,52 +12,27 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from protocol.errors import ConfigurationError
+from engine.optimizers.settings import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Clip,
+    Group,
+    Optimizer,
+    check_groups,
+    no_decay,
+    require,
+    require_count,
+)
+from engine.rates import warmup_linear
+
+__all__ = [
+    "SGD", "Adafactor", "Adam", "AdamW", "Batch", "Clip", "Evaluation", "Examples", "Group", "Loss", "Optimizer",
+    "Rows", "Task", "Windows", "no_decay", "warmup_linear",
+]  # fmt: skip
 
 DATA_DTYPES: Final = (torch.float32, torch.int64)
-
-
-def _require(condition: bool, expected: str, got: object) -> None:
-    if not condition:
-        raise ConfigurationError(f"expected {expected}, got {got!r}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SGD:
-    """`torch.optim.SGD`: buf = momentum * buf + (grad + weight_decay * p); p -= lr * buf. No dampening.
-
-    `lr` is the base rate that the task's schedule multiplies.
-    """
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        _require(isfinite(self.lr) and self.lr > 0, "a positive lr", self.lr)
-        _require(0 <= self.momentum < 1, "0 <= momentum < 1", self.momentum)
-        _require(isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay >= 0", self.weight_decay)
-        _require(not self.nesterov or self.momentum > 0, "momentum > 0 with nesterov", self.momentum)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
-    """`torch.optim.AdamW` (decoupled weight decay, no amsgrad). `lr` is the base rate that the schedule multiplies."""
-
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _require(isfinite(self.lr) and self.lr > 0, "a positive lr", self.lr)
-        _require(all(0 <= b < 1 for b in self.betas), "two betas in [0, 1)", self.betas)
-        _require(isfinite(self.eps) and self.eps > 0, "a positive eps", self.eps)
-        _require(isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay >= 0", self.weight_decay)
-
-
-Optimizer = SGD | AdamW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +48,7 @@ class Rows:
     def count(self, data: Mapping[str, Tensor]) -> int:
         """How many examples the data hold."""
         rows = {name: data[name].shape[0] if data[name].ndim else 0 for name in self.names}
-        _require(len(set(rows.values())) == 1, "arrays with equally many rows", rows)
+        require(len(set(rows.values())) == 1, "arrays with equally many rows", rows)
         return min(rows.values())
 
     def take(self, data: Mapping[str, Tensor], index_B: Tensor) -> tuple[Tensor, ...]:
@@ -90,8 +65,8 @@ class Windows:
     stride: int
 
     def __post_init__(self) -> None:
-        _require(self.length >= 1, "length >= 1", self.length)
-        _require(self.stride >= 1, "stride >= 1", self.stride)
+        require(self.length >= 1, "length >= 1", self.length)
+        require(self.stride >= 1, "stride >= 1", self.stride)
 
     def arrays(self) -> tuple[str, ...]:
         """Names of the data it reads."""
@@ -100,7 +75,7 @@ class Windows:
     def count(self, data: Mapping[str, Tensor]) -> int:
         """How many whole windows the tokens hold."""
         tokens = data[self.name]
-        _require(tokens.ndim == 1, f"one dimension in {self.name}", tuple(tokens.shape))
+        require(tokens.ndim == 1, f"one dimension in {self.name}", tuple(tokens.shape))
         return max(0, (tokens.shape[0] - self.length) // self.stride + 1)
 
     def take(self, data: Mapping[str, Tensor], index_B: Tensor) -> tuple[Tensor, ...]:
@@ -117,14 +92,15 @@ class Batch:
     """How a step's batch is drawn: `size` examples, without replacement in each epoch, in an order drawn from the seed.
 
     Draw number g = (step - 1) * size + j (step from 1, j the place in the batch) is example order(g mod n) of epoch
-    g // n, n the number of examples; a batch may span two epochs.
+    g // n, n the number of examples; a batch may span two epochs. With accumulation A, size in this is A * size, and
+    the step's batches are its consecutive parts.
     """
 
     size: int
     examples: Examples
 
     def __post_init__(self) -> None:
-        _require(self.size >= 1, "a batch size of at least 1", self.size)
+        require(self.size >= 1, "a batch size of at least 1", self.size)
 
 
 Loss = Callable[..., Tensor]
@@ -139,7 +115,12 @@ class Task:
 
     model: initialised, float32, in training mode; its parameters and buffers are the initial state, as bytes.
     loss: see `Loss`. It may use only the model and the batch.
-    schedule: factor of the optimizer's lr for each step, as with `LambdaLR`; None means 1 throughout.
+    schedule: factor of the optimizer's lr for each step, as with `LambdaLR` (`engine.rates` has the usual ones); None
+    means 1 throughout.
+    accumulation: batches that one step adds up, each through the model for itself (batch norm's statistics and dropout
+    masks are each one's own), before the optimizer is asked once: a step takes accumulation * batch.size examples.
+    Gradients are added in the batches' order and divided by their number; so is the loss.
+    clip: see `Clip`; of the gradients so divided.
     data: arrays by name, float32 or int64, on the CPU. Everything the batch reads must be here.
     seed: of the example order and of dropout.
     checkpoint_interval: steps between two checkpoints that are signed (k of the specification).
@@ -156,40 +137,44 @@ class Task:
     checkpoint_interval: int
     seed: int = 0
     schedule: tuple[float, ...] | None = None
+    accumulation: int = 1
+    clip: Clip | None = None
     evaluate: Evaluation | None = field(default=None)
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 1, "at least one step", self.steps)
-        _require(
-            1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval
-        )
-        _require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
+        require(self.steps >= 1, "at least one step", self.steps)
+        require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
+        require_count(self.accumulation, "accumulation of at least one batch")
+        require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
         self._check_schedule()
         self._check_data()
         self._check_model()
 
     def _check_schedule(self) -> None:
         if self.schedule is not None:
-            _require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
-            _require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
+            require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
+            require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
 
     def _check_data(self) -> None:
         for name, array in self.data.items():
-            _require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r}", array.dtype)
-            _require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
+            require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r}", array.dtype)
+            require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
             if array.dtype == torch.float32:
                 bad = int((~torch.isfinite(array)).sum())
-                _require(bad == 0, f"only finite numbers in data {name!r}", f"{bad} that are not")
+                require(bad == 0, f"only finite numbers in data {name!r}", f"{bad} that are not")
         missing = [name for name in self.batch.examples.arrays() if name not in self.data]
-        _require(not missing, f"data named {missing}", sorted(self.data))
-        _require(self.examples >= 1, "at least one example", self.examples)
+        require(not missing, f"data named {missing}", sorted(self.data))
+        require(self.examples >= 1, "at least one example", self.examples)
 
     def _check_model(self) -> None:
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             allowed = (torch.float32,) if isinstance(tensor, nn.Parameter) else (torch.float32, torch.int64, torch.bool)
-            _require(tensor.dtype in allowed, f"{name} to be one of {allowed}", tensor.dtype)
+            require(tensor.dtype in allowed, f"{name} to be one of {allowed}", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
-            _require(finite, f"only finite numbers in {name}", "others")
+            require(finite, f"only finite numbers in {name}", "others")
+        names = [name for name, _ in self.model.named_parameters()]
+        require(any(p.requires_grad for p in self.model.parameters()), "a parameter that requires a gradient", names)
+        check_groups(self.optimizer, names)
 
     @property
     def examples(self) -> int:
@@ -205,11 +190,3 @@ class Task:
         """Copies of parameters and buffers by name, tied ones once (under their first name)."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {name: tensor.detach().clone() for name, tensor in named}
-
-
-def warmup_linear(steps: int, warmup: int, floor: float = 0.0) -> tuple[float, ...]:
-    """Factors that rise linearly over `warmup` steps to 1, then fall linearly to `floor` at the last step."""
-    _require(0 <= warmup < steps, f"0 <= warmup < {steps}", warmup)
-    rise = [(s + 1) / (warmup + 1) for s in range(warmup)]
-    fall = [1.0 - (1.0 - floor) * s / max(1, steps - 1 - warmup) for s in range(steps - warmup)]
-    return tuple(rise + fall)
