@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -21,7 +22,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from engine.task import SGD, Task
+from engine.optimizers.settings import settings_of
+from engine.task import SGD, Adafactor, Adam, AdamW, Task
 from protocol.errors import ConfigurationError
 from tiebreak.tasks.loader import load_task
 
@@ -59,13 +61,40 @@ def state_sha256(model: nn.Module) -> str:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """The task's optimizer as torch's own."""
+    """The task's optimizer as torch's own, its parameter groups too (`lr_factor` is read by `take_step`)."""
     o = task.optimizer
-    if isinstance(o, SGD):
-        return torch.optim.SGD(
-            model.parameters(), lr=o.lr, momentum=o.momentum, weight_decay=o.weight_decay, nesterov=o.nesterov
-        )
-    return torch.optim.AdamW(model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay)
+    chosen: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        chosen.setdefault(settings_of(o, name), []).append(parameter)
+    groups = [{"params": p, "lr_factor": factor, "weight_decay": decay} for (factor, decay), p in chosen.items()]
+    match o:
+        case SGD():
+            return torch.optim.SGD(groups, o.lr, o.momentum, o.dampening, nesterov=o.nesterov)
+        case Adam():
+            return torch.optim.Adam(groups, o.lr, o.betas, o.eps)
+        case AdamW():
+            return torch.optim.AdamW(groups, o.lr, o.betas, o.eps)
+        case Adafactor():
+            return torch.optim.Adafactor(groups, o.lr, o.beta2_decay, o.eps, o.d)
+
+
+def take_step(
+    task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float, drawn: Iterator[tuple[Tensor, ...]]
+) -> float:
+    """One step with the next batches, `task.accumulation` of them; the mean of their losses."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_factor"]
+    optimizer.zero_grad()
+    losses = []
+    for batch in islice(drawn, task.accumulation):
+        losses.append(task.loss(model, *batch) / task.accumulation)
+        torch.autograd.backward(losses[-1])
+    if task.clip is not None and task.clip.value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), task.clip.value)
+    if task.clip is not None and task.clip.norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), task.clip.norm)
+    optimizer.step()
+    return sum(loss.item() for loss in losses)
 
 
 def batches(task: Task, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, ...]]:
@@ -98,13 +127,7 @@ def train(
         torch.manual_seed(task.seed)
         started = time.perf_counter()
         for step in range(task.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rates[step]
-            optimizer.zero_grad()
-            value = task.loss(model, *next(drawn))
-            torch.autograd.backward(value)
-            optimizer.step()
-            losses.append(value.item())
+            losses.append(take_step(task, model, optimizer, rates[step], drawn))
             if on_step is not None:
                 on_step(step + 1, losses[-1])
         seconds = time.perf_counter() - started
