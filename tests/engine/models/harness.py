@@ -1,0 +1,306 @@
+"""What every model family must pass: capture, FP64 sanity, training, audit, and a referee for each kind of instruction.
+
+`check(task)` does all of it on one task:
+(1) the captured step's loss, gradients and new buffers against eager PyTorch in FP64, on the engine's own batch and
+    with the engine's own random numbers (dropout masks) in place of torch's;
+(2) some steps of training by the engine, and an audit of them: a replay with every sum in a random order, another
+    number of threads, and compiled chains switched off, whose every step record must be the same;
+(3) for one random instruction of each kind, a random element of what the engine computed, judged by the referee in
+    integers from openings alone.
+"""
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.arithmetic import Arithmetic
+from engine.compile import MODEL, OPTIMIZER, Compiled, compile_task
+from engine.interpreter import Interpreter, State
+from engine.task import SGD, Task
+from engine.tensors import identities, tensor_bytes
+from engine.training import make_record
+from protocol import proof, referee
+from protocol.accumulator import encode
+from protocol.commitments import identify, state_leaf
+from protocol.isa import TERMS_PER_LEAF, Instruction, Opcode, SourceKind
+from protocol.merkle import Tree
+from protocol.philox import shuffle
+from protocol.program import Program, half_and_half
+from protocol.reference import accumulators, unpack
+from protocol.tags import Digest
+
+OPTIMIZER_FOR_TESTS = SGD(lr=0.05, momentum=0.9)
+"""After the first step its buffers *are* the gradients, bit for bit."""
+CLOSE = 1e-4
+"""Greatest norm of a gradient's deviation from FP64, as a share of the gradient's norm."""
+NOISE = 1e-6
+"""The same, as a share of the largest gradient of the model: some gradients are zero but for rounding."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `check` saw, for tests that look further."""
+
+    compiled: Compiled
+    losses: list[float]
+    kinds: set[str]
+    """Names of the kinds of instructions that were refereed."""
+
+    @property
+    def program(self) -> Program:
+        """The captured program."""
+        return self.compiled.program
+
+
+def check(
+    task: Task,
+    cases: Callable[..., None],
+    *,
+    steps: int = 3,
+    close: float = CLOSE,
+    eager: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> Trained:
+    """All of the module's plan; `cases` counts what was refereed. The task's optimizer is `OPTIMIZER_FOR_TESTS`.
+
+    close: see `CLOSE`. eager: what to change in the FP64 copy of the model before it is run.
+    """
+    assert task.optimizer == OPTIMIZER_FOR_TESTS, "the first step's gradients are read from its momentum"
+    assert task.steps >= steps
+    compiled = compile_task(task)
+    check_gradients(task, compiled, close, eager)
+    losses, records, state = train(compiled, Arithmetic(), steps)
+    assert records == audit(compiled, steps)
+    kinds = check_referee(compiled, state, steps + 1, cases)
+    return Trained(compiled, losses, kinds)
+
+
+# (1) sanity against FP64
+
+
+class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Puts the engine's random numbers, in the order of its streams, where eager torch would draw its own."""
+
+    def __init__(self, numbers: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = numbers
+
+    def _next(self, shape: torch.Size) -> Tensor:
+        assert self.numbers, f"torch draws {tuple(shape)}, and the program drew nothing more"
+        found = self.numbers.pop(0)
+        assert found.shape == shape, f"torch draws {tuple(shape)}, the program drew {tuple(found.shape)}"
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:
+            p = torch.tensor(args[1] if len(args) > 1 else 0.5, dtype=torch.float32)
+            return args[0].copy_(self._next(args[0].shape) < p)
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.rand.default, torch.ops.aten.rand_like.default):
+            result.copy_(self._next(result.shape))
+        return result
+
+
+def check_gradients(
+    task: Task, compiled: Compiled, close: float = CLOSE, eager: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> None:
+    """(1) Loss, gradients and buffers of step 1 against eager PyTorch in FP64."""
+    drawn: dict[int, Tensor] = {}
+    body = compiled.program.body
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        if leaf < len(body) and body[leaf].opcode == Opcode.RANDOM:
+            drawn[body[leaf].params.stream] = tensor.clone()  # type: ignore[union-attr]
+        return tensor
+
+    machine = Interpreter(compiled.program, Arithmetic())
+    result = machine.step(1, machine.to_device(compiled.state), machine.to_device(compiled.data), observe)
+    model = eager(copy.deepcopy(task.model)).double().train()
+    batch = [t.double() if t.dtype == torch.float32 else t for t in first_batch(task, compiled.program)]
+    numbers = [drawn[stream] for stream in sorted(drawn)]
+    with sdpa_kernel(SDPBackend.MATH), _Drawn(numbers):
+        loss = task.loss(model, *batch)
+        loss.backward()
+    assert not numbers, f"the program draws {len(numbers)} random tensors that torch does not"
+    torch.testing.assert_close(result.loss, loss.item(), rtol=2e-5, atol=1e-6)
+    _compare_gradients(model, result.state, close)
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(result.state[MODEL + name].to(buffer.dtype), buffer, rtol=close, atol=close)
+
+
+def _compare_gradients(model: nn.Module, state: Mapping[str, Tensor], close: float) -> None:
+    wanted = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    got = {n: state[f"{OPTIMIZER}momentum.{n}"].double() for n in wanted}
+    largest = max(float(g.norm()) / g.numel() ** 0.5 for g in wanted.values())
+    for name, gradient in wanted.items():
+        deviation = float((got[name] - gradient).norm())
+        allowed = close * float(gradient.norm()) + NOISE * largest * gradient.numel() ** 0.5
+        assert deviation <= allowed, f"gradient of {name}: off by {deviation:.3e}, allowed {allowed:.3e}"
+
+
+def first_batch(task: Task, program: Program) -> tuple[Tensor, ...]:
+    """The examples of step 1, by SPEC 7 in plain integers."""
+    stream = next(i.params.stream for i in program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
+    n = task.examples
+    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(task.batch.size)]
+    return task.batch.examples.take(task.data, torch.tensor(chosen))
+
+
+# (2) training and audit
+
+
+def train(compiled: Compiled, arithmetic: Arithmetic, steps: int) -> tuple[list[float], list[Digest], State]:
+    """Losses, step records and the last state of the first steps."""
+    machine = Interpreter(compiled.program, arithmetic)
+    machine.check_inputs(compiled.state, compiled.data)
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    losses, records = [], []
+    for step in range(1, steps + 1):
+        result = machine.step(step, state, data)
+        state = result.state
+        losses.append(result.loss)
+        records.append(make_record(step, state, result.loss_bits).digest)
+    return losses, records, state
+
+
+def audit(compiled: Compiled, steps: int) -> list[Digest]:
+    """Step records of a replay: permuted sums, two threads, no compiled chains."""
+    arithmetic = Arithmetic(permute=9)
+    arithmetic.chains = None
+    with _threads(2):
+        return train(compiled, arithmetic, steps)[1]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# (3) the referee
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Every value of one step, and the tree over them."""
+
+    program: Program
+    step: int
+    values: dict[int, bytes]
+    ids: list[Digest]
+    tree: Tree
+
+    def element(self, value: int, index: int) -> int:
+        """An element of a value as the reference has it."""
+        dtype = self.program.body[value].dtype
+        return unpack(dtype, self.raw(value, index))[0]
+
+    def raw(self, value: int, index: int) -> bytes:
+        """The committed bytes of an element."""
+        size = self.program.body[value].dtype.size
+        return self.values[value][index * size : (index + 1) * size]
+
+    def openings(self, instruction: Instruction, index: int, leaf: int | None) -> referee.Openings:
+        """Verified openings of what the referee needs."""
+        tensors, chunks = referee.build_openings(
+            self.program, instruction, index, leaf, body_tree=self.tree, tensor_bytes=self.values.__getitem__
+        )
+        depth = self.program.half_depth
+        root = self.tree.node(depth, 0)
+        return referee.Openings(body_root=root, half_depth=depth, tensors=tensors, chunks=chunks)
+
+
+def trace(compiled: Compiled, state: State, step: int) -> Traced:
+    """Step `step` from the state before it, whole."""
+    program = compiled.program
+    values: dict[int, bytes] = {}
+    machine = Interpreter(program, Arithmetic())
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        values[leaf] = bytes(tensor_bytes(tensor))
+        return tensor
+
+    result = machine.step(step, state, machine.to_device(compiled.data), observe)
+    ids = [identify(i.dtype, i.shape, values[number]) for number, i in enumerate(program.body)]
+    commits = [state_leaf(name, digest) for name, digest in identities(result.state).items()]
+    return Traced(program, step, values, ids, half_and_half(ids, commits, program.half_depth))
+
+
+def kind(program: Program, i: Instruction) -> str:
+    """Opcode, function, and operand dtypes: what a referee knows a rule for."""
+    types = "".join(t.name[0] for t in program.operand_dtypes(i))
+    function = {Opcode.SOURCE: SourceKind(i.function).name} if i.opcode == Opcode.SOURCE else {}
+    return f"{i.opcode.name} {function.get(i.opcode, i.function)} {types}->{i.dtype.name[0]}"
+
+
+def check_referee(compiled: Compiled, state: State, step: int, cases: Callable[..., None]) -> set[str]:
+    """(3) One random element of one random instruction of each kind. Returns the kinds that were judged."""
+    traced = trace(compiled, state, step)
+    rng = random.Random(traced.program.root)
+    by_kind: defaultdict[str, list[int]] = defaultdict(list)
+    for number, i in enumerate(traced.program.body):
+        named = i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA)
+        if not named:  # what those are is shown by a proof of membership, nothing is computed
+            by_kind[kind(traced.program, i)].append(number)
+    for name in sorted(by_kind):
+        number = rng.choice(by_kind[name])
+        _judge(traced, number, rng)
+        cases()
+    return set(by_kind)
+
+
+def _judge(t: Traced, number: int, rng: random.Random) -> None:
+    i = t.program.body[number]
+    index = rng.randrange(i.numel)
+    what = f"instruction {number} ({kind(t.program, i)}, {i.origin}), element {index}"
+    if i.opcode == Opcode.SOURCE:
+        assert referee.judge_scalar_source(i, t.step) == t.ids[number], what
+    elif i.is_reduction and i.terms > TERMS_PER_LEAF:
+        _judge_sum(t, i, index, t.raw(number, index), rng, what)
+    else:
+        bits = referee.judge_element(i, index, t.openings(i, index, None), step=t.step)
+        assert bits.to_bytes(i.dtype.size, "little") == t.raw(number, index), what
+
+
+def _judge_sum(t: Traced, i: Instruction, index: int, committed: bytes, rng: random.Random, what: str) -> None:
+    """The whole sum in integers gives the committed element, and the referee finds the same leaf of partial sums."""
+
+    def read(operand: int, where: int) -> int:
+        return t.element(i.operands[operand].value, where)
+
+    held = [encode(a) for a in accumulators(i, index, read, t.program.operand_dtypes(i))]
+    assert proof.finish(i, held[-1], 32)[1] == committed, what
+    leaf = rng.randrange(len(held))
+    before = held[leaf - 1] if leaf else b""
+    assert referee.judge_leaf(i, index, leaf, before, t.openings(i, index, leaf)) == held[leaf], f"{what}, leaf {leaf}"
+
+
+# Small data
+
+
+def tokens(seed: int, *shape: int, vocabulary: int) -> Tensor:
+    """Random token ids."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, vocabulary, shape))
+
+
+def randomised(model: nn.Module, seed: int = 0, scale: float = 0.05) -> nn.Module:
+    """The model with every parameter redrawn, ones and zeros jittered too, so that no gradient vanishes by symmetry."""
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
+            parameter.copy_(parameter + scale * noise if parameter.ndim < 2 else 2 * scale * noise)
+    return model.train()
