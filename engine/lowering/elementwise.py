@@ -61,6 +61,7 @@ _UNARY = {
 
 def _unary(function: MapFunction) -> Any:
     def rule(c: Context, x: Ref) -> Ref:
+        """The function of the same name, correctly rounded."""
         return c.b.map(function, c.ref(x))
 
     return rule
@@ -164,6 +165,7 @@ def _common(x: Operand, y: Operand) -> DType:
 
 def _comparison(function: MapFunction, *, swap: bool = False) -> Any:
     def rule(c: Context, x: Operand, y: Operand) -> Ref:
+        """A comparison in the greater of both dtypes (bool < i64 < f32)."""
         dtype = _common(x, y)
         left, right = c.ref(x, dtype), c.ref(y, dtype)
         return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
@@ -184,6 +186,7 @@ for _name, _function, _swap in (
 
 def _boolean(function: MapFunction) -> Any:
     def rule(c: Context, x: Ref, y: Ref) -> Ref:
+        """Of bools."""
         if c.dtype != DType.BOOL:
             raise NotImplementedError("bitwise operators on integers")
         return c.b.map(function, c.ref(x), c.ref(y))
@@ -224,6 +227,7 @@ def copy(c: Context, _into: Ref, source: Ref, _non_blocking: bool = False) -> Re
 
 def _full(value: Scalar | None) -> Any:
     def rule(c: Context, *args: Any, **_: Any) -> Ref:
+        """One constant at every place: a source of one element."""
         return c.b.full(c.shape, args[-1] if value is None else value, c.dtype)
 
     return rule

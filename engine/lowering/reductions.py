@@ -36,13 +36,16 @@ def amax(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = 
 @lowers("argmax.default")
 def argmax(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
     """First index of the greatest."""
+    x = c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
     return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), x, keepdim=keepdim)
 
 
 @lowers("max.dim")
 def max_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
     """Greatest and its first index."""
-    return c.b.max(x, [d], keepdim=keepdim), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
+    x = c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
+    values = c.b.max(x, [d], keepdim=keepdim)
+    return c.ref(values), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
 
 
 @lowers("any.dim", "any.default", "any.dims")

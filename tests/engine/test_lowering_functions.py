@@ -1,0 +1,120 @@
+"""Functions of tensors: see `lowering_bench`."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.arithmetic import Arithmetic
+from engine.builder import Builder, Ref
+from engine.lowering import RULES, Context
+from protocol.isa import DType
+from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import Function, check_modules
+
+
+def _assigned(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 1, 2:4] = 0.5
+    y[..., 0] = x[..., 1]
+    return y
+
+
+FUNCTIONS: dict[str, Function] = {
+    "cumsum": lambda x: x.cumsum(2), "cumprod": lambda x: x.cumprod(2), "prod": lambda x: x.prod(2),
+    "flip": lambda x: x.flip(1, 2), "roll": lambda x: x.roll((1, -2), (1, 2)), "roll all": lambda x: x.roll(4),
+    "stack": lambda x: torch.stack([x, 2 * x], 1), "split": lambda x: torch.cat(x.split(2, 2)[::-1], 2),
+    "chunk": lambda x: x.chunk(2, 2), "unbind": lambda x: x.unbind(1), "repeat": lambda x: x.repeat(1, 2, 1),
+    "einsum": lambda x: torch.einsum("bcw,bdw->bcd", x, x) * 0.1, "unfold": lambda x: x.unfold(2, 3, 2),
+    "norm": lambda x: x.norm(dim=1), "norm of all": lambda x: x.norm(), "norm 1": lambda x: x.norm(p=1, dim=1),
+    "norm inf": lambda x: x.norm(p=math.inf, dim=2), "normalize": lambda x: F.normalize(x, dim=1),
+    "cosine": lambda x: F.cosine_similarity(x[:, 0], x[:, 1], dim=1), "logsumexp": lambda x: x.logsumexp(1),
+    "exp2": lambda x: (0.3 * x).exp2(), "log2": lambda x: (x.abs() + 0.1).log2(), "expm1": lambda x: (0.3 * x).expm1(),
+    "log10": lambda x: (x.abs() + 0.1).log10(), "log1p": lambda x: x.abs().log1p(), "sinh": lambda x: (0.3 * x).sinh(),
+    "cosh": lambda x: (0.3 * x).cosh(), "tan": lambda x: (0.2 * x).tan(), "erfc": torch.erfc,
+    "sign": lambda x: x.sign() * x, "floor": lambda x: x.floor() * x, "ceil": lambda x: x.ceil() * x,
+    "round": lambda x: x.round() * x, "trunc": lambda x: x.trunc() * x, "frac": torch.frac,
+    "finite": torch.nan_to_num, "pad": lambda x: F.pad(x, (1, 2), value=0.5), "assigned": _assigned,
+    "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
+}  # fmt: skip
+
+
+def test_functions(cases: CaseCounter) -> None:
+    check_modules(FUNCTIONS, (3, 5))
+    cases(len(FUNCTIONS))
+
+
+def apply(operator: str, x: Tensor, *arguments: object) -> Tensor:
+    """One operator's rule on one tensor, executed by the engine."""
+    b = Builder()
+    dtypes = {torch.float32: DType.F32, torch.int64: DType.I64}
+    ref = b.data("x", dtypes[x.dtype], tuple(x.shape))
+    found: Ref = b.copy(RULES[operator](Context(b, x), ref, *arguments))
+    values, arithmetic = [x], Arithmetic()
+    for instruction in b.instructions[1:]:
+        values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
+    return values[found.value]
+
+
+EDGES = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 8388607.5, -8388607.5, 8388609.0, 4194303.5, 3e38, -3e38]
+
+
+def test_rounding_to_integers_is_exact(cases: CaseCounter) -> None:
+    x = torch.tensor([*EDGES, *torch.randn(200, generator=torch.Generator().manual_seed(1)).mul(1e3).tolist()])
+    for name in ("floor", "ceil", "round", "trunc"):
+        rounded = [float(round(v)) if name == "round" else float(getattr(math, name)(v)) for v in x.tolist()]
+        assert apply(f"{name}.default", x).tolist() == rounded, name
+        odd = apply(f"{name}.default", torch.tensor([math.inf, -math.inf, math.nan]))
+        assert odd[:2].tolist() == [math.inf, -math.inf]
+        assert bool(odd[2].isnan())
+        cases(len(x) + 3)
+
+
+def test_functions_near_their_zeros_keep_their_digits(cases: CaseCounter) -> None:
+    generator = torch.Generator().manual_seed(2)
+    small = torch.randn(500, generator=generator) * torch.logspace(-30, 1, 500)
+    for name, function in (("expm1", np.expm1), ("log1p", np.log1p), ("sinh", np.sinh)):
+        x = small.abs() if name == "log1p" else small
+        found = apply(f"{name}.default", x).double().numpy()
+        expected = function(x.double().numpy())
+        assert np.max(np.abs(found - expected) / np.abs(expected)) < 8 * 2.0**-24, name
+        cases(len(x))
+
+
+def test_functions_at_their_ends(cases: CaseCounter) -> None:
+    inf, nan = math.inf, math.nan
+    for name, x, expected in (
+        ("expm1", [inf, -inf, 100.0, -100.0, 0.0], [inf, -1.0, inf, -1.0, 0.0]),
+        ("log1p", [inf, -1.0, 0.0], [inf, -inf, 0.0]),
+        ("sinh", [inf, -inf, 0.0], [inf, -inf, 0.0]),
+        ("cosh", [inf, -inf, 0.0], [inf, inf, 1.0]),
+        ("sign", [inf, -inf, -0.0, nan], [1.0, -1.0, 0.0, 0.0]),
+    ):
+        assert apply(f"{name}.default", torch.tensor(x)).tolist() == expected, name
+        cases(len(x))
+    assert all(math.isnan(v) for v in apply("expm1.default", torch.tensor([nan])).tolist())
+    assert all(math.isnan(v) for v in apply("log1p.default", torch.tensor([nan, -2.0])).tolist())
+
+
+def test_integers_are_added_up_exactly(cases: CaseCounter) -> None:
+    x = torch.tensor([[1 << 62, 3, -5], [7, 1 << 60, 2]])
+    assert apply("cumsum.default", x, 1).tolist() == x.cumsum(1).tolist()
+    assert apply("cumsum.default", x, 0).tolist() == x.cumsum(0).tolist()
+    cases(2)
+
+
+def test_nearest_positions_are_ratios_of_integers(cases: CaseCounter) -> None:
+    for size in range(1, 9):
+        x = torch.arange(float(size)).view(1, 1, size)
+        for out in range(1, 20):
+            b = Builder()
+            ref = b.data("x", DType.F32, (1, 1, size))
+            context = Context(b, torch.empty(1, 1, out))
+            found = b.copy(RULES["upsample_nearest1d.default"](context, ref, [out], None))
+            values, arithmetic = [x], Arithmetic()
+            for instruction in b.instructions[1:]:
+                values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
+            assert values[found.value].flatten().tolist() == [float(o * size // out) for o in range(out)]
+            cases()
