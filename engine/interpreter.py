@@ -1,5 +1,6 @@
 """Runs a program, step by step, on one device. A value is freed after its last use."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -78,13 +79,16 @@ class Interpreter:
         observe: Observer | None = None,
         *,
         check_finite: bool = True,
+        donate: bool = False,
     ) -> StepResult:
         """Runs step `number` (from 1) on the state before it.
 
         `state` and `data` are on the device and fit the program. With `check_finite`, a state that is no longer finite
-        raises `NotFiniteError`; replays of a disputed step switch that off.
+        raises `NotFiniteError`; replays of a disputed step switch that off. With `donate`, the memory of `state` may
+        become that of the new state, also if the step fails: whoever passes it must hold the only references to its
+        tensors that are ever read again. Without, nothing that is passed is written to.
         """
-        run = _Run(self, number, state, data, observe)
+        run = _Run(self, number, state, data, observe, self._given(state, data) if donate else frozenset())
         for position, unit in enumerate(self._planned if observe is None else self._in_order):
             chain = None if observe is not None else self._chains.get(position)
             if chain is None:
@@ -114,6 +118,7 @@ class Interpreter:
         if self.arithmetic.chains is None:
             return {}
         committed, body = set(self._committed), self.program.body
+        replaces = schedule.replacements(self.program, self._planned)
         made = {}
         for position, unit in enumerate(self._planned):
             if schedule.is_elementwise(body[unit.members[0]]):
@@ -125,21 +130,40 @@ class Interpreter:
                         operand_numels=tuple(body[operand.value].numel for operand in body[n].operands),
                         exported=n in unit.outputs,
                         sealed=n in committed,
+                        replaces=replaces.get(n),
                     )
                     for n in unit.members
                 )
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
+    def _given(self, state: State, data: State) -> frozenset[int]:
+        """The sources of state entries whose memory is theirs alone."""
+        owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
+        return frozenset(
+            n
+            for n, i in enumerate(self.program.body)
+            if i.opcode == Opcode.SOURCE
+            and i.function == SourceKind.STATE
+            and owners[state[_slot(i).name].untyped_storage().data_ptr()] == 1
+        )
+
 
 class _Run:
     """One step while it runs: the values that are still needed, and what is known of them."""
 
     def __init__(
-        self, interpreter: Interpreter, number: int, state: State, data: State, observe: Observer | None
+        self,
+        interpreter: Interpreter,
+        number: int,
+        state: State,
+        data: State,
+        observe: Observer | None,
+        given: frozenset[int],
     ) -> None:
         self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
         self._number, self._state, self._data, self._observe = number, state, data, observe
+        self._given = given
         self._finite: dict[int, bool] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -154,7 +178,7 @@ class _Run:
 
     def at_once(self, unit: Unit, chain: Chain) -> None:
         """Executes a unit in one pass."""
-        result = chain.run(self.values)
+        result = chain.run(self.values, self._given)
         self.values |= result.tensors
         self._finite |= result.finite
         for dying in unit.dying:

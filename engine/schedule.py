@@ -16,11 +16,12 @@ Values are pure, so a program may be executed in any order that computes operand
 Everything is linear in the program's size up to sorting: programs come from strangers.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.isa import Access, Instruction, MapFunction, Opcode, row_major
+from protocol.isa import Access, Instruction, MapFunction, Opcode, Slot, SourceKind, row_major
 from protocol.program import Program
 
 CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
@@ -77,6 +78,7 @@ class _Planner:
     def __init__(self, program: Program) -> None:
         self.body = program.body
         self.committed = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+        self.renewed = _renewed(program)
         self.users: list[list[int]] = [[] for _ in self.body]
         for index, instruction in enumerate(self.body):
             for value in {operand.value for operand in instruction.operands}:
@@ -163,9 +165,13 @@ class _Planner:
         return [unit for _, unit in sorted(placed)]
 
     def _move_up(self, units: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Rule 4. A unit that moves stands directly after the last of those it needs."""
+        """Rule 4. A unit that moves stands directly after the last of those it needs.
+
+        It stays behind what reads the old value of an entry that it renews, so that it may have that memory.
+        """
         key = [(-1, -1)] * len(self.body)
         order = []
+        placed: set[int] = set()
         for position, unit in enumerate(units):
             inside = set(unit)
             operands = {a.value for n in unit for a in self.body[n].operands} - inside
@@ -173,11 +179,50 @@ class _Planner:
             adds = sum(self.bytes[n] for n in inside - self.committed if not inside.issuperset(self.users[n]))
             place = position
             if adds <= max(SMALL_BYTES, frees):
-                place = max((key[p][0] for p in operands), default=-1)
+                old = {self.renewed[n] for n in unit if n in self.renewed}
+                readers = {user for value in old for user in self.users[value]} - inside
+                after = operands | readers if readers <= placed else operands
+                place = max((key[n][0] for n in after), default=-1)
             for n in unit:
                 key[n] = (place, position)
+            placed |= inside
             order.append(((place, position), unit))
         return [unit for _, unit in sorted(order)]
+
+
+def replacements(program: Program, units: Sequence[Unit]) -> dict[int, int]:
+    """For results that are the new value of a state entry: the source of its old value, whose memory they may have.
+
+    That is so if nothing after the chain that makes the result reads the old value, and the chain only in place.
+    """
+    unit_of = {n: k for k, unit in enumerate(units) for n in unit.members}
+    dies_in = {value: k for k, unit in enumerate(units) for dying in unit.dying for value in dying}
+    found = {}
+    for value, source in _renewed(program).items():
+        unit = unit_of[value]
+        reads = ((program.body[n], a) for n in units[unit].members for a in program.body[n].operands)
+        if (
+            is_elementwise(program.body[value])
+            and dies_in.get(source) == unit
+            and all(reads_in_place(a, i, program.body[source]) for i, a in reads if a.value == source)
+        ):
+            found[value] = source
+    return found
+
+
+def _renewed(program: Program) -> dict[int, int]:
+    """For values that are committed once, as the new value of a state entry: the source of the old one."""
+    old = {
+        i.params.name: n
+        for n, i in enumerate(program.body)
+        if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE and isinstance(i.params, Slot)
+    }
+    commits = Counter(commit.operands[0].value for commit in program.commits)
+    return {
+        commit.operands[0].value: old[commit.params.name]
+        for commit in program.commits
+        if isinstance(commit.params, Slot) and commit.params.name in old and commits[commit.operands[0].value] == 1
+    }
 
 
 def _with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
@@ -202,9 +247,18 @@ def _with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple
     )
 
 
-def peak_bytes(program: Program, units: Sequence[Unit], fused: Callable[[Unit], bool] = lambda _: True) -> int:
-    """The most memory that values other than sources take at once; intermediates of `fused` units take none."""
+def peak_bytes(
+    program: Program,
+    units: Sequence[Unit],
+    fused: Callable[[Unit], bool] = lambda _: True,
+    replaced: Collection[int] = (),
+) -> int:
+    """The most memory that values other than sources take at once.
+
+    Intermediate results of `fused` units take none, nor do results that have `replaced` old values in their memory.
+    """
     size = {n: 0 if i.opcode == Opcode.SOURCE else i.numel * i.dtype.size for n, i in enumerate(program.body)}
+    size |= dict.fromkeys(replaced, 0)
     held = most = 0
     alive: set[int] = set()
     for unit in units:

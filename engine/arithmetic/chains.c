@@ -247,12 +247,13 @@ static inline double exp_minus_one(double x, double *scale) {
     *scale = power_of_two(shifted);
     return r * q;
 }
-/* Relative error below (1 + 1.4 + 0.4) u / 0.7 = 4 u. Beyond the clamps every result is 0 or infinite in f32. */
+/* Relative error below (1 + 1.4 + 0.4) u / 0.7 = 4 u. Beyond the clamps every result is 0 or infinite in f32; it is
+ * made 0 here because rounding to a subnormal or from one to 0 is many times slower. */
 static inline double exp_f64(double x) {
-    x = x < -104.0 ? -104.0 : x;
-    x = x > 89.0 ? 89.0 : x;
-    double scale, e = exp_minus_one(x, &scale);
-    return scale * (1.0 + e);
+    double y = x < -104.0 ? -104.0 : x;
+    y = y > 89.0 ? 89.0 : y;
+    double scale, e = exp_minus_one(y, &scale);
+    return x < -104.0 ? 0.0 : scale * (1.0 + e);
 }
 /* t = e^2a - 1 = 2^k (r q) + (2^k - 1), tanh a = t / (t + 2). k = 0: t has a relative error below 3 u. Else the
  * errors are at most 1.4 u 2^k in the product, an ulp in the sum, and t > 0.7 2^k - 1 (0.4 for k = 1): below 9 u.

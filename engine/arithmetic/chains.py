@@ -9,7 +9,7 @@ devices than CPUs, and where each value is observed.
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -118,6 +118,8 @@ class Member:
     """Whether its result is used outside the chain."""
     sealed: bool
     """Whether its result is committed: NaN becomes the one NaN, and it is found out whether all is finite."""
+    replaces: int | None = None
+    """The value, read in place by this chain and by nothing after it, whose memory the result may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,39 +172,44 @@ class Chain:
         self._numel = members[0].instruction.numel
         self._inputs = tuple(writer.inputs.items())
         self._outputs = tuple(
-            (m.number, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype]) for m in writer.outputs
+            (m.number, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype], m.replaces) for m in writer.outputs
         )
         self._words = writer.code.encode(chains.kernel.codes, chains.kernel.tile)
-        self._counters = writer.code.counters
+        self._code = self._words.ctypes.data
+        self._pointers = ctypes.c_void_p * (len(self._inputs) + len(self._outputs))
+        self._counters = ctypes.c_int64 * writer.code.counters
         self._sealed, self._resolved = tuple(writer.sealed.items()), tuple(writer.resolved)
 
-    def run(self, values: Mapping[int, Tensor]) -> Result:
-        """Executes the chain on the values that it reads."""
+    def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> Result:
+        """Executes the chain on the values that it reads. Results may overwrite those of `given` that they replace."""
         tensors = [self._checked(values[number], number, *kind) for number, kind in self._inputs]
-        made = {number: self._chains.buffers.empty(shape, dtype) for number, shape, dtype in self._outputs}
-        pointers = np.array([t.data_ptr() for t in (*tensors, *made.values())], dtype=np.uint64)
-        counters = self._execute(pointers)
+        made = {
+            number: values[old].view(shape)
+            if old is not None and old in given
+            else self._chains.buffers.empty(shape, dtype)
+            for number, shape, dtype, old in self._outputs
+        }
+        counters = self._execute(self._pointers(*(t.data_ptr() for t in (*tensors, *made.values()))))
         for function, at in self._resolved:
             counts = self._chains.stats.of(f"map.{function.name.lower()}")
             counts.elements += self._numel
-            counts.undecided += int(counters[at])
-            counts.double_rounded += int(counters[at + 1])
-        return Result(made, {number: not counters[at] for number, at in self._sealed})
+            counts.undecided += sum(own[at] for own in counters)
+            counts.double_rounded += sum(own[at + 1] for own in counters)
+        return Result(made, {number: not any(own[at] for own in counters) for number, at in self._sealed})
 
-    def _execute(self, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        found = self._chains.kernel
+    def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
+        """Runs all tiles; the counters of each thread."""
+        found, code, resolver = self._chains.kernel, self._code, self._chains.resolver
         turns = Turns(self._numel, found.tile * TILES_PER_TURN)
 
-        def work() -> npt.NDArray[np.int64]:
-            counters = np.zeros(self._counters, dtype=np.int64)
-            code, where, own = self._words.ctypes.data, pointers.ctypes.data, counters.ctypes.data
+        def work() -> "ctypes.Array[ctypes.c_int64]":
+            own = self._counters()
             for begin, end in turns:
-                if found.library.chain_run(code, where, begin, end, self._chains.resolver, own):
+                if found.library.chain_run(code, pointers, begin, end, resolver, own):
                     raise MemoryError("no memory for the registers of a chain")
-            return counters
+            return own
 
-        total: npt.NDArray[np.int64] = np.sum(together(work, turns.threads()), axis=0)
-        return total
+        return together(work, turns.threads())
 
     @staticmethod
     def _checked(tensor: Tensor, number: int, dtype: DType, numel: int) -> Tensor:
@@ -308,10 +315,17 @@ class _Writer:
         self._pointers = {value: k for k, value in enumerate((*self.inputs, *(m.number for m in self.outputs)))}
         for m in members:
             self._member(m)
+        # A result that may overwrite an operand is stored when the tile has read all of that.
+        for m in self.outputs:
+            if m.replaces is not None:
+                result = self.code.register(self._pointers[m.number], 0, m.instruction.dtype.size)
+                self._emit(f"COPY{m.instruction.dtype.size}", result, (self._made[m.number],))
+                self._seal(m, result)
 
     def _member(self, m: Member) -> None:
         i = m.instruction
-        result = self.code.register(self._pointers[m.number] if m.exported else -1, 0, i.dtype.size)
+        stored = m.exported and m.replaces is None
+        result = self.code.register(self._pointers[m.number] if stored else -1, 0, i.dtype.size)
         match i.opcode, i.params:
             case Opcode.IOTA, IotaParams() as params:
                 dims = coalesce(i.shape, [params.strides])
@@ -322,7 +336,11 @@ class _Writer:
             case _:
                 self._map(m, result)
         self._made[m.number] = result
-        if m.sealed and i.dtype == DType.F32:
+        if stored:
+            self._seal(m, result)
+
+    def _seal(self, m: Member, result: int) -> None:
+        if m.sealed and m.instruction.dtype == DType.F32:
             self.sealed[m.number] = self.code.count(1)
             self._emit("SEAL", result, (), (self.sealed[m.number],))
 
@@ -341,7 +359,7 @@ class _Writer:
             parameters = (at,)
         self._emit(_name(function, m.operand_dtypes[0], i.dtype), result, tuple(operands), parameters)
 
-    def _emit(self, name: str, result: int, operands: tuple[int, ...], parameters: tuple[int, ...]) -> None:
+    def _emit(self, name: str, result: int, operands: tuple[int, ...], parameters: tuple[int, ...] = ()) -> None:
         self.code.operations.append(_Operation(name, result, operands, parameters))
 
     def _operand(self, i: Instruction, access: Access, dtype: DType) -> int:

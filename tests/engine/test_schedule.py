@@ -1,0 +1,157 @@
+"""The order of execution: valid, chains where they may be, memory freed early; and buffers that are used again."""
+
+import gc
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from engine.arithmetic.buffers import SMALL, Buffers
+from engine.builder import Builder, Ref
+from engine.compile import Compiled
+from engine.schedule import MAX_MEMBERS, Unit, in_order, peak_bytes, plan, replacements
+from protocol.isa import DType, MapFunction, Opcode
+from protocol.program import Program
+
+SIZE = 1 << 20
+
+
+def check_order(program: Program) -> tuple[Unit, ...]:
+    """Every instruction once, after its operands; outputs and lifetimes as they must be. Returns the plan."""
+    units = plan(program)
+    order = [n for unit in units for n in unit.members]
+    assert sorted(order) == list(range(len(program.body)))
+    kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+    alive: set[int] = set()
+    for unit in units:
+        for n, dying in zip(unit.members, unit.dying, strict=True):
+            assert all(a.value in alive for a in program.body[n].operands)
+            alive.add(n)
+            assert alive.issuperset(dying)
+            alive.difference_update(dying)
+        used_later = alive.intersection(unit.members)
+        assert used_later <= set(unit.outputs) <= set(unit.members)
+    assert alive == kept
+    return units
+
+
+def adam(parameters: int) -> Program:
+    """A gradient after the other, each from the last, and at the end of the program the update of every parameter."""
+    b = Builder()
+    names = [f"p{n}" for n in range(parameters)]
+    entries = {name: b.state(name, DType.F32, (SIZE,)) for name in names}
+    moments = {name: b.state(f"m.{name}", DType.F32, (SIZE,)) for name in names}
+    power = b.scale(b.state("power", DType.F32, ()), 0.9)
+    gradients: dict[str, Ref] = {}
+    carried = b.sum(entries[names[-1]])
+    for name in names:
+        pairs = b.mul(entries[name].unsqueeze(1).expand((SIZE, 2)), carried)
+        gradients[name] = b.max(pairs, (1,))
+        carried = b.sum(gradients[name])
+    new = {"power": power}
+    for name in names:
+        moment = b.add(b.scale(moments[name], 0.9), b.scale(gradients[name], 0.1))
+        new[f"m.{name}"] = moment
+        new[name] = b.sub(entries[name], b.scale(b.div(moment, power), 0.01))
+    return b.finish(new, carried)
+
+
+def test_the_optimizer_runs_as_soon_as_a_gradient_is_there() -> None:
+    program = adam(5)
+    units = check_order(program)
+    updates = [k for k, unit in enumerate(units) if len(unit.members) >= 5]
+    assert [len(units[k].outputs) for k in updates] == [2] * 5
+    barriers = [k for k, unit in enumerate(units) if program.body[unit.members[0]].opcode == Opcode.REDUCE]
+    assert all(any(a < k < b for a, b in pairwise(barriers)) for k in updates[:-1])
+    assert len(replacements(program, units)) == 2 * 5 + 1
+    new_state = 4 * SIZE * 2 * 5
+    assert new_state < peak_bytes(program, units) < new_state + 4 * SIZE * 4
+    given = replacements(program, units)
+    assert peak_bytes(program, units, replaced=given) <= 4 * SIZE * 4
+    assert peak_bytes(program, in_order(program), lambda _: False, given) > 4 * SIZE * 6
+
+
+def test_an_old_value_that_is_read_later_keeps_its_memory() -> None:
+    b = Builder()
+    x, y = b.state("x", DType.F32, (8,)), b.state("y", DType.F32, (8,))
+    total = b.sum(b.add(x, b.const(1.0)))
+    program = b.finish({"x": b.mul(x, total), "y": b.mul(y, y.flip(0))}, b.sum(b.mul(x, b.sum(b.mul(x, total)))))
+    assert replacements(program, check_order(program)) == {}
+
+
+def test_sums_of_gradients_are_made_while_they_come() -> None:
+    """Else all of them would wait for the update."""
+    b = Builder()
+    x = b.state("x", DType.F32, (SIZE, 2))
+    total, scale = b.full((SIZE,), 0.0), b.sum(x)
+    for _ in range(6):
+        pairs = b.mul(x, scale)
+        total, scale = b.add(total, b.max(pairs, (1,))), b.sum(pairs)
+    program = b.finish({"x": b.sub(x, total.unsqueeze(1))}, scale)
+    units = check_order(program)
+    assert peak_bytes(program, units) <= 4 * SIZE * 5
+
+
+def test_long_chains_are_cut_and_instructions_that_broadcast_wait() -> None:
+    b = Builder()
+    x = b.state("x", DType.F32, (8, 8))
+    y = x
+    for _ in range(3 * MAX_MEMBERS):
+        y = b.add(y, x)
+    z = b.mul(y, y.permute((1, 0)))
+    program = b.finish({"x": z}, b.sum(z))
+    units = [u for u in check_order(program) if program.body[u.members[0]].opcode == Opcode.MAP]
+    assert [len(u.members) for u in units] == [MAX_MEMBERS] * 3 + [1, 1]
+
+
+def test_a_real_step_and_random_ones(tiny: Compiled, cases: Callable[[int], None]) -> None:
+    units = check_order(tiny.program)
+    assert len(units) < len(tiny.program.body) * 0.75
+    for seed in range(20):
+        draw = random.Random(seed)
+        b = Builder()
+        values = [b.state(f"x{n}", DType.F32, (4, 4)) for n in range(3)]
+        for _ in range(draw.randint(1, 60)):
+            u, v = draw.choices(values[-6:], k=2)
+            match draw.randrange(5):
+                case 0:
+                    values.append(b.sum(u, (0,), keepdim=True).expand((4, 4)))
+                case 1:
+                    values.append(b.mul(u, v.permute((1, 0))))
+                case _:
+                    values.append(b.map(draw.choice([MapFunction.ADD, MapFunction.SUB]), u, v))
+        program = b.finish({f"x{n}": v for n, v in enumerate(draw.choices(values, k=4))}, b.sum(values[-1]))
+        cases(len(check_order(program)))
+
+
+def test_memory_is_used_again_when_the_last_tensor_over_it_dies() -> None:
+    buffers = Buffers()
+    count = SMALL // 4
+    first = buffers.empty((count,), torch.float32)
+    view, address = first[5:].view(torch.int32), first.data_ptr()
+    assert address % 64 == 0
+    del first
+    gc.collect()
+    second = buffers.empty((count,), torch.float32)
+    assert second.data_ptr() != address
+    view.fill_(7)
+    del view
+    third = buffers.empty((count // 2, 2), torch.float32)
+    assert third.data_ptr() == address
+    assert third.shape == (count // 2, 2)
+    assert buffers.empty((count + 1,), torch.float32).data_ptr() not in (second.data_ptr(), address)
+
+
+def test_memory_that_nobody_asks_for_is_freed_after_a_step() -> None:
+    buffers = Buffers()
+    tensor = buffers.empty((SMALL,), torch.bool)
+    buffers.end_step()
+    del tensor
+    assert buffers.idle_bytes > SMALL
+    buffers.end_step()
+    assert buffers.idle_bytes > SMALL
+    buffers.end_step()
+    assert buffers.idle_bytes == 0
+    assert buffers.empty((3,), torch.int64).shape == (3,)  # the allocator's own
+    assert buffers.idle_bytes == 0
