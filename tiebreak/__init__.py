@@ -1,1 +1,59 @@
-"""The application: command line, demo tasks, report. Wires the others together and owns no rules."""
+"""Training runs whose bytes are fixed by the program: reproducible anywhere, checkable by anyone.
+
+    settings = {"optimizer": tiebreak.AdamW(lr=1e-3), "batch": 32, "steps": 1000}
+    trainer = tiebreak.reproducible(model, loss, data=data, **settings)
+    for step in trainer:
+        print(step.number, step.loss)
+    model.load_state_dict(trainer.state_dict())      # the same bytes on every machine
+    print(trainer.digest())
+
+`tiebreak.reproducible` is for who only wants that. `tiebreak.train` makes a run on disk with committed checkpoints,
+that resumes after a crash and that anyone can audit; with the keys of a client and a trainer it is one that a
+referee, or a contract, can judge. The command `tiebreak` does the same from a shell.
+
+Importing this package imports nothing else; torch comes with the first name that is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from engine.agreement import Terms
+    from engine.auditing import CannotCheck, SegmentAudit
+    from engine.compile import Compiled
+    from engine.task import SGD, AdamW, Batch, Rows, Task, Windows, warmup_linear
+    from protocol.errors import ConfigurationError, StateError, TiebreakError, VerificationError
+    from protocol.keys import PrivateKey
+    from tiebreak.api.runs import Run, agree, open_run, train
+    from tiebreak.api.tasks import capture, make_task
+    from tiebreak.api.trainer import Step, Trainer, reproducible
+
+_MODULES: Final = {
+    "engine.agreement": ("Terms",),
+    "engine.auditing": ("CannotCheck", "SegmentAudit"),
+    "engine.compile": ("Compiled",),
+    "engine.task": ("SGD", "AdamW", "Batch", "Rows", "Task", "Windows", "warmup_linear"),
+    "protocol.errors": ("ConfigurationError", "StateError", "TiebreakError", "VerificationError"),
+    "protocol.keys": ("PrivateKey",),
+    "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
+    "tiebreak.api.tasks": ("capture", "make_task"),
+    "tiebreak.api.trainer": ("Step", "Trainer", "reproducible"),
+}
+_HOME: Final = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "SGD", "AdamW", "Batch", "CannotCheck", "Compiled", "ConfigurationError", "PrivateKey", "Rows", "Run",
+    "SegmentAudit", "StateError", "Step", "Task", "Terms", "TiebreakError", "Trainer", "VerificationError", "Windows",
+    "agree", "capture", "make_task", "open_run", "reproducible", "train", "warmup_linear",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tiebreak' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,313 @@
+"""The library interface: the same bytes every time, resumed or not, and every complaint before any work."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import tiebreak
+from engine.storage import RunDirectory
+from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
+from tests.source_tree import ROOT
+
+STEPS = 7
+
+
+class Tied(nn.Module):
+    """Tokens [B, T] to logits [B, T, 11], with tied weights, dropout and a buffer that `state_dict` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 6)
+        self.middle = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.dropout = nn.Dropout(0.2)
+        self.out = nn.Linear(6, 11, bias=False)
+        self.out.weight = self.tokens.weight
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.middle(self.tokens(x)))
+        y = self.norm(y.flatten(0, 1)).reshape(y.shape)
+        logits: Tensor = self.out(self.dropout(y) * self.scale)
+        return logits
+
+
+def sequence_loss(model: nn.Module, window: Tensor) -> Tensor:
+    return F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+
+
+def with_numbers(model: nn.Module) -> nn.Module:
+    """Weights that no version of torch draws otherwise."""
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            values = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
+            parameter.copy_(torch.sin(values * (0.7 + i)) * 0.3)
+    return model
+
+
+def tied() -> dict[str, Any]:
+    return {
+        "model": with_numbers(Tied()),
+        "loss": sequence_loss,
+        "optimizer": tiebreak.AdamW(lr=1e-2),
+        "data": {"text": (torch.arange(60) * 7) % 11},
+        "batch": tiebreak.Batch(size=4, examples=tiebreak.Windows(name="text", length=5, stride=3)),
+        "steps": STEPS,
+    }
+
+
+def regression(**changes: Any) -> dict[str, Any]:
+    x = torch.sin(torch.arange(96, dtype=torch.float32)).reshape(24, 4)
+    given = {
+        "model": with_numbers(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))),
+        "loss": nn.MSELoss(),
+        "optimizer": tiebreak.SGD(lr=0.05, momentum=0.9),
+        "data": {"x": x, "y": x.sum(1, keepdim=True)},
+        "batch": 6,
+        "steps": STEPS,
+    }
+    return given | changes
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return sorted(a) == sorted(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_module_takes_the_state_and_is_untouched_before(cases: Callable[[], None]) -> None:
+    for make in (tied, regression):
+        given = make()
+        before = copy.deepcopy(given["model"].state_dict())
+        trainer = tiebreak.reproducible(**given)
+        steps = list(trainer)
+        assert [step.number for step in steps] == list(range(1, STEPS + 1))
+        assert [step.loss for step in steps] == trainer.losses
+        assert trainer.losses[-1] < trainer.losses[0]
+        assert same(given["model"].state_dict(), before)
+        after = trainer.state_dict()
+        assert not same(after, before)
+        given["model"].load_state_dict(after)  # strict: all keys, no others
+        assert same(given["model"].state_dict(), after)
+        assert next(iter(trainer), None) is None
+        cases()
+
+
+def test_the_trainer_learns_what_torch_does() -> None:
+    """Plain PyTorch over the same batches: no dropout here, so the numbers must be near."""
+    given = regression(batch=24, optimizer=tiebreak.SGD(lr=0.05, momentum=0.9))
+    losses = tiebreak.reproducible(**given).run(progress=False).losses
+    model, data = given["model"], given["data"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for expected in losses:
+        optimizer.zero_grad()
+        value = F.mse_loss(model(data["x"]), data["y"])
+        value.backward()
+        optimizer.step()
+        assert value.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
+    expected = tiebreak.reproducible(**regression()).run(progress=False).digest()
+    given = regression()
+    arrays = {name: tensor.numpy() for name, tensor in given["data"].items()}
+    for change in (
+        {"loss": F.mse_loss},
+        {"loss": lambda model, x, y: F.mse_loss(model(x), y)},
+        {"data": arrays},
+        {"schedule": [1.0] * STEPS},
+        {"schedule": lambda step: 1},
+        {"batch": tiebreak.Batch(size=6, examples=tiebreak.Rows(names=("x", "y")))},
+    ):
+        trainer = tiebreak.reproducible(**regression(**change))
+        assert trainer.run(progress=False).digest() == expected
+        cases()
+    dataset = TensorDataset(given["data"]["x"], given["data"]["y"])
+    assert tiebreak.reproducible(**regression(data=dataset)).run(progress=False).losses == trainer.losses
+    other = tiebreak.reproducible(**regression(seed=1)).run(progress=False)
+    assert other.digest() != expected
+
+
+def test_threads_and_pieces_change_no_bit(tmp_path: Path) -> None:
+    whole = tiebreak.reproducible(**tied(), threads=1).run(progress=False)
+    folder = tmp_path / "saved"
+    pieces = tiebreak.reproducible(**tied(), directory=folder, save_every=2)
+    for step in pieces:
+        if step.number == 3:  # an iteration may be left, and the process may die: the save after step 2 is whole
+            break
+    resumed = tiebreak.reproducible(**tied(), directory=folder, threads=2)
+    torch.set_num_threads(1)
+    assert (resumed.step, resumed.losses) == (2, whole.losses[:2])
+    assert resumed.run(5, progress=False).step == 5
+    assert resumed.run(progress=False).digest() == whole.digest()
+    assert resumed.losses == whole.losses
+    again = tiebreak.reproducible(**tied(), directory=folder)
+    assert (again.step, again.digest()) == (STEPS, whole.digest())
+    assert len(list(folder.iterdir())) == 3, "older saves are gone"
+    assert whole.save(tmp_path / "elsewhere") == tmp_path / "elsewhere"
+
+
+def test_a_save_of_something_else_is_not_gone_on_from(tmp_path: Path, cases: Callable[[], None]) -> None:
+    tiebreak.reproducible(**regression(), directory=tmp_path).run(2, progress=False).save()
+    for change, name in (
+        ({"steps": 8}, "program_root"),
+        ({"model": nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))}, "initial_state_root"),
+        ({"seed": 4}, "data_root"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"expected {name} .*choose another directory"):
+            tiebreak.reproducible(**regression(**change), directory=tmp_path)
+        cases()
+    saved = json.loads((tmp_path / "trainer.json").read_text())
+    for change, words in (({"step": 99}, "a step of 0 to 7, got 99"), ({"format": 2}, "in format 1"), ({}, "damaged")):
+        (tmp_path / "trainer.json").write_text(json.dumps(saved | change))
+        if words == "damaged":
+            state = tmp_path / "state-000000000002.safetensors"
+            state.write_bytes(state.read_bytes()[:-1] + b"\x7f")
+            words = "expected state"
+        with pytest.raises(EncodingError, match=words):
+            tiebreak.reproducible(**regression(), directory=tmp_path)
+        cases()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no module": ({"model": lambda x: x}, "expected a torch.nn.Module, got function"),
+    "no loss": ({"loss": "mse"}, "expected a loss to call, got str"),
+    "torch's optimizer": (
+        {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
+        r"such as tiebreak.AdamW\(lr=1e-3\), got SGD",
+    ),
+    "no steps": ({"steps": 0}, "at least 1, got 0"),
+    "no data": ({"data": {}}, "expected arrays by name or a TensorDataset"),
+    "a list": ({"data": [1]}, "got list"),
+    "halves": ({"data": {"x": np.zeros((4, 4), np.float16)}}, "float32 or int64 in data 'x'"),
+    "rows": ({"data": {"x": torch.zeros(4, 4), "y": torch.zeros(5, 1)}}, "equally many rows"),
+    "not finite": ({"data": {"x": torch.full((4, 4), torch.nan)}}, "only finite numbers"),
+    "schedule": ({"schedule": [1.0]}, "7 factors in the schedule"),
+    "an option": ({"dropout": 0.5}, r"got \['dropout'\]"),
+    "batch": ({"batch": 0}, "a batch size of at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_before_any_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, words = BAD[name]
+    monkeypatch.setattr("tiebreak.api.tasks.compile_task", lambda *_: pytest.fail("captured"))
+    for function in (tiebreak.reproducible, tiebreak.train):
+        with pytest.raises(ConfigurationError, match=words):
+            function(**regression(**change), directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_in_use(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(ConfigurationError, match="expected a new or empty directory"):
+        tiebreak.train(**regression(), directory=tmp_path)
+    with pytest.raises(ConfigurationError, match="expected a directory and save_every"):
+        tiebreak.reproducible(**regression(), save_every=2)
+    trainer = tiebreak.reproducible(**regression())
+    with pytest.raises(ConfigurationError, match="expected a directory to save into"):
+        trainer.save()
+    with pytest.raises(ConfigurationError, match="until of at most 7 steps"):
+        trainer.run(8)
+
+
+def test_a_run_resumes_is_audited_and_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, folder = tied(), tmp_path / "run"
+    begun = tiebreak.agree(**given, directory=folder, checkpoint_every=3)
+    assert (begun.step, begun.finished, begun.losses) == (0, False, [])
+    with pytest.raises(StateError, match="nothing to audit yet"):
+        begun.audit()
+    begun.resume(until=4, progress=False)
+    assert (begun.step, begun.finished) == (3, False)
+    run = tiebreak.train(**given, directory=folder, checkpoint_every=3)
+    assert "training: step 7 of 7" in capsys.readouterr().err
+    assert (run.step, run.finished, run.signed, len(run.losses)) == (STEPS, True, 0, STEPS)
+    whole = tiebreak.train(**given, directory=tmp_path / "whole", checkpoint_every=3, progress=False)
+    assert capsys.readouterr().err == ""
+    assert (whole.root, whole.losses) == (run.root, run.losses)
+    trainer = tiebreak.reproducible(**given).run(progress=False)
+    assert same(trainer.state_dict(), run.state_dict())
+    assert trainer.losses == run.losses
+    opened = tiebreak.open_run(folder)
+    assert opened.root == run.root
+    assert same(opened.state_dict(), run.state_dict())
+    given["model"].load_state_dict(opened.state_dict(3))
+    assert opened.audit().agrees
+    assert [report.checkpoint for report in opened.audit(from_step=4, to_step=4).checked] == [1]
+    assert len(opened.audit(sample=2, seed="s").checked) >= 2
+    with pytest.raises(StateError, match="expected the step of a checkpoint so far, got 4"):
+        opened.state_dict(4)
+    with pytest.raises(ConfigurationError, match="expected a sample with a seed"):
+        opened.audit(sample=2)
+
+
+def test_another_job_in_the_directory(tmp_path: Path) -> None:
+    tiebreak.agree(**regression(), directory=tmp_path)
+    for change, name in (({"seed": 3}, "data_root"), ({"loss": nn.L1Loss()}, "program_root")):
+        with pytest.raises(ConfigurationError, match=f"expected a run with {name}"):
+            tiebreak.train(**regression(**change), directory=tmp_path)
+
+
+def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
+    client, trainer, stranger = (tiebreak.PrivateKey.generate() for _ in range(3))
+    with pytest.raises(ConfigurationError, match="both client and trainer, or neither"):
+        tiebreak.agree(**regression(), directory=tmp_path / "x", client=client)
+    folder, terms = tmp_path / "run", tiebreak.Terms(reward=5, descent_levels=2)
+    run = tiebreak.train(
+        **regression(), directory=folder, client=client, trainer=trainer, terms=terms, checkpoint_every=2,
+        progress=False,
+    )  # fmt: skip
+    assert (run.job.reward, run.job.client, run.signed) == (5, client.address, 4)
+    with pytest.raises(ConfigurationError, match="expected the key of trainer"):
+        run.resume(stranger)
+    assert run.audit().agrees
+    opened = RunDirectory.open(folder)
+    state = opened.state_path(4)
+    state.write_bytes(state.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(VerificationError, match="state after step 4"):
+        run.state_dict(4)
+    audit = run.audit(from_step=5, to_step=6)
+    assert (audit.agrees, audit.refused, audit.starts) == (True, [4], [2])
+
+
+def test_a_run_that_diverges_stops(tmp_path: Path) -> None:
+    given = regression(optimizer=tiebreak.SGD(lr=1e30))
+    with pytest.raises(StateError, match="no longer finite"):
+        tiebreak.reproducible(**given).run(progress=False)
+    with pytest.raises(StateError, match="no longer finite"):
+        tiebreak.train(**given, directory=tmp_path / "run", progress=False)
+
+
+def test_names_of_a_stranger_are_checked(tmp_path: Path) -> None:
+    run = tiebreak.agree(**regression(), directory=tmp_path)
+    for bad in ("", "[" * 100_000, "0.weight", "0.weight\tnowhere\n", "0.weight\tmodel.0.weight\n\n"):
+        (tmp_path / "state_dict.tsv").write_text(bad)
+        with pytest.raises(EncodingError):
+            run.state_dict()
+    (tmp_path / "state_dict.tsv").unlink()
+    assert same(run.state_dict(), regression()["model"].state_dict())
+
+
+def test_every_name_is_there() -> None:
+    assert [name for name in tiebreak.__all__ if getattr(tiebreak, name).__doc__ is None] == []
+    assert set(tiebreak.__all__) <= set(dir(tiebreak))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tiebreak.nothing
+    assert (ROOT / "tiebreak" / "py.typed").is_file()
+
+
+def test_importing_costs_nothing() -> None:
+    code = (
+        "import sys, tiebreak; print(len([m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'click')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -1,0 +1,236 @@
+"""Runs on disk: committed at every checkpoint, resumed after a crash, audited by anyone; disputable if signed."""
+
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from torch import Tensor, nn
+
+from engine.agreement import Terms, draft_job, sign_job
+from engine.auditing import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
+from engine.interpreter import Interpreter, NotFiniteError
+from engine.storage import RunDirectory, read_file, write_file
+from engine.task import Batch, Optimizer
+from engine.training import Progress, Worker
+from protocol.commitments import run_tree
+from protocol.eip712 import Domain
+from protocol.errors import ConfigurationError, EncodingError, StateError
+from protocol.job import Job
+from protocol.keys import PrivateKey
+from protocol.tags import Digest
+from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.commands.agree import OFF_CHAIN
+from tiebreak.commands.audit import segments_of
+from tiebreak.console import training_progress
+from tiebreak.running import make_interpreter
+
+NAMES: Final = "state_dict.tsv"
+MAX_NAMES_BYTES: Final = 1 << 26
+
+
+class Run:
+    """One run in its directory. Made by `tiebreak.train` or `tiebreak.agree`, opened again by `tiebreak.open_run`."""
+
+    def __init__(self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None) -> None:
+        self._run = opened
+        self._device = device
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"<tiebreak run of job {self.job.id.hex()[:16]} in {self.directory}: step {self.step} of {self.steps}>"
+
+    @property
+    def directory(self) -> Path:
+        """Where it is."""
+        return self._run.path
+
+    @property
+    def job(self) -> Job:
+        """What was agreed on: the roots of program, initial state and data, steps, stakes, clocks."""
+        return self._run.job
+
+    @property
+    def steps(self) -> int:
+        """Steps in all."""
+        return self.job.steps
+
+    @property
+    def step(self) -> int:
+        """The step of the last checkpoint that is whole."""
+        return self._run.last_complete()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step is committed."""
+        return len(self._run.records()) == self.job.checkpoints
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step so far, the first one's first."""
+        return [float(line["loss"]) for line in self._run.metrics() if line["step"] <= self.steps]
+
+    @property
+    def root(self) -> str:
+        """Root of the run tree over the checkpoints so far, hex: equal for everyone who computed them."""
+        digests = [record.digest for record in self._run.records()]
+        return run_tree(digests, self.job.steps, self.job.checkpoint_interval).root.hex()
+
+    @property
+    def signed(self) -> int:
+        """How many checkpoints the trainer has signed; 0 for a run without keys."""
+        return max((head.head.count for head in self._run.heads()), default=0)
+
+    def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
+        """Weights and buffers for the module's `load_state_dict`, checked against their record.
+
+        step: of a checkpoint that was kept, 0 for the initial state; default: the last one. Raises `StateError` if it
+        is not one, `VerificationError` if it is damaged.
+        """
+        at = self.step if step is None else step
+        if at and at not in [record.step for record in self._run.records()]:
+            raise StateError(f"expected the step of a checkpoint so far, got {step}")
+        if not self._run.state_path(at).is_file():
+            raise StateError(f"the state after step {at} was not kept; replay to it")
+        return as_state_dict(self._run.state(at), _read_names(self._run))
+
+    def resume(self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True) -> "Run":
+        """Computes on from the last whole checkpoint to step `until` (default: the end).
+
+        key: the trainer's; with it a head is signed at every checkpoint. progress: a bar with the loss on stderr.
+        Raises `StateError` if the loss or the state is no longer finite; what is committed stays.
+        """
+        if key is not None and key.address != self.job.trainer:
+            raise ConfigurationError(
+                f"expected the key of trainer 0x{self.job.trainer.hex()}, got 0x{key.address.hex()}"
+            )
+        if until is not None and not 1 <= until <= self.steps:
+            raise ConfigurationError(f"expected until of 1 to {self.steps} steps, got {until}")
+        console = Console(stderr=True, quiet=not progress)
+        with training_progress(console, "training", self.steps, self.step) as on_step:
+
+            def told(progress: Progress) -> None:
+                on_step(progress.step, progress.loss)
+                if not isfinite(progress.loss):
+                    raise NotFiniteError(progress.step, "the loss")
+
+            Worker(self._run, self._interpreter(), key=key, on_progress=told).work(until)
+        return self
+
+    def audit(
+        self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
+        to_step: int | None = None, progress: bool = False,
+    ) -> SegmentAudit:  # fmt: skip
+        """Computes the run again, or a part of it, and compares every record on the way; writes nothing.
+
+        Without arguments everything that is committed, from the initial state. from_step, to_step: the segments with
+        these steps. sample, seed: so many segments, drawn from the seed and the run root (see `tiebreak audit`). Of a
+        signed run only what is signed counts. `agrees` and `fraud` of the result say how it went; `CannotCheck` is
+        raised if what it needs is not there.
+        """
+        records, root = self._run.records(), Digest(bytes.fromhex(self.root))
+        if self.signed:
+            records, head = signed_records(self._run)
+            root = head.head.run_root
+        if not records:
+            raise StateError("expected a run with at least one checkpoint, got none; nothing to audit yet")
+        if sample is not None:
+            if seed is None or from_step is not None or to_step is not None:
+                raise ConfigurationError("expected a sample with a seed, and no steps beside it")
+            chosen = draw_segments(len(records), sample, seed.encode(), root)
+        else:
+            chosen = segments_of(self._run, len(records), from_step, to_step)
+        console = Console(stderr=True, quiet=not progress)
+        with training_progress(console, "replaying", steps_to_replay(self._run, chosen)) as on_step:
+            return audit_segments(self._run, self._interpreter(), chosen, records, on_step)
+
+    def _interpreter(self) -> Interpreter:
+        return make_interpreter(self._run.program, threads=self._threads, device=self._device)
+
+
+def train(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
+    directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
+    client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
+    device: str = "cpu", threads: int | None = None, progress: bool = True, cache: bool = True, **options: Any,
+) -> Run:  # fmt: skip
+    """Trains into a directory; called again, it goes on where the run there stands. Returns the finished run.
+
+    The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. client, trainer, terms:
+    see `tiebreak.agree`; without keys the run is committed and can be audited, but nobody has signed it. The module is
+    not changed: `model.load_state_dict(run.state_dict())`.
+    """
+    run = agree(
+        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
+        schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
+        device=device, threads=threads, cache=cache, **options,
+    )  # fmt: skip
+    return run.resume(trainer, progress=progress)
+
+
+def agree(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
+    directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
+    client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
+    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, cache: bool = True, **options: Any,
+) -> Run:  # fmt: skip
+    """A run in which nothing is computed yet: the job is captured and signed by client and trainer.
+
+    client, trainer: both keys or neither; without, throwaway keys sign the job and no head is ever signed. terms:
+    reward, stakes, windows. domain: chain and contract that disputes are played on [default: none]. A run that is in
+    the directory already is opened if it is the same job over the same model, data and settings.
+    """
+    if (client is None) != (trainer is None):
+        raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
+    folder = Path(directory)
+    task = make_task(
+        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
+        checkpoint_every=checkpoint_every, **options,
+    )  # fmt: skip
+    there = (folder / "job.bin").exists()
+    if not there and folder.exists() and any(folder.iterdir()):
+        raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
+    compiled = capture(task, cache=cache)
+    client, trainer = client or PrivateKey.generate(), trainer or PrivateKey.generate()
+    job = draft_job(
+        compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, client=client.address,
+        trainer=trainer.address, terms=terms or Terms(),
+    )  # fmt: skip
+    if there:
+        opened = RunDirectory.open(folder)
+        _check_same(opened.job, job, folder)
+        return Run(opened, device=device, threads=threads)
+    signed = sign_job(job, domain or Domain(chain_id=0, contract=OFF_CHAIN), client=client, trainer=trainer)
+    made = RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data)
+    write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
+    return Run(made, device=device, threads=threads)
+
+
+def open_run(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Run:
+    """A run that is there, perhaps a stranger's. Raises `VerificationError` for what is not as its job says."""
+    return Run(RunDirectory.open(Path(directory)), device=device, threads=threads)
+
+
+def _check_same(there: Job, wanted: Job, folder: Path) -> None:
+    for name in ("program_root", "initial_state_root", "data_root", "steps", "checkpoint_interval"):
+        expected, found = getattr(wanted, name), getattr(there, name)
+        if expected != found:
+            shown = [value.hex() if isinstance(value, bytes) else value for value in (expected, found)]
+            raise ConfigurationError(
+                f"{folder}: expected a run with {name} {shown[0]} of this model, data and settings, got {shown[1]}; "
+                "choose another directory"
+            )
+
+
+def _read_names(run: RunDirectory) -> dict[str, str]:
+    """Keys of the module's `state_dict`, checked; of a run made by the command line, the entries' own names."""
+    path, entries = run.path / NAMES, run.program.state_spec()
+    if not path.is_file():
+        return {name.removeprefix("model."): name for name in entries if name.startswith("model.")}
+    # Lines, not JSON: deeply nested JSON of a stranger can exhaust the C stack of its parser.
+    lines = read_file(path, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
+    names = {key: entry for key, _, entry in (line.partition("\t") for line in lines)}
+    if not names or not all(entry in entries for entry in names.values()):
+        raise EncodingError(f"{path}: expected keys and entries of the state, a tab between them, on lines")
+    return names

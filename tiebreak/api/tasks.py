@@ -1,0 +1,124 @@
+"""From what a PyTorch user has at hand to a task, with every complaint before any work."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from engine.capture_cache import default_cache
+from engine.compile import MODEL, Compiled, compile_task
+from engine.task import Batch, Optimizer, Rows, Task
+from protocol.errors import ConfigurationError
+
+Schedule = Sequence[float] | Callable[[int], float]
+Data = Mapping[str, Any] | TensorDataset
+_OWN: Final = {
+    "name",
+    "model",
+    "loss",
+    "optimizer",
+    "data",
+    "batch",
+    "steps",
+    "seed",
+    "schedule",
+    "checkpoint_interval",
+}
+CHECKPOINTS: Final = 10
+"""Of a run for which nothing else is said."""
+
+
+def make_task(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
+    seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
+    **options: Any,
+) -> Task:  # fmt: skip
+    """A `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError` for what cannot be.
+
+    model: initialised, float32. It is put into training mode; its weights are read, never written.
+    loss: a function `loss(model, *batch)` that returns a float32 scalar; or a loss of torch, as a module
+        (`nn.CrossEntropyLoss()`) or a function (`F.mse_loss`), which gets model(*batch[:-1]) and batch[-1].
+    optimizer: `tiebreak.AdamW(...)`, `tiebreak.SGD(...)`: torch's arithmetic, step for step.
+    data: arrays by name (float32 or int64 tensors or numpy arrays, examples along dim 0), in the order in which the
+        batch takes them; or a `TensorDataset`. They are held in memory.
+    batch: examples a step, drawn without replacement in each epoch in an order that the seed fixes; or a
+        `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
+    schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
+    checkpoint_every: steps between two commitments [default: a tenth of all steps].
+    options: further fields of `tiebreak.Task`.
+    """
+    _check_kinds(model, loss, optimizer, steps)
+    arrays = _arrays(data)
+    chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
+    known = {field.name for field in fields(Task)} - _OWN
+    if unknown := sorted(set(options) - known):
+        raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
+    interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
+    return Task(
+        name=name, model=model, loss=_loss(loss), optimizer=optimizer, data=arrays, batch=chosen, steps=steps,
+        seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
+    )  # fmt: skip
+
+
+def _check_kinds(model: object, loss: object, optimizer: object, steps: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if not callable(loss):
+        raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
+    if isinstance(optimizer, torch.optim.Optimizer) or not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(
+            f"expected the settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), got {type(optimizer).__name__}"
+        )
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
+
+
+def _arrays(data: object) -> dict[str, Any]:
+    if isinstance(data, TensorDataset):
+        data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
+    if not isinstance(data, Mapping) or not data:
+        raise ConfigurationError(f"expected arrays by name or a TensorDataset, got {type(data).__name__}")
+    return {name: torch.from_numpy(array) if isinstance(array, np.ndarray) else array for name, array in data.items()}
+
+
+def _loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss of torch's own takes an output and a target; any other the model and the batch."""
+    own = getattr(F, getattr(loss, "__name__", ""), None) is loss
+    if not isinstance(loss, nn.Module) and not own:
+        return loss
+
+    def of_output(model: nn.Module, *batch: Tensor) -> Tensor:
+        return loss(model(*batch[:-1]), batch[-1])
+
+    return of_output
+
+
+def _factors(schedule: Schedule | None, steps: int) -> tuple[float, ...] | None:
+    if schedule is None:
+        return None
+    return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
+
+
+def capture(task: Task, *, cache: bool = True) -> Compiled:
+    """The task as a program, its initial state and its data.
+
+    cache: keep the captured step, and take it from there when nothing about it has changed. Raises `ConfigurationError`
+    that lists every operator without an exact form.
+    """
+    return compile_task(task, default_cache() if cache else None)
+
+
+def state_names(model: nn.Module) -> dict[str, str]:
+    """Key of the module's `state_dict` -> entry of the state; tied tensors have several keys and one entry."""
+    own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+    return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
+
+
+def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """What `load_state_dict` takes: copies, on the CPU."""
+    return {key: state[entry].detach().to("cpu", copy=True) for key, entry in names.items()}

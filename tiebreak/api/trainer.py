@@ -1,0 +1,187 @@
+"""Reproducible training without any dispute: no keys, no stakes, and no directory unless one is wanted."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from engine.compile import Compiled
+from engine.interpreter import State
+from engine.storage import read_file, read_tensors, write_file, write_tensors
+from engine.task import Batch, Optimizer, Task
+from engine.tensors import identities
+from protocol.commitments import data_tree, state_tree
+from protocol.errors import ConfigurationError, EncodingError
+from protocol.isa import DType
+from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.console import training_progress
+from tiebreak.running import make_interpreter
+
+SAVED: Final = "trainer.json"
+FORMAT: Final = 1
+MAX_SAVED_BYTES: Final = 4096
+
+
+class Step(NamedTuple):
+    """One step that was computed. number: from 1. loss: before the step's update. seconds: it took."""
+
+    number: int
+    loss: float
+    seconds: float
+
+
+class Trainer:
+    """A training run in memory. Iterate it, or call `run`; stop at any time and go on later.
+
+    Made by `tiebreak.reproducible`. The user's module is never changed: load `state_dict()` into it.
+    """
+
+    def __init__(
+        self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None, device: str = "cpu",
+        threads: int | None = None, cache: bool = True,
+    ) -> None:  # fmt: skip
+        if save_every is not None and (directory is None or save_every < 1):
+            raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
+        self.directory = None if directory is None else Path(directory)
+        self.steps = task.steps
+        self.step = 0
+        """Steps behind it."""
+        self.losses: list[float] = []
+        """The loss of each of them."""
+        self._every = save_every
+        self._names = state_names(task.model)
+        self._compiled: Compiled = capture(task, cache=cache)
+        self._roots = {
+            "program_root": self.program_root,
+            "initial_state_root": _state_root(self._compiled.state),
+            "data_root": data_tree(identities(self._compiled.data)).root.hex(),
+        }
+        state = self._compiled.state if self.directory is None else self._restore(self.directory)
+        self._interpreter = make_interpreter(self._compiled.program, threads=threads, device=device)
+        self._state: State = self._interpreter.to_device(state)
+        self._data = self._interpreter.to_device(self._compiled.data)
+
+    @property
+    def program_root(self) -> str:
+        """The name of what is computed: the root of the step's instructions, hex."""
+        return self._compiled.program.root.hex()
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that are left, each computed when it is asked for. Raises `StateError` if a step is not finite."""
+        while self.step < self.steps:
+            started = time.perf_counter()
+            result = self._interpreter.step(self.step + 1, self._state, self._data)
+            self._state = result.state
+            self.step += 1
+            self.losses.append(result.loss)
+            if self.directory is not None and (self.step == self.steps or self._due()):
+                self.save()
+            yield Step(self.step, result.loss, time.perf_counter() - started)
+
+    def _due(self) -> bool:
+        return self._every is not None and self.step % self._every == 0
+
+    def run(self, until: int | None = None, *, progress: bool = True) -> "Trainer":
+        """Computes to step `until` (default: the end), with a bar on stderr if `progress`. Returns the trainer."""
+        last = self.steps if until is None else until
+        if not 0 <= last <= self.steps:
+            raise ConfigurationError(f"expected until of at most {self.steps} steps, got {until}")
+        console = Console(stderr=True, quiet=not progress)
+        with training_progress(console, "training", self.steps, self.step) as on_step:
+            while self.step < last:
+                step = next(iter(self))
+                on_step(step.number, step.loss)
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights and buffers after the last step, for the module's `load_state_dict`; copies, on the CPU."""
+        return as_state_dict(self._state, self._names)
+
+    def digest(self) -> str:
+        """SHA-256 root, hex, of everything the next step reads: weights, buffers, optimizer. Equal on every machine."""
+        return _state_root(self._state)
+
+    def save(self, directory: str | Path | None = None) -> Path:
+        """Keeps the run in a directory (default: its own); whatever moment it is killed in, one save is whole.
+
+        A trainer made of the same model, data and settings with this directory goes on from there.
+        """
+        folder = self.directory if directory is None else Path(directory)
+        if folder is None:
+            raise ConfigurationError("expected a directory to save into, got none")
+        folder.mkdir(parents=True, exist_ok=True)
+        state, losses = _files(self.step)
+        write_tensors(folder / state, {name: tensor.to("cpu") for name, tensor in self._state.items()})
+        write_tensors(folder / losses, {"loss": torch.tensor([*self.losses, 0.0])})
+        saved = {"format": FORMAT, "step": self.step, **self._roots, "state_root": self.digest()}
+        write_file(folder / SAVED, (json.dumps(saved, indent=2) + "\n").encode())
+        for path in folder.glob("*.safetensors"):
+            if path.name not in (state, losses) and path.name.startswith(("state-", "losses-")):
+                path.unlink(missing_ok=True)
+        return folder
+
+    def _restore(self, folder: Path) -> dict[str, Tensor]:
+        """The state saved in a folder, checked; the initial one if there is none."""
+        if not (folder / SAVED).is_file():
+            return self._compiled.state
+        saved = _saved(folder / SAVED)
+        for name, root in self._roots.items():
+            if saved.get(name) != root:
+                raise ConfigurationError(
+                    f"{folder}: expected {name} {root} of this model, data and settings, got {saved.get(name)}; choose "
+                    "another directory"
+                )
+        step = saved["step"]
+        if type(step) is not int or not 0 <= step <= self.steps:
+            raise EncodingError(f"{folder / SAVED}: expected a step of 0 to {self.steps}, got {step!r}")
+        state_file, losses_file = _files(step)
+        state = read_tensors(folder / state_file, self._compiled.program.state_spec())
+        if saved["state_root"] != (root := _state_root(state)):
+            raise EncodingError(f"{folder / state_file}: expected state {saved['state_root']}, got {root}")
+        losses = read_tensors(folder / losses_file, {"loss": (DType.F32, (step + 1,))})["loss"]
+        self.step, self.losses = step, losses[:step].tolist()
+        return state
+
+
+def reproducible(
+    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
+    seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
+    save_every: int | None = None, device: str = "cpu", threads: int | None = None, cache: bool = True, **options: Any,
+) -> Trainer:  # fmt: skip
+    """Training whose every byte is fixed by model, data and settings, on any machine and with any number of threads.
+
+    The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. Initial weights are what the
+    module holds: seeded initialisation by torch is not the same everywhere, so share them as a file if others are to
+    repeat the run. directory: where to save, every `save_every` steps and at the end; a save of the same run that is there is
+    gone on from. device: qualified before the first step. cache: of the captured step.
+
+    Raises `ConfigurationError` before any work for what cannot be done, with every operator without an exact form.
+    """
+    task = make_task(
+        model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
+        checkpoint_every=1, **options,
+    )  # fmt: skip
+    return Trainer(task, directory=directory, save_every=save_every, device=device, threads=threads, cache=cache)
+
+
+def _state_root(state: State) -> str:
+    return state_tree(identities(state)).root.hex()
+
+
+def _files(step: int) -> tuple[str, str]:
+    return f"state-{step:012d}.safetensors", f"losses-{step:012d}.safetensors"
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(read_file(path, MAX_SAVED_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise EncodingError(f"{path}: expected JSON, got {error}") from error
+    if not isinstance(saved, dict) or not {"format", "step", "state_root"} <= saved.keys() or saved["format"] != FORMAT:
+        raise EncodingError(f"{path}: expected a trainer saved in format {FORMAT}")
+    return saved
