@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine.compile import Compiled
+from engine.data import FactsCache, data_identities
 from engine.tensors import identities
 from protocol.commitments import data_tree, state_tree
 from protocol.eip712 import Address, Domain
@@ -40,7 +41,7 @@ def draft_job(
         state_count=len(program.commits),
         data_count=len(program.data_slots),
         initial_state_root=state_tree(identities(compiled.state)).root,
-        data_root=data_tree(identities(compiled.data)).root,
+        data_root=data_tree(data_identities(compiled.data, cache=FactsCache())).root,
         steps=steps,
         checkpoint_interval=checkpoint_interval,
         reward=terms.reward,

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from engine.data import not_finite
 from engine.optimizers.settings import (
     SGD,
     Adafactor,
@@ -160,7 +161,7 @@ class Task:
             require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r}", array.dtype)
             require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
             if array.dtype == torch.float32:
-                bad = int((~torch.isfinite(array)).sum())
+                bad = not_finite(array)
                 require(bad == 0, f"only finite numbers in data {name!r}", f"{bad} that are not")
         missing = [name for name in self.batch.examples.arrays() if name not in self.data]
         require(not missing, f"data named {missing}", sorted(self.data))

@@ -30,7 +30,8 @@ from protocol.tags import Digest
 
 SETTLED_NS: Final = 2_000_000_000
 """Two writes less than this apart may carry the same time: the coarsest file system counts in 2 s."""
-MAX_ENTRY_BYTES: Final = 1 << 14
+MAX_ENTRY_BYTES: Final = 1024
+"""An entry has about 200. Nested deeper than this allows, JSON can exhaust the C stack of its parser."""
 MAX_ENTRIES: Final = 4096
 ELEMENTS: Final = 1 << 22
 """Of a tensor in memory, looked at together."""
@@ -95,8 +96,8 @@ class FactsCache:
             return False
         return True
 
-    def _path(self, key: Mapping[str, Any]) -> Path:
-        return self.folder / (sha256(json.dumps(key).encode()).hexdigest()[:40] + ".json")
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key[:40]}.json"
 
     def _is_private(self) -> bool:
         status = self.folder.stat()
@@ -109,15 +110,10 @@ class FactsCache:
                 path.unlink(missing_ok=True)
 
 
-def _key(array: ArrayFile) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "path": os.fsdecode(array.path.resolve()),
-        "stamp": list(astuple(array.stamp)),
-        "offset": array.offset,
-        "element": str(array.element),
-        "shape": list(array.shape),
-    }
+def _key(array: ArrayFile) -> str:
+    """A digest of what the module's text names."""
+    place = array.offset, str(array.element), array.shape
+    return sha256(repr((os.fspath(array.path.resolve()), astuple(array.stamp), place)).encode()).hexdigest()
 
 
 def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent) -> Facts:

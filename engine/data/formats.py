@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -15,6 +16,9 @@ NPY_MAGIC: Final = b"\x93NUMPY"
 MAX_NPY_HEADER: Final = 1024
 """numpy writes 128 bytes at rank 8. More could exhaust the stack of Python's parser."""
 MAX_SAFETENSORS_HEADER: Final = 1 << 24
+MAX_DEPTH: Final = 3
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
 
@@ -107,7 +111,8 @@ def open_safetensors(path: Path) -> dict[str, ArrayFile]:
             raise EncodingError(f"{path}: expected a header of at most {MAX_SAFETENSORS_HEADER} bytes, got {size}")
         text = _take(path, file, size)
     try:
-        header = json.loads(text, object_pairs_hook=_without_repeats)
+        _check_depth(text)
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise EncodingError(f"{path}: not a readable safetensors header: {error}") from error
     if not isinstance(header, dict):
@@ -137,6 +142,15 @@ def _entry(path: Path, name: str, entry: Any, start: int, stamp: Stamp) -> Array
     if len(places) != 2 or places[1] - places[0] != prod(shape) * element.size:
         raise EncodingError(f"{path}, {name[:60]}: expected {kind} {shape} to fill its place, got {places}")
     return ArrayFile(path=path, name=name, element=element, shape=tuple(shape), offset=start + places[0], stamp=stamp)
+
+
+def _check_depth(text: bytes) -> None:
+    """Deeper nesting than a header has can exhaust the C stack of Python's parser."""
+    depth = 0
+    for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

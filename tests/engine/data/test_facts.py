@@ -171,7 +171,9 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path, cache: FactsCache, damage: by
     assert examine(array, cache=cache) == expected == cache.get(array)
 
 
-@pytest.mark.parametrize("change", [{"identity": "00"}, {"identity": 5}, {"not_finite": True}, {"key": {}}])
+@pytest.mark.parametrize(
+    "change", [{"identity": "00"}, {"identity": 5}, {"not_finite": True}, {"key": "0" * 64}, {"key": {}}]
+)
 def test_an_entry_with_another_content_is_a_miss(tmp_path: Path, cache: FactsCache, change: dict) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     examine(array, cache=cache)

@@ -208,6 +208,8 @@ SAFETENSORS = {
     "no entry": ({"a": 1}, "dtype, shape and data_offsets"),
     "a list": ([], "entries by name"),
     "deep": ("[" * 100_000, "not a readable safetensors header"),
+    "deep, beside names": ('{"[": ' + "[" * 100_000, "not a readable safetensors header"),
+    "not UTF-8": ('{"a": 1}'.encode("utf-16").decode("latin-1"), "not a readable safetensors header"),
     "no JSON": ("{", "not a readable safetensors header"),
     "twice": (f'{{"a": {json.dumps(entry())}, "a": {json.dumps(entry())}}}', "appears twice"),
 }
@@ -220,8 +222,12 @@ def test_a_hostile_safetensors_header_is_refused(tmp_path: Path, what: str) -> N
     path.write_bytes(safetensors_bytes(header))
     with pytest.raises(EncodingError, match=message):
         open_safetensors(path)
-    path.write_bytes(safetensors_bytes({"a": entry()}))
-    assert open_safetensors(path)["a"].shape == (2,)
+
+
+def test_a_strange_name_is_a_name(tmp_path: Path) -> None:
+    path, name = tmp_path / "a.safetensors", '[[[[{{{{"\\'
+    path.write_bytes(safetensors_bytes({name: entry(), "__metadata__": {"x": "y"}}))
+    assert open_safetensors(path)[name].shape == (2,)
 
 
 @given(st.binary(max_size=200))
@@ -230,10 +236,11 @@ def test_any_bytes_are_refused_or_an_array(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.getbasetemp()
     for name, start in (("any.npy", b"\x93NUMPY\x01\x00"), ("any.safetensors", b"")):
         (folder / name).write_bytes(start + data)
-        with pytest.raises(EncodingError):
+        try:
             array = open_array(folder / name, name="a")
-            assert array.nbytes < len(data)
-            raise EncodingError
+        except (EncodingError, ConfigurationError):
+            continue
+        assert array.nbytes < len(data)
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.safetensors", "a.bin"])
