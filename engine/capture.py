@@ -5,7 +5,7 @@ depends on torch's version.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -41,14 +41,23 @@ class StepGraph:
 
 
 class _Functional(nn.Module):
-    """The loss as a function of unique parameters, so that tied weights have one gradient."""
+    """The loss as a function of unique parameters, so that tied weights have one gradient.
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+    idle: names of trainable parameters that the loss does not depend on. Here they need no gradient, for torch refuses
+    to trace a step that gives one none.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], idle: Container[str]) -> None:
         super().__init__()
         self._hidden = (model, loss)  # in a tuple: must not be registered as a submodule
         self.parameter_names = [name for name, _ in model.named_parameters()]
         self.buffer_names = [name for name, _ in model.named_buffers()]
-        self.unique = nn.ParameterList([p for _, p in model.named_parameters()])
+        self.unique = nn.ParameterList(
+            [
+                nn.Parameter(p.detach(), requires_grad=False) if name in idle else p
+                for name, p in model.named_parameters()
+            ]
+        )
         for i, (_, buffer) in enumerate(model.named_buffers()):
             self.register_buffer(f"b{i}", buffer)
 
@@ -107,6 +116,21 @@ def _forward_calls(model: nn.Module, loss: Callable[..., Tensor], batch: Sequenc
     return paths.calls
 
 
+def _idle(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> set[str]:
+    """Names of trainable parameters that the loss does not depend on: as in eager torch, they stay as they are."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        tensors[f"model.{name}"] = fake.from_tensor(tensor)
+    trained = {name: tensors[f"model.{name}"] for name, p in model.named_parameters() if p.requires_grad}
+    with fake, sdpa_kernel(SDPBackend.MATH), kept_whole():
+        value = functional_call(_Loss(model, loss), tensors, tuple(fake.from_tensor(t) for t in batch))
+        if not value.requires_grad:
+            return set(trained)
+        found: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
+    return {name for name, gradient in zip(trained, found, strict=True) if gradient is None}
+
+
 class _Origins:
     """Guesses the module of a traced node: its operator is one of the next few forward calls. For people only."""
 
@@ -140,7 +164,7 @@ def trace(
         warnings.warn(
             f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=2
         )
-    wrapped = _Functional(model, loss)
+    wrapped = _Functional(model, loss, _idle(model, loss, batch))
     # Tensors that the loss closes over (class weights, say) are constants of the program; torch needs this mode then.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
     with sdpa_kernel(SDPBackend.MATH), kept_whole(), tracing(context):

@@ -1,0 +1,179 @@
+"""Programs of an optimizer alone, on given gradients, and the same in numpy, one rounded operation at a time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.builder import Builder
+from engine.optimizers import tables, update
+from engine.optimizers.clipping import clipped
+from engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Clip, Optimizer
+from protocol.float32 import round_ratio
+from protocol.isa import DType
+from protocol.program import Program
+
+F32 = NDArray[np.float32]
+ONE = np.float32(1)
+
+
+@dataclass
+class OptimizerJob:
+    """An optimizer's program over parameters whose gradients are data: f32 [steps, *shape] by name."""
+
+    optimizer: Optimizer
+    parameters: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    rates: Tensor
+    clip: Clip | None = None
+    program: Program = field(init=False)
+    state: dict[str, Tensor] = field(init=False)
+    data: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        b, steps = Builder(), len(self.rates)
+        held = {name: b.state(f"model.{name}", DType.F32, tuple(p.shape)) for name, p in self.parameters.items()}
+        given = {n: b.rows(b.data(f"g.{n}", DType.F32, tuple(g.shape)), b.step()) for n, g in self.gradients.items()}
+        rate = b.rows(b.data("learning_rate", DType.F32, (steps,)), b.step())
+        if self.clip is not None:
+            given = clipped(b, self.clip, given)
+        made = update(b, self.optimizer, rate, steps, held, given)
+        new = {f"model.{name}": ref for name, ref in made.parameters.items()}
+        self.program = b.finish(new | {f"optimizer.{name}": ref for name, ref in made.state.items()}, rate)
+        self.state = {f"model.{name}": p for name, p in self.parameters.items()}
+        self.state |= {f"optimizer.{name}": t for name, t in made.initial.items()}
+        self.data = {f"g.{name}": g for name, g in self.gradients.items()} | {"learning_rate": self.rates}
+        self.data |= tables(self.optimizer, steps)
+
+
+def nearest(value: Fraction) -> np.float32:
+    """The FP32 number nearest to an exact value that is not negative."""
+    return np.array(round_ratio(value.numerator, value.denominator), dtype=np.uint32).view(np.float32)[()]
+
+
+def constant(value: float) -> np.float32:
+    """The FP32 number nearest to a float64."""
+    return nearest(Fraction(value))
+
+
+def squares(x: F32) -> np.float32:
+    """Exact sum of squares, rounded once."""
+    return nearest(sum((Fraction(float(v)) ** 2 for v in x.flatten()), Fraction(0)))
+
+
+def total(x: F32) -> np.float32:
+    """Exact sum of numbers that are not negative, rounded once."""
+    return nearest(sum((Fraction(float(v)) for v in x.flatten()), Fraction(0)))
+
+
+def along(function: object, x: F32, axis: int) -> F32:
+    """A function of vectors along one axis, which is kept with size 1."""
+    moved = np.moveaxis(x, axis, -1)
+    found = np.array([function(row) for row in moved.reshape(-1, moved.shape[-1])], dtype=np.float32)  # type: ignore[operator]
+    return np.moveaxis(found.reshape(*moved.shape[:-1], 1), -1, axis)
+
+
+@dataclass
+class Emulation:
+    """One optimizer in numpy. Every line is one operation that IEEE rounds correctly, or an exact sum above."""
+
+    optimizer: Optimizer
+    state: dict[str, F32] = field(default_factory=dict)
+    step: int = 0
+
+    def clip(self, clip: Clip, gradients: dict[str, F32]) -> dict[str, F32]:
+        if clip.value is not None:
+            limit = constant(clip.value)
+            gradients = {n: np.minimum(np.maximum(g, -limit), limit) + np.float32(0) for n, g in gradients.items()}
+        if clip.norm is not None:
+            norm = np.float32(0)
+            for g in gradients.values():
+                norm = norm + squares(g)
+            norm = np.sqrt(norm)
+            factor = np.minimum(constant(clip.norm) / (norm + constant(1e-6)), ONE)
+            gradients = {n: g * factor for n, g in gradients.items()}
+        return gradients
+
+    def advance(
+        self, parameters: dict[str, F32], gradients: dict[str, F32], rate: np.float32,
+        settings: Mapping[str, tuple[float, float]],
+    ) -> dict[str, F32]:  # fmt: skip
+        """New parameters; settings: (factor of the rate, weight decay) by name."""
+        self.step += 1
+        new = dict(parameters)
+        if isinstance(self.optimizer, Adam | AdamW):
+            for i, beta in enumerate(self.optimizer.betas, start=1):
+                key = f"beta{i}_power"
+                self.state[key] = self.state.get(key, np.array(1, np.float32)) * constant(beta)
+        for name, g in gradients.items():
+            factor, decay = settings[name]
+            own = rate if factor == 1 else rate * constant(factor)
+            new[name] = getattr(self, type(self.optimizer).__name__.lower())(name, parameters[name], g, own, decay)
+        return new
+
+    def held(self, key: str, like: F32) -> F32:
+        return self.state.get(key, np.zeros_like(like))
+
+    def sgd(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, SGD)
+        if decay:
+            g = g + p * constant(decay)
+        if o.momentum:
+            added = g
+            if o.dampening and self.step > 1:
+                added = g * constant(1 - o.dampening)
+            buffer = self.held(f"momentum.{name}", g) * constant(o.momentum) + added
+            self.state[f"momentum.{name}"] = buffer
+            g = g + buffer * constant(o.momentum) if o.nesterov else buffer
+        return p - g * rate
+
+    def adam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        if decay:
+            g = g + p * constant(decay)
+        return self.adam_update(name, p, g, rate)
+
+    def adamw(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        if decay:
+            p = p * (ONE - rate * constant(decay))
+        return self.adam_update(name, p, g, rate)
+
+    def adam_update(self, name: str, p: F32, g: F32, rate: np.float32) -> F32:
+        o = self.optimizer
+        assert isinstance(o, Adam | AdamW)
+        b1, b2 = constant(o.betas[0]), constant(o.betas[1])
+        m = self.held(f"exp_avg.{name}", g) * b1 + g * (ONE - b1)
+        v = self.held(f"exp_avg_sq.{name}", g) * b2 + (g * g) * (ONE - b2)
+        self.state |= {f"exp_avg.{name}": m, f"exp_avg_sq.{name}": v}
+        c1, root = ONE - self.state["beta1_power"], np.sqrt(ONE - self.state["beta2_power"])
+        return p - (m / (np.sqrt(v) + root * constant(o.eps))) * (rate * (root / c1))
+
+    def adafactor(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+        o = self.optimizer
+        assert isinstance(o, Adafactor)
+        floor = 2.0**-23 if o.eps[0] is None else o.eps[0]
+        w = constant(float(self.step) ** o.beta2_decay)
+        relative = np.minimum(rate, ONE / np.sqrt(np.float32(self.step)))
+        size = np.maximum(np.sqrt(squares(p)) / constant(sqrt(p.size)), constant(o.eps[1]))
+        if g.ndim > 1:
+            row = along(squares, g, -1) / np.float32(g.shape[-1])
+            col = along(squares, g, -2) / np.float32(g.shape[-2])
+            row = self.towards(f"row_var.{name}", row, w)
+            col = self.towards(f"col_var.{name}", col, w)
+            v = row / np.maximum(along(total, row, -2) / np.float32(row.shape[-2]), constant(floor)) * col
+        else:
+            v = self.towards(f"variance.{name}", g * g, w)
+        u = g / np.sqrt(np.maximum(v, constant(floor * floor)))
+        scale = size * relative / np.maximum(np.sqrt(squares(u)) / constant(sqrt(g.size) * o.d), ONE)
+        if decay:
+            p = p * (ONE - rate * constant(decay))
+        return p - u * scale
+
+    def towards(self, key: str, new: F32, w: np.float32) -> F32:
+        held = self.held(key, new)
+        self.state[key] = held + (new - held) * w
+        return self.state[key]

@@ -1,0 +1,387 @@
+"""Optimizers as programs: bit for bit an emulation in numpy and the integer reference, and close to torch in FP64."""
+
+from collections.abc import Iterator, Mapping
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.arithmetic import Arithmetic
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter, NotFiniteError
+from engine.optimizers.adafactor import second_moment_weights
+from engine.optimizers.settings import f32, settings_of
+from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Optimizer, Rows, Task, no_decay
+from engine.tensors import tensor_bytes
+from protocol.errors import ConfigurationError
+from protocol.isa import MapFunction, Opcode
+from protocol.philox import shuffle
+from protocol.reference import execute, new_state
+from tests.conftest import CaseCounter
+from tiebreak.tasks import plain
+
+from .optimizer_cases import Emulation, OptimizerJob
+
+STEPS = 24
+SHAPES = {"layer.weight": (5, 3), "layer.bias": (5,), "stack": (2, 4, 3), "gain": ()}
+GROUPS = (Group(match=("*.bias",), weight_decay=0.0, lr_factor=0.3), Group(match=("gain", "*.bias"), lr_factor=2.0))
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(lr=0.1),
+    "momentum": SGD(lr=0.1, momentum=0.9, weight_decay=0.01, groups=GROUPS),
+    "dampened": SGD(lr=0.1, momentum=0.8, dampening=0.3),
+    "nesterov": SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": Adam(lr=0.05, weight_decay=0.1),
+    "adamw": AdamW(lr=0.05, weight_decay=0.1, groups=GROUPS),
+    "adamw small betas": AdamW(lr=0.05, betas=(0.3, 0.4), eps=1e-3, weight_decay=0.0),
+    "adafactor": Adafactor(),
+    "adafactor all": Adafactor(lr=0.4, beta2_decay=-0.5, eps=(1e-3, 1e-2), d=1.5, weight_decay=0.1, groups=GROUPS),
+}
+
+
+def job_of(optimizer: Optimizer, clip: Clip | None = None, steps: int = STEPS) -> OptimizerJob:
+    """Gradients of many sizes: whole tensors that are zero, tiny, huge; single zeros of both signs; subnormals."""
+    generator = torch.Generator().manual_seed(3)
+    parameters = {n: torch.randn(shape, generator=generator) for n, shape in SHAPES.items()}
+    gradients = {}
+    for name, shape in SHAPES.items():
+        scale = 10.0 ** torch.randint(-12, 7, (steps, *(1 for _ in shape)), generator=generator).float()
+        g = torch.randn((steps, *shape), generator=generator) * scale
+        g[1::7] = 0.0
+        g[2::7] *= 1e-37
+        g.view(-1)[::5] = -0.0
+        gradients[name] = g
+    rates = torch.rand(steps, generator=generator) * optimizer.lr
+    return OptimizerJob(optimizer, parameters, gradients, rates, clip)
+
+
+def expected_settings(optimizer: Optimizer) -> dict[str, tuple[float, float]]:
+    plain_settings = (1.0, optimizer.weight_decay)
+    if not optimizer.groups:
+        return dict.fromkeys(SHAPES, plain_settings)
+    grouped = {"layer.bias": (0.3, 0.0), "gain": (2.0, optimizer.weight_decay)}
+    return {name: grouped.get(name, plain_settings) for name in SHAPES}
+
+
+def emulate(job: OptimizerJob) -> Iterator[dict[str, np.ndarray]]:
+    """The state after each step."""
+    emulation = Emulation(job.optimizer)
+    parameters = {name: p.numpy() for name, p in job.parameters.items()}
+    with np.errstate(under="ignore"):
+        for step, rate in enumerate(job.rates.numpy()):
+            gradients = {name: g[step].numpy() for name, g in job.gradients.items()}
+            if job.clip is not None:
+                gradients = emulation.clip(job.clip, gradients)
+            parameters = emulation.advance(parameters, gradients, rate, expected_settings(job.optimizer))
+            state = {f"model.{name}": p for name, p in parameters.items()}
+            yield state | {f"optimizer.{name}": t for name, t in emulation.state.items()}
+
+
+@pytest.mark.parametrize("clip", [None, Clip(norm=0.7), Clip(value=0.2), Clip(norm=2.0, value=0.5)], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, cases: CaseCounter) -> None:
+    job = job_of(OPTIMIZERS[name], clip)
+    machine = Interpreter(job.program, Arithmetic())
+    state, data = machine.to_device(job.state), machine.to_device(job.data)
+    for step, expected in enumerate(emulate(job), start=1):
+        state = machine.step(step, state, data).state
+        assert state.keys() == expected.keys()
+        for entry, tensor in state.items():
+            assert tensor.numpy().tobytes() == expected[entry].astype(np.float32).tobytes(), f"step {step}: {entry}"
+        cases(len(state))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_the_integer_reference_bit_for_bit(name: str) -> None:
+    job = job_of(OPTIMIZERS[name], Clip(norm=0.5), steps=3)
+    machine = Interpreter(job.program, Arithmetic())
+    state, data = machine.to_device(job.state), machine.to_device(job.data)
+    for step in (1, 2, 3):
+        before, given = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (state, data))
+        state = machine.step(step, state, data).state
+        found = new_state(job.program, execute(job.program, before, given, step))
+        assert {n: bytes(tensor_bytes(t)) for n, t in state.items()} == found
+
+
+def elementwise(optimizer: Optimizer, clip: Clip | None = None) -> int:
+    """Instructions over the whole of a matrix that is trained alone."""
+    g = {"w": torch.ones(1, 6, 5)}
+    program = OptimizerJob(optimizer, {"w": torch.ones(6, 5)}, g, torch.ones(1), clip).program
+    return sum(i.opcode == Opcode.MAP and i.shape == (6, 5) for i in program.body)
+
+
+def test_the_number_of_passes_over_a_parameter_is_what_is_said() -> None:
+    assert elementwise(SGD(lr=0.1)) == 2
+    assert elementwise(SGD(lr=0.1, momentum=0.9, weight_decay=0.1)) == 6
+    assert elementwise(SGD(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)) == 8
+    assert elementwise(Adam(lr=0.1)) == 12
+    assert elementwise(Adam(lr=0.1, weight_decay=0.1)) == 14
+    assert elementwise(AdamW(lr=0.1)) == 13
+    assert elementwise(Adafactor()) == 6
+    assert elementwise(SGD(lr=0.1), Clip(norm=1.0)) == 3
+    assert elementwise(SGD(lr=0.1), Clip(value=1.0)) == 4
+
+
+def test_no_optimizer_takes_a_power() -> None:
+    for optimizer in OPTIMIZERS.values():
+        used = {MapFunction(i.function) for i in job_of(optimizer).program.body if i.opcode == Opcode.MAP}
+        assert not used & {MapFunction.EXP, MapFunction.LOG}
+
+
+def test_adafactors_weights_are_rounded_from_the_exact_powers(cases: CaseCounter) -> None:
+    for decay in (-0.8, -0.5, -1.0, 0.0):
+        table = second_moment_weights(800, decay)
+        with mpmath.workprec(200):
+            for t in range(1, 801):
+                exact = mpmath.power(t, mpmath.mpf(decay))
+                value = table[t - 1].item()
+                ends = [torch.nextafter(table[t - 1], torch.tensor(end)).item() for end in (0.0, 9.0)]
+                assert all(abs(value - exact) <= abs(mpmath.mpf(end) - exact) for end in ends), (t, decay)
+                cases()
+    assert second_moment_weights(2, -1.0).tolist() == [1.0, 0.5]
+
+
+# against torch
+
+
+class Net(nn.Module):
+    """A matrix, vectors, a stack of matrices, a scalar; one layer is frozen and one parameter never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.norm = nn.LayerNorm(6)
+        self.stack = nn.Parameter(torch.randn(2, 6, 3) * 0.5)
+        self.gain = nn.Parameter(torch.tensor(0.7))
+        self.idle = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(torch.tanh(self.frozen(self.layer(x))))
+        return torch.einsum("bi,kij->bkj", hidden, self.stack).sum(1) * self.gain
+
+
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
+
+
+def net_task(optimizer: Optimizer, **changes: object) -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = Net()
+        data = {"x": torch.randn(15, 4), "y": torch.randn(15, 3)}
+    settings: dict[str, object] = {
+        "name": "net", "model": model, "loss": squared_error, "optimizer": optimizer, "data": data,
+        "batch": Batch(size=6, examples=Rows(names=("x", "y"))), "steps": STEPS, "checkpoint_interval": STEPS,
+        "seed": 5,
+    }  # fmt: skip
+    return Task(**(settings | changes))  # type: ignore[arg-type]
+
+
+def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
+    """The job's batches, by SPEC 7 in plain integers, in FP64."""
+    stream = next(i.params.stream for i in compiled.program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
+    n, size, draw = task.examples, task.batch.size, 0
+    while True:
+        chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(draw, draw + size)]
+        draw += size
+        batch = task.batch.examples.take(task.data, torch.tensor(chosen))
+        yield tuple(t.double() if t.is_floating_point() else t for t in batch)
+
+
+def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers after the job: the program's, and torch's own in FP64."""
+    compiled = compile_task(task)
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    losses = []
+    for step in range(1, task.steps + 1):
+        result = machine.step(step, state, data)
+        state = result.state
+        losses.append(result.loss)
+    model = task.model.double().train()
+    optimizer = plain.make_optimizer(task, model)
+    batches, rates = drawn(task, compiled), task.learning_rates().tolist()
+    expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
+    assert losses == pytest.approx(expected, rel=1e-4)
+    named = dict([*model.named_parameters(), *model.named_buffers()])
+    ours = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+    return ours, {name: t.detach() for name, t in named.items()}
+
+
+NET_GROUPS = (
+    Group(match=("*.bias", "norm.*"), weight_decay=0.0, lr_factor=0.5),
+    Group(match=("stack",), lr_factor=2.0),
+)
+AGAINST_TORCH: dict[str, tuple[Optimizer, dict[str, object]]] = {
+    "sgd": (SGD(lr=0.1, momentum=0.9, dampening=0.2, weight_decay=0.02), {}),
+    "nesterov, groups": (SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.02, groups=NET_GROUPS), {}),
+    "adam": (Adam(lr=0.02, weight_decay=0.05), {}),
+    "adamw, groups, norm": (AdamW(lr=0.02, weight_decay=0.3, groups=NET_GROUPS), {"clip": Clip(norm=0.5)}),
+    "adafactor": (Adafactor(lr=0.05), {}),
+    "adafactor, all": (Adafactor(lr=0.3, weight_decay=0.1, d=1.2, eps=(1e-3, 1e-2), groups=NET_GROUPS), {}),
+    "sgd, value, accumulated": (SGD(lr=0.1, momentum=0.9), {"clip": Clip(value=0.05), "accumulation": 3}),
+}
+
+
+@pytest.mark.parametrize("name", AGAINST_TORCH)
+def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
+    """Within 2e-5: the rounding of FP32 (6e-8 an operation) through 24 steps, and constants that are FP32 here."""
+    optimizer, changes = AGAINST_TORCH[name]
+    task = net_task(optimizer, **changes)
+    start = task.initial_state()
+    ours, theirs = against_torch(task)
+    assert ours.keys() == theirs.keys()
+    for entry, tensor in theirs.items():
+        torch.testing.assert_close(
+            ours[entry].double(), tensor, rtol=2e-5, atol=2e-5, msg=lambda m, e=entry: f"{e}: {m}"
+        )  # type: ignore[misc]
+    assert all(torch.equal(ours[n], start[n]) for n in ("frozen.weight", "frozen.bias", "idle"))
+    assert all(not torch.equal(ours[n], start[n]) for n in ("layer.weight", "norm.bias", "stack", "gain"))
+
+
+def test_frozen_parameters_and_tied_weights() -> None:
+    compiled = compile_task(net_task(AdamW(lr=0.1)))
+    assert not [name for name in compiled.state if name.startswith("optimizer.") and "frozen" in name]
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Linear(3, 3, bias=False)
+            self.out = nn.Linear(3, 3, bias=False)
+            self.out.weight = self.tokens.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.tokens(x)))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        task = net_task(Adam(lr=0.01), model=Tied(), data={"x": torch.randn(6, 3), "y": torch.randn(6, 3)})
+    assert sorted(n for n in compile_task(task).state if "weight" in n) == [
+        "model.tokens.weight", "optimizer.exp_avg.tokens.weight", "optimizer.exp_avg_sq.tokens.weight",
+    ]  # fmt: skip
+    ours, theirs = against_torch(task)
+    torch.testing.assert_close(ours["tokens.weight"].double(), theirs["tokens.weight"], rtol=2e-5, atol=2e-5)
+
+
+# clipping
+
+
+def clip_once(clip: Clip, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is left of each gradient: SGD with rate 1 from zero."""
+    zeros = {name: torch.zeros(g.shape) for name, g in gradients.items()}
+    job = OptimizerJob(SGD(lr=1.0), zeros, {n: g[None] for n, g in gradients.items()}, torch.ones(1), clip)
+    machine = Interpreter(job.program, Arithmetic())
+    result = machine.step(1, machine.to_device(job.state), machine.to_device(job.data), check_finite=False)
+    return {name.removeprefix("model."): -t for name, t in result.state.items()}
+
+
+def test_gradients_of_zero_stay_zero_under_a_norm() -> None:
+    found = clip_once(Clip(norm=1.0), {"a": torch.zeros(3), "b": torch.zeros(2, 2)})
+    assert all(bool((t == 0).all()) for t in found.values())
+
+
+def test_a_norm_below_the_limit_changes_no_bit() -> None:
+    g = {"a": torch.tensor([0.3, -0.4]), "b": torch.tensor(0.1)}
+    assert all(torch.equal(t, g[name]) for name, t in clip_once(Clip(norm=0.6), g).items())
+
+
+def test_the_norm_is_that_of_all_gradients_together() -> None:
+    found = clip_once(Clip(norm=1.0), {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])})
+    factor = torch.tensor(1.0) / (torch.tensor(5.0) + torch.tensor(1e-6))
+    assert torch.equal(found["a"], torch.tensor([3.0, 0.0]) * factor)
+    assert torch.equal(found["b"], torch.tensor([[4.0]]) * factor)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite(bad: float) -> None:
+    g = {"a": torch.tensor([1.0, bad]), "b": torch.tensor([2.0])}
+    by_norm = clip_once(Clip(norm=1.0), g)
+    assert all(bool(t.isnan().all()) for t in by_norm.values())
+    by_value = clip_once(Clip(value=0.5), g)
+    expected = torch.tensor([0.5, bad]).clamp(-0.5, 0.5)
+    assert torch.equal(by_value["b"], torch.tensor([0.5]))
+    torch.testing.assert_close(by_value["a"], expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_norm_that_overflows_stops_the_run() -> None:
+    job = OptimizerJob(SGD(lr=1.0), {"a": torch.zeros(2)}, {"a": torch.tensor([[1.0, float("inf")]])}, torch.ones(1),
+                       Clip(norm=1.0))  # fmt: skip
+    machine = Interpreter(job.program, Arithmetic())
+    with pytest.raises(NotFiniteError, match=r"model\.a is no longer finite"):
+        machine.step(1, machine.to_device(job.state), machine.to_device(job.data), check_finite=True)
+
+
+# what is refused
+
+
+def test_groups_are_the_first_that_matches() -> None:
+    o = AdamW(
+        lr=0.1, weight_decay=0.2, groups=(Group(match=("a.*",), lr_factor=3.0), Group(match=("*.b",), weight_decay=0.0))
+    )
+    assert settings_of(o, "a.b") == (3.0, 0.2)
+    assert settings_of(o, "c.b") == (1.0, 0.0)
+    assert settings_of(o, "c.w") == (1.0, 0.2)
+
+
+def test_no_decay_is_for_biases_and_norms() -> None:
+    o = AdamW(lr=0.1, groups=(no_decay(Net()),))
+    spared = {name for name, _ in Net().named_parameters() if settings_of(o, name)[1] == 0}
+    assert spared == {"layer.bias", "frozen.bias", "norm.weight", "norm.bias", "gain", "idle"}
+    with pytest.raises(ConfigurationError, match="fewer than two dims"):
+        no_decay(nn.Linear(2, 2, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (SGD, {"lr": 0.0}, "expected a positive lr, got 0.0"),
+        (SGD, {"lr": "0.1"}, "expected a positive lr, got '0.1'"),
+        (SGD, {"lr": 1e39}, "positive lr"),
+        (SGD, {"lr": 0.1, "momentum": 1.0}, "0 <= momentum < 1"),
+        (SGD, {"lr": 0.1, "nesterov": True}, "momentum > 0 with nesterov"),
+        (SGD, {"lr": 0.1, "momentum": 0.5, "nesterov": True, "dampening": 0.1}, "no dampening with nesterov"),
+        (SGD, {"lr": 0.1, "dampening": 0.1}, "momentum > 0 with dampening"),
+        (SGD, {"lr": 0.1, "weight_decay": -1.0}, "weight_decay >= 0, got -1.0"),
+        (SGD, {"lr": 0.1, "groups": [Group(match=("a",))]}, "a tuple of groups"),
+        (Adam, {"lr": 0.1, "betas": (0.9, 1 - 1e-9)}, "also as FP32 numbers, got 0.999999999"),
+        (Adam, {"lr": 0.1, "betas": (0.9,)}, "two betas"),
+        (AdamW, {"lr": 0.1, "eps": 1e-50}, "a positive eps, at least 2"),
+        (AdamW, {"lr": 0.1, "weight_decay": float("nan")}, "weight_decay >= 0, got nan"),
+        (Adafactor, {"beta2_decay": 0.8}, "-1 <= beta2_decay <= 0, got 0.8"),
+        (Adafactor, {"d": 0.5}, "d >= 1, got 0.5"),
+        (Adafactor, {"eps": 1e-3}, "two numbers as eps"),
+        (Adafactor, {"eps": (1e-30, 1e-3)}, "eps.0. >= 2"),
+        (Adafactor, {"eps": (None, 0.0)}, "positive eps.1."),
+        (Group, {"match": "*.bias"}, "a tuple of name patterns in a group, got '..bias'"),
+        (Group, {"match": ()}, "at least one name pattern"),
+        (Group, {"match": ("a",), "lr_factor": -1.0}, "lr_factor >= 0 in a group, got -1.0"),
+        (Group, {"match": ("a",), "weight_decay": -1.0}, "weight_decay >= 0 in a group, got -1.0"),
+        (Clip, {}, "a norm or a value"),
+        (Clip, {"norm": 0.0}, "a positive norm to clip to"),
+        (Clip, {"value": float("inf")}, "a positive value to clip to"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(make: type, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accumulation": 0}, "accumulation of at least one batch, got 0"),
+        ({"accumulation": 1.5}, "accumulation of at least one batch, got 1.5"),
+        ({"optimizer": SGD(lr=0.1, groups=(Group(match=("layr.*",)),))}, r"pattern to match .*layer.bias.*, got 'layr"),
+        ({"model": nn.Linear(4, 3).requires_grad_(False)}, "a parameter that requires a gradient"),
+    ],
+)  # fmt: skip
+def test_tasks_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        net_task(changes.pop("optimizer", SGD(lr=0.1)), **changes)  # type: ignore[arg-type]
+
+
+def test_constants_are_rounded_from_float64() -> None:
+    assert f32(0.1) == torch.tensor(0.1).item()
+    assert f32(-1e39) == -float("inf")
