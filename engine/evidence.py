@@ -1,7 +1,8 @@
 """What a party can show of its run in a dispute: every tree of SPEC section 10, computed again when it is asked for.
 
 Nothing of this is stored during training. A disputed segment is replayed once for the records of its steps; a disputed
-step once for the ids of its values, and once more for each value that is opened (so memory stays that of training).
+step once for the ids of its values, and once more for each value that is opened (so memory stays that of training). A
+checkpoint that was not kept is computed again from the last one before it that was.
 """
 
 from functools import lru_cache
@@ -138,9 +139,7 @@ class Evidence:
         return self._held[1]
 
     def _reach(self, step: int) -> State:
-        if step == 0 or step == self.job.last_step(self.job.checkpoint_of(step)):
-            return self._interpreter.to_device(self.run.state(step))
-        before = self.job.first_step(self.job.checkpoint_of(step)) - 1
+        before = self.run.kept_before(step)
         if self._held is not None and before <= self._held[0] < step:
             before, state = self._held
         else:

@@ -16,26 +16,28 @@ against the record that commits it before it is used.
 
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import RawIOBase
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.tensors import Spec, canonical, check_spec, identities
+from engine.data import FactsCache, data_identities, open_safetensors
+from engine.tensors import PROTOCOL_DTYPES, Spec, check_spec, identities, plain_bytes
 from protocol.codec import Reader, unsigned
 from protocol.commitments import StepRecord, data_tree, state_tree
 from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from protocol.isa import DType
 from protocol.job import Job, SignedHead, SignedJob
 from protocol.program import Limits, Program
-from protocol.tags import Digest
+from protocol.tags import Digest, Tag, tagged_hash
 
 RECORD_BYTES: Final = 76
 MAX_PROGRAM_BYTES: Final = 1 << 30
@@ -44,6 +46,7 @@ MAX_RECORDS_BYTES: Final = 1 << 30
 MAX_METRICS_BYTES: Final = 1 << 30
 MAX_METRIC_CHARACTERS: Final = 512
 _HEADER_BYTES: Final = 1 << 24
+_CHECKPOINT_NAME: Final = re.compile(r"([0-9]{12,20})\.safetensors")
 _SAFETENSORS_DTYPES: Final = {DType.F32: "F32", DType.I64: "I64", DType.BOOL: "BOOL"}
 
 
@@ -93,12 +96,21 @@ def write_file(path: Path, content: bytes) -> None:
 def read_file(path: Path, limit: int) -> bytes:
     """Reads a file of at most `limit` bytes. Raises `EncodingError` if it is missing, larger or no plain file."""
     try:
-        size = _plain_size(path)
-        if size > limit:
-            raise EncodingError(f"{path}: expected at most {limit} bytes, got {size}")
+        _size_within(path, limit)
         return path.read_bytes()
     except OSError as error:
         raise EncodingError(f"{path}: cannot be read: {error}") from error
+
+
+def _size_within(path: Path, limit: int) -> int:
+    """Bytes of a plain file. Raises `EncodingError` if it is missing, larger than `limit` or no plain file."""
+    try:
+        size = _plain_size(path)
+    except OSError as error:
+        raise EncodingError(f"{path}: cannot be read: {error}") from error
+    if size > limit:
+        raise EncodingError(f"{path}: expected at most {limit} bytes, got {size}")
+    return size
 
 
 def _plain_size(path: Path) -> int:
@@ -110,10 +122,32 @@ def _plain_size(path: Path) -> int:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as safetensors, whole or not at all. Raises `StorageError`."""
-    plain = {name: canonical(tensor.detach()).to("cpu").contiguous().clone() for name, tensor in tensors.items()}
-    with _replacing(path) as temporary:
-        save_file(plain, temporary)
+    """Writes tensors as safetensors, whole or not at all, straight from their memory. Raises `StorageError`."""
+    # Widest first: so each tensor is aligned to its elements. Names break ties, so equal tensors give equal files.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    with _replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
+        _write_whole(file, memoryview(_header(tensors, order)))
+        for name in order:
+            _write_whole(file, plain_bytes(tensors[name]))
+
+
+def _header(tensors: Mapping[str, Tensor], order: Sequence[str]) -> bytes:
+    """What stands before the data: u64 length, then names, dtypes, shapes and places as JSON, to a multiple of 8."""
+    described, end = {}, 0
+    for name in order:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        dtype = _SAFETENSORS_DTYPES[PROTOCOL_DTYPES[tensor.dtype]]
+        described[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_whole(file: RawIOBase, data: memoryview) -> None:
+    """The system writes at most 2 GiB at once, and less when the disk fills up."""
+    while data:
+        data = data[file.write(data) or 0 :]
 
 
 def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
@@ -135,16 +169,31 @@ def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
     return tensors
 
 
+def map_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
+    """As `read_tensors`, but the tensors stay in the file, which has to stay as it is: nobody may write into either."""
+    entries = open_safetensors(path)
+    _check_names(path, set(entries), spec)
+    for name, (dtype, shape) in spec.items():
+        _check_entry(f"{path}, {name}", (dtype, shape), (entries[name].element, entries[name].shape))
+    return {name: entries[name].tensor() for name in spec}
+
+
 def _check_header(path: Path, file: Any, spec: Spec) -> None:
-    names = set(file.keys())
+    _check_names(path, set(file.keys()), spec)
+    for name, (dtype, shape) in spec.items():
+        part = file.get_slice(name)
+        _check_entry(f"{path}, {name}", (dtype, shape), (part.get_dtype(), tuple(part.get_shape())))
+
+
+def _check_names(path: Path, names: set[str], spec: Spec) -> None:
     if names != set(spec):
         missing, extra = sorted(set(spec) - names), sorted(names - set(spec))
         raise EncodingError(f"{path}: expected {len(spec)} tensors; missing {missing[:3]}, unexpected {extra[:3]}")
-    for name, (dtype, shape) in spec.items():
-        part = file.get_slice(name)
-        found = part.get_dtype(), tuple(part.get_shape())
-        if found != (_SAFETENSORS_DTYPES[dtype], shape):
-            raise EncodingError(f"{path}, {name}: expected {dtype.name} {shape}, got {found[0]} {found[1]}")
+
+
+def _check_entry(what: str, expected: tuple[DType, tuple[int, ...]], found: tuple[str, tuple[int, ...]]) -> None:
+    if found != (_SAFETENSORS_DTYPES[expected[0]], expected[1]):
+        raise EncodingError(f"{what}: expected {expected[0].name} {expected[1]}, got {found[0]} {found[1]}")
 
 
 def encode_record(record: StepRecord) -> bytes:
@@ -189,7 +238,7 @@ class RunDirectory:
         check_spec("state", state, program.state_spec())
         check_spec("data", data, program.data_spec())
         _check_root("initial state", job.initial_state_root, state_tree(identities(state)).root)
-        _check_root("data", job.data_root, data_tree(identities(data)).root)
+        _check_root("data", job.data_root, data_tree(data_identities(data, cache=FactsCache())).root)
         if path.exists() and any(path.iterdir()):
             raise ConfigurationError(f"{path}: expected a new or empty directory; to go on with a run, open it")
         with _storing(path):
@@ -230,9 +279,12 @@ class RunDirectory:
         return self.path / "checkpoints" / f"{step:012d}.safetensors"
 
     def data(self) -> dict[str, Tensor]:
-        """The job's data, checked against the data root."""
-        tensors = read_tensors(self.path / "data.safetensors", self.program.data_spec())
-        _check_root("data", self.job.data_root, data_tree(identities(tensors)).root)
+        """The job's data, checked against the data root, on the mapped file: nobody may write into it.
+
+        Checked each time, without a cache: who computes with other bytes loses a stake.
+        """
+        tensors = map_tensors(self.path / "data.safetensors", self.program.data_spec())
+        _check_root("data", self.job.data_root, data_tree(data_identities(tensors)).root)
         return tensors
 
     def state(self, step: int) -> dict[str, Tensor]:
@@ -244,26 +296,48 @@ class RunDirectory:
 
     def records(self) -> list[StepRecord]:
         """The records of the checkpoints so far. A torn last append is ignored, anything else that is off refused."""
+        return [decode_record(raw) for raw in self._raw_records(self.recorded())]
+
+    def recorded(self) -> int:
+        """Number of records, by the size of their file. Raises `EncodingError` for more than the job can have."""
+        path = self.path / "records.bin"
         limit = min(RECORD_BYTES * self.job.checkpoints + RECORD_BYTES - 1, MAX_RECORDS_BYTES)
-        raw = read_file(self.path / "records.bin", limit)
-        count = len(raw) // RECORD_BYTES
-        records = [decode_record(raw[i * RECORD_BYTES : (i + 1) * RECORD_BYTES]) for i in range(count)]
-        for checkpoint, record in enumerate(records):
-            if checkpoint >= self.job.checkpoints or record.step != self.job.last_step(checkpoint):
-                raise EncodingError(f"{self.path / 'records.bin'}: record {checkpoint} is of step {record.step}")
-        return records
+        return _size_within(path, limit) // RECORD_BYTES
+
+    def record_digests(self, count: int) -> Iterator[Digest]:
+        """The digests of the first `count` records: each is stored as what its digest is of."""
+        for raw in self._raw_records(count):
+            yield tagged_hash(Tag.STEP_RECORD, raw)
+
+    def record_at(self, checkpoint: int) -> StepRecord:
+        """The record of a checkpoint (from 0)."""
+        with (self.path / "records.bin").open("rb") as file:
+            file.seek(checkpoint * RECORD_BYTES)
+            raw = file.read(RECORD_BYTES)
+        self._check_record(checkpoint, raw)
+        return decode_record(raw)
 
     def record_of(self, step: int) -> StepRecord:
         """The record of a checkpoint's step."""
-        for record in self.records():
-            if record.step == step:
-                return record
-        raise StateError(f"{self.path}: no record of step {step}")
+        if not 1 <= step <= self.job.steps or not self._is_checkpoint(step, self.recorded()):
+            raise StateError(f"{self.path}: no record of step {step}")
+        return self.record_at(self.job.checkpoint_of(step))
+
+    def _raw_records(self, count: int) -> Iterator[bytes]:
+        with (self.path / "records.bin").open("rb") as file:
+            for checkpoint in range(count):
+                raw = file.read(RECORD_BYTES)
+                self._check_record(checkpoint, raw)
+                yield raw
+
+    def _check_record(self, checkpoint: int, raw: bytes) -> None:
+        step = int.from_bytes(raw[:8], "big")
+        if len(raw) != RECORD_BYTES or checkpoint >= self.job.checkpoints or step != self.job.last_step(checkpoint):
+            raise EncodingError(f"{self.path / 'records.bin'}: record {checkpoint} is of step {step}")
 
     def append_record(self, record: StepRecord) -> None:
-        """Adds the next checkpoint's record, durably; its state must be written already."""
-        path = self.path / "records.bin"
-        count = len(self.records())
+        """Adds the next checkpoint's record, durably; its state must be written already, if it is to be kept."""
+        path, count = self.path / "records.bin", self.recorded()
         with _storing(path), path.open("rb+") as file:
             file.truncate(count * RECORD_BYTES)
             file.seek(0, os.SEEK_END)
@@ -275,6 +349,33 @@ class RunDirectory:
                 file.close()
                 os.truncate(path, count * RECORD_BYTES)
                 raise
+
+    def kept(self) -> list[int]:
+        """Steps, ascending, of recorded checkpoints (and 0) whose state is there, as far as a file's name says."""
+        found = (_CHECKPOINT_NAME.fullmatch(path.name) for path in (self.path / "checkpoints").glob("*"))
+        job, recorded = self.job, self.recorded()
+        steps = sorted(int(match[1]) for match in found if match)
+        return [step for step in steps if step == 0 or (step <= job.steps and self._is_checkpoint(step, recorded))]
+
+    def _is_checkpoint(self, step: int, recorded: int) -> bool:
+        checkpoint = self.job.checkpoint_of(step)
+        return checkpoint < recorded and step == self.job.last_step(checkpoint)
+
+    def kept_before(self, step: int) -> int:
+        """The last step, up to this one, whose state is kept; at least 0, for the initial state always is."""
+        return max((kept for kept in self.kept() if kept <= step), default=0)
+
+    def drop_state(self, step: int) -> None:
+        """Removes the state after a step; whoever needs it computes it again from the one before it that is kept."""
+        path = self.state_path(step)
+        with _storing(path):
+            path.unlink(missing_ok=True)
+
+    def drop_parts(self) -> None:
+        """Removes what a killed process had begun to write into the checkpoints."""
+        for path in (self.path / "checkpoints").glob(".*.part"):
+            with _storing(path):
+                path.unlink(missing_ok=True)
 
     def write_state(self, step: int, state: Mapping[str, Tensor]) -> None:
         """Keeps the state after a step."""
@@ -322,12 +423,12 @@ class RunDirectory:
 
     def last_complete(self) -> int:
         """Step of the last checkpoint whose record and state are both there and agree; 0 if there is none."""
-        for record in reversed(self.records()):
+        for step in reversed(self.kept()):
             try:
-                self.state(record.step)
+                self.state(step)
             except VerificationError:
                 continue
-            return record.step
+            return step
         return 0
 
 

@@ -8,28 +8,35 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.interpreter import Interpreter, Observer, State
+from engine.committing import Commit, Committer, make_record
+from engine.interpreter import Interpreter, Observer, StepResult
+from engine.keeping import ALL, Keep
 from engine.storage import RunDirectory
-from engine.tensors import identities
-from protocol.commitments import StepRecord, run_tree, state_tree
-from protocol.errors import StateError
-from protocol.job import Head, SignedHead
 from protocol.keys import PrivateKey
+from protocol.merkle import Frontier
 from protocol.tags import Digest
+
+__all__ = ["Commit", "Progress", "Tamper", "Worker", "honest", "make_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Told after every step. `record` is set at a checkpoint, `head` where the trainer signed."""
+    """Told after every step. Times are in seconds."""
 
     step: int
     steps: int
     loss: float
+    loss_bits: int
     seconds: float
-    record: StepRecord | None = None
-    head: SignedHead | None = None
+    """Computing the step."""
+    resolving: float
+    """Part of that: elements that FP64 did not decide."""
+    waiting: float
+    """After the step: for a checkpoint, where it did not fit beside the computation."""
 
 
+OnCommit = Callable[[Commit], None]
+"""Told of each checkpoint once it is safe, in order, between two steps: with `overlap`, of later ones."""
 OnProgress = Callable[[Progress], None]
 Tamper = Callable[[int], Observer | None]
 """For a step, what a cheat puts in place of honest values (None: nothing)."""
@@ -38,11 +45,6 @@ Tamper = Callable[[int], Observer | None]
 def honest(_step: int) -> Observer | None:
     """The tampering of an honest party."""
     return None
-
-
-def make_record(step: int, state: State, loss_bits: int) -> StepRecord:
-    """The record of a step under policy `exact`."""
-    return StepRecord(step=step, state_root=state_tree(identities(state)).root, loss_bits=loss_bits)
 
 
 class Worker:
@@ -55,84 +57,97 @@ class Worker:
         *,
         key: PrivateKey | None = None,
         on_progress: OnProgress = lambda _: None,
+        on_commit: OnCommit = lambda _: None,
         tamper: Tamper = honest,
         stop_if_not_finite: bool = True,
+        keep: Keep = ALL,
+        overlap: bool = True,
     ) -> None:
         """`key` is the trainer's; without one this is an auditor's replay, which no diverging run may stop.
 
         A trainer whose run diverges and who wants its reward nevertheless (the program is what was agreed on) sets
-        `stop_if_not_finite` to False.
+        `stop_if_not_finite` to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while the next
+        step is computed, which takes memory for one more state.
         """
         self.run = run
         self.interpreter = interpreter
         self._key = key
         self._on_progress = on_progress
+        self._on_commit = on_commit
         self._tamper = tamper
         # SAFETY: an auditor goes on. Else a cheat whose true run diverges commits any finite state and is never caught.
         self._check_finite = stop_if_not_finite and key is not None
+        self._keep = keep
+        self._overlap = overlap
 
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
 
         Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`; in each case everything committed so far
-        stays valid and a later call resumes.
+        stays valid and a later call resumes. With `overlap`, what goes wrong with a checkpoint is raised after a later
+        step: before the next checkpoint, at the latest.
         """
         with self.run.lock():
             step = self.run.last_complete()
-            state = self.interpreter.to_device(self.run.state(step))
-            data = self.interpreter.to_device(self.run.data())
-            self._sign_missing(step)
-            last = self.run.job.steps if until is None else until
-            while step < last:
-                step += 1
-                started = time.perf_counter()
-                tampered = self._tamper(step)
-                result = self.interpreter.step(step, state, data, tampered, check_finite=self._check_finite)
-                state = result.state
-                self._finish_step(step, state, result.loss_bits, result.loss, time.perf_counter() - started)
+            committer = Committer(self.run, key=self._key, keep=self._keep, overlap=self._overlap)
+            with committer.from_step(step):
+                try:
+                    self._compute(step, self.run.job.steps if until is None else until, committer)
+                except BaseException as error:
+                    self._settle(committer, error)
+                    raise
         return self.root()
 
     def root(self) -> Digest:
         """Root of the run tree over the checkpoints so far."""
-        return self._tree_root(len(self.run.records()))
+        frontier = Frontier()
+        for digest in self.run.record_digests(self.run.recorded()):
+            frontier.append(digest)
+        return frontier.root(self.run.job.run_depth)
 
-    def _tree_root(self, count: int) -> Digest:
-        job = self.run.job
-        digests = [record.digest for record in self.run.records()[:count]]
-        return run_tree(digests, job.steps, job.checkpoint_interval).root
-
-    def _finish_step(self, step: int, state: State, bits: int, loss: float, seconds: float) -> None:
-        record = head = None
-        job = self.run.job
-        if step == job.last_step(job.checkpoint_of(step)):
-            record = make_record(step, state, bits)
-            self._keep(record, state)
-            head = self._sign(job.checkpoint_of(step) + 1)
-        self.run.add_metric(step, loss, seconds)
-        progress = Progress(step=step, steps=job.steps, loss=loss, seconds=seconds, record=record, head=head)
-        self._on_progress(progress)
-
-    def _keep(self, record: StepRecord, state: State) -> None:
-        checkpoint = self.run.job.checkpoint_of(record.step)
-        known = self.run.records()
-        if checkpoint < len(known) and known[checkpoint] != record:
-            raise StateError(
-                f"step {record.step}: expected the record committed before, {known[checkpoint].digest.hex()}, got "
-                f"{record.digest.hex()}; this machine does not compute what it computed, qualify it again"
+    def _compute(self, step: int, last: int, committer: Committer) -> None:
+        state = self.interpreter.to_device(self.run.state(step))
+        data = self.interpreter.to_device(self.run.data())
+        job, stats = self.run.job, self.interpreter.arithmetic.stats
+        while step < last:
+            step += 1
+            started, resolving = time.perf_counter(), stats.seconds_resolving
+            result = self.interpreter.step(
+                step, state, data, self._tamper(step), check_finite=self._check_finite, donate=not committer.in_flight
             )
-        self.run.write_state(record.step, state)
-        if checkpoint == len(known):
-            self.run.append_record(record)
+            state = result.state
+            seconds = time.perf_counter() - started
+            commits = [committer.finished()]
+            if step == job.last_step(job.checkpoint_of(step)):
+                commits.append(committer.wait())
+                committer.submit(step, state, result.loss_bits)
+            waiting = time.perf_counter() - started - seconds
+            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting)
+            self._told(*commits)
+        self._told(committer.wait())
 
-    def _sign_missing(self, step: int) -> None:
-        """After a crash between a record and its head, the head is still owed."""
-        if step:
-            self._sign(self.run.job.checkpoint_of(step) + 1)
+    def _tell(self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float) -> None:
+        self.run.add_metric(step, result.loss, seconds)
+        self._on_progress(
+            Progress(
+                step=step,
+                steps=self.run.job.steps,
+                loss=result.loss,
+                loss_bits=result.loss_bits,
+                seconds=seconds,
+                resolving=resolving,
+                waiting=waiting,
+            )
+        )
 
-    def _sign(self, count: int) -> SignedHead | None:
-        if self._key is None:
-            return None
-        head = Head(job_id=self.run.job.id, count=count, run_root=self._tree_root(count))
-        signed = SignedHead.sign(head, self.run.agreement.domain, self._key)
-        self.run.write_head(signed)
-        return signed
+    def _told(self, *commits: Commit | None) -> None:
+        for commit in commits:
+            if commit is not None:
+                self._on_commit(commit)
+
+    def _settle(self, committer: Committer, error: BaseException) -> None:
+        """When the computation stops: the checkpoint in flight is still finished, and told of, or what became of it."""
+        try:
+            self._told(committer.wait())
+        except Exception as other:  # a second error must not hide the first
+            error.add_note(f"nor is the checkpoint before it committed: {other}")

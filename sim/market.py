@@ -78,7 +78,8 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
     run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
     for record in source.records():
         if record.step <= upto:
-            run.write_state(record.step, source.state(record.step))
+            if source.state_path(record.step).exists():
+                run.write_state(record.step, source.state(record.step))
             run.append_record(record)
     for metric in source.metrics():
         if metric["step"] <= upto:

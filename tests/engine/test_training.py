@@ -22,7 +22,7 @@ from engine.evidence import Evidence
 from engine.interpreter import Interpreter, NotFiniteError
 from engine.storage import RunDirectory, StorageError
 from engine.tensors import identity
-from engine.training import Progress, Worker
+from engine.training import Commit, Progress, Worker
 from protocol.commitments import loss_id
 from protocol.errors import ConfigurationError, StateError
 from protocol.isa import Opcode
@@ -79,13 +79,15 @@ def test_one_root_for_permuted_terms_and_thread_counts(new_run: NewRun) -> None:
 
 
 def test_heads_are_signed_at_every_checkpoint(new_run: NewRun) -> None:
-    run, seen = new_run("run"), list[Progress]()
-    root = train(run, on_progress=seen.append)
+    run, seen, commits = new_run("run"), list[Progress](), list[Commit]()
+    root = train(run, on_progress=seen.append, on_commit=commits.append)
     heads = run.heads()
     assert [h.head.count for h in heads] == [1, 2, 3, 4]
     assert heads[-1].head.run_root == root
     assert [p.step for p in seen] == list(range(1, 13))
-    assert [p.step for p in seen if p.record is not None] == [3, 6, 9, 12]
+    assert [c.record for c in commits] == run.records()
+    assert [c.head for c in commits] == heads
+    assert [(c.count, c.run_root) for c in commits] == [(h.head.count, h.head.run_root) for h in heads]
     assert [m["step"] for m in run.metrics()] == list(range(1, 13))
     assert seen[-1].loss < seen[0].loss + 1
 

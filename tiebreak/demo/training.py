@@ -18,7 +18,7 @@ from engine.compile import Compiled, compile_task
 from engine.interpreter import Interpreter
 from engine.storage import RunDirectory
 from engine.task import Task
-from engine.training import Progress, Worker
+from engine.training import Commit, Progress, Worker
 from protocol.errors import StateError
 from protocol.job import SignedHead, SignedJob
 from sim.market import Market
@@ -88,11 +88,13 @@ def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, con
         def told(progress: Progress) -> None:
             losses.append(progress.loss)
             on_step(progress.step, progress.loss)
-            if progress.head is not None:
-                posted.append(market.post(progress.head))
+
+        def post(commit: Commit) -> None:
+            if commit.head is not None:
+                posted.append(market.post(commit.head))
 
         started = time.perf_counter()
-        root = Worker(run, interpreter, key=market.parties.trainer, on_progress=told).work()
+        root = Worker(run, interpreter, key=market.parties.trainer, on_progress=told, on_commit=post).work()
         seconds = time.perf_counter() - started
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))
