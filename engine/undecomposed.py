@@ -1,4 +1,4 @@
-"""Keeps torch from taking apart operators that have a better rule of their own (`engine.lowering.registry.WHOLE`).
+"""Keeps torch from taking operators apart that have a better rule of their own (`engine.lowering.registry.WHOLE`).
 
 torch takes an operator apart in two places: through the table of decompositions given to the tracer, and, for some,
 through a Python kernel that runs before autograd does. Internals of torch, like those of `engine.capture`.
@@ -17,15 +17,22 @@ from engine.lowering import WHOLE
 
 _EARLY = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 """Kernels under these keys take an operator apart before its backward is chosen."""
+_COMPILED = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Operators that torch must take apart by its compiled code: the Python form leaves out the dropout between layers."""
 
 
 def _packet(operator: str) -> str:
     return operator.partition(".")[0]
 
 
+def _names() -> list[str]:
+    """Operators, without their overloads, that keep away from torch's Python decompositions."""
+    return sorted({_packet(name) for name in WHOLE} | set(_COMPILED))
+
+
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """torch's core decompositions, without those of operators that stay whole."""
-    kept = {f"aten::{_packet(name)}" for name in WHOLE}
+    kept = {f"aten::{name}" for name in _names()}
     return {
         operator: rule
         for operator, rule in dict(core_aten_decompositions()).items()
@@ -35,10 +42,13 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    """While this runs, operators of `WHOLE` reach the tracer as they are, in every overload."""
+    """While this runs, operators of `WHOLE` reach the tracer as they are, in every overload.
+
+    oneDNN is off: its recurrent layers could not be taken apart.
+    """
     saved: dict[OpOverload, dict[Any, Any]] = {}
     try:
-        for name in sorted({_packet(name) for name in WHOLE}):
+        for name in _names():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
                 operator = getattr(packet, overload)
@@ -46,7 +56,8 @@ def kept_whole() -> Iterator[None]:
                 for key in _EARLY:
                     operator.py_kernels.pop(key, None)
                 operator._dispatch_cache.clear()
-        yield
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
     finally:
         for operator, kernels in saved.items():
             operator.py_kernels.clear()
