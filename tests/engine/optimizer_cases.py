@@ -1,21 +1,29 @@
-"""Programs of an optimizer alone, on given gradients, and the same in numpy, one rounded operation at a time."""
+"""Oracles: an optimizer's program alone and the same in numpy, one rounded operation at a time; jobs beside torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import sqrt
 
 import numpy as np
+import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.arithmetic import Arithmetic
 from engine.builder import Builder
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
 from engine.optimizers import tables, update
 from engine.optimizers.clipping import clipped
 from engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Clip, Optimizer
+from engine.task import Task
 from protocol.float32 import round_ratio
-from protocol.isa import DType
+from protocol.isa import DType, Opcode
+from protocol.philox import shuffle
 from protocol.program import Program
+from tiebreak.tasks import plain
 
 F32 = NDArray[np.float32]
 ONE = np.float32(1)
@@ -177,3 +185,34 @@ class Emulation:
         held = self.held(key, new)
         self.state[key] = held + (new - held) * w
         return self.state[key]
+
+
+def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
+    """The job's batches, by SPEC 7 in plain integers, in FP64."""
+    stream = next(i.params.stream for i in compiled.program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
+    n, size, draw = task.examples, task.batch.size, 0
+    while True:
+        chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(draw, draw + size)]
+        draw += size
+        batch = task.batch.examples.take(task.data, torch.tensor(chosen))
+        yield tuple(t.double() if t.is_floating_point() else t for t in batch)
+
+
+def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers after the job: the program's, and torch's own in FP64."""
+    compiled = compile_task(task)
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    losses = []
+    for step in range(1, task.steps + 1):
+        result = machine.step(step, state, data)
+        state = result.state
+        losses.append(result.loss)
+    model = task.model.double().train()
+    optimizer = plain.make_optimizer(task, model)
+    batches, rates = drawn(task, compiled), task.learning_rates().tolist()
+    expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
+    assert losses == pytest.approx(expected, rel=1e-4)
+    named = dict([*model.named_parameters(), *model.named_buffers()])
+    ours = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
+    return ours, {name: t.detach() for name, t in named.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
+from engine.compile import compile_task
 from engine.interpreter import Interpreter, NotFiniteError
 from engine.optimizers.adafactor import second_moment_weights
 from engine.optimizers.settings import f32, settings_of
@@ -17,12 +17,10 @@ from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Optimiz
 from engine.tensors import tensor_bytes
 from protocol.errors import ConfigurationError
 from protocol.isa import MapFunction, Opcode
-from protocol.philox import shuffle
 from protocol.reference import execute, new_state
 from tests.conftest import CaseCounter
-from tiebreak.tasks import plain
 
-from .optimizer_cases import Emulation, OptimizerJob
+from .optimizer_cases import Emulation, OptimizerJob, against_torch
 
 STEPS = 24
 SHAPES = {"layer.weight": (5, 3), "layer.bias": (5,), "stack": (2, 4, 3), "gain": ()}
@@ -177,37 +175,6 @@ def net_task(optimizer: Optimizer, **changes: object) -> Task:
         "seed": 5,
     }  # fmt: skip
     return Task(**(settings | changes))  # type: ignore[arg-type]
-
-
-def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
-    """The job's batches, by SPEC 7 in plain integers, in FP64."""
-    stream = next(i.params.stream for i in compiled.program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
-    n, size, draw = task.examples, task.batch.size, 0
-    while True:
-        chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(draw, draw + size)]
-        draw += size
-        batch = task.batch.examples.take(task.data, torch.tensor(chosen))
-        yield tuple(t.double() if t.is_floating_point() else t for t in batch)
-
-
-def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and buffers after the job: the program's, and torch's own in FP64."""
-    compiled = compile_task(task)
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
-    losses = []
-    for step in range(1, task.steps + 1):
-        result = machine.step(step, state, data)
-        state = result.state
-        losses.append(result.loss)
-    model = task.model.double().train()
-    optimizer = plain.make_optimizer(task, model)
-    batches, rates = drawn(task, compiled), task.learning_rates().tolist()
-    expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
-    assert losses == pytest.approx(expected, rel=1e-4)
-    named = dict([*model.named_parameters(), *model.named_buffers()])
-    ours = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
-    return ours, {name: t.detach() for name, t in named.items()}
 
 
 NET_GROUPS = (

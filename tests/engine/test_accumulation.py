@@ -1,0 +1,173 @@
+"""Gradient accumulation: several batches through one trace, in a definite order, as the eager loop does it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine.capture
+from engine.arithmetic import Arithmetic
+from engine.builder import Builder
+from engine.capture import capture
+from engine.capture_cache import CaptureCache
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter, State
+from engine.lowering import DTYPES
+from engine.task import SGD, Batch, Rows, Task
+from engine.tensors import tensor_bytes
+from protocol.isa import Opcode
+from protocol.program import Program
+from protocol.reference import execute, new_state
+
+from .optimizer_cases import against_torch, drawn
+
+
+class Normed(nn.Module):
+    """A layer, batch norm with its statistics, another layer."""
+
+    def __init__(self, norm: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 5)
+        self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.second = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.dropout(torch.tanh(self.norm(self.first(x))))
+        return torch.as_tensor(self.second(hidden))
+
+
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
+
+
+def make_task(accumulation: int, size: int = 4, steps: int = 20, **model: object) -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(8)
+        made = Normed(**model)  # type: ignore[arg-type]
+        data = {"x": torch.randn(26, 3), "y": torch.randn(26, 2)}
+    return Task(
+        name="accumulated", model=made, loss=squared_error, optimizer=SGD(lr=0.1, momentum=0.9), data=data,
+        batch=Batch(size=size, examples=Rows(names=("x", "y"))), steps=steps, checkpoint_interval=steps, seed=6,
+        accumulation=accumulation,
+    )  # fmt: skip
+
+
+def run(compiled: Compiled, steps: int) -> tuple[State, list[float]]:
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    losses = []
+    for step in range(1, steps + 1):
+        result = machine.step(step, state, data)
+        state = result.state
+        losses.append(result.loss)
+    return state, losses
+
+
+def one_batch(task: Task) -> Program:
+    """A program whose new state is the gradients of a batch (given as data) and the buffers after it."""
+    b, initial = Builder(), task.initial_state()
+    refs = {name: b.state(name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
+    example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
+    batch = [b.data(f"batch{i}", DTYPES[t.dtype], tuple(t.shape)) for i, t in enumerate(example)]
+    made = capture(b, task.model.train(), task.loss, batch, example, refs.__getitem__)
+    gradients = {f"gradient.{name}": ref for name, ref in made.gradients.items()}
+    return b.finish(refs | made.buffers | gradients, made.loss)
+
+
+def test_it_is_the_eager_loop_with_batch_norms_statistics() -> None:
+    task = make_task(accumulation=3)
+    ours, theirs = against_torch(task)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name].to(tensor.dtype), tensor, rtol=2e-5, atol=2e-5)
+    assert ours["norm.num_batches_tracked"].item() == 3 * 20
+
+
+def test_without_statistics_it_is_a_larger_batch() -> None:
+    """Up to rounding: the mean of three means over 4 examples is the mean over 12."""
+    small, losses = run(compile_task(make_task(accumulation=3, norm=False)), 20)
+    large, expected = run(compile_task(make_task(accumulation=1, size=12, norm=False)), 20)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert small.keys() == large.keys()
+    for name in small:
+        torch.testing.assert_close(small[name], large[name], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
+    task, steps = make_task(accumulation=3), 20
+    compiled = compile_task(task)
+    machine = Interpreter(one_batch(task), Arithmetic())
+    batches = drawn(task, compiled)
+    held = task.initial_state()
+    momentum = {name: np.zeros(p.shape, np.float32) for name, p in task.model.named_parameters()}
+    rate = task.learning_rates().numpy()
+    accumulated = Interpreter(compiled.program, Arithmetic())
+    state, data = accumulated.to_device(compiled.state), accumulated.to_device(compiled.data)
+    for step in range(1, steps + 1):
+        total: dict[str, np.ndarray] = {}
+        for _ in range(3):
+            batch = {f"batch{i}": t.float() for i, t in enumerate(next(batches))}
+            given = held | {f"gradient.{name}": torch.zeros(p.shape) for name, p in task.model.named_parameters()}
+            found = machine.step(1, given, batch).state
+            for name in momentum:
+                g = found[f"gradient.{name}"].numpy()
+                total[name] = total[name] + g if name in total else g
+            held = {name: found[name] for name in held}
+        for name, g in total.items():
+            momentum[name] = momentum[name] * np.float32(0.9) + g / np.float32(3)
+            held[name] = torch.from_numpy(held[name].numpy() - momentum[name] * rate[step - 1])
+        state = accumulated.step(step, state, data).state
+        for name, tensor in held.items():
+            assert bytes(tensor_bytes(state[f"model.{name}"])) == bytes(tensor_bytes(tensor)), (step, name)
+
+
+def test_a_step_is_the_integer_reference_bit_for_bit() -> None:
+    compiled = compile_task(make_task(accumulation=2, size=2, steps=2, dropout=0.3))
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    before, given = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (state, data))
+    after = machine.step(1, state, data).state
+    found = new_state(compiled.program, execute(compiled.program, before, given, 1))
+    assert {n: bytes(tensor_bytes(t)) for n, t in after.items()} == found
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(256))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(self.scale * x, 0.5).sum()
+
+
+def test_every_batch_has_its_own_dropout_mask() -> None:
+    task = Task(
+        name="masks", model=Masked(), loss=lambda model, x: model(x), optimizer=SGD(lr=1.0),
+        data={"x": torch.ones(2, 256)}, batch=Batch(size=1, examples=Rows(names=("x",))), steps=1,
+        checkpoint_interval=1, accumulation=4,
+    )  # fmt: skip
+    compiled = compile_task(task)
+    drawn_here = [i.params.stream for i in compiled.program.body if i.opcode == Opcode.RANDOM]  # type: ignore[union-attr]
+    assert len(set(drawn_here)) == 4
+    state, _ = run(compiled, 1)
+    kept = -2 * state["model.scale"]  # of 4 masks, those that kept the element: p = 0.5, mean over 4 of 1 / 0.5
+    assert set(kept.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
+
+
+def test_one_batch_is_no_accumulation() -> None:
+    program = compile_task(make_task(accumulation=1)).program
+    assert not [i for i in program.body if i.origin == "accumulation"]
+
+
+def test_the_step_is_traced_once_and_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls, trace = [], engine.capture.trace
+    monkeypatch.setattr(engine.capture, "trace", lambda *given: (calls.append(given), trace(*given))[1])
+    cache = CaptureCache(tmp_path)
+    roots = {a: compile_task(make_task(accumulation=a), cache).program.root for a in (1, 4)}
+    assert len(calls) == 2
+    assert cache.hits == 0
+    assert {a: compile_task(make_task(accumulation=a), cache).program.root for a in (1, 4)} == roots
+    assert (len(calls), cache.hits) == (2, 2)
+    assert roots[1] != roots[4] == compile_task(make_task(accumulation=4)).program.root
