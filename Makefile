@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # The stamp is keyed on what is installed: a change of either file installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-SOURCES := protocol engine sim tiebreak tests benchmarks
+SOURCES := protocol engine sim tiebreak tests benchmarks examples
 
 .PHONY: help setup demo test lint format types vectors contracts ci clean
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from engine.agreement import Terms
     from engine.auditing import CannotCheck, SegmentAudit
     from engine.compile import Compiled
-    from engine.task import SGD, AdamW, Batch, Rows, Task, Windows, warmup_linear
+    from engine.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
+    from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Rows, Task, Windows, no_decay
     from protocol.errors import ConfigurationError, StateError, TiebreakError, VerificationError
     from protocol.keys import PrivateKey
     from tiebreak.api.runs import Run, agree, open_run, train
@@ -32,7 +33,20 @@ _MODULES: Final = {
     "engine.agreement": ("Terms",),
     "engine.auditing": ("CannotCheck", "SegmentAudit"),
     "engine.compile": ("Compiled",),
-    "engine.task": ("SGD", "AdamW", "Batch", "Rows", "Task", "Windows", "warmup_linear"),
+    "engine.rates": ("constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"),
+    "engine.task": (
+        "SGD",
+        "Adafactor",
+        "Adam",
+        "AdamW",
+        "Batch",
+        "Clip",
+        "Group",
+        "Rows",
+        "Task",
+        "Windows",
+        "no_decay",
+    ),
     "protocol.errors": ("ConfigurationError", "StateError", "TiebreakError", "VerificationError"),
     "protocol.keys": ("PrivateKey",),
     "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
@@ -42,9 +56,10 @@ _MODULES: Final = {
 _HOME: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "SGD", "AdamW", "Batch", "CannotCheck", "Compiled", "ConfigurationError", "PrivateKey", "Rows", "Run",
-    "SegmentAudit", "StateError", "Step", "Task", "Terms", "TiebreakError", "Trainer", "VerificationError", "Windows",
-    "agree", "capture", "make_task", "open_run", "reproducible", "train", "warmup_linear",
+    "SGD", "Adafactor", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError", "Group",
+    "PrivateKey", "Rows", "Run", "SegmentAudit", "StateError", "Step", "Task", "Terms", "TiebreakError", "Trainer",
+    "VerificationError", "Windows", "agree", "capture", "constant", "cosine", "inverse_sqrt", "linear", "make_task",
+    "no_decay", "one_cycle", "open_run", "reproducible", "step_decay", "train",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from engine.capture_cache import default_cache
 from engine.compile import MODEL, Compiled, compile_task
+from engine.data import ArrayFile, open_array
 from engine.task import Batch, Optimizer, Rows, Task
 from protocol.errors import ConfigurationError
 
@@ -44,8 +46,8 @@ def make_task(
     loss: a function `loss(model, *batch)` that returns a float32 scalar; or a loss of torch, as a module
         (`nn.CrossEntropyLoss()`) or a function (`F.mse_loss`), which gets model(*batch[:-1]) and batch[-1].
     optimizer: `tiebreak.AdamW(...)`, `tiebreak.SGD(...)`: torch's arithmetic, step for step.
-    data: arrays by name (float32 or int64 tensors or numpy arrays, examples along dim 0), in the order in which the
-        batch takes them; or a `TensorDataset`. They are held in memory.
+    data: arrays by name, in the order in which the batch takes them, examples along dim 0: float32 or int64 tensors,
+        numpy arrays, or files (.npy, .safetensors; they stay on the disk). Or a `TensorDataset`.
     batch: examples a step, drawn without replacement in each epoch in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
@@ -83,7 +85,20 @@ def _arrays(data: object) -> dict[str, Any]:
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:
         raise ConfigurationError(f"expected arrays by name or a TensorDataset, got {type(data).__name__}")
-    return {name: torch.from_numpy(array) if isinstance(array, np.ndarray) else array for name, array in data.items()}
+    return {name: _array(name, array) for name, array in data.items()}
+
+
+def _array(name: str, array: object) -> Tensor:
+    match array:
+        case Tensor():
+            return array
+        case ArrayFile():
+            return array.tensor()
+        case str() | Path():
+            return open_array(array).tensor()
+        case np.ndarray():
+            return torch.from_numpy(array)
+    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {type(array).__name__}")
 
 
 def _loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from engine.compile import Compiled
+from engine.data import FactsCache, data_identities
 from engine.interpreter import State
 from engine.storage import read_file, read_tensors, write_file, write_tensors
 from engine.task import Batch, Optimizer, Task
@@ -59,7 +60,7 @@ class Trainer:
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
-            "data_root": data_tree(identities(self._compiled.data)).root.hex(),
+            "data_root": data_tree(data_identities(self._compiled.data, cache=FactsCache())).root.hex(),
         }
         state = self._compiled.state if self.directory is None else self._restore(self.directory)
         self._interpreter = make_interpreter(self._compiled.program, threads=threads, device=device)
@@ -157,8 +158,8 @@ def reproducible(
 
     The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. Initial weights are what the
     module holds: seeded initialisation by torch is not the same everywhere, so share them as a file if others are to
-    repeat the run. directory: where to save, every `save_every` steps and at the end; a save of the same run that is there is
-    gone on from. device: qualified before the first step. cache: of the captured step.
+    repeat the run. directory: where to save, every `save_every` steps and at the end; a save of the same run that is
+    there is gone on from. device: qualified before the first step. cache: of the captured step.
 
     Raises `ConfigurationError` before any work for what cannot be done, with every operator without an exact form.
     """
