@@ -133,10 +133,32 @@ def test_leaks_are_seen(text: str) -> None:
     assert MACHINE_PATH.search(text) or REGISTRY.search(text)
 
 
+OPTIONAL = {"tiebreak.data.hugging_face": "hf", "tiebreak.data.tokenizing": "hf"}
+"""Adapters of libraries that an extra asks for: imported inside a function, which says so where they are missing."""
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=]", line)[0].lower() for line in requirements}
+
+
+def test_an_optional_library_is_imported_when_it_is_needed_and_by_its_adapter_alone(cases: Callable[[], None]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = {extra: names_of(lines) for extra, lines in project["optional-dependencies"].items()}
+    for name, extra in OPTIONAL.items():
+        tree = parse(package_modules()[name])
+        reached = {module.partition(".")[0] for _, module in imports_of(tree)} & optional[extra]
+        assert reached, f"{name} imports nothing of the extra {extra}"
+        at_top = {module.partition(".")[0] for node, module in imports_of(tree) if node in tree.body}
+        assert not reached & at_top, f"{name} does not load without the extra {extra}"
+        assert f"pip install 'tiebreak[{extra}]'" in package_modules()[name].read_text()
+        cases()
+
+
 def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> None:
     """What a package imports must be asked for by us, not merely happen to come along with something else."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[\[<>=]", line)[0].lower() for line in project["dependencies"]}
+    declared = names_of(project["dependencies"])
+    optional = {extra: names_of(lines) for extra, lines in project["optional-dependencies"].items()}
     modules = {"sklearn": "scikit-learn", "eth_hash": "eth-hash", "markupsafe": "jinja2"}
     # These appear in web3's own interface (types, providers, errors), in the versions web3 asks for.
     of_web3 = ("eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils", "hexbytes", "requests")
@@ -145,5 +167,8 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
         for _, reached in imports_of(parse(path)):
             top = reached.partition(".")[0]
             if top not in sys.stdlib_module_names and top not in PACKAGES:
-                assert modules.get(top, top) in declared, f"{name} imports {top}, which pyproject.toml does not ask for"
+                asked_for = declared | (optional[OPTIONAL[name]] if name in OPTIONAL else set())
+                assert modules.get(top, top) in asked_for, (
+                    f"{name} imports {top}, which pyproject.toml does not ask for"
+                )
                 cases()

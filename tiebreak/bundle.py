@@ -17,7 +17,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from engine.compile import Compiled
-from engine.storage import MAX_PROGRAM_BYTES, read_file, read_tensors, write_file, write_tensors
+from engine.data import FactsCache, data_identities
+from engine.storage import MAX_PROGRAM_BYTES, map_tensors, read_file, read_tensors, write_file, write_tensors
 from engine.tensors import check_spec, identities
 from protocol.commitments import data_tree, state_tree
 from protocol.errors import ConfigurationError, EncodingError, StateError
@@ -43,7 +44,7 @@ MAX_MANIFEST_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A job before it is signed. state, data: tensors by name, on the CPU."""
+    """A job before it is signed. state, data: tensors by name, on the CPU; data that were loaded are on their file."""
 
     name: str
     steps: int
@@ -76,7 +77,7 @@ class Bundle:
         return {
             "program_root": self.program.root.hex(),
             "initial_state_root": state_tree(identities(self.state)).root.hex(),
-            "data_root": data_tree(identities(self.data)).root.hex(),
+            "data_root": data_tree(data_identities(self.data, cache=FactsCache())).root.hex(),
         }
 
     def manifest(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def load_bundle(folder: Path) -> Bundle:
         checkpoint_interval=manifest["checkpoint_interval"],
         program=program,
         state=read_tensors(folder / STATE, program.state_spec()),
-        data=read_tensors(folder / DATA, program.data_spec()),
+        data=map_tensors(folder / DATA, program.data_spec()),
     )
     for name, root in bundle.roots().items():
         if manifest[name] != root:

@@ -111,9 +111,8 @@ def open_safetensors(path: Path) -> dict[str, ArrayFile]:
             raise EncodingError(f"{path}: expected a header of at most {MAX_SAFETENSORS_HEADER} bytes, got {size}")
         text = _take(path, file, size)
     try:
-        _check_depth(text)
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(text, MAX_DEPTH)
+    except ValueError as error:
         raise EncodingError(f"{path}: not a readable safetensors header: {error}") from error
     if not isinstance(header, dict):
         raise EncodingError(f"{path}: expected a safetensors header of entries by name, got another value")
@@ -144,13 +143,17 @@ def _entry(path: Path, name: str, entry: Any, start: int, stamp: Stamp) -> Array
     return ArrayFile(path=path, name=name, element=element, shape=tuple(shape), offset=start + places[0], stamp=stamp)
 
 
-def _check_depth(text: bytes) -> None:
-    """Deeper nesting than a header has can exhaust the C stack of Python's parser."""
-    depth = 0
+def parse_json(text: bytes, depth: int) -> Any:
+    """JSON in UTF-8, nested at most this deep (more can exhaust the C stack of Python's parser), no name given twice.
+
+    Raises `ValueError`.
+    """
+    deep = 0
     for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        deep += 1 if bracket in b"[{" else -1
+        if deep > depth:
+            raise ValueError(f"nested deeper than {depth}")
+    return json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
