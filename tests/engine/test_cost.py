@@ -1,0 +1,51 @@
+"""What a step costs, against counts by hand and against brute force."""
+
+from collections.abc import Callable
+
+from engine.builder import Builder
+from engine.compile import compile_task
+from engine.cost import cost_of
+from protocol.isa import DType, MapFunction, Opcode, SourceKind
+from protocol.program import Program
+from tiebreak.tasks import digits
+
+
+def by_hand() -> Program:
+    """[2, 3] of the state times [3, 4] of the data, tanh of it, its sum as loss; the state grows by one."""
+    b = Builder()
+    w, x = b.state("w", DType.F32, (2, 3)), b.data("x", DType.F32, (3, 4))
+    product = b.matmul(w, x)
+    loss = b.sum(b.map(MapFunction.TANH, product))
+    return b.finish({"w": b.add(w, b.const(1.0))}, loss)
+
+
+def test_counts_by_hand() -> None:
+    cost = cost_of(by_hand())
+    products, tanh, total, grown, loss = 8 * (3 + 2), 8, 7, 6, 1
+    assert cost.flops == products + tanh + total + grown + loss
+    assert (cost.state_bytes, cost.data_bytes) == (24, 48)
+    # Product and tanh at once are 64 bytes. Then tanh, its sum (4) and, at the end, the constant (4), w + 1 (24) and
+    # the loss (4); in no order more.
+    assert cost.live_bytes == 64
+    assert cost.memory_bytes == 2 * 24 + 48 + 64
+    assert cost.kinds == {"map": 3, "source": 3, "reduce": 2}
+
+
+def alive_at(program: Program, index: int) -> int:
+    """Bytes of values made up to an instruction and read at it or later, or committed."""
+    total = 0
+    for value, made in enumerate(program.body[: index + 1]):
+        read = any(o.value == value for later in program.body[index:] for o in later.operands)
+        committed = any(commit.operands[0].value == value for commit in program.commits)
+        is_input = made.opcode == Opcode.SOURCE and made.function in (SourceKind.STATE, SourceKind.DATA)
+        if (read or committed or value == index) and not is_input:
+            total += made.numel * made.dtype.size
+    return total
+
+
+def test_the_peak_is_the_most_that_is_alive(cases: Callable[[int], None]) -> None:
+    for program in (by_hand(), compile_task(digits.task(2)).program):
+        peaks = [alive_at(program, index) for index in range(len(program.body))]
+        assert cost_of(program).live_bytes == max(peaks)
+        assert sum(cost_of(program).kinds.values()) == len(program.body)
+        cases(len(peaks))
