@@ -1,18 +1,23 @@
 """What commands print: progress of a run with its loss, headings, and the table of a demo."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tiebreak.report import short, whole
 from tiebreak.results import DemoResult, DisputeResult
 
-OnStep = Callable[[int, float], None]
-"""Called after each step with its number (from 1) and its loss."""
+
+class OnStep(Protocol):
+    """Called after each step with its number (from 1), its loss, and more in words."""
+
+    def __call__(self, step: int, loss: float, detail: str = "") -> None:
+        """A step is done."""
 
 
 @contextmanager
@@ -27,18 +32,28 @@ def training_progress(console: Console, title: str, steps: int, done: int = 0) -
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}", style="dim"),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(escape(title), total=steps, completed=done, loss="")
-        yield lambda step, loss: progress.update(bar, completed=step, loss=f"loss {loss:.4f}")
+        bar = progress.add_task(escape(title), total=steps, completed=done, loss="", detail="")
+
+        def on_step(step: int, loss: float, detail: str = "") -> None:
+            progress.update(bar, completed=step, loss=f"loss {loss:.4f}", detail=escape(detail))
+
+        yield on_step
 
 
 def _lines(console: Console, title: str, steps: int) -> OnStep:
     every = max(1, steps // 10)
 
-    def on_step(step: int, loss: float) -> None:
+    def on_step(step: int, loss: float, detail: str = "") -> None:
         if step % every == 0 or step == steps:
-            console.print(f"{escape(title)}: step {step} of {steps}, loss {loss:.4f}", highlight=False)
+            more = f", {escape(detail)}" if detail else ""
+            # A line of words may be wider than the console thinks; where nobody watches, it is one line all the same.
+            console.print(
+                f"{escape(title)}: step {step} of {steps}, loss {loss:.4f}{more}", highlight=False, soft_wrap=True
+            )
 
     return on_step
 

@@ -1,7 +1,9 @@
 """`tiebreak train` from the signed job to the last head: resumed, refused, interrupted."""
 
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.keeping import LAST
 from engine.storage import RunDirectory
 from tests.source_tree import ROOT
-from tests.tiebreak.parties import INTERVAL, PASSPHRASE, STEPS, Parties
+from tests.tiebreak.parties import INTERVAL, PASSPHRASE, STEPS, Parties, doubled_weight
 from tiebreak.cli import run, tiebreak
 from tiebreak.keyfiles import PASSPHRASE_VARIABLE
 
@@ -153,6 +156,79 @@ def test_a_folder_without_a_run(parties: Parties, tmp_path: Path, capsys: pytest
     assert "job.bin" in one_line(capsys)
     assert parties.train(tmp_path / "nowhere") == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_json_lines_tell_every_step_and_checkpoint(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parties.signed(tmp_path / "run")
+    capsys.readouterr()
+    assert parties.train(folder, "--json", "--until", "4") == 0
+    first = capsys.readouterr()
+    assert parties.train(folder, "--json", "--keep", "last") == 0
+    second = capsys.readouterr()
+    assert (first.err, second.err) == ("", "")
+    opened = RunDirectory.open(folder)
+    begun, ended = ([json.loads(line) for line in text.splitlines()] for text in (first.out, second.out))
+    assert [e["event"] for e in begun if e["event"] != "checkpoint"] == ["start", *["step"] * 4, "end"]
+    assert begun[0] == {
+        "event": "start", "job": opened.job.id.hex(), "step": 0, "steps": STEPS, "checkpoint_interval": INTERVAL,
+        "keep": "all",
+    }  # fmt: skip
+    assert (ended[0]["step"], ended[0]["keep"]) == (INTERVAL, "last")
+    steps = [e for e in ended if e["event"] == "step"]
+    assert [e["step"] for e in steps] == list(range(INTERVAL + 1, STEPS + 1))
+    for event in steps:
+        assert struct.unpack(">f", bytes.fromhex(event["loss_bits"]))[0] == event["loss"]
+        assert 0 <= event["resolving"] <= event["seconds"]
+        assert event["waiting"] >= 0
+    told = [e for e in begun + ended if e["event"] == "checkpoint"]
+    records, heads = opened.records(), opened.heads()
+    assert [e["step"] for e in told] == [record.step for record in records]
+    assert [e["record"] for e in told] == [record.digest.hex() for record in records]
+    assert [e["state_root"] for e in told] == [record.state_root.hex() for record in records]
+    assert [(e["count"], e["run_root"]) for e in told] == [(h.head.count, h.head.run_root.hex()) for h in heads]
+    assert all(e["signed"] and e["hashing"] > 0 and e["writing"] > 0 for e in told)
+    end = ended[-1]
+    assert (end["event"], end["step"], end["run_root"]) == ("end", STEPS, heads[-1].head.run_root.hex())
+    assert set(end["share"]) == {"arithmetic", "resolving", "hashing", "writing"}
+    assert 0 < end["share"]["arithmetic"] < 1
+    assert opened.kept() == [0, STEPS]
+
+
+def test_quiet_prints_nothing(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = parties.signed(tmp_path / "run")
+    capsys.readouterr()
+    assert parties.train(folder, "--quiet", "--keep", "every:2") == 0
+    assert capsys.readouterr() == ("", "")
+    assert RunDirectory.open(folder).kept() == [0, 2 * INTERVAL, STEPS]
+    assert parties.train(folder, "--quiet", "--until", "99") == 1
+    assert "expected --until of at most" in one_line(capsys)
+
+
+def test_options_that_make_no_sense(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = parties.signed(tmp_path / "run")
+    capsys.readouterr()
+    assert parties.train(folder, "--quiet", "--json") == 1
+    assert "expected one of --quiet and --json" in one_line(capsys)
+    assert parties.train(folder, "--keep", "some") == 1
+    assert "expected all, every:M or last, got 'some'" in one_line(capsys)
+
+
+def test_what_was_dropped_does_not_hinder_an_audit_or_a_dispute(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cheat = doubled_weight(parties.trained(tmp_path / "honest"), 2)
+    folder = parties.tampered(tmp_path / "cheating", cheat)
+    cheating = RunDirectory.open(folder)
+    LAST.prune(cheating, STEPS)
+    assert cheating.kept() == [0, STEPS]
+    capsys.readouterr()
+    assert parties.audit(folder, tmp_path / "replay") == 2
+    replay = RunDirectory.open(tmp_path / "replay")
+    LAST.prune(replay, STEPS)
+    assert run(tiebreak, ["dispute", str(folder), str(tmp_path / "replay"), "--threads", "1"]) == 0
+    assert "trainer loses" in capsys.readouterr().out
 
 
 LONG = 4000

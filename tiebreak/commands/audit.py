@@ -32,6 +32,7 @@ from protocol.errors import ConfigurationError, TiebreakError, VerificationError
 from protocol.job import SignedHead
 from tiebreak.commands.options import device_option, output_option, permute_option, threads_option
 from tiebreak.console import training_progress
+from tiebreak.progress import Tally
 from tiebreak.running import make_interpreter
 
 COULD_NOT_CHECK: Final = 3
@@ -141,9 +142,11 @@ def _replay_whole(replay: RunDirectory, last: int, machine: Machine) -> str:
     with training_progress(Console(stderr=True), "replaying", replay.job.steps, replay.last_complete()) as on_step:
 
         def told(progress: Progress) -> None:
-            on_step(progress.step, progress.loss)
+            tally.step(progress)
+            on_step(progress.step, progress.loss, tally.words())
 
-        return Worker(replay, machine.interpreter(replay), on_progress=told).work(last).hex()
+        interpreter, tally = machine.interpreter(replay), Tally()
+        return Worker(replay, interpreter, on_progress=told, on_commit=tally.commit).work(last).hex()
 
 
 def _of_head(head: SignedHead) -> dict[str, Any]:

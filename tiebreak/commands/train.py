@@ -1,17 +1,21 @@
 """`tiebreak train`: compute a run, sign its heads."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
+from engine.keeping import Keep
 from engine.storage import RunDirectory
-from engine.training import Progress, Worker
+from engine.training import Commit, Progress, Worker
 from protocol.errors import ConfigurationError
-from protocol.keys import PrivateKey
 from tiebreak.commands.options import device_option, permute_option, threads_option
-from tiebreak.console import training_progress
+from tiebreak.console import OnStep, training_progress
 from tiebreak.keyfiles import load_key
+from tiebreak.progress import Tally, as_line, checkpoint_event, end_event, start_event, step_event
 from tiebreak.running import make_interpreter
 
 
@@ -25,17 +29,25 @@ from tiebreak.running import make_interpreter
 )
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
 @click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still owed).")
+@click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
+              help="Checkpoints that stay on disk; what is dropped is computed again where it is needed.")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Print nothing unless something goes wrong.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout: start, step, checkpoint, end.")
 @threads_option
 @permute_option
 @device_option
 def train(
-    run: Path, key: Path, until: int | None, diverging: bool, threads: int | None, permute: int | None, device: str
-) -> None:
+    run: Path, key: Path, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
+    threads: int | None, permute: int | None, device: str,
+) -> None:  # fmt: skip
     """Train the signed job in the folder RUN (see `tiebreak agree`) under policy `exact`.
 
     Checkpoints, records and signed heads go into RUN. Interrupt it at any time, even with kill -9: the same command
     goes on from the last checkpoint and ends with the same root.
     """
+    kept = Keep.parse(keep)
+    if quiet and as_json:
+        raise ConfigurationError("expected one of --quiet and --json, got both")
     opened = RunDirectory.open(run)
     signing = load_key(key)
     if signing.address != opened.job.trainer:
@@ -44,30 +56,63 @@ def train(
         )
     if until is not None and until > opened.job.steps:
         raise ConfigurationError(f"expected --until of at most {opened.job.steps} steps, got {until}")
-    options = {"until": until, "threads": threads, "permute": permute}
-    compute(opened, title="training", key=signing, device=device, diverging=diverging, **options)
+    interpreter = make_interpreter(opened.program, threads=threads, permute=permute, device=device)
+    told = Told(opened, kept, "nothing" if quiet else "lines" if as_json else "bar")
+    worker = Worker(
+        opened,
+        interpreter,
+        key=signing,
+        keep=kept,
+        on_progress=told.step,
+        on_commit=told.commit,
+        stop_if_not_finite=not diverging,
+    )
+    with told.open():
+        root = worker.work(until)
+    told.end(root.hex())
 
 
-def compute(
-    run: RunDirectory,
-    *,
-    title: str,
-    key: PrivateKey | None,
-    until: int | None = None,
-    threads: int | None = None,
-    permute: int | None = None,
-    device: str = "cpu",
-    diverging: bool = False,
-) -> str:
-    """Runs a worker with a progress bar; prints and returns the root of the run tree in hex."""
-    interpreter = make_interpreter(run.program, threads=threads, permute=permute, device=device)
-    console = Console(stderr=True)
-    done = run.last_complete()
-    with training_progress(console, title, run.job.steps, done) as on_step:
+class Told:
+    """What a run tells of itself: a bar on stderr and its root on stdout, JSON lines on stdout, or nothing."""
 
-        def told(progress: Progress) -> None:
-            on_step(progress.step, progress.loss)
+    def __init__(self, run: RunDirectory, keep: Keep, how: str) -> None:
+        self._job = run.job
+        self._how = how
+        self._keep = keep
+        self._at = run.last_complete()
+        self._tally = Tally()
+        self._bar: OnStep | None = None
 
-        root = Worker(run, interpreter, key=key, on_progress=told, stop_if_not_finite=not diverging).work(until)
-    click.echo(f"run root {root.hex()}")
-    return root.hex()
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Around the run."""
+        self._line(start_event(self._job.id.hex(), self._at, self._job.steps, self._job.checkpoint_interval,
+                               str(self._keep)))  # fmt: skip
+        with ExitStack() as stack:
+            if self._how == "bar":
+                bar = training_progress(Console(stderr=True), "training", self._job.steps, self._at)
+                self._bar = stack.enter_context(bar)
+            yield
+
+    def step(self, progress: Progress) -> None:
+        """A step is done."""
+        self._at = progress.step
+        self._tally.step(progress)
+        self._line(step_event(progress))
+        if self._bar is not None:
+            self._bar(progress.step, progress.loss, self._tally.words())
+
+    def commit(self, commit: Commit) -> None:
+        """A checkpoint is safe."""
+        self._tally.commit(commit)
+        self._line(checkpoint_event(commit))
+
+    def end(self, root: str) -> None:
+        """It has come as far as it was to come."""
+        self._line(end_event(self._at, root, self._tally))
+        if self._how == "bar":
+            click.echo(f"run root {root}")
+
+    def _line(self, event: dict[str, Any]) -> None:
+        if self._how == "lines":
+            click.echo(as_line(event))
