@@ -240,8 +240,11 @@ def test_a_run_resumes_is_audited_and_opened(tmp_path: Path, capsys: pytest.Capt
     run = tiebreak.train(**given, directory=folder, checkpoint_every=3)
     assert "training: step 7 of 7" in capsys.readouterr().err
     assert (run.step, run.finished, run.signed, len(run.losses)) == (STEPS, True, 0, STEPS)
-    whole = tiebreak.train(**given, directory=tmp_path / "whole", checkpoint_every=3, progress=False)
+    whole = tiebreak.train(**given, directory=tmp_path / "whole", checkpoint_every=3, progress=False, keep="last")
     assert capsys.readouterr().err == ""
+    with pytest.raises(StateError, match="after step 3 was not kept"):
+        whole.state_dict(3)
+    assert whole.audit().agrees
     assert (whole.root, whole.losses) == (run.root, run.losses)
     trainer = tiebreak.reproducible(**given).run(progress=False)
     assert same(trainer.state_dict(), run.state_dict())

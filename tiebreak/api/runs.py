@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engine.agreement import Terms, draft_job, sign_job
 from engine.auditing import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
 from engine.interpreter import Interpreter, NotFiniteError
+from engine.keeping import Keep
 from engine.storage import RunDirectory, read_file, write_file
 from engine.task import Batch, Optimizer
 from engine.training import Progress, Worker
@@ -95,10 +96,13 @@ class Run:
             raise StateError(f"the state after step {at} was not kept; replay to it")
         return as_state_dict(self._run.state(at), _read_names(self._run))
 
-    def resume(self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True) -> "Run":
+    def resume(
+        self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all"
+    ) -> "Run":
         """Computes on from the last whole checkpoint to step `until` (default: the end).
 
         key: the trainer's; with it a head is signed at every checkpoint. progress: a bar with the loss on stderr.
+        keep: checkpoints that stay on disk, `all`, `every:M` or `last`; an audit computes again what was dropped.
         Raises `StateError` if the loss or the state is no longer finite; what is committed stays.
         """
         if key is not None and key.address != self.job.trainer:
@@ -115,7 +119,8 @@ class Run:
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
 
-            Worker(self._run, self._interpreter(), key=key, on_progress=told).work(until)
+            worker = Worker(self._run, self._interpreter(), key=key, on_progress=told, keep=Keep.parse(keep))
+            worker.work(until)
         return self
 
     def audit(
@@ -153,20 +158,21 @@ def train(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
     directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
-    device: str = "cpu", threads: int | None = None, progress: bool = True, cache: bool = True, **options: Any,
+    device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all", cache: bool = True,
+    **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory; called again, it goes on where the run there stands. Returns the finished run.
 
     The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. client, trainer, terms:
     see `tiebreak.agree`; without keys the run is committed and can be audited, but nobody has signed it. The module is
-    not changed: `model.load_state_dict(run.state_dict())`.
+    not changed: `model.load_state_dict(run.state_dict())`. keep: see `Run.resume`.
     """
     run = agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
         schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
         device=device, threads=threads, cache=cache, **options,
     )  # fmt: skip
-    return run.resume(trainer, progress=progress)
+    return run.resume(trainer, progress=progress, keep=keep)
 
 
 def agree(
