@@ -176,6 +176,20 @@ def test_dropped_checkpoints_cost_steps_and_nothing_else(
     assert capsys.readouterr().out.splitlines()[-1] == f"agrees: steps {steps}"
 
 
+def test_a_trainer_that_keeps_only_the_last_checkpoint(
+    parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = parties.signed(tmp_path / "run")
+    assert parties.train(folder, "--keep", "last") == 0
+    assert kept_steps(RunDirectory.open(folder), 3) == [0, STEPS]
+    capsys.readouterr()
+    assert parties.audit(folder, tmp_path / "unused", "--segment", "2") == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0].startswith(f"replayed   {STEPS} steps, ")
+    assert printed.err.splitlines()[-1].startswith(f"replaying: step {STEPS} of {STEPS}, loss ")
+    assert printed.err.splitlines()[-1].endswith(" steps/s, 0 s left")
+
+
 def test_a_lie_on_the_way_to_a_segment_is_found(
     cheating: Path, parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

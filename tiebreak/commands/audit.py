@@ -8,6 +8,7 @@ import json
 import math
 import secrets
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -206,9 +207,15 @@ def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int 
 def _replay(trainer: RunDirectory, chosen: tuple[int, ...], machine: Machine, records: list[Any]) -> SegmentAudit:
     if chosen[-1] >= len(records):
         raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {chosen[-1]}")
-    interpreter = machine.interpreter(trainer)
-    with training_progress(Console(stderr=True), "replaying", steps_to_replay(trainer, chosen)) as on_step:
-        return audit_segments(trainer, interpreter, chosen, records, on_step)
+    interpreter, total = machine.interpreter(trainer), steps_to_replay(trainer, chosen)
+    started = time.perf_counter()
+    with training_progress(Console(stderr=True), "replaying", total) as on_step:
+
+        def told(done: int, loss: float) -> None:
+            rate = done / (time.perf_counter() - started)
+            on_step(done, loss, f"{rate:.3g} steps/s, {max(0, total - done) / rate:.0f} s left")
+
+        return audit_segments(trainer, interpreter, chosen, records, told)
 
 
 def _chances(total: int, sample: int) -> list[tuple[int, float]]:
