@@ -167,9 +167,14 @@ class Chain:
     """One chain, ready to run."""
 
     def __init__(self, chains: Chains, members: tuple[Member, ...]) -> None:
-        writer = _Writer(members)
         self._chains = chains
         self._numel = members[0].instruction.numel
+        # SAFETY: every register is a run of as many elements.
+        if any(m.instruction.numel != self._numel for m in members):
+            raise ValueError(
+                f"expected members of {self._numel} elements, got {[m.instruction.numel for m in members]}"
+            )
+        writer = _Writer(members)
         self._inputs = tuple(writer.inputs.items())
         self._outputs = tuple(
             (m.number, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype], m.replaces) for m in writer.outputs

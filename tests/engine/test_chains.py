@@ -329,6 +329,11 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     for wrong in (torch.ones(3), torch.ones(4, dtype=torch.int64), torch.ones(8)[::2], torch.ones(4, device="meta")):
         with pytest.raises(ValueError, match="value 0: expected 4 contiguous elements"):
             chain.run({0: wrong})
+    other = replace(i, shape=(5,))
+    kinds = {"operand_dtypes": (DType.F32,), "operand_numels": (5,), "exported": True, "sealed": False}
+    pair = tuple(Member(number=n, instruction=each, **kinds) for n, each in ((1, i), (2, other)))
+    with pytest.raises(ValueError, match=r"expected members of 4 elements, got \[4, 5\]"):
+        arithmetic.chains.make(pair)
 
 
 @needs_kernel
