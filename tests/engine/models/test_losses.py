@@ -1,0 +1,98 @@
+"""Losses: each on logits of its own, so that each gradient is seen alone; and on the integers, bit for bit."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.compile import compile_task
+from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import make_task, relative, run_engine, run_integers, run_torch, same_bits
+
+CLASSES = 4
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 1.5])
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""loss(logits (B, CLASSES), classes (B,) with some 0, targets (B, CLASSES) between 0 and 1)."""
+
+
+def _weights(x: Tensor) -> Tensor:
+    return WEIGHTS.to(x.dtype)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross entropy": lambda x, y, t: F.cross_entropy(x, y),
+    "cross entropy, sum": lambda x, y, t: F.cross_entropy(x, y, reduction="sum"),
+    "cross entropy, smoothed": lambda x, y, t: F.cross_entropy(x, y, label_smoothing=0.1),
+    "cross entropy, ignored": lambda x, y, t: F.cross_entropy(x, y, ignore_index=0),
+    "cross entropy, weighted": lambda x, y, t: F.cross_entropy(x, y, weight=_weights(x)),
+    "cross entropy, all": lambda x, y, t: F.cross_entropy(
+        x, y, weight=_weights(x), ignore_index=0, label_smoothing=0.1
+    ),
+    "cross entropy, each": lambda x, y, t: F.cross_entropy(x, y, reduction="none").square().sum(),
+    "cross entropy, probabilities": lambda x, y, t: F.cross_entropy(x, t / t.sum(1, keepdim=True)),
+    "cross entropy, places": lambda x, y, t: F.cross_entropy(x[:, :, None].expand(-1, -1, 2), y[:, None].expand(-1, 2)),
+    "nll": lambda x, y, t: F.nll_loss(x.log_softmax(1), y),
+    "nll, weighted": lambda x, y, t: F.nll_loss(x.log_softmax(1), y, weight=_weights(x), ignore_index=0),
+    "mse": lambda x, y, t: F.mse_loss(x, t),
+    "mse, sum": lambda x, y, t: F.mse_loss(x, t, reduction="sum"),
+    "l1": lambda x, y, t: F.l1_loss(x, t),
+    "l1, sum": lambda x, y, t: F.l1_loss(x, t, reduction="sum"),
+    "smooth l1": lambda x, y, t: F.smooth_l1_loss(x, t, beta=0.5),
+    "huber": lambda x, y, t: F.huber_loss(x, t, delta=0.5, reduction="sum"),
+    "bce": lambda x, y, t: F.binary_cross_entropy(x.sigmoid(), t),
+    "bce with logits": lambda x, y, t: F.binary_cross_entropy_with_logits(x, t),
+    "bce with logits, weighted": lambda x, y, t: F.binary_cross_entropy_with_logits(
+        x, t, weight=_weights(x), pos_weight=2 * _weights(x), reduction="sum"
+    ),
+    "kl": lambda x, y, t: F.kl_div(x.log_softmax(1), t, reduction="batchmean"),
+    "kl, log target": lambda x, y, t: F.kl_div(
+        x.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True
+    ),
+    "cosine embedding": lambda x, y, t: F.cosine_embedding_loss(x, t, torch.where(y > 1, 1, -1)),
+    "triplet": lambda x, y, t: F.triplet_margin_loss(x, t, t.flip(0)),
+    "margin": lambda x, y, t: F.margin_ranking_loss(x[:, 0], x[:, 1], t[:, 0].sign(), margin=0.1),
+    "soft margin": lambda x, y, t: F.soft_margin_loss(x, (t - 0.5).sign()),
+    "multi-label": lambda x, y, t: F.multilabel_soft_margin_loss(x, (t > 0.5).to(x.dtype)),
+    "poisson": lambda x, y, t: F.poisson_nll_loss(x, t),
+    "hinge": lambda x, y, t: F.hinge_embedding_loss(x, (t - 0.5).sign()),
+}
+
+
+class Heads(nn.Module):
+    """Logits for each loss: the input times a vector of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.heads = nn.ParameterList(torch.randn(CLASSES) for _ in range(count))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x * head for head in self.heads]
+
+
+def everything(model: nn.Module, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    total = x.new_zeros(())
+    for logits, loss in zip(model(x), LOSSES.values(), strict=True):
+        total = total + loss(logits, y, t)
+    return total
+
+
+def test_losses(cases: CaseCounter) -> None:
+    torch.manual_seed(1)
+    data = {
+        "x": torch.randn(3, CLASSES),
+        "y": torch.tensor([3, 0, 1]),
+        "t": torch.rand(3, CLASSES) * 0.9 + 0.05,
+    }
+    task = make_task(Heads(len(LOSSES)), data, batch=3)
+    object.__setattr__(task, "loss", everything)
+    compiled = compile_task(task)
+    found, expected = run_engine(compiled), run_torch(task, compiled.program, 1.0)
+    for place, name in enumerate(LOSSES):
+        key = f"model.heads.{place}"
+        assert relative(found[key], expected[key]) < 2e-6, name
+        assert not torch.equal(found[key], compiled.state[key]), f"{name} has no gradient"
+        cases()
+    assert relative(found["loss"], expected["loss"]) < 2e-6
+    assert not same_bits(found, run_integers(compiled))
