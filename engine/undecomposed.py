@@ -47,6 +47,7 @@ def kept_whole() -> Iterator[None]:
     oneDNN is off: its recurrent layers could not be taken apart.
     """
     saved: dict[OpOverload, dict[Any, Any]] = {}
+    onednn = torch._C._get_mkldnn_enabled()  # by these two: `torch.backends.mkldnn.flags` sets TF32 too, with a warning
     try:
         for name in _names():
             packet = getattr(torch.ops.aten, name)
@@ -56,9 +57,10 @@ def kept_whole() -> Iterator[None]:
                 for key in _EARLY:
                     operator.py_kernels.pop(key, None)
                 operator._dispatch_cache.clear()
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
+        torch._C._set_mkldnn_enabled(False)
+        yield
     finally:
+        torch._C._set_mkldnn_enabled(onednn)
         for operator, kernels in saved.items():
             operator.py_kernels.clear()
             operator.py_kernels.update(kernels)
