@@ -10,6 +10,7 @@ from engine.capture import capture
 from engine.capture_cache import CaptureCache
 from engine.lowering import DTYPES
 from engine.optimizers import tables, update
+from engine.optimizers.averaging import AVERAGE, averaged
 from engine.optimizers.clipping import clipped
 from engine.task import Examples, Rows, Task, Windows
 from protocol.isa import DType, MapFunction
@@ -60,10 +61,14 @@ def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
     updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
     new = {MODEL + name: ref for name, ref in {**refs, **updated.parameters, **step.buffers}.items()}
     new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
+    if task.average is not None:
+        moving = {name: ref for name, ref in parameters.items() if name in trainable}
+        new |= averaged(b, task.average, moving, updated.parameters)
     new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
     program = b.finish(new, step.loss)
     state = {MODEL + name: t for name, t in initial.items()}
     state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
+    state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
     data |= step.constants
     return Compiled(program, state, {name: data[name].contiguous() for name in program.data_spec()})

@@ -25,6 +25,7 @@ from engine.optimizers.settings import (
     no_decay,
     require,
     require_count,
+    require_number,
 )
 from engine.rates import warmup_linear
 
@@ -122,6 +123,7 @@ class Task:
     masks are each one's own), before the optimizer is asked once: a step takes accumulation * batch.size examples.
     Gradients are added in the batches' order and divided by their number; so is the loss.
     clip: see `Clip`; of the gradients so divided.
+    average: decay of a moving average of the trained parameters, which the state holds beside them as `average.NAME`.
     data: arrays by name, float32 or int64, on the CPU. Everything the batch reads must be here.
     seed: of the example order and of dropout.
     checkpoint_interval: steps between two checkpoints that are signed (k of the specification).
@@ -140,12 +142,15 @@ class Task:
     schedule: tuple[float, ...] | None = None
     accumulation: int = 1
     clip: Clip | None = None
+    average: float | None = None
     evaluate: Evaluation | None = field(default=None)
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, "at least one step", self.steps)
         require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
         require_count(self.accumulation, "accumulation of at least one batch")
+        if self.average is not None:
+            require_number(self.average, "0 <= average < 1, a decay", lambda x: 0 <= x < 1)
         require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
         self._check_schedule()
         self._check_data()

@@ -232,6 +232,52 @@ def test_frozen_parameters_and_tied_weights() -> None:
     torch.testing.assert_close(ours["tokens.weight"].double(), theirs["tokens.weight"], rtol=2e-5, atol=2e-5)
 
 
+def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:
+    compiled = compile_task(net_task(AdamW(lr=0.02), average=0.9))
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    held = {n: t.numpy() for n, t in compiled.state.items() if n.startswith("average.")}
+    assert sorted(held) == [f"average.{n}" for n in sorted(["layer.weight", "layer.bias", "norm.weight", "norm.bias",
+                                                            "stack", "gain", "idle"])]  # fmt: skip
+    for step in range(1, STEPS + 1):
+        state = machine.step(step, state, data).state
+        for name, average in held.items():
+            p = state[f"model.{name.removeprefix('average.')}"].numpy()
+            held[name] = average + (p - average) * np.float32(1 - 0.9)
+            assert state[name].numpy().tobytes() == held[name].tobytes(), (step, name)
+    plain = compile_task(net_task(AdamW(lr=0.02)))
+    machine, other = Interpreter(plain.program, Arithmetic()), machine.to_device(plain.state)
+    for step in range(1, STEPS + 1):
+        other = machine.step(step, other, data).state
+    assert all(torch.equal(t, state[name]) for name, t in other.items())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_roots_and_quotients_of_any_size_are_correctly_rounded(seed: int, cases: CaseCounter) -> None:
+    """Moments and gradients of random bits (subnormals, zeros, up to overflow) through Adam's one root and division."""
+    generator = np.random.default_rng(seed)
+    patterns = generator.integers(0, 1 << 32, (4, 4099), dtype=np.uint64).astype(np.uint32)
+    patterns[:, ::3] &= np.uint32(0x80FFFFFF)  # many subnormals and tiny numbers
+    numbers = patterns.view(np.float32)
+    g, p, m, v = (np.where(np.isfinite(x), x, np.float32(1)) for x in numbers)
+    job = OptimizerJob(
+        AdamW(lr=0.1, weight_decay=0.1, eps=1e-30), {"w": torch.from_numpy(p)}, {"w": torch.from_numpy(g[None])},
+        torch.tensor([0.1]),
+    )  # fmt: skip
+    job.state |= {"optimizer.exp_avg.w": torch.from_numpy(m), "optimizer.exp_avg_sq.w": torch.from_numpy(np.abs(v))}
+    machine = Interpreter(job.program, Arithmetic())
+    state = machine.step(1, machine.to_device(job.state), machine.to_device(job.data), check_finite=False).state
+    emulation = Emulation(job.optimizer, {"exp_avg.w": m, "exp_avg_sq.w": np.abs(v)})
+    with np.errstate(all="ignore"):
+        expected = emulation.advance({"w": p}, {"w": g}, np.float32(0.1), {"w": (1.0, 0.1)})["w"]
+    found = state["model.w"].numpy()
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    whole = ~np.isnan(expected)
+    assert whole.mean() > 0.5
+    assert found[whole].tobytes() == expected[whole].tobytes()
+    cases(int(whole.sum()))
+
+
 # clipping
 
 
@@ -339,6 +385,7 @@ def test_settings_that_make_no_sense_are_refused(make: type, settings: dict[str,
     ("changes", "message"),
     [
         ({"accumulation": 0}, "accumulation of at least one batch, got 0"),
+        ({"average": 1.0}, "0 <= average < 1, a decay, got 1.0"),
         ({"accumulation": 1.5}, "accumulation of at least one batch, got 1.5"),
         ({"optimizer": SGD(lr=0.1, groups=(Group(match=("layr.*",)),))}, r"pattern to match .*layer.bias.*, got 'layr"),
         ({"model": nn.Linear(4, 3).requires_grad_(False)}, "a parameter that requires a gradient"),
