@@ -14,48 +14,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define LANES 8
-#define MR 8
-#define SPREAD(x) ((vec)_mm512_set1_pd(x))
-#define FMA(a, b, c) ((vec)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
-#elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#define LANES 4
-#define MR 4
-#define SPREAD(x) ((vec)_mm256_set1_pd(x))
-#define FMA(a, b, c) ((vec)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#define LANES 2
-#define MR 8
-#define SPREAD(x) ((vec)vdupq_n_f64(x))
-#define FMA(a, b, c) ((vec)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
-#else
-#define LANES 2
-#define MR 4
-#define SPREAD(x) ((vec){(x), (x)})
-#define FMA(a, b, c) ((c) + (a) * (b))
-#endif
-
-/* Loaded once into a register: compilers else load it again for each row, and loads become the bound. */
-#if defined(__x86_64__) && defined(__GNUC__)
-#define KEEP(x) __asm__("" : "+x"(x))
-#else
-#define KEEP(x) (void)0
-#endif
+#include "exact.h"
+#include "lanes.h"
 
 #define VECTORS 3
 #define NR (LANES * VECTORS)
 #define KC 192
 #define MC 96
 
-typedef double vec __attribute__((vector_size(8 * LANES)));
 typedef double vec_unaligned __attribute__((vector_size(8 * LANES), aligned(8)));
 typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
-
-#include "exact.h"
 
 /* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
  * each leaves its FP64 sums in memory, (part, batch, m, n), and `finish_parts` adds them. */
@@ -228,31 +196,10 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
     }
 }
 
-/* Ziv's test of one row of results +- left * right[j]: f32 results in `high`, 1 in `open` for the undecided; how many. */
-static int64_t test_row(
-    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high,
-    unsigned char *restrict open) {
-    for (int64_t j = 0; j < n; j++) {
-        const double e = left * right[j];
-        const float upper = (float)(c[j] + e), lower = (float)(c[j] - e);
-        high[j] = upper + 0.0f; /* -0 + 0 = +0 */
-        open[j] = !(upper == lower);
-    }
-    int64_t count = 0;
-    for (int64_t j = 0; j < n; j++) count += open[j];
-    return count;
-}
-
 static void store_row(float *to, const int64_t *place, const float *high, int64_t n, int unit) {
     if (unit) memcpy(to + place[0], high, 4 * (size_t)n);
     else
         for (int64_t j = 0; j < n; j++) to[place[j]] = high[j];
-}
-
-static int consecutive(const int64_t *table, int64_t n) {
-    for (int64_t j = 1; j < n; j++)
-        if (table[j] != table[0] + j) return 0;
-    return 1;
 }
 
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {

@@ -48,8 +48,17 @@ class _Contraction(ctypes.Structure):
     ]
 
 
-class _Progress(ctypes.Structure):
+class Progress(ctypes.Structure):
+    """`progress` of exact.h: what threads share, and what they count."""
+
     _fields_ = [(name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds")]
+
+    def add_to(self, counts: Counts, threads: int) -> None:
+        """Adds what was counted, `threads` threads having worked."""
+        counts.undecided += self.undecided
+        counts.undecided_twice += self.twice
+        counts.double_rounded += self.wrong
+        counts.seconds_resolving += self.nanoseconds / 1e9 / threads
 
 
 def build() -> Build:
@@ -119,10 +128,11 @@ def plan_native(instruction: Instruction) -> NativePlan | None:
 
 def _places(dims: Sequence[Dim], operand: int) -> Integers:
     """Offsets of the coordinates of some dims, row-major."""
-    return _sums([(d.size, d.strides[operand]) for d in dims])
+    return offsets_of([(d.size, d.strides[operand]) for d in dims])
 
 
-def _sums(steps: Sequence[tuple[int, int]]) -> Integers:
+def offsets_of(steps: Sequence[tuple[int, int]]) -> Integers:
+    """Sums of coordinate * stride over a box of (size, stride), row-major."""
     place = np.zeros((1,), dtype=np.int64)
     for size, stride in steps:
         place = (place[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
@@ -180,7 +190,7 @@ def _plan_matrix(
                 _reach(accesses[o].offset, everything, o))
         for o, own in ((a, m), (b, n))
     )  # fmt: skip
-    out_batch, out_m, out_n = (_sums([(dim.size, stride) for dim, stride in group]) for group in groups)
+    out_batch, out_m, out_n = (offsets_of([(dim.size, stride) for dim, stride in group]) for group in groups)
     sizes = _size(batch), _size(m), _size(n), _size(reduction)
     return NativePlan(shape, operands, (out_batch, out_m, out_n), sizes, 1, 1)
 
@@ -204,7 +214,7 @@ def run_native(
     )  # fmt: skip
     held = [_set_tables(task, plan, shuffled), _set_blocks(task, plan.matrix, threads)]
     kernel = _kernels(library)[0 if plan.matrix else 1]
-    progress = _Progress()
+    progress = Progress()
     for finish in (0, 1) if task.parts > 1 else (0,):
         progress.next = 0
         done = together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)  # noqa: B023
@@ -212,10 +222,7 @@ def run_native(
             raise MemoryError(f"no memory for blocks of {task.block_m} x {task.block_n} FP64 numbers")
     del held
     counts.elements += out.numel()
-    counts.undecided += progress.undecided
-    counts.undecided_twice += progress.twice
-    counts.double_rounded += progress.wrong
-    counts.seconds_resolving += progress.nanoseconds / 1e9 / threads
+    progress.add_to(counts, threads)
     return out
 
 

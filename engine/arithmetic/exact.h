@@ -1,9 +1,13 @@
-/* Single sums of f32 terms, or of products of two, correctly rounded: for what Ziv's test leaves undecided. */
+/* Ziv's test of a row of sums, and single sums of f32 terms, or of products of two, for what it leaves undecided. */
+#pragma once
+
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
+
+#include "lanes.h"
 
 typedef struct {
     _Atomic int64_t next;        /* the next task */
@@ -181,4 +185,27 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
     shared->undecided += count;
     shared->wrong += wrong;
     shared->nanoseconds += now() - started;
+}
+
+/* ---- Ziv's test ---- */
+
+/* Ziv's test of one row of results +- left * right[j]: f32 results in `high`, 1 in `open` for the undecided; how many. */
+static int64_t test_row(
+    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high,
+    unsigned char *restrict open) {
+    for (int64_t j = 0; j < n; j++) {
+        const double e = left * right[j];
+        const float upper = (float)(c[j] + e), lower = (float)(c[j] - e);
+        high[j] = upper + 0.0f; /* -0 + 0 = +0 */
+        open[j] = !(upper == lower);
+    }
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; j++) count += open[j];
+    return count;
+}
+
+static int consecutive(const int64_t *table, int64_t n) {
+    for (int64_t j = 1; j < n; j++)
+        if (table[j] != table[0] + j) return 0;
+    return 1;
 }

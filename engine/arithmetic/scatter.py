@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.arithmetic.few import Floats, Integers
+from engine.arithmetic.scattering import NativeScatter, build, plan_native, run_native
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import View
 from engine.arithmetic.ziv import ExactSum, coefficient, decide, settle
@@ -36,6 +37,8 @@ class ScatterPlan:
     matched: tuple[int, ...]
     order: tuple[int, ...]
     """Permutation that takes (keyed, matched, row) dims to output order."""
+    native: NativeScatter | None
+    """How the compiled kernel computes it."""
 
     @cached_property
     def box(self) -> int:
@@ -68,6 +71,7 @@ def plan_scatter(instruction: Instruction) -> ScatterPlan:
         tuple(shape[d] for d in row),
         tuple(shape[d] for d in matched),
         tuple(placed.index(d) for d in range(rank)),
+        plan_native(instruction),
     )
 
 
@@ -108,6 +112,8 @@ class ScatterRunner:
     def run(self, plan: ScatterPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape."""
         source, index = operands
+        if plan.native is not None and source.device.type == "cpu" and (library := build().library) is not None:
+            return run_native(library, plan.native, source, index, counts, self.shuffled)
         key, rows = self._matching(plan, source, index)
         groups = prod(plan.keyed)
         out = torch.zeros((groups * plan.box, prod(plan.row)), dtype=torch.float32, device=source.device)

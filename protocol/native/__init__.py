@@ -115,5 +115,6 @@ def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:
             if done.returncode == 0:
                 made.replace(target)
                 return
-            problem = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            problem = errors[0] if errors else f"exit {done.returncode}"
     raise RuntimeError(f"{compiler[0]} could not compile {source.name}: {problem}")

@@ -103,8 +103,11 @@ def test_scatter_sum(seed: int) -> None:
         make.tensor(DType.F32, size, r.choice(STYLES)),
         tensor_of(DType.I64, [r.randint(-1, top) for _ in range(indices)]),
     ]
-    check(Arithmetic(), i, operands)
-    check(Arithmetic(permute=seed), i, operands)
+    for native in ("1", "0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TIEBREAK_NATIVE", native)
+            check(Arithmetic(), i, operands)
+            check(Arithmetic(permute=seed), i, operands)
 
 
 @settings(max_examples=100, deadline=None)

@@ -176,7 +176,7 @@ def test_a_table_that_leaves_its_operand_is_refused() -> None:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
     """Puts a kernel compiled from a changed source in place of the real one."""
-    sources = {name: SOURCE.with_name(name).read_text() for name in ("contraction.c", "exact.h")}
+    sources = {name: SOURCE.with_name(name).read_text() for name in ("contraction.c", "exact.h", "lanes.h")}
     assert sum(text.count(old) for text in sources.values()) == 1
     for name, text in sources.items():
         (folder / name).write_text(text.replace(old, new))

@@ -1,0 +1,36 @@
+/* Vectors of FP64 and how many rows of a product fit their registers. */
+#pragma once
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 8
+#define MR 8
+#define SPREAD(x) ((vec)_mm512_set1_pd(x))
+#define FMA(a, b, c) ((vec)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define LANES 4
+#define MR 4
+#define SPREAD(x) ((vec)_mm256_set1_pd(x))
+#define FMA(a, b, c) ((vec)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define LANES 2
+#define MR 8
+#define SPREAD(x) ((vec)vdupq_n_f64(x))
+#define FMA(a, b, c) ((vec)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
+#else
+#define LANES 2
+#define MR 4
+#define SPREAD(x) ((vec){(x), (x)})
+#define FMA(a, b, c) ((c) + (a) * (b))
+#endif
+
+/* Loaded once into a register: compilers else load it again for each row, and loads become the bound. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#define KEEP(x) __asm__("" : "+x"(x))
+#else
+#define KEEP(x) (void)0
+#endif
+
+typedef double vec __attribute__((vector_size(8 * LANES)));
