@@ -1,84 +1,127 @@
-"""Slow-down of trainer and auditor against eager FP32 and FP64 PyTorch on the demo's jobs, same process, interleaved.
+"""Slow-down of trainer and auditor against eager FP32 and FP64 PyTorch: same step, same process, interleaved.
 
-A step is forward, backward and optimizer on a fresh batch. The auditor's step is the trainer's with every reduction's
-terms in a random order, which is more than an auditor has to do.
+    python -m benchmarks.engine [--threads N] [WORKLOAD ...]
+
+A step is forward, backward and optimizer on a fresh batch. The auditor's step is the trainer's; `auditor, permuted`
+takes every reduction's terms in a random order besides, which is more than an auditor has to do. The bound is the
+time that the step's products alone take in FP64, at the rate of this machine's vendor GEMM on its best shape.
 """
 
-import copy
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
+import click
 import torch
-from torch import Tensor, nn
 
+from benchmarks import peak
+from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved, publish
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.task import Task
-from tiebreak.tasks.loader import load_task
-from tiebreak.tasks.plain import batches, make_optimizer
+from benchmarks.workloads import WORKLOADS
+from engine.arithmetic import Stats
+from engine.compile import compile_task
+from protocol.isa import Opcode, ReduceFunction
+from protocol.program import Program
+from tiebreak.bundle import Bundle
+from tiebreak.environment import usable_cores
 
-REPEATS = 15
-
-
-def eager_step(task: Task, dtype: torch.dtype) -> Callable[[], None]:
-    """One training step in plain PyTorch."""
-    model: nn.Module = copy.deepcopy(task.model).to(dtype).train()
-    optimizer = make_optimizer(task, model)
-    drawn: Iterator[tuple[Tensor, ...]] = batches(task, dtype)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        task.loss(model, *next(drawn)).backward()
-        optimizer.step()
-
-    return step
+REPEATS: Final = {"gpt2": 7, "resnet50-32": 15, "resnet50-224": 5, "digits": 15, "text": 15}
+TARGETS: Final = {"gpt2": "<= 2.5 (stretch 2.2)", "resnet50-32": "<= 2.5", "resnet50-224": "<= 2.5"}
+PERMUTED: Final = "auditor, permuted"
 
 
-class ExactStep:
-    """One training step of the captured program, on a state that moves on."""
+def products(program: Program) -> float:
+    """Floating-point operations of a step's sums of products."""
+    found = 0
+    for i in program.body:
+        if i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM and len(i.operands) == 2:
+            terms = 1
+            for size in i.index_space:
+                terms *= size
+            found += 2 * terms
+    return float(found)
 
-    def __init__(self, compiled: Compiled, steps: int, permute: int | None = None) -> None:
-        self.arithmetic = Arithmetic(permute=permute)
-        self._machine = Interpreter(compiled.program, self.arithmetic)
-        self._state = self._machine.to_device(compiled.state)
-        self._data = self._machine.to_device(compiled.data)
-        self._number, self._steps = 0, steps
 
-    def __call__(self) -> None:
-        self._number = self._number % self._steps + 1
-        self._state = self._machine.step(self._number, self._state, self._data).state
+def fp64_rate() -> float:
+    """Operations a second of the vendor's FP64 matrix product, the best of some shapes."""
+    best = 0.0
+    for m, k, n in ((512, 768, 3072), (512, 3072, 768), (1024, 1024, 1024)):
+        a, b = torch.randn(m, k, dtype=torch.float64), torch.randn(k, n, dtype=torch.float64)
+        for _ in range(5):
+            started = time.perf_counter()
+            torch.mm(a, b)
+            best = max(best, 2 * m * n * k / (time.perf_counter() - started))
+    return best
 
 
 def measure(name: str, threads: int) -> list[Row]:
-    """Rows of one task at one thread count."""
+    """Rows of one workload at one thread count."""
     torch.set_num_threads(threads)
-    task = load_task(name)
+    task = WORKLOADS[name]()
+    started = time.perf_counter()
     compiled = compile_task(task)
+    case = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+    rows = [
+        Row(metric="capture", case=name, value=time.perf_counter() - started, unit="s",
+            target="< 60 s" if name == "gpt2" else ""),
+        Row(metric="instructions", case=name, value=len(compiled.program.body), unit=""),
+    ]  # fmt: skip
+    rows += memory(name, Bundle.of(compiled, name=name, steps=task.steps, checkpoint_interval=1), threads)
     trainer = ExactStep(compiled, task.steps)
     candidates: dict[str, Callable[[], object]] = {
         "eager FP32": eager_step(task, torch.float32),
         "eager FP64": eager_step(task, torch.float64),
         "trainer": trainer,
-        "auditor": ExactStep(compiled, task.steps, permute=1),
+        PERMUTED: ExactStep(compiled, task.steps, permute=1),
     }
-    seconds = interleaved(candidates, REPEATS, warmup=3)
-    case = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
-    rows = [Row(metric=f"{who}: a step", case=case, value=1e3 * s, unit="ms") for who, s in seconds.items()]
-    for who in ("trainer", "auditor"):
-        rows += [
-            Row(metric=f"{who} / {base}", case=case, value=seconds[who] / seconds[base], unit="x")
-            for base in ("eager FP32", "eager FP64")
-        ]
-    if threads == 1:
-        rows += undecided(name, trainer.arithmetic)
-    return rows
+    seconds = interleaved(candidates, REPEATS[name], warmup=2)
+    rows += [Row(metric=f"{who}: a step", case=case, value=1e3 * s, unit="ms") for who, s in seconds.items()]
+    target = TARGETS.get(name, "")
+    for who in ("trainer", PERMUTED):
+        rows.append(
+            Row(metric=f"{who} / eager FP32", case=case, value=seconds[who] / seconds["eager FP32"], unit="x",
+                target=target)
+        )  # fmt: skip
+        rows.append(Row(metric=f"{who} / eager FP64", case=case, value=seconds[who] / seconds["eager FP64"], unit="x"))
+    rows += bound(compiled.program, case, seconds)
+    steps = REPEATS[name] + 2
+    resolving = trainer.arithmetic.stats.seconds_resolving / steps / seconds["trainer"]
+    rows.append(Row(metric="resolving", case=case, value=resolving, unit="of the trainer's step", target="< 0.03"))
+    return rows + undecided(name, trainer.arithmetic.stats)
 
 
-def undecided(name: str, arithmetic: Arithmetic) -> list[Row]:
+def bound(program: Program, case: str, seconds: dict[str, float]) -> list[Row]:
+    """How far the trainer is from the FP64 products alone."""
+    least = products(program) / fp64_rate()
+    return [
+        Row(metric="products", case=case, value=products(program) / 1e9, unit="GFLOP a step"),
+        Row(metric="bound: FP64 products alone", case=case, value=1e3 * least, unit="ms"),
+        Row(metric="bound / eager FP32", case=case, value=least / seconds["eager FP32"], unit="x"),
+        Row(metric="trainer / bound", case=case, value=seconds["trainer"] / least, unit="x"),
+    ]
+
+
+def memory(name: str, bundle: Bundle, threads: int) -> list[Row]:
+    """Peak memory of each party, in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bundle"
+        bundle.save(path)
+        parties = {who: peak.measure(who, name, threads) for who in peak.EAGER}
+        parties |= {who: peak.measure(who, str(path), threads) for who in ("trainer", "auditor")}
+    rows = [Row(metric=f"{who}: peak memory", case=name, value=b / 1e6, unit="MB") for who, b in parties.items()]
+    return rows + [
+        Row(metric=f"{who} / eager FP64, peak memory", case=name, value=parties[who] / parties["eager FP64"], unit="x",
+            target="<= 1.6")
+        for who in ("trainer", "auditor")
+    ]  # fmt: skip
+
+
+def undecided(name: str, stats: Stats) -> list[Row]:
     """Share of elements that FP64 and its bound did not decide, by kind of instruction."""
     rows = []
-    for kind, counts in arithmetic.stats.kinds.items():
+    for kind, counts in stats.kinds.items():
         if not counts.elements:
             continue
         figures = {
@@ -91,10 +134,14 @@ def undecided(name: str, arithmetic: Arithmetic) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    """Measure both tasks."""
-    rows = [row for name in ("digits", "text") for threads in (1, 2) for row in measure(name, threads)]
-    publish("engine", rows, "policy exact on the demo's jobs, medians")
+@click.command()
+@click.argument("workloads", nargs=-1, type=click.Choice(sorted(WORKLOADS)))
+@click.option("--threads", type=click.IntRange(min=1), default=usable_cores(), show_default="all cores")
+@click.option("--output", default="engine", show_default=True, help="Name of the file under results/.")
+def main(workloads: tuple[str, ...], threads: int, output: str) -> None:
+    """Measure WORKLOADS (default: all) and write results/OUTPUT.json."""
+    rows = [row for name in workloads or WORKLOADS for row in measure(name, threads)]
+    publish(output, rows, "policy exact, medians")
 
 
 if __name__ == "__main__":
