@@ -100,7 +100,7 @@ def _numbers(name: str, column: Any) -> tuple[Element, Array]:
         lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
         if len(lengths) != 1:
             raise ConfigurationError(
-                f"column {name}: expected lists of one length, got {lengths[0]} to {lengths[-1]}; pad them first"
+                f"column {name}: expected lists of one length, got {lengths[0]} to {lengths[-1]}; choose other columns"
             )
         shape.append(int(lengths[0]))
         column = column.flatten()

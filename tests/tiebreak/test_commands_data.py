@@ -1,0 +1,450 @@
+"""`tiebreak data`: what is imported is what was there, in the shape a task takes; ids are those of the tensors."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from engine.storage import StorageError
+from engine.task import Batch, Rows, Windows
+from engine.tensors import identity
+from protocol.errors import ConfigurationError, EncodingError, StateError
+from protocol.isa import DType
+from tests.tiebreak.test_tasks import linear_task
+from tiebreak.cli import run, tiebreak
+from tiebreak.data import hugging_face, load_arrays, text, tokenizing
+from tiebreak.data.folder import importing
+from tiebreak.data.tokenizing import ByteTokens, TokenizerFile
+
+datasets.disable_progress_bars()
+BOOK = "\n\n".join(topics[name] for name in sorted(topics)[:12])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer.json trained here, which truncates and pads when asked to as it is."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<end>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([BOOK], trainer)
+    made.enable_truncation(8)
+    made.enable_padding(length=16)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A dataset on disk, in several files, with columns of every sort."""
+    features = datasets.Features(
+        {
+            "x": datasets.Sequence(datasets.Value("float32"), length=2),
+            "image": datasets.Array2D((2, 3), "uint8"),
+            "label": datasets.ClassLabel(names=["a", "b", "c"]),
+            "half": datasets.Value("float16"),
+            "double": datasets.Value("float64"),
+            "yes": datasets.Value("bool"),
+            "text": datasets.Value("string"),
+            "ragged": datasets.List(datasets.Value("int32")),
+            "hole": datasets.Value("int32"),
+            "when": datasets.Value("timestamp[s]"),
+        }
+    )
+    rows = 25
+    made = datasets.Dataset.from_dict(
+        {
+            "x": [[n / 4, -n] for n in range(rows)],
+            "image": [np.full((2, 3), n, dtype="u1") for n in range(rows)],
+            "label": [n % 3 for n in range(rows)],
+            "half": [n / 2 for n in range(rows)],
+            "double": [n / 3 for n in range(rows)],
+            "yes": [n % 2 == 0 for n in range(rows)],
+            "text": ["" if n == 3 else f"row {n} é" * (n % 4 + 1) for n in range(rows)],
+            "ragged": [[1] * (n % 2 + 1) for n in range(rows)],
+            "hole": [None if n == 7 else n for n in range(rows)],
+            "when": [0] * rows,
+        },
+        features=features,
+    )
+    made.save_to_disk(str(tmp_path / "saved"), num_shards=3)
+    return tmp_path / "saved"
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def failed(arguments: list[object], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The error of a command that must fail in one line, with this exit code."""
+    assert run(tiebreak, ["data", *map(str, arguments)]) == code
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def test_arrays_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (50, 4, 4), dtype=np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    np.save(tmp_path / "thirds.npy", np.arange(5) / 3)
+    save_file(
+        {"half": torch.arange(6.0).half(), "keep": torch.tensor([True, False]), "one": torch.tensor(3)},
+        tmp_path / "more.safetensors",
+    )
+    files = [str(tmp_path / name) for name in ("pixels.npy", "thirds.npy", "more.safetensors")]
+    assert run(tiebreak, ["data", "import", "arrays", *files, "-o", str(tmp_path / "out")]) == 0
+    found = load_arrays(tmp_path / "out")
+    expected = {
+        "pixels": torch.from_numpy(pixels.astype("i8")),
+        "thirds": torch.arange(5, dtype=torch.float64).div(3).to(torch.float32),
+        "half": torch.arange(6.0),
+        "keep": torch.tensor([1, 0]),
+        "one": torch.tensor([3]),
+    }
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    printed = {line.split()[0]: line.split()[-1] for line in lines_of(capsys)}
+    assert printed == {name: identity(tensor).hex() for name, tensor in expected.items()}
+
+
+def test_raw_bytes(tmp_path: Path) -> None:
+    (tmp_path / "tokens.bin").write_bytes(b"head" + np.arange(12, dtype=">u2").tobytes())
+    arguments = ["data", "import", "arrays", str(tmp_path / "tokens.bin"), "--dtype", ">u2", "--offset", "4"]
+    assert run(tiebreak, [*arguments, "-o", str(tmp_path / "a")]) == 0
+    assert load_arrays(tmp_path / "a")["tokens"].tolist() == list(range(12))
+    assert run(tiebreak, [*arguments, "--shape", "3,4", "-o", str(tmp_path / "b")]) == 0
+    assert load_arrays(tmp_path / "b")["tokens"].tolist() == np.arange(12).reshape(3, 4).tolist()
+
+
+def test_more_than_a_block_of_elements_that_grow(tmp_path: Path) -> None:
+    made = np.random.default_rng(4).integers(0, 1 << 16, ((1 << 23) + 77,), dtype=np.uint16)
+    made.tofile(tmp_path / "t.bin")
+    arguments = ["data", "import", "arrays", str(tmp_path / "t.bin"), "--dtype", "<u2", "-o", str(tmp_path / "out")]
+    assert run(tiebreak, arguments) == 0
+    assert np.array_equal(load_arrays(tmp_path / "out")["t"].numpy(), made)
+
+
+def test_text_to_windows(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text(BOOK)
+    (tmp_path / "b.txt").write_text("one\n\ntwo\n")
+    arguments = ["data", "import", "text", str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    arguments += ["--cut", "paragraphs", "--tokenizer", str(tokenizer), "--separator", "<end>"]
+    assert run(tiebreak, [*arguments, "-o", str(tmp_path / "out")]) == 0
+    tokens = load_arrays(tmp_path / "out")["tokens"]
+    plain = Tokenizer.from_file(str(tokenizer))
+    plain.no_truncation()
+    plain.no_padding()
+    parts = [part.strip("\n") for part in text.paragraphs([tmp_path / "a.txt"], lambda _: None)] + ["one", "two"]
+    expected = [i for part in parts for i in [*plain.encode(part, add_special_tokens=False).ids, 0]]
+    assert tokens.tolist() == expected
+    assert lines_of(capsys)[0] == f"{len(parts)} texts, {len(expected)} tokens"
+    assert json.loads((tmp_path / "out" / "arrays.json").read_text())["source"]["files"] == ["a.txt", "b.txt"]
+    made = linear_task(
+        data={"tokens": tokens}, batch=Batch(size=2, examples=Windows(name="tokens", length=9, stride=8))
+    )
+    assert made.examples == (len(expected) - 9) // 8 + 1
+
+
+def test_text_to_rows(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_bytes(b"ab\r\n\r\nabcdefgh\nlast")
+    arguments = ["data", "import", "text", str(tmp_path / "a.txt"), "--cut", "lines", "--rows", "5", "--padding", "."]
+    assert run(tiebreak, [*arguments, "-o", str(tmp_path / "out")]) == 0
+    found = load_arrays(tmp_path / "out")
+    assert [bytes(row) for row in found["tokens"].tolist()] == [b"ab...", b"abcde", b"last."]
+    assert found["lengths"].tolist() == [2, 5, 4]
+    assert lines_of(capsys)[0] == "3 texts, 14 tokens, 1 cut off at the row's length"
+
+
+@given(st.lists(st.text(alphabet="ab \n", max_size=12), min_size=1, max_size=3))
+@settings(max_examples=60)
+def test_cuts_are_those_of_a_naive_reading(tmp_path_factory: pytest.TempPathFactory, contents: list[str]) -> None:
+    paths = [tmp_path_factory.getbasetemp() / f"cut{n}.txt" for n in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content.encode())
+    read: list[int] = []
+    assert list(text.lines(paths, read.append)) == [
+        line for content in contents for line in (content.removesuffix("\n").split("\n") if content else [])
+    ]
+    assert sum(read) == sum(len(content) for content in contents)
+    naive: list[str] = []
+    for content in contents:
+        blocks: list[list[str]] = [[]]
+        for line in content.split("\n"):
+            if line.strip():
+                blocks[-1].append(line)
+            else:
+                blocks.append([])
+        naive += ["\n".join(block) for block in blocks if block]
+    assert list(text.paragraphs(paths, read.append)) == naive
+    assert list(text.whole_files(paths, read.append)) == contents
+
+
+def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
+    parts = BOOK.split("\n")
+    expected = [byte for part in parts for byte in part.encode()]
+    for number, (size, count) in enumerate([(1 << 20, 4096), (100, 4096), (1 << 20, 3), (1, 1)]):
+        monkeypatch.setattr(text, "BATCH_BYTES", size)
+        monkeypatch.setattr(text, "BATCH_TEXTS", count)
+        with importing(tmp_path / str(number), {}) as made:
+            text.import_texts(made, parts, ByteTokens(), text.Layout())
+        assert load_arrays(tmp_path / str(number))["tokens"].tolist() == expected
+        cases()
+
+
+def test_columns_of_a_dataset(tmp_path: Path, saved: Path) -> None:
+    columns = ("x", "image", "label", "half", "double", "yes")
+    chosen = [part for name in columns for part in ("--column", name)]
+    assert run(tiebreak, ["data", "import", "hf", str(saved), *chosen, "-o", str(tmp_path / "out")]) == 0
+    found = load_arrays(tmp_path / "out")
+    whole = datasets.load_from_disk(str(saved))
+    assert found.keys() == set(columns)
+    for name in columns:
+        expected = np.asarray(whole.with_format(None)[name][:])
+        kind = np.float32 if name in ("x", "half", "double") else np.int64
+        assert np.array_equal(found[name].numpy(), expected.astype(kind)), name
+        assert found[name].numpy().dtype == kind
+    assert linear_task(data=found, batch=Batch(size=2, examples=Rows(names=("image", "label")))).examples == 25
+
+
+def test_batches_of_a_dataset_change_nothing(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "MAX_BATCH_ROWS", 4)
+    arguments = ["data", "import", "hf", str(saved), "--column", "image", "--column", "x", "-o", str(tmp_path / "out")]
+    assert run(tiebreak, arguments) == 0
+    found = load_arrays(tmp_path / "out")
+    assert found["image"][:, 1, 2].tolist() == list(range(25))
+    assert found["x"][:, 1].tolist() == [-n for n in range(25)]
+
+
+def test_texts_of_a_dataset_keep_their_rows(tmp_path: Path, saved: Path, tokenizer: Path) -> None:
+    arguments = ["data", "import", "hf", str(saved), "--text", "text", "--column", "label"]
+    arguments += ["--rows", "12", "--padding", "<pad>", "--tokenizer", str(tokenizer), "-o", str(tmp_path / "out")]
+    assert run(tiebreak, arguments) == 0
+    found = load_arrays(tmp_path / "out")
+    assert found["tokens"].shape == (25, 12)
+    assert found["tokens"][3].tolist() == [1] * 12
+    assert found["lengths"][3].item() == 0
+    whole = Tokenizer.from_file(str(tokenizer))
+    whole.no_truncation()
+    whole.no_padding()
+    for row, length, one in zip(
+        found["tokens"].tolist(), found["lengths"].tolist(), datasets.load_from_disk(str(saved)), strict=True
+    ):
+        ids = whole.encode(one["text"], add_special_tokens=False).ids[:12]
+        assert row[:length] == ids
+        assert set(row[length:]) <= {1}
+
+
+def test_a_split_is_chosen_and_all_numbers_are_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {name: datasets.Dataset.from_dict({"n": [size], "t": ["x"]}) for name, size in (("train", 5), ("test", 6))}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "both"))
+    arguments = ["import", "hf", tmp_path / "both"]
+    assert "split of ['test', 'train'], got None" in failed([*arguments, "-o", tmp_path / "out"], capsys)
+    assert run(tiebreak, ["data", *map(str, arguments), "--split", "test", "-o", str(tmp_path / "out")]) == 0
+    assert {name: tensor.tolist() for name, tensor in load_arrays(tmp_path / "out").items()} == {"n": [6]}
+
+
+HF_MISTAKES = {
+    "ragged": (["--column", "ragged"], "lists of one length, got 1 to 2"),
+    "a hole": (["--column", "hole"], "a value in every row"),
+    "text as numbers": (["--column", "text"], "one of b1, f2"),
+    "a time": (["--column", "when"], "one of b1, f2"),
+    "numbers as text": (["--text", "label"], "expected texts, got int"),
+    "no such column": (["--column", "nothing"], r"got ['nothing']"),
+    "no such text": (["--text", "nothing"], r"got ['nothing']"),
+    "a split": (["--split", "train", "--column", "x"], "expected no split"),
+    "columns beside a stream": (["--column", "x", "--text", "text"], "expected --rows"),
+    "rows without padding": (["--text", "text", "--rows", "3"], "row length and a padding token"),
+}
+
+
+@pytest.mark.parametrize("what", HF_MISTAKES)
+def test_a_dataset_that_does_not_fit_is_refused(
+    tmp_path: Path, saved: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, message = HF_MISTAKES[what]
+    code = 2 if message.startswith("one of") else 1
+    assert message in failed(["import", "hf", saved, *options, "-o", tmp_path / "out"], capsys, code)
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_what_is_no_dataset_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "folder of a dataset" in failed(["import", "hf", tmp_path / "none", "-o", tmp_path / "o"], capsys)
+    (tmp_path / "none").mkdir()
+    assert "saved with save_to_disk" in failed(["import", "hf", tmp_path / "none", "-o", tmp_path / "o"], capsys)
+    datasets.Dataset.from_dict({"tokens": [1], "t": ["x"]}).save_to_disk(str(tmp_path / "taken"))
+    arguments = ["import", "hf", tmp_path / "taken", "--text", "t", "--column", "tokens", "--rows", 2, "--padding", "."]
+    assert "other names than those of the tokens" in failed([*arguments, "-o", tmp_path / "o"], capsys)
+    monkeypatch.setattr(datasets, "load_from_disk", lambda _: datasets.Dataset.from_dict({"n": []}))
+    assert "expected rows, got none" in failed(["import", "hf", tmp_path, "-o", tmp_path / "o"], capsys)
+
+
+def test_mistakes_of_text_are_named(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad, long = (tmp_path / name for name in ("good.txt", "bad.txt", "long.txt"))
+    good.write_text("words")
+    bad.write_bytes(b"fine\n\xff\n")
+    long.write_bytes(b"x" * (text.MAX_TEXT_BYTES + 1))
+    out = ["-o", tmp_path / "out"]
+    assert "bad.txt, line 2: expected UTF-8" in failed(["import", "text", bad, "--cut", "lines", *out], capsys, 2)
+    for cut in text.CUTS:
+        message = failed(["import", "text", long, "--cut", cut, *out], capsys)
+        assert "line 1: expected texts of at most 4194304 bytes" in message
+    assert "cannot be read" in failed(["import", "text", tmp_path / "none.txt", *out], capsys, 2)
+    assert "expected a tokenizer.json" in failed(["import", "text", good, "--tokenizer", bad, *out], capsys)
+    arguments = ["import", "text", good, "--tokenizer", tokenizer]
+    assert "a token of the tokenizer" in failed([*arguments, "--separator", "<none>", *out], capsys)
+    assert "a padding of one token, got 2" in failed(["import", "text", good, "--padding", "é", *out], capsys)
+    assert "at least one byte" in failed(["import", "text", good, "--separator", "", *out], capsys)
+    good.write_text("\n")
+    assert "at least one array" in failed(["import", "text", good, "--cut", "lines", *out], capsys)
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_mistakes_of_arrays_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    (tmp_path / "other").mkdir()
+    np.save(tmp_path / "other" / "a.npy", np.arange(3))
+    np.save(tmp_path / "my array.npy", np.arange(3))
+    out = ["-o", tmp_path / "out"]
+    twice = ["import", "arrays", tmp_path / "a.npy", tmp_path / "other" / "a.npy", *out]
+    assert "each array once" in failed(twice, capsys)
+    assert "got 'my array'" in failed(["import", "arrays", tmp_path / "my array.npy", *out], capsys)
+    assert "or --dtype" in failed(["import", "arrays", tmp_path / "a.bin", *out], capsys)
+    assert "expected --dtype" in failed(["import", "arrays", tmp_path / "a.npy", "--shape", "3", *out], capsys)
+    shaped = ["import", "arrays", tmp_path / "a.npy", "--dtype", "<i8", "--shape", "x", *out]
+    assert "a shape such as" in failed(shaped, capsys)
+    used = ["import", "arrays", tmp_path / "a.npy", "-o", tmp_path / "other"]
+    assert "new or empty folder" in failed(used, capsys)
+    assert (tmp_path / "other" / "a.npy").exists()
+
+
+def test_without_the_extra_it_says_what_to_install(
+    tmp_path: Path, tokenizer: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("datasets", "tokenizers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for use in (lambda: hugging_face.open_dataset(saved), lambda: TokenizerFile(tokenizer)):
+        with pytest.raises(ConfigurationError, match=r"pip install 'tiebreak\[hf\]'"):
+            use()
+
+
+def test_root_reads_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.data.facts.SETTLED_NS", -(1 << 62))
+    monkeypatch.setattr("engine.data.facts.cache_directory", lambda: tmp_path / "cache")
+    numbers = torch.arange(8.0).reshape(2, 4)
+    numbers[1, 3] = float("inf")
+    np.save(tmp_path / "x.npy", numbers.numpy())
+    save_file({"y": torch.tensor(7)}, tmp_path / "y.safetensors")
+    arguments = ["data", "root", str(tmp_path / "x.npy"), str(tmp_path / "y.safetensors")]
+    assert run(tiebreak, arguments) == 0
+    first = lines_of(capsys)
+    assert first[0].split()[:5] == ["x", "F32", "2", "x", "4"]
+    assert identity(numbers).hex() in first[0]
+    assert first[0].endswith("1 not finite: no task takes it")
+    assert first[1].split() == ["y", "I64", "one", identity(torch.tensor(7)).hex()]
+    assert len(list((tmp_path / "cache" / "data").iterdir())) == 2
+    for entry in (tmp_path / "cache" / "data").iterdir():
+        told = json.loads(entry.read_text())
+        entry.write_text(json.dumps(told | {"identity": "ab" * 32}))
+    assert run(tiebreak, arguments) == 0
+    assert all("ab" * 32 in line for line in lines_of(capsys))
+    assert run(tiebreak, [*arguments, "--no-cache"]) == 0
+    assert lines_of(capsys) == first
+
+
+def made_folder(path: Path) -> Path:
+    with importing(path, {}) as made:
+        made.append("n", DType.I64, np.arange(3))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda m: "[", "manifest of an import"),
+        (lambda m: "[" * 50_000, "manifest of an import"),
+        (lambda m: [], "format, arrays and source"),
+        (lambda m: m | {"x": 1}, "format, arrays and source"),
+        (lambda m: m | {"format": 2}, "format 2"),
+        (lambda m: m | {"arrays": []}, "arrays by name"),
+        (lambda m: m | {"arrays": {"n": 1}}, "an array by name"),
+        (lambda m: m | {"arrays": {"../n": m["arrays"]["n"]}}, "an array by name"),
+        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"file": "../n.npy"}}}, "the file n.npy"),
+        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"shape": [4]}}}, r"I64 \[4\], got I64 \(3,\)"),
+        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"element": "F32"}}}, "F32"),
+        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"identity": "00"}}}, "expected id 00"),
+    ],
+)
+def test_a_folder_that_is_not_as_its_manifest_says(tmp_path: Path, damage, message: str) -> None:
+    folder = made_folder(tmp_path / "in")
+    assert load_arrays(folder)["n"].tolist() == [0, 1, 2]
+    changed = damage(json.loads((folder / "arrays.json").read_text()))
+    (folder / "arrays.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
+    with pytest.raises(EncodingError, match=message):
+        load_arrays(folder)
+
+
+def test_a_folder_without_a_manifest_is_no_import(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="see `tiebreak data import`"):
+        load_arrays(tmp_path)
+
+
+def test_an_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with importing(tmp_path / "out", {}) as made:
+            made.append("n", DType.I64, np.arange(3))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list((tmp_path / "out").iterdir())
+    made_folder(tmp_path / "out")
+
+
+def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Nothing was imported"):
+        made_folder(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("values", [np.arange(3.0), np.arange(3, dtype="i4"), np.arange(4).reshape(2, 2)])
+def test_rows_of_another_kind_are_refused(tmp_path: Path, values: np.ndarray) -> None:
+    def extended() -> None:
+        with importing(tmp_path / "out", {}) as made:
+            made.append("n", DType.I64, np.arange(3))
+            made.append("n", DType.I64, values)
+
+    with pytest.raises(EncodingError, match="n: expected"):
+        extended()
+
+
+def test_what_numpy_reads_is_what_was_written(tmp_path: Path) -> None:
+    for shape in ((3,), (3, 1), (2, 3, 4, 5), (1,) * 8):
+        made = np.arange(np.prod(shape), dtype="<f4").reshape(shape)
+        folder = tmp_path / str(len(shape))
+        with importing(folder, {}) as one:
+            one.append("x", DType.F32, made)
+        assert np.array_equal(np.load(folder / "x.npy", allow_pickle=False), made)
+        assert load_arrays(folder)["x"].data_ptr() % 64 == 0
+
+
+def test_the_protocol_of_tokens_is_kept() -> None:
+    made: tokenizing.Tokens = ByteTokens()
+    assert made.encode(["é", ""])[0].tolist() == list("é".encode())
+    assert made.encode([""])[0].dtype == np.dtype("<i8")
