@@ -27,6 +27,7 @@ from protocol.isa import (
     WindowFunction,
     WindowParams,
     row_major,
+    unravel,
 )
 from protocol.program import Program
 
@@ -57,6 +58,28 @@ def _view_strides(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[i
         left //= size
         step *= size
     return tuple(reversed(result))
+
+
+def _walk(ref: "Ref", shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[tuple[int, int] | None]] | None:
+    """Where a ref of a row-major value of `shape` starts, and for each of its dims the (dim, step) it moves along.
+
+    None for a dim that does not move; None for all if some dim moves along several, or past the end of one.
+    """
+    flat, start = row_major(shape), unravel(ref.offset, shape)
+    low, high, moves = list(start), list(start), list[tuple[int, int] | None]()
+    for stride, n in zip(ref.strides, ref.shape, strict=True):
+        if n == 1 or stride == 0:
+            moves.append(None)
+            continue
+        fitting = [d for d, f in enumerate(flat) if stride % f == 0 and abs(stride) // f * (n - 1) < shape[d]]
+        if not fitting:
+            return None
+        d, step = fitting[0], stride // flat[fitting[0]]
+        low[d] += min(0, step * (n - 1))
+        high[d] += max(0, step * (n - 1))
+        moves.append((d, step))
+    inside = all(a >= 0 and b < size for a, b, size in zip(low, high, shape, strict=True))
+    return (start, moves) if inside else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +210,20 @@ class Builder:
         """The bits of a ref that reads one constant everywhere, else None."""
         params = self.instructions[ref.value].params
         return params.bits if isinstance(params, SourceConst) else None
+
+    def affine(self, ref: Ref) -> tuple[int, tuple[int, ...]] | None:
+        """Offset and strides of the i64 values that a ref of a constant or an `iota` reads, if they are affine."""
+        instruction = self.instructions[ref.value]
+        match instruction.params:
+            case SourceConst(bits=bits) if ref.dtype == DType.I64:
+                return bits - (bits >> 63 << 64), (0,) * ref.rank
+            case IotaParams(offset=offset, strides=strides):
+                walk = _walk(ref, instruction.shape)
+                if walk is not None:
+                    start, moves = walk
+                    found = [0 if move is None else strides[move[0]] * move[1] for move in moves]
+                    return offset + sum(c * s for c, s in zip(start, strides, strict=True)), tuple(found)
+        return None
 
     def step(self) -> Ref:
         """The number of the step, from 0; i64 of rank 0."""

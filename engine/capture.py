@@ -1,38 +1,32 @@
-"""Capture: a task's training step, forward and backward, as one flat graph of ATen calls, lowered to instructions.
+"""Capture: a task's training step, forward and backward, traced as one graph of ATen calls and lowered to instructions.
 
-The only module that touches torch's tracing internals. Tested with torch 2.13.0; the program it makes no longer
-depends on torch's version.
+Tracing is `engine.tracing`'s, constants are computed by `engine.folding`, the rules are in `engine.lowering`.
 """
 
-import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any
+from functools import partial, reduce
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch.aot_autograd import aot_export_module
-from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
 
 from engine.builder import Builder, Ref
-from engine.lowering import DTYPES, RULES, Context
-from engine.undecomposed import decompositions, kept_whole
+from engine.folding import Constant, Folded
+from engine.hints import dtype_hint, operator_hint
+from engine.lowering import DTYPES, INTEGERS, RULES, Context, element_type
+from engine.lowering.scalars import wrapped
+from engine.tracing import JointGraph, trace
 from protocol.errors import ConfigurationError
-
-TESTED_TORCH = ("2.13.0",)
-"""torch versions whose tracing this module is tested on."""
 
 
 @dataclass
 class StepGraph:
-    """Refs of one traced step: loss, gradient by parameter, new value by mutated buffer, constants as data."""
+    """Refs of one traced step: loss, gradient by parameter, new value by mutated buffer, constants as data.
+
+    A parameter that the loss does not depend on, or that is frozen, has no gradient.
+    """
 
     loss: Ref
     gradients: dict[str, Ref]
@@ -40,210 +34,130 @@ class StepGraph:
     constants: dict[str, Tensor] = field(default_factory=dict)
 
 
-class _Functional(nn.Module):
-    """The loss as a function of unique parameters, so that tied weights have one gradient.
+class _Constants:
+    """Puts folded tensors into a program: as one number, as an `iota`, or as data `constant.N`, equal ones once."""
 
-    idle: names of trainable parameters that the loss does not depend on. Here they need no gradient, for torch refuses
-    to trace a step that gives one none.
-    """
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._names: dict[bytes, str] = {}
+        self.data: dict[str, Tensor] = {}
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], idle: Container[str]) -> None:
-        super().__init__()
-        self._hidden = (model, loss)  # in a tuple: must not be registered as a submodule
-        self.parameter_names = [name for name, _ in model.named_parameters()]
-        self.buffer_names = [name for name, _ in model.named_buffers()]
-        self.unique = nn.ParameterList(
-            [
-                nn.Parameter(p.detach(), requires_grad=False) if name in idle else p
-                for name, p in model.named_parameters()
-            ]
-        )
-        for i, (_, buffer) in enumerate(model.named_buffers()):
-            self.register_buffer(f"b{i}", buffer)
-
-    def forward(self, *batch: Tensor) -> tuple[Tensor]:
-        model, loss = self._hidden
-        tensors: dict[str, Tensor] = dict(zip(self.parameter_names, self.unique, strict=True))
-        tensors |= {name: getattr(self, f"b{i}") for i, name in enumerate(self.buffer_names)}
-        return (functional_call(_Loss(model, loss), {f"model.{k}": v for k, v in tensors.items()}, batch),)
+    def ref(self, constant: Constant) -> Ref:
+        """The constant as a ref. Raises `NotImplementedError` where its dtype has no exact form."""
+        base = _in_program_dtype(constant.base, len(constant.shape))
+        dtype, b = DTYPES[base.dtype], self._builder
+        flat = base.flatten()
+        if not len(flat):  # nothing of it can be read; a `cat` drops it
+            return b.full(constant.shape, 0, dtype)
+        if bool((base == flat[0]).all()) or bool(torch.isnan(base).all()):
+            return b.full(constant.shape, flat[0].item(), dtype)
+        if base.dtype == torch.int64 and (strides := _affine(base)) is not None:
+            return b.iota(tuple(base.shape), strides, int(flat[0])).expand(constant.shape)
+        if constant.key not in self._names:
+            self._names[constant.key] = f"constant.{len(self.data)}"
+            self.data[self._names[constant.key]] = base.clone()
+        return b.data(self._names[constant.key], dtype, tuple(base.shape)).expand(constant.shape)
 
 
-class _Loss(nn.Module):
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        return self._loss(self.model, *batch)
-
-
-class _Paths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each dispatched ATen call with the path of the innermost submodule whose forward is running."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[str, str]] = []
-        self.stack: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls.append((str(func).removeprefix("aten."), self.stack[-1] if self.stack else ""))
-        return func(*args, **(kwargs or {}))
-
-    def watch(self, model: nn.Module) -> list[RemovableHandle]:
-        """Hooks that keep `stack`; the caller removes them."""
-        handles = []
-        for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda *_, path=path: self.stack.append(path)))
-            handles.append(module.register_forward_hook(lambda *_: (self.stack.pop(), None)[1], always_call=True))
-        return handles
+def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:
+    """Integers as i64, floats as f32: those of rank 0 rounded, as torch takes them beside f32 tensors."""
+    if tensor.dtype in DTYPES:
+        return tensor
+    if tensor.dtype in INTEGERS:
+        return tensor.to(torch.int64)
+    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        as_f32 = tensor.to(torch.float32)
+        if rank == 0 or torch.equal(as_f32.to(tensor.dtype).nan_to_num(), tensor.nan_to_num()):
+            return as_f32
+    raise NotImplementedError(f"a constant of dtype {tensor.dtype}; {dtype_hint(tensor.dtype)}")
 
 
-def _forward_calls(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> list[tuple[str, str]]:
-    """(operator, module path) of the forward pass, in order, on fake tensors: the joint trace does not keep paths."""
-    paths = _Paths()
-    named = [*model.named_parameters(), *model.named_buffers()]
-    handles = paths.watch(model)
-    try:
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        tensors: dict[str, Tensor] = {f"model.{name}": fake.from_tensor(t) for name, t in named}
-        inputs = tuple(fake.from_tensor(t) for t in batch)
-        with fake, sdpa_kernel(SDPBackend.MATH), kept_whole(), paths:
-            functional_call(_Loss(model, loss), tensors, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return paths.calls
+def _affine(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides s with tensor[c] = tensor[0] + sum(c * s), if there are such."""
+    first = int(tensor.flatten()[0])
+    found, expected = [], torch.tensor(first)
+    for d, size in enumerate(tensor.shape):
+        start = tensor[tuple(slice(0, min(size, 2)) if e == d else 0 for e in range(tensor.ndim))]
+        found.append(int(start[1] - start[0]) if size > 1 else 0)
+        ramp = torch.arange(size) * found[-1]
+        expected = expected + ramp.reshape([size if e == d else 1 for e in range(tensor.ndim)])
+    return tuple(found) if torch.equal(expected.expand(tensor.shape), tensor) else None
 
 
-def _idle(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> set[str]:
-    """Names of trainable parameters that the loss does not depend on: as in eager torch, they stay as they are."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        tensors[f"model.{name}"] = fake.from_tensor(tensor)
-    trained = {name: tensors[f"model.{name}"] for name, p in model.named_parameters() if p.requires_grad}
-    with fake, sdpa_kernel(SDPBackend.MATH), kept_whole():
-        value = functional_call(_Loss(model, loss), tensors, tuple(fake.from_tensor(t) for t in batch))
-        if not value.requires_grad:
-            return set(trained)
-        found: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
-    return {name for name, gradient in zip(trained, found, strict=True) if gradient is None}
-
-
-class _Origins:
-    """Guesses the module of a traced node: its operator is one of the next few forward calls. For people only."""
-
-    REACH = 12
-
-    def __init__(self, calls: list[tuple[str, str]]) -> None:
-        self._calls = calls
-        self._next = 0
-
-    def of(self, node: fx.Node) -> str:
-        """`module.path:node`, or the node's name where no module is known."""
-        name = _base(str(node.target).removeprefix("aten."))
-        for position, (operator, path) in enumerate(self._calls[self._next : self._next + self.REACH]):
-            if _base(operator) in name:
-                self._next += position + 1
-                return f"{path}:{node.name}" if path else node.name
-        return node.name
-
-
-def _base(operator: str) -> str:
-    """`native_batch_norm` of `_native_batch_norm.default`."""
-    return operator.partition(".")[0].strip("_")
-
-
-def trace(
-    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
-) -> tuple[fx.GraphModule, Any, _Functional]:
-    """The joint forward and backward graph of `loss(model, *batch)` and its signature."""
-    if torch.__version__.partition("+")[0] not in TESTED_TORCH:
-        tested = ", ".join(TESTED_TORCH)
-        warnings.warn(
-            f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=2
-        )
-    wrapped = _Functional(model, loss, _idle(model, loss, batch))
-    # Tensors that the loss closes over (class weights, say) are constants of the program; torch needs this mode then.
-    context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
-    with sdpa_kernel(SDPBackend.MATH), kept_whole(), tracing(context):
-        graph, signature = aot_export_module(
-            wrapped, tuple(batch), trace_joint=True, output_loss_index=0, decompositions=decompositions()
-        )
-    assert isinstance(graph, fx.GraphModule)  # the joint trace makes one
-    return graph, signature, wrapped
+_IN_RANGE: Final = frozenset({
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
+    "alias", "detach", "clone", "lift_fresh_copy", "split", "split_with_sizes", "unbind", "flip", "cat", "stack",
+    "where", "gather", "index", "index_select", "embedding", "maximum", "minimum", "clamp", "clamp_min", "clamp_max",
+    "amax", "amin", "max", "min", "relu", "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like",
+    "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
+})  # fmt: skip
+"""Operators that make no integer outside the range of their operands' dtype."""
 
 
 class _Lowering:
     """Walks the traced graph once, node by node; what cannot be lowered is collected and reported together."""
 
-    def __init__(self, builder: Builder, graph: fx.GraphModule, origins: _Origins) -> None:
+    def __init__(self, builder: Builder, joint: JointGraph, folded: Folded) -> None:
         self.builder = builder
-        self.origins = origins
-        self.graph = graph
+        self.joint = joint
+        self.folded = folded
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[str] = []
-        self.constants: dict[str, Tensor] = {}
+        self.constants = _Constants(builder)
 
-    def run(self, inputs: Sequence[Ref]) -> list[Any]:
-        """Refs of the graph's outputs. Raises `ConfigurationError` that lists every operator without a rule."""
+    def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
+        """Refs by node. Raises `ConfigurationError` that lists every operator without a rule."""
         waiting = iter(inputs)
-        outputs: list[Any] = []
-        for node in self.graph.graph.nodes:
-            match node.op:
-                case "placeholder":
-                    self.values[node] = next(waiting)
-                case "get_attr":
-                    self.values[node] = self._constant(str(node.target))
-                case "call_function":
-                    self._call(node)
-                case "output":
-                    outputs = list(node.args[0])
+        for node in self.joint.module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(waiting)
+            elif node in self.folded.values:
+                self._guarded(node, partial(self.constants.ref, self.folded.values[node]))
+            elif self.folded.covers(node):
+                self.values[node] = None  # inside a constant: nothing reads it, or only its shape
+            elif node.op == "call_function":
+                self._call(node)
         if self.problems:
             listing = "\n  ".join(dict.fromkeys(self.problems))
             raise ConfigurationError(
                 f"the model cannot be captured; these operators have no exact form here:\n  {listing}"
             )
-        return [None if node is None else self.values[node] for node in outputs]
-
-    def _constant(self, name: str) -> Ref:
-        tensor: Tensor = getattr(self.graph, name)
-        if tensor.dtype not in DTYPES:
-            self.problems.append(f"constant {name}: dtype {tensor.dtype}")
-            return self.builder.const(0.0)
-        dtype = DTYPES[tensor.dtype]
-        if bool((tensor == tensor.flatten()[0]).all()):
-            return self.builder.full(tuple(tensor.shape), tensor.flatten()[0].item(), dtype)
-        key = f"constant.{len(self.constants)}"
-        self.constants[key] = tensor.detach().clone()
-        return self.builder.data(key, dtype, tuple(tensor.shape))
+        return self.values
 
     def _call(self, node: fx.Node) -> None:
         if not isinstance(node.target, OpOverload):
             self.values[node] = self._getitem(node)
             return
-        where = self.origins.of(node)
         if not node.users:
             return
-        name = str(node.target).removeprefix("aten.")
-        rule = RULES.get(name)
-        if rule is None:
-            self._fail(node, f"{name} (at {where}): no lowering rule; write this part with supported operators")
-            return
-        if (bad := self._unknown_dtype(node)) is not None:
-            self._fail(node, f"{name} (at {where}): dtype {bad}; use float32, int64 or bool")
-            return
         arguments = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        if _contains_failure(arguments):
+        if (bad := _unknown_dtype(node)) is not None:
+            self._fail(node, f"dtype {bad}; {dtype_hint(bad)}")
+        elif (rule := RULES.get(_name(node))) is None:
+            self._fail(node, f"no lowering rule; {operator_hint(_name(node))}")
+        elif _contains_failure(arguments):
             self.values[node] = _FAILED
-            return
-        self.builder.origin = where
-        args, kwargs = arguments
+        else:
+            args, kwargs = arguments
+            context = Context(self.builder, node.meta["val"])
+            self._guarded(node, lambda: self._in_range(node, rule(context, *args, **kwargs)))
+
+    def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
+        self.builder.origin = self.joint.origin(node)
         try:
-            self.values[node] = rule(Context(self.builder, node.meta["val"]), *args, **kwargs)
+            self.values[node] = make()
         except NotImplementedError as error:
-            self._fail(node, f"{name} (at {where}): {error}")
+            self._fail(node, str(error))
+
+    def _in_range(self, node: fx.Node, value: Any) -> Any:
+        """Integers of narrow dtypes are i64 here; what may overflow wraps around as in torch."""
+        dtype = getattr(node.meta["val"], "dtype", None)
+        if dtype not in INTEGERS or not isinstance(value, Ref) or _name(node).partition(".")[0] in _IN_RANGE:
+            return value
+        sources = [source.meta["val"].dtype for source in node.all_input_nodes]
+        if _name(node).startswith("_to_copy") and all(_fits(source, dtype) for source in sources):
+            return value
+        return wrapped(self.builder, value, *INTEGERS[dtype])
 
     def _getitem(self, node: fx.Node) -> Any:
         source, index = node.args
@@ -251,14 +165,28 @@ class _Lowering:
         return value if value is _FAILED else value[index]
 
     def _fail(self, node: fx.Node, problem: str) -> None:
-        self.problems.append(problem)
+        self.problems.append(f"{_name(node)} (at {self.joint.origin(node)}): {problem}")
         self.values[node] = _FAILED
 
-    @staticmethod
-    def _unknown_dtype(node: fx.Node) -> torch.dtype | None:
-        value = node.meta["val"]
-        tensors = value if isinstance(value, tuple | list) else [value]
-        return next((t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype not in DTYPES), None)
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.")
+
+
+def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether every value of one dtype is one of another, narrow one."""
+    if source == torch.bool:
+        return True
+    if source not in INTEGERS:
+        return False
+    (low, bits), (least, width) = INTEGERS[source], INTEGERS[dtype]
+    return low >= least and low + (1 << bits) <= least + (1 << width)
+
+
+def _unknown_dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta["val"]
+    tensors = value if isinstance(value, tuple | list) else [value]
+    return next((t.dtype for t in tensors if isinstance(t, Tensor) and element_type(t.dtype) is None), None)
 
 
 _FAILED = object()
@@ -276,35 +204,27 @@ def _contains_failure(arguments: Any) -> bool:
 class Traced:
     """A step as torch traced it; it may be lowered more than once, each time over other refs."""
 
-    graph: fx.GraphModule
-    signature: Any
-    names: "_Names"
-    calls: list[tuple[str, str]]
+    joint: JointGraph
+    folded: Folded
 
     def lower(self, builder: Builder, batch: Sequence[Ref], state: Callable[[str], Ref]) -> StepGraph:
         """As `capture`, of what is traced already."""
-        inputs = [state(self.names.of(n)) for n in (*self.signature.parameters, *self.signature.buffers)]
-        lowering = _Lowering(builder, self.graph, _Origins(self.calls))
-        outputs = lowering.run([*inputs, *batch])
-        by_name = dict(zip(_output_names(self.graph), outputs, strict=True))
-        backward = self.signature.backward_signature
-        loss_ref = outputs[
-            len(self.signature.buffers_to_mutate)
-        ]  # after the mutated buffers; signature.loss_output ignores them
-        if not isinstance(loss_ref, Ref) or loss_ref.shape != ():
-            raise ConfigurationError(f"expected a loss of rank 0, got {getattr(loss_ref, 'shape', None)}")
+        joint = self.joint
+        lowering = _Lowering(builder, joint, self.folded)
+        values = lowering.run([*map(state, (*joint.parameters, *joint.buffers)), *batch])
+        gradients = zip(joint.parameters, joint.gradients, strict=True)
         return StepGraph(
-            loss=loss_ref,
-            gradients={self.names.of(p): by_name[g] for g, p in backward.gradients_to_parameters.items()},
-            buffers={self.names.of(b): by_name[o] for o, b in self.signature.buffers_to_mutate.items()},
-            constants=lowering.constants,
+            loss=values[joint.loss],
+            gradients={name: values[node] for name, node in gradients if node is not None},
+            buffers={name: values[node] for name, node in joint.mutated.items()},
+            constants=lowering.constants.data,
         )
 
 
 def trace_step(model: nn.Module, loss: Callable[..., Tensor], example: Sequence[Tensor]) -> Traced:
     """Traces a step, to be lowered. example: tensors of the batch's shapes and dtypes."""
-    graph, signature, wrapped = trace(model, loss, example)
-    return Traced(graph, signature, _Names(wrapped), _forward_calls(model, loss, example))
+    joint = trace(model, loss, example)
+    return Traced(joint, Folded(joint.module))
 
 
 def capture(
@@ -325,7 +245,7 @@ def capture(
 
     for start in range(0, len(batch), len(example)):
         step = traced.lower(builder, batch[start : start + len(example)], current)
-        steps.append(step)  # before the next is lowered, which reads its buffers
+        steps.append(step)
     return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
 
 
@@ -336,20 +256,3 @@ def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:
     gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}
     loss = b.div(reduce(b.add, [s.loss for s in steps]), count)
     return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers, constants=steps[0].constants)
-
-
-class _Names:
-    """From the wrapper's parameter and buffer names to the model's."""
-
-    def __init__(self, wrapped: _Functional) -> None:
-        self._names = {f"unique.{i}": name for i, name in enumerate(wrapped.parameter_names)}
-        self._names |= {f"b{i}": name for i, name in enumerate(wrapped.buffer_names)}
-
-    def of(self, name: str) -> str:
-        """The model's name."""
-        return self._names[name]
-
-
-def _output_names(graph: fx.GraphModule) -> list[str]:
-    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
-    return ["" if node is None else node.name for node in output.args[0]]

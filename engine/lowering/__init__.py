@@ -13,14 +13,16 @@ from engine.lowering import (
     scans,
     views,
 )
-from engine.lowering.registry import DTYPES, RULES, WHOLE, Context
+from engine.lowering.registry import DTYPES, INTEGERS, RULES, WHOLE, Context, element_type
 
 __all__ = [
     "DTYPES",
+    "INTEGERS",
     "RULES",
     "WHOLE",
     "Context",
     "convolution",
+    "element_type",
     "elementwise",
     "indexing",
     "normalization",

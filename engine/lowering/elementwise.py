@@ -3,10 +3,8 @@
 import math
 from typing import Any
 
-import torch
-
 from engine.builder import Ref, Scalar
-from engine.lowering.registry import DTYPES, Context, lowers
+from engine.lowering.registry import Context, lowers
 from protocol.isa import DType, MapFunction
 
 Operand = Ref | Scalar
@@ -214,9 +212,9 @@ def where(c: Context, condition: Ref, x: Operand, y: Operand) -> Ref:
 
 
 @lowers("_to_copy.default")
-def to_copy(c: Context, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) -> Ref:
+def to_copy(c: Context, x: Ref, **_: Any) -> Ref:
     """A cast; device and layout mean nothing here."""
-    return c.b.cast(x, x.dtype if dtype is None else DTYPES[dtype])
+    return c.ref(x)
 
 
 @lowers("copy.default")

@@ -1,8 +1,10 @@
 """Indexed reads and their gradients, and dropout."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 
-from engine.builder import Ref, Scalar
+from engine.builder import Ref, Scalar, broadcast
 from engine.lowering.registry import Context, lowers
 from protocol.isa import DType, MapFunction
 
@@ -35,21 +37,98 @@ def index_select(c: Context, x: Ref, d: int, index: Ref) -> Ref:
     return rows.permute(back)
 
 
-@lowers("index.Tensor")
+@lowers("index.Tensor", "_unsafe_index.Tensor")
 def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
-    """x[index] for one index tensor, in any position."""
-    used = [(d, index) for d, index in enumerate(indices) if index is not None]
-    if len(used) != 1 or used[0][1].dtype != DType.I64:
-        raise NotImplementedError("indexing with several index tensors or a mask")
-    d, index = used[0]
-    size = c.b.const(x.shape[d], DType.I64)
+    """x[index, ...] for integer tensors in any positions; known ranges cost no instruction."""
+    if (several := _Indexed.of(c, x, indices)) is None:
+        return x
+    if (view := several.view()) is not None:
+        return several.placed(view)
+    if len(several.dims) == 1:
+        return several.placed(c.b.rows(several.moved, _from_end(c, several.indices[0], several.moved.shape[0])))
+    rows = c.b.rows(c.b.reshape(several.moved, (-1, *several.rest)), several.row())
+    return several.placed(rows)
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """x under index tensors of one shape: `dims` are those that they index; `moved` is x with those in front."""
+
+    c: Context
+    x: Ref
+    dims: list[int]
+    indices: list[Ref]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, c: Context, x: Ref, indices: Sequence[Ref | None]) -> "_Indexed | None":
+        """None if nothing is indexed. Raises `NotImplementedError` for a mask."""
+        used = {d: index for d, index in enumerate(indices) if index is not None}
+        if any(index.dtype != DType.I64 for index in used.values()):
+            raise NotImplementedError("indexing by a mask: the shape of its result depends on data; use `where`")
+        shape = broadcast(*(index.shape for index in used.values())) if used else ()
+        return cls(c, x, list(used), [index.expand(shape) for index in used.values()], shape) if used else None
+
+    @property
+    def moved(self) -> Ref:
+        return self.x.permute([*self.dims, *(d for d in range(self.x.rank) if d not in self.dims)])
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        return self.moved.shape[len(self.dims) :]
+
+    @property
+    def _order(self) -> list[int]:
+        """Where the dims of (index dims, rest) stand in torch's result: in place if the indexed dims are adjacent."""
+        lead = list(range(len(self.shape)))
+        rest = list(range(len(self.shape), len(self.shape) + len(self.rest)))
+        adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
+        before = self.dims[0] if adjacent else 0
+        return [*rest[:before], *lead, *rest[before:]]
+
+    def placed(self, rows: Ref) -> Ref:
+        """A result of dims (index dims, rest) in torch's order of dims."""
+        return rows.permute(self._order)
+
+    def unplaced(self, values: Ref) -> Ref:
+        """The inverse."""
+        return values.permute([self._order.index(d) for d in range(len(self._order))])
+
+    def view(self) -> Ref | None:
+        """x read at places that are an affine function of the coordinates, if they are known to be."""
+        moved, offset, strides = self.moved, self.x.offset, [0] * len(self.shape)
+        for index, stride, size in zip(self.indices, moved.strides, moved.shape, strict=False):
+            if (places := self.c.b.affine(index)) is None:
+                return None
+            first, steps = places
+            reach = [s * (n - 1) for s, n in zip(steps, self.shape, strict=True)]
+            low, high = first + sum(min(r, 0) for r in reach), first + sum(max(r, 0) for r in reach)
+            if high < 0:
+                first, low, high = first + size, low + size, high + size
+            if low < 0 or high >= size:
+                return None
+            offset += first * stride
+            strides = [a + s * stride for a, s in zip(strides, steps, strict=True)]
+        return Ref(moved.value, moved.dtype, (*self.shape, *self.rest),
+                   (*strides, *moved.strides[len(self.dims):]), offset)  # fmt: skip
+
+    def row(self) -> Ref:
+        """Numbers of rows in row-major order of the indexed dims; -1, which is no row, for an index out of range."""
+        b, zero = self.c.b, self.c.b.const(0, DType.I64)
+        row, right = zero, b.const(True, DType.BOOL)
+        for index, size in zip(self.indices, self.moved.shape, strict=False):
+            limit = b.const(size, DType.I64)
+            at = _from_end(self.c, index, size)
+            fits = b.map(MapFunction.AND, b.compare(MapFunction.LE, zero, at), b.compare(MapFunction.LT, at, limit))
+            right = b.map(MapFunction.AND, right, fits)
+            row = b.add(b.mul(row, limit), at)
+        return b.where(right, row, b.const(-1, DType.I64))
+
+
+def _from_end(c: Context, index: Ref, size: int) -> Ref:
+    """An index with negative ones counted from the end."""
     negative = c.b.compare(MapFunction.LT, index, c.b.const(0, DType.I64))
-    index = c.b.where(negative, c.b.add(index, size), index)
-    moved = x.permute([d, *(e for e in range(x.rank) if e != d)])
-    rows = c.b.rows(moved, index)
-    lead = list(range(index.rank))
-    rest = list(range(index.rank, rows.rank))
-    return rows.permute([*rest[:d], *lead, *rest[d:]])
+    return c.b.where(negative, c.b.add(index, c.b.const(size, DType.I64)), index)
 
 
 @lowers("gather.default")
@@ -94,15 +173,34 @@ def scatter_add(c: Context, x: Ref, d: int, index: Ref, source: Ref) -> Ref:
 
 @lowers("index_put.default", "_unsafe_index_put.default")
 def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
-    """x[index] += values for one index tensor in the first position, with exact sums."""
-    if not accumulate or indices[0] is None or any(i is not None for i in indices[1:]):
-        raise NotImplementedError("index_put other than accumulation by one leading index")
-    index = indices[0]
-    size = c.b.const(x.shape[0], DType.I64)
-    negative = c.b.compare(MapFunction.LT, index, c.b.const(0, DType.I64))
-    index = c.b.where(negative, c.b.add(index, size), index)
-    sums = c.b.scatter_rows(values.expand((*index.shape, *x.shape[1:])), index, x.shape[0])
+    """x[index, ...] += values with exact sums; or one value put where a mask of leading dims holds."""
+    if not accumulate:
+        return _put_one(c, x, indices, values)
+    several = _Indexed.of(c, x, indices)
+    if several is None:
+        return c.b.add(x, values.expand(x.shape))
+    shape = several.placed(
+        Ref(0, x.dtype, (*several.shape, *several.rest), (0,) * (len(several.shape) + x.rank - len(several.dims)))
+    ).shape
+    source = several.unplaced(values.expand(shape))
+    moved = several.moved
+    if len(several.dims) == 1:
+        sums = c.b.scatter_rows(source, _from_end(c, several.indices[0], moved.shape[0]), moved.shape[0])
+    else:
+        count = prod(moved.shape[: len(several.dims)])
+        sums = c.b.reshape(c.b.scatter_rows(source, several.row(), count), moved.shape)
+    back = [*several.dims, *(d for d in range(x.rank) if d not in several.dims)]
+    sums = sums.permute([back.index(d) for d in range(x.rank)])
     return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
+
+
+def _put_one(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> Ref:
+    mask = indices[0] if indices else None
+    if len(indices) != 1 or mask is None or mask.dtype != DType.BOOL or prod(value.shape) != 1:
+        raise NotImplementedError("index_put other than accumulation, or one value under one mask; use `where`")
+    for _ in range(x.rank - mask.rank):
+        mask = mask.unsqueeze(-1)
+    return c.b.where(mask.expand(x.shape), c.b.reshape(value, ()), x)
 
 
 @lowers("native_dropout.default")

@@ -15,6 +15,24 @@ DTYPES: Final[dict[torch.dtype, DType]] = {
     torch.bool: DType.BOOL,
 }
 """torch dtypes that programs know."""
+INTEGERS: Final[dict[torch.dtype, tuple[int, int]]] = {
+    torch.int32: (-(1 << 31), 32),
+    torch.int16: (-(1 << 15), 16),
+    torch.int8: (-(1 << 7), 8),
+    torch.uint8: (0, 8),
+}
+"""Narrower integers, which are i64 in programs: the least value, and the bits after which they wrap around."""
+
+
+def element_type(dtype: torch.dtype) -> DType | None:
+    """What a torch dtype is in programs; None if it is nothing."""
+    return DType.I64 if dtype in INTEGERS else DTYPES.get(dtype)
+
+
+def _known(dtype: torch.dtype) -> DType:
+    if (found := element_type(dtype)) is None:
+        raise NotImplementedError(f"dtype {dtype}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class Context:
     def dtype(self) -> DType:
         """Dtype of the (first) result."""
         first = self.result[0] if isinstance(self.result, tuple | list) else self.result
-        return DTYPES[first.dtype]
+        return _known(first.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,12 +6,18 @@ full relative precision (a few ulp) wherever the function itself is well conditi
 
 import math
 
-from engine.builder import Ref, Scalar
+from engine.builder import Builder, Ref, Scalar
 from engine.lowering.registry import Context, lowers
 from protocol.isa import DType, MapFunction
 
 _WHOLE = float(1 << 23)
 """From here on every f32 is an integer."""
+
+
+def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
+    """An i64 as an integer of so many bits, the least of which is `low`, wraps around: congruent mod 2^bits."""
+    least, size = b.const(low, DType.I64), b.const(1 << bits, DType.I64)
+    return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
 
 
 def _less(c: Context, x: Ref, y: Ref) -> Ref:

@@ -1,0 +1,149 @@
+"""Constant folding at capture: what depends on no parameter, buffer, batch or random draw is computed once, by torch.
+
+The result becomes part of the agreed job: one number read everywhere, an `iota`, or data named `constant.N`. Integers
+and bools are exact. Floats that went through torch's functions (rotary embeddings' frequencies, say) are whatever this
+machine's torch computed: nobody computes them again, the client's bytes are what counts, as for the initial weights.
+
+Constants that cost a program nothing (a full tensor, a range, views of those) are left to their lowering rules.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+MAX_ELEMENTS: Final = 1 << 26
+"""Larger constants are not computed at capture, but in each step."""
+_FILLED: Final = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
+                  "empty": 0, "empty_like": 0, "new_empty": 0, "empty_permuted": 0, "empty_strided": 0,
+                  "new_empty_strided": 0}  # fmt: skip
+"""Operators whose result depends on a shape only, and what it is full of (unset memory: zeros, as everywhere here)."""
+_FULL: Final = ("full", "full_like", "new_full", "scalar_tensor")
+"""Those whose last argument is what the result is full of."""
+_VIEWS: Final = frozenset({
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
+    "alias", "detach", "clone", "lift_fresh_copy",
+})  # fmt: skip
+
+
+def _name(node: fx.Node) -> str:
+    """`full` of `aten.full.default`; empty for anything but an ATen call."""
+    return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A folded tensor, without its repetitions: `base` is expanded to `shape` where it has size 1."""
+
+    base: Tensor
+    shape: tuple[int, ...]
+    key: bytes
+    """Equal for equal tensors."""
+
+
+class Folded:
+    """The constants of a graph that other nodes read, by node."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._module = graph
+        self._known: dict[fx.Node, Any] = {}
+        self._constant: set[fx.Node] = set()
+        self._free: set[fx.Node] = set()
+        self.values: dict[fx.Node, Constant] = {}
+        self._classify()
+        with _disable_current_modes(), torch.no_grad():
+            for node in self._read():
+                self.values[node] = _canonical(self._value(node))
+        self._known.clear()
+
+    def covers(self, node: fx.Node) -> bool:
+        """Whether a node is part of a constant and needs no instruction of its own."""
+        return node in self._constant and node not in self._free and node not in self.values
+
+    def _classify(self) -> None:
+        for node in self._module.graph.nodes:
+            if node.op == "get_attr":
+                self._constant.add(node)
+            elif node.op == "call_function" and self._is_constant(node):
+                self._constant.add(node)
+                if self._is_free(node):
+                    self._free.add(node)
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            return self._constant.issuperset(node.all_input_nodes)
+        if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+            return False
+        if _sizes(node) > MAX_ELEMENTS:
+            return False
+        name = _name(node)
+        if name in _FILLED or (name in _FULL and not isinstance(node.args[-1], fx.Node)):
+            return True
+        return all(source in self._constant for source in node.all_input_nodes)
+
+    def _is_free(self, node: fx.Node) -> bool:
+        if _name(node) in _VIEWS:
+            return all(source in self._free for source in node.all_input_nodes)
+        return _name(node) in _FILLED or _name(node) in _FULL or _name(node) == "arange"
+
+    def _read(self) -> Iterator[fx.Node]:
+        """Constants that cost something and that something that is not constant, or the output, reads."""
+        for node in self._module.graph.nodes:
+            costs = node in self._constant and node not in self._free
+            if costs and not self._constant.issuperset(node.users):
+                yield node
+
+    def _value(self, node: fx.Node) -> Any:
+        """What torch computes. Iterative over the inputs, which stand earlier in the graph."""
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            missing = [source for source in last.all_input_nodes if source not in self._known and _reads(last)]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if last not in self._known:
+                self._known[last] = self._run(last)
+        return self._known[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(self._module, str(node.target)).detach()
+        name = _name(node)
+        if name in _FILLED or name in _FULL:
+            value: Any = _FILLED[name] if name in _FILLED else node.args[-1]
+            return torch.full(tuple(node.meta["val"].shape), value, dtype=node.meta["val"].dtype)
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        return target(*args, **kwargs)
+
+
+def _reads(node: fx.Node) -> bool:
+    """Whether a node reads the elements of its inputs, not only their shape."""
+    return _name(node) not in _FILLED and _name(node) not in _FULL
+
+
+def _sizes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, tuple | list) else [value]
+    return max((t.numel() for t in tensors if isinstance(t, Tensor)), default=0)
+
+
+def _canonical(tensor: Tensor) -> Constant:
+    """Without repetition along any dim, and with a key."""
+    base = tensor
+    for d, size in enumerate(tensor.shape if tensor.numel() else ()):
+        first = base.narrow(d, 0, 1)
+        if size > 1 and (tensor.stride(d) == 0 or bool((base == first).all())):
+            base = first
+    base = base.contiguous()
+    digest = sha256(f"{base.dtype} {tuple(base.shape)}".encode())
+    digest.update(base.view(-1).view(torch.uint8).numpy().tobytes())
+    return Constant(base, tuple(tensor.shape), digest.digest())

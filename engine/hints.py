@@ -1,0 +1,58 @@
+"""What to do about operators and dtypes that have no exact form here, for the report at capture."""
+
+from typing import Final
+
+import torch
+
+_ORDER = "an order of values is not an instruction; the greatest and its index (`max`, `amax`, `argmax`) are"
+_SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
+_RANDOM = "only uniform draws, `bernoulli` and dropout have a form; make it of `torch.rand`, or give it as data"
+_MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
+_COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
+
+HINTS: Final[dict[str, str]] = {
+    **dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _ORDER),
+    **dict.fromkeys(("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "bincount", "histc"), _SHAPE),
+    **dict.fromkeys(("normal", "normal_functional", "randn", "randn_like", "randint", "randint_like", "randperm",
+                     "multinomial", "poisson", "exponential", "geometric", "cauchy", "uniform", "log_normal"), _RANDOM),
+    **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
+                     "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "triangular_solve",
+                     "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),
+    **dict.fromkeys(("complex", "view_as_complex", "view_as_real", "polar", "real", "imag", "_conj", "angle",
+                     "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
+    "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
+    "_ctc_loss": "its lattice is built from data; no form",
+    "grid_sampler_2d": "sampling at computed places has a form only for integers (`gather`)",
+    "bucketize": "compare with each boundary and sum the results",
+    "lgamma": "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it",
+    "digamma": "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it",
+    "pow": "use a constant exponent that is a multiple of 1/2, or exp(y * log(x))",
+    "index_put": "accumulation by index tensors has a form, replacement has not; use `where` or `scatter`",
+    "_cdist_forward": "write the distance as (x - y).square().sum().sqrt()",
+    "_embedding_bag": "use an embedding and a sum",
+    "native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
+    "_flash_attention_forward": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
+}  # fmt: skip
+"""By operator, without its overload."""
+
+_NARROW = "results are rounded to float32 here; train without autocast, .half() or .bfloat16()"
+DTYPE_HINTS: Final[dict[torch.dtype, str]] = {
+    torch.float16: _NARROW,
+    torch.bfloat16: _NARROW,
+    torch.float64: "results are rounded to float32 here, from exact sums; leave out .double() and dtype=torch.float64",
+    torch.complex64: _COMPLEX,
+    torch.complex128: _COMPLEX,
+}
+_ELSE: Final = "write this part with supported operators (docs/OPERATORS.md)"
+_ELSE_DTYPE: Final = "use float32, int64 or bool"
+
+
+def operator_hint(operator: str) -> str:
+    """What to do about an operator, given as `topk.default`."""
+    base = operator.partition(".")[0]
+    return HINTS.get(base) or HINTS.get(base.removesuffix("_backward"), _ELSE)
+
+
+def dtype_hint(dtype: torch.dtype) -> str:
+    """What to do about a dtype."""
+    return DTYPE_HINTS.get(dtype, _ELSE_DTYPE)
