@@ -85,8 +85,8 @@ class Interpreter:
 
         `state` and `data` are on the device and fit the program. With `check_finite`, a state that is no longer finite
         raises `NotFiniteError`; replays of a disputed step switch that off. With `donate`, the memory of `state` may
-        become that of the new state, also if the step fails: it must be writable, and nothing may read its tensors again,
-        other threads included. Without, nothing that is passed is written to.
+        become that of the new state, also if the step fails: it must be writable, and nothing, no other thread either,
+        may read its tensors again. Without, nothing that is passed is written to.
         """
         run = _Run(self, number, state, data, observe, self._given(state, data) if donate else frozenset())
         for position, unit in enumerate(self._planned if observe is None else self._in_order):
