@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.task import AdamW, Batch, Task, Windows, warmup_linear
+from tiebreak.data.tokenizing import ByteTokens
 
 VOCABULARY = 256
 CONTEXT = 32
@@ -102,7 +103,7 @@ def loss(model: nn.Module, window: Tensor) -> Tensor:
 def load() -> Tensor:
     """The text as int64 bytes; its length depends on the Python version, which is why the bytes travel with the job."""
     text = "".join(topics[name] for name in sorted(topics))
-    return torch.tensor(list(text.encode()), dtype=torch.int64)
+    return torch.from_numpy(ByteTokens().encode([text])[0])
 
 
 def task(steps: int = 40) -> Task:
