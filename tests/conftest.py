@@ -28,7 +28,7 @@ settings.load_profile("tiebreak")
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = Path(__file__).with_name("floors.json")
-EXPECTED_SKIPS = (re.compile(r"needs a CUDA device"),)
+EXPECTED_SKIPS = (re.compile(r"needs a CUDA device"), re.compile(r"needs a CPU with avx(2|512)"))
 """Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""
 
 

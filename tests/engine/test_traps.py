@@ -9,9 +9,9 @@
 | libm's sin and cos in rotary embeddings | here, and test_arithmetic_map |
 | flushed subnormals, TF32, FP32 products, -0 in max | test_qualify: such devices are refused |
 | random numbers that depend on the launch geometry | here |
-| seeded initialisation that depends on the instruction set | here, and test_bit_equality |
+| seeded initialisation that depends on the instruction set | here; test_matrix and test_golden start from bytes |
 | running statistics of batch norm, tied weights | test_capture |
-| a check of 5 steps that passes where 20 fork | test_bit_equality runs 25 |
+| a check of 5 steps that passes where 20 fork | test_matrix runs 25 |
 """
 
 import os

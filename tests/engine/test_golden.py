@@ -1,0 +1,105 @@
+"""Programs captured once, checked in: the same roots from their bytes alone, whatever ran them.
+
+(1) The engine reaches every record and the run root without capture and without the models' library.
+(2) The integer reference, in a process without torch, reaches them too: no version of torch takes part.
+(3) Capture makes the same programs today, also under another instruction set than that of the machine's own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.arithmetic import Arithmetic
+from engine.storage import RunDirectory
+from engine.tracing import TESTED_TORCH
+from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, NAMES, STEPS, load
+from tests.golden.train import first_record, inputs, make_run, train
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 300_000
+"""Bytes of all bundles together at most: they are in every clone."""
+CHANGED = f"""capture of {{name}} gives another {{what}} than the golden run's.
+If nothing of that was meant to change, this is a bug: programs captured before are not those captured now.
+If it was (a lowering, an optimizer, the model's library, the format): say so in CHANGELOG.md, since every job drafted
+before has another program, and make the golden runs again with `{COMMAND}`."""
+
+
+def process(module: str, *arguments: str, **variables: str) -> Any:
+    """What a module of tests.golden prints in a process of its own."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
+    command = [sys.executable, "-m", f"tests.golden.{module}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=kept | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def records_of(run: RunDirectory) -> list[tuple[int, str, int]]:
+    return [(record.step, record.state_root.hex(), record.loss_bits) for record in run.records()]
+
+
+def test_bundles_are_whole_and_small(cases: Callable[[], None]) -> None:
+    folders = [path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert sorted(path.name for path in folders) == sorted(NAMES)
+    assert sum(file.stat().st_size for path in folders for file in path.iterdir()) < LIMIT
+    for name in NAMES:
+        bundle = load(name)
+        expected = bundle.expected
+        assert bundle.program.root.hex() == expected.program_root
+        assert bundle.state_root(bundle.state()).hex() == expected.initial_state_root
+        assert bundle.data_root(bundle.data()).hex() == expected.data_root
+        assert [step for step, _, _ in expected.records] == [1, *range(INTERVAL, STEPS + 1, INTERVAL)]
+        cases()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_engine_reaches_the_root(name: str, tmp_path: Path) -> None:
+    made, expected = inputs(name), load(name).expected
+    first = first_record(made)
+    assert (first.step, first.state_root.hex(), first.loss_bits) == expected.records[0]
+    run = make_run(tmp_path / name, made)
+    root = train(run, Arithmetic())
+    assert records_of(run) == list(expected.records[1:])
+    assert root == expected.run_root
+
+
+def test_integers_alone_reach_every_record(cases: Callable[[], None]) -> None:
+    """All steps of the smallest one, in a process that never imports torch or the engine."""
+    found = process("reference", "mlp", str(STEPS))
+    assert found["imported"] == []
+    assert [tuple(record) for record in found["records"]] == list(load("mlp").expected.records)
+    cases(len(found["records"]))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "mlp"])
+def test_integers_alone_reach_the_first_record(name: str) -> None:
+    """A step of each model: some ten million terms one by one."""
+    found = process("reference", name, "1")
+    assert found["imported"] == []
+    assert [tuple(record) for record in found["records"]] == list(load(name).expected.records[:1])
+
+
+def check_capture(found: dict[str, dict[str, str]], cases: Callable[[], None]) -> None:
+    for name in NAMES:
+        for what, root in found[name].items():
+            assert root == getattr(load(name).expected, what), CHANGED.format(name=name, what=what.replace("_", " "))
+            cases()
+
+
+def test_capture_makes_the_same_programs_under_another_instruction_set(cases: Callable[[], None]) -> None:
+    assert torch.__version__.split("+")[0] in TESTED_TORCH, "capture is only promised for tested versions of torch"
+    found = process("capture", *NAMES, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")
+    assert found["capability"] in ("DEFAULT", "NO AVX")
+    check_capture(found["roots"], cases)
+
+
+@pytest.mark.matrix
+def test_capture_makes_the_same_programs_here(cases: Callable[[], None]) -> None:
+    check_capture(process("capture", *NAMES)["roots"], cases)

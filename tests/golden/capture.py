@@ -1,0 +1,32 @@
+"""Captures the golden models again and prints the roots of what comes out, as one line of JSON by name."""
+
+import json
+import sys
+
+import torch
+
+from engine.compile import compile_task
+from engine.tensors import identities
+from protocol.commitments import data_tree, state_tree
+from tests.golden.tasks import make_task
+
+
+def roots(name: str) -> dict[str, str]:
+    """Program, initial state and data."""
+    compiled = compile_task(make_task(name))
+    return {
+        "program_root": compiled.program.root.hex(),
+        "initial_state_root": state_tree(identities(compiled.state)).root.hex(),
+        "data_root": data_tree(identities(compiled.data)).root.hex(),
+    }
+
+
+def main() -> None:
+    """Of the names on the command line."""
+    found = {name: roots(name) for name in sys.argv[1:]}
+    capability = torch.backends.cpu.get_cpu_capability()
+    sys.stdout.write(json.dumps({"roots": found, "capability": capability}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Makes the golden runs again: `python -m tests.golden.make [NAME...]`.
+
+Only when what capture makes of a model, or the meaning of an instruction, is *meant* to change: every job of before has
+another program root, or other results, after that.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from engine.arithmetic import Arithmetic
+from engine.compile import compile_task
+from engine.tensors import identities
+from protocol.commitments import data_tree, state_tree
+from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, Expected, write_expected, write_program
+from tests.golden.tasks import make_task
+from tests.golden.train import Inputs, first_record, make_run, train
+
+
+def make(name: str) -> Expected:
+    """Captures, trains and writes one golden run."""
+    compiled = compile_task(make_task(name))
+    made = Inputs(compiled.program, compiled.state, compiled.data)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = make_run(Path(scratch) / name, made)
+        root = train(run, Arithmetic())
+        records = (first_record(made), *run.records())
+    expected = Expected(
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+        program_root=compiled.program.root.hex(),
+        initial_state_root=state_tree(identities(compiled.state)).root.hex(),
+        data_root=data_tree(identities(compiled.data)).root.hex(),
+        run_root=root,
+        records=tuple((record.step, record.state_root.hex(), record.loss_bits) for record in records),
+    )
+    folder = FOLDER / name
+    folder.mkdir(exist_ok=True)
+    write_program(folder, compiled.program)
+    save_file(compiled.state, folder / "state.safetensors")
+    save_file(compiled.data, folder / "data.safetensors")
+    write_expected(folder, expected)
+    return expected
+
+
+def main() -> None:
+    """Make all of them, or those named."""
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or NAMES:
+        expected = make(name)
+        sys.stdout.write(f"{name}: program {expected.program_root[:16]}, run {expected.run_root[:16]}\n")
+
+
+if __name__ == "__main__":
+    main()

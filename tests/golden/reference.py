@@ -1,0 +1,33 @@
+"""Runs the first steps of a golden run in integers alone: no torch, no kernel, no floating point.
+
+`python -m tests.golden.reference NAME STEPS` prints one line of JSON: the records that the bundle also has.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+
+from protocol.reference import execute, new_state
+from tests.golden.bundle import Bundle, load
+
+
+def records(bundle: Bundle, steps: int) -> Iterator[tuple[int, str, int]]:
+    """(step, state root, loss bits) of each step, by `protocol.reference` from the initial state."""
+    state, data = bundle.state(), bundle.data()
+    for step in range(1, steps + 1):
+        values = execute(bundle.program, state, data, step)
+        state = new_state(bundle.program, values)
+        yield step, bundle.state_root(state).hex(), int.from_bytes(values[-1], "little")
+
+
+def main() -> None:
+    """Print the records, and which modules were imported that must not have a say."""
+    bundle = load(sys.argv[1])
+    committed = {step for step, _, _ in bundle.expected.records}
+    found = [record for record in records(bundle, int(sys.argv[2])) if record[0] in committed]
+    imported = [module for module in ("torch", "transformers", "engine") if module in sys.modules]
+    sys.stdout.write(json.dumps({"records": found, "imported": imported}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

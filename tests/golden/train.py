@@ -1,0 +1,119 @@
+"""Trains golden runs in a process of its own, so that threads, instruction set and kernels can be chosen for it.
+
+    ATEN_CPU_CAPABILITY=default TIEBREAK_NATIVE=0 python -m tests.golden.train DIRECTORY NAME... --threads 2 --permute 7
+
+makes a run of each in DIRECTORY/NAME, or goes on with the one that is there, and prints one line of JSON.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.arithmetic import Arithmetic, chains, contraction
+from engine.interpreter import Interpreter, State
+from engine.storage import RunDirectory
+from engine.tensors import from_bytes, identities
+from engine.training import Worker, make_record
+from protocol.commitments import StepRecord, data_tree, state_tree
+from protocol.eip712 import Address, Domain
+from protocol.job import Job, SignedJob
+from protocol.keys import PrivateKey
+from protocol.program import Program
+from tests.golden.bundle import INTERVAL, STEPS, load
+
+CLIENT, TRAINER = PrivateKey.from_int(31), PrivateKey.from_int(32)
+DOMAIN = Domain(chain_id=9, contract=Address(bytes(19) + b"\x09"))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A program with its initial state and data; `engine.compile`, which captures, is not imported for it."""
+
+    program: Program
+    state: State
+    data: State
+
+
+def inputs(name: str) -> Inputs:
+    """What a bundle holds."""
+    bundle = load(name)
+    state, data = bundle.state(), bundle.data()
+    return Inputs(
+        bundle.program,
+        {n: from_bytes(state[n], *spec) for n, spec in bundle.program.state_spec().items()},
+        {n: from_bytes(data[n], *spec) for n, spec in bundle.program.data_spec().items()},
+    )
+
+
+def make_run(path: Path, made: Inputs) -> RunDirectory:
+    """A run of `STEPS` steps."""
+    job = Job(
+        client=CLIENT.address,
+        trainer=TRAINER.address,
+        program_root=made.program.root,
+        body_count=len(made.program.body),
+        state_count=len(made.program.commits),
+        data_count=len(made.program.data_slots),
+        initial_state_root=state_tree(identities(made.state)).root,
+        data_root=data_tree(identities(made.data)).root,
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+        reward=1,
+        trainer_stake=1,
+        challenger_stake=1,
+        challenge_window=1,
+        clock=1,
+        descent_levels=1,
+        nonce=0,
+    )
+    digest = job.digest(DOMAIN)
+    signed = SignedJob(
+        domain=DOMAIN, job=job, client_signature=CLIENT.sign(digest), trainer_signature=TRAINER.sign(digest)
+    )
+    return RunDirectory.create(path, signed, made.program, made.state, made.data)
+
+
+def train(run: RunDirectory, arithmetic: Arithmetic, until: int | None = None) -> str:
+    """Runs to a step (default: the end); the run root so far, in hex."""
+    return Worker(run, Interpreter(run.program, arithmetic), key=TRAINER).work(until).hex()
+
+
+def first_record(made: Inputs, arithmetic: Arithmetic | None = None) -> StepRecord:
+    """The record after step 1."""
+    machine = Interpreter(made.program, Arithmetic() if arithmetic is None else arithmetic)
+    result = machine.step(1, machine.to_device(made.state), machine.to_device(made.data))
+    return make_record(1, result.state, result.loss_bits)
+
+
+def main() -> None:
+    """Train and print `roots` by name, the steps from which the runs went on, and the settings that took effect."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--permute", type=int)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    roots, begun = {}, {}
+    for name in arguments.names:
+        path = arguments.directory / name
+        run = RunDirectory.open(path) if path.exists() else make_run(path, inputs(name))
+        begun[name] = run.last_complete()
+        roots[name] = train(run, Arithmetic(permute=arguments.permute))
+    found = {
+        "roots": roots,
+        "begun": begun,
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "compiled": [kernel.build().library is not None for kernel in (contraction, chains)],
+        "captured": [module for module in ("transformers", "engine.capture") if module in sys.modules],
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

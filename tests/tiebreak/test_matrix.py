@@ -1,0 +1,225 @@
+"""Twenty-five steps of a small GPT-2, ResNet and Llama: one run root under everything in which two machines may differ.
+
+Threads, instruction set of torch (`ATEN_CPU_CAPABILITY`), order of the terms of every sum, a run in one piece or one
+that goes on from another process' checkpoint, compiled kernels or the pure path. Each setting is a process of its own,
+because torch reads these variables when it is loaded; it gets the programs of tests/golden as bytes and captures
+nothing. `make test` runs settings that cover every pair of values, `make matrix` the whole product.
+
+A step count selects which bugs can be seen, so these are not shorter. And equality proves nothing where nothing could
+differ: plain FP32 training of the same models ends in different bytes in the same matrix; without its exact fallback
+the engine itself, the compiled one as well as the pure one, does not reach the root, and is refused by qualification.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.arithmetic import Arithmetic, contraction, scatter, sums
+from engine.qualify import qualify
+from engine.storage import RunDirectory
+from protocol.errors import ConfigurationError
+from protocol.float32 import round_f32
+from protocol.isa import DType
+from tests.engine.arithmetic_cases import elements_of, sum_of, tensor_of
+from tests.engine.test_contraction import FAULTS, faulty
+from tests.golden.bundle import INTERVAL, MODELS, load
+from tests.golden.train import inputs, make_run, train
+
+ROOT = Path(__file__).resolve().parents[2]
+STOPPED_AT = 2 * INTERVAL + 3
+"""Where a run is interrupted that another process takes up again: between two checkpoints."""
+CPU = torch.cpu.get_capabilities()
+ABLE = {
+    "default": True,
+    "avx2": bool(CPU.get("avx2")),
+    "avx512": all(CPU.get(f"avx512_{part}") for part in ("f", "bw", "dq", "vl")),
+}
+"""Instruction sets that torch has kernels for. It believes the variable, so what the CPU can do is asked here."""
+CAPABILITIES = tuple(name for name, able in ABLE.items() if able)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What may differ between two machines, or two runs of one."""
+
+    threads: int
+    capability: str
+    permuted: bool
+    resumed: bool
+    compiled: bool
+
+    def __str__(self) -> str:
+        words = (
+            f"{self.threads}-threads", self.capability, "permuted" * self.permuted, "resumed" * self.resumed,
+            "compiled" if self.compiled else "pure",
+        )  # fmt: skip
+        return " ".join(filter(None, words))
+
+
+EVERY = [Setting(*values) for values in product((1, 2), CAPABILITIES, (False, True), (False, True), (True, False))]
+
+
+def pairs(setting: Setting) -> set[tuple[tuple[str, object], ...]]:
+    """Every two of its values together."""
+    return set(combinations(asdict(setting).items(), 2))
+
+
+def covering(settings: Sequence[Setting]) -> list[Setting]:
+    """Few of the settings, which hold every pair that any of them holds: always the one with the most new pairs."""
+    missing, chosen = set().union(*map(pairs, settings)), list[Setting]()
+    while missing:
+        chosen.append(max(settings, key=lambda setting: len(pairs(setting) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+COVERING = covering(EVERY)
+
+
+def marked() -> list[Any]:
+    """Every setting; those that `make test` leaves out with a mark."""
+    rest = pytest.mark.matrix
+    return [pytest.param(each, id=str(each), marks=() if each in COVERING else rest) for each in EVERY]
+
+
+def process(module: str, *arguments: str, capability: str, native: bool = True) -> Any:
+    """What a module of tests.golden prints in a process of its own."""
+    dropped = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "TIEBREAK_NATIVE")
+    environment = {k: v for k, v in os.environ.items() if k not in dropped}
+    environment |= {"ATEN_CPU_CAPABILITY": capability, "TIEBREAK_NATIVE": str(int(native))}
+    command = [sys.executable, "-m", f"tests.golden.{module}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["capability"].lower() == ("default" if capability == "default" else capability)
+    return found
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that this process began with its own settings and did not end."""
+    folder = tmp_path_factory.mktemp("stopped")
+    for name in MODELS:
+        train(make_run(folder / name, inputs(name)), Arithmetic(), STOPPED_AT)
+    return folder
+
+
+def test_the_small_matrix_covers_every_pair() -> None:
+    every = set().union(*map(pairs, EVERY))
+    assert set().union(*map(pairs, COVERING)) == every
+    assert len(COVERING) < len(EVERY) / 2
+    names = list(asdict(EVERY[0]))
+    assert {(a[0], b[0]) for a, b in every} == set(combinations(names, 2))
+
+
+@pytest.mark.parametrize("capability", list(ABLE))
+def test_the_matrix_has_every_instruction_set(capability: str) -> None:
+    """One that this CPU lacks is a skip with its name, not a case less."""
+    if not ABLE[capability]:
+        pytest.skip(f"needs a CPU with {capability}")
+    assert any(setting.capability == capability for setting in EVERY)
+
+
+@pytest.mark.parametrize("setting", marked())
+def test_one_root(setting: Setting, stopped: Path, tmp_path: Path, cases: Callable[[], None]) -> None:
+    if setting.resumed:
+        shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    options = ["--threads", str(setting.threads), *(["--permute", "7"] if setting.permuted else [])]
+    found = process("train", str(tmp_path), *MODELS, *options, capability=setting.capability, native=setting.compiled)
+    # The settings did take effect.
+    assert found["threads"] == setting.threads
+    assert found["compiled"] == [setting.compiled] * len(found["compiled"])
+    assert set(found["begun"].values()) == {2 * INTERVAL if setting.resumed else 0}
+    assert found["captured"] == []
+    for name in MODELS:
+        expected = load(name).expected
+        records = RunDirectory.open(tmp_path / name).records()
+        assert [(r.step, r.state_root.hex(), r.loss_bits) for r in records] == list(expected.records[1:])
+        assert found["roots"][name] == expected.run_root
+        cases()
+
+
+def plain_states(settings: Iterable[tuple[int, str]]) -> dict[str, set[str]]:
+    """The different final states of each model in plain FP32."""
+    seen: dict[str, set[str]] = {name: set() for name in MODELS}
+    for threads, capability in settings:
+        found = process("plain", *MODELS, "--threads", str(threads), capability=capability)
+        assert found["threads"] == threads
+        for name, state in found["states"].items():
+            seen[name].add(state)
+    return seen
+
+
+@pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
+def test_plain_fp32_forks() -> None:
+    """Two machines are enough: other threads, another instruction set, other bytes of every model."""
+    seen = plain_states([(1, CAPABILITIES[0]), (2, CAPABILITIES[-1])])
+    assert {name: len(states) for name, states in seen.items()} == dict.fromkeys(MODELS, 2)
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
+def test_plain_fp32_forks_by_instruction_set_and_by_threads() -> None:
+    """Each alone suffices for some model; every model has at least one state per instruction set."""
+    seen = plain_states(product((1, 2), CAPABILITIES))
+    assert min(map(len, seen.values())) >= len(CAPABILITIES), seen
+    assert max(map(len, seen.values())) > len(CAPABILITIES), seen
+
+
+NEXT_TO_A_TIE = ((0x3F800000, 0x33800000, 1), (0x3F800000, 0x33800000, 0x80000001))
+"""1 + 2^-24 +- 2^-149: the exact sums lie 2^-149 beside the tie of 1 and its neighbour. FP64 sees the tie itself."""
+
+
+def wrong_sums() -> int:
+    """How many of the vectors, in any order of their terms, this engine gets wrong."""
+    wrong = 0
+    for row in NEXT_TO_A_TIE:
+        exact = round_f32(sum(_units(bits) for bits in row), -149)
+        for order in (row, row[::-1], (row[2], row[0], row[1])):
+            i = sum_of(order)
+            wrong += elements_of(Arithmetic().execute(i, [tensor_of(DType.F32, order)], 0)) != [exact]
+    return wrong
+
+
+def _units(bits: int) -> int:
+    """A finite f32 in units of 2^-149."""
+    exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    size = fraction if exponent == 0 else (fraction | 1 << 23) << (exponent - 1)
+    return -size if bits >> 31 else size
+
+
+def without_fallback(kind: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """FP64, then rounded: Ziv's test never fails."""
+    if kind == "pure":
+        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+        for module in (sums, scatter):
+            monkeypatch.setattr(module, "settle", lambda *_: None)
+    else:
+        faulty(monkeypatch, folder, *FAULTS[0])
+
+
+@pytest.mark.parametrize("kind", ["pure", "compiled"])
+def test_without_its_exact_fallback_an_engine_is_caught(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By a sum next to a tie, by qualification, and, had both been left out, by the root of a run."""
+    if kind == "compiled":
+        assert contraction.build().library is not None
+    assert wrong_sums() == 0
+    (tmp_path / "kernel").mkdir()
+    without_fallback(kind, monkeypatch, tmp_path / "kernel")
+    assert wrong_sums() > 0
+    with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
+        qualify(Arithmetic())
+    root = train(make_run(tmp_path / "run", inputs("gpt2")), Arithmetic())
+    assert root != load("gpt2").expected.run_root
