@@ -2,12 +2,32 @@
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import torch
 
+from engine.arithmetic import chains, contraction
+from protocol.native import enabled, hashing, load
+
 _CPUINFO = Path("/proc/cpuinfo")
+NATIVE: Final = "TIEBREAK_NATIVE"
+"""The variable that switches compiled kernels off when it is 0."""
+EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
+"""Variables by which cuBLAS may be told to put FP64 products together from smaller formats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A compiled accelerator, or why its pure twin runs instead."""
+
+    name: str
+    compiled: bool
+    detail: str
 
 
 def cpu_name() -> str:
@@ -37,3 +57,52 @@ def describe() -> tuple[tuple[str, str], ...]:
         ("torch threads", str(torch.get_num_threads())),
         ("torch instruction set", torch.backends.cpu.get_cpu_capability()),
     )
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """Each compiled accelerator; those that are not there yet are compiled now."""
+    found = [
+        Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
+        for name, module in (("contraction", contraction), ("chains", chains))
+    ]
+    hasher, reason = hashing.hasher(), load(Path(hashing.__file__).with_suffix(".c")).reason
+    if hasher is not None:
+        reason = f"{reason}, {hasher.implementation}"
+    elif enabled() and reason.startswith("compiled"):
+        reason = "does not compute what its twin computes"
+    return (*found, Kernel(name="hasher", compiled=hasher is not None, detail=reason))
+
+
+def describe_cuda() -> tuple[tuple[str, str], ...]:
+    """What decides how a CUDA device computes; nothing without one."""
+    if not torch.cuda.is_available():
+        return ()
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return (
+        *((f"cuda:{i}", name) for i, name in enumerate(names)),
+        ("cuda", str(torch.version.cuda)),
+        ("cuda driver", cuda_driver()),
+        # Of FP32 products alone: the engine multiplies in FP64.
+        ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
+        *((name, value) for name in EMULATION if (value := os.environ.get(name)) is not None),
+    )
+
+
+def cuda_driver() -> str:
+    """The version of the kernel driver, from where Linux tells it."""
+    file = Path("/sys/module/nvidia/version")
+    return file.read_text().strip() if file.is_file() else "unknown"
+
+
+@contextmanager
+def pure_path() -> Iterator[None]:
+    """Without compiled kernels: every one asks the variable when it is used."""
+    before = os.environ.get(NATIVE)
+    os.environ[NATIVE] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NATIVE]
+        else:
+            os.environ[NATIVE] = before

@@ -10,13 +10,13 @@ from protocol.program import Program
 
 
 def usable_device(name: str) -> torch.device:
-    """A device that this torch can compute on. Raises `ConfigurationError` for any other."""
+    """A device that this torch can compute FP64 on. Raises `ConfigurationError` for any other."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises for a device it has not
+        torch.zeros(1, dtype=torch.float64, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # of a device it has not
         raise ConfigurationError(
-            f"expected a device that this torch computes on, such as cpu or cuda:0, got {name!r}: "
+            f"expected a device that this torch computes FP64 on, such as cpu or cuda:0, got {name!r}: "
             f"{str(error).splitlines()[0]}"
         ) from error
     return device

@@ -1,12 +1,13 @@
-"""`tiebreak doctor`: says exact on a machine that is, and names what is wrong on one that is not."""
+"""`tiebreak doctor`: says exact of each path of a machine that is, and names what is wrong on one that is not."""
 
+import json
 import re
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, elementwise
+from engine.arithmetic import Arithmetic, chains, elementwise
 from engine.qualify import qualify
 from protocol.isa import MapFunction
 from tiebreak.cli import run, tiebreak
@@ -17,26 +18,50 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_this_machine_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
+def rows_of(printed: str) -> dict[str, str]:
+    return {line[:24].strip(): line[24:] for line in printed.splitlines()}
+
+
+def test_this_machine_is_exact_with_kernels_and_without(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiebreak, ["doctor", "--threads", "1"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    rows = dict(re.split(r"  +", line, maxsplit=1) for line in printed.out.splitlines())
-    found = re.fullmatch(r"exact: (\d+) cases in \d+\.\d s", rows["device cpu"])
-    assert found is not None
-    assert int(found[1]) == qualify(Arithmetic()).cases > 1000
-    assert any(torch.__version__ in value for value in rows.values())
+    rows = rows_of(printed.out)
+    for path in ("compiled", "pure"):
+        found = re.fullmatch(r"exact: (\d+) cases in \d+\.\d s", rows[f"device cpu, {path}"])
+        assert found is not None
+        assert int(found[1]) == qualify(Arithmetic()).cases > 1000
+    assert rows["torch"] == torch.__version__
+    assert rows["torch threads"] == "1"
+    assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
+    assert rows["kernel contraction"] == rows["kernel chains"] == chains.build().reason
+    assert rows["kernel hasher"].startswith("compiled with")
+
+
+def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    assert run(tiebreak, ["doctor", "--device", "cpu", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["exact"] is True
+    assert [(v["device"], v["path"], v["exact"], v["problem"]) for v in document["qualification"]] == [
+        ("cpu", "pure", True, "")
+    ]
+    assert document["qualification"][0]["cases"] > 1000
+    assert document["environment"]["torch"] == torch.__version__
+    assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
+        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("contraction", "chains", "hasher")
+    ]
 
 
 @pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99"])
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str], device: str) -> None:
     assert run(tiebreak, ["doctor", "--device", device]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("ConfigurationError: expected a device that this torch computes on")
+    assert line.startswith("ConfigurationError: expected a device that this torch computes FP64 on")
 
 
-def test_wrong_arithmetic_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine whose square root is one ulp off: exit code 1, the operation and its operands in one line."""
+def wrong_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A square root one ulp off, in torch's path alone."""
     right = elementwise._FUNCTIONS[MapFunction.SQRT]
 
     def wrong(read: list[Tensor], out: Tensor) -> None:
@@ -44,13 +69,27 @@ def test_wrong_arithmetic_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         out.copy_(torch.nextafter(out, torch.full_like(out, 9e9)))
 
     monkeypatch.setitem(elementwise._FUNCTIONS, MapFunction.SQRT, wrong)
+
+
+def test_wrong_arithmetic_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, the operation and its operands in one line."""
+    wrong_root(monkeypatch)
     assert run(tiebreak, ["doctor"]) == 1
     printed = capsys.readouterr()
-    assert "exact" not in printed.out
+    assert rows_of(printed.out)["device cpu, pure"] == "WRONG, see below"
     (line,) = printed.err.strip().splitlines()
     assert re.match(
         r"ConfigurationError: cpu does not compute map sqrt F32 to F32 exactly: expected 0x.*operands 0x", line
     )
+
+
+def test_wrong_arithmetic_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong_root(monkeypatch)
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    assert run(tiebreak, ["doctor", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["exact"] is False
+    assert "map sqrt" in document["qualification"][0]["problem"]
 
 
 def test_threads_must_be_some(capsys: pytest.CaptureFixture[str]) -> None:

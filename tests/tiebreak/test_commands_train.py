@@ -89,7 +89,7 @@ def test_a_device_that_is_not_there(
 ) -> None:
     assert parties.train(parties.signed(tmp_path / "run"), "--device", device) == 1
     assert (
-        f"ConfigurationError: expected a device that this torch computes on, such as cpu or cuda:0, got '{device}'"
+        f"ConfigurationError: expected a device that this torch computes FP64 on, such as cpu or cuda:0, got '{device}'"
         in (one_line(capsys))
     )
 
