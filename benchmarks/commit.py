@@ -30,7 +30,7 @@ from engine.tensors import identities
 from protocol.native.hashing import hasher
 from tiebreak.environment import usable_cores
 
-REPEATS: Final = 7
+REPEATS: Final = 5
 INTERVAL: Final = 10
 """Steps from checkpoint to checkpoint."""
 ASSUMED_STEP_S: Final = 8.5
@@ -102,7 +102,8 @@ def rates(name: str, state: State, data: np.ndarray) -> Iterator[Row]:
         return run
 
     counts = sorted({1, usable_cores()})
-    candidates = {f"plain {n}": plain(data, n) for n in counts} | {f"ids {n}": ids(n) for n in counts}
+    candidates: dict[str, Callable[[], object]] = {f"plain {n}": plain(data, n) for n in counts}
+    candidates |= {f"ids {n}": ids(n) for n in counts}
     seconds = interleaved(candidates, REPEATS)
     for n in counts:
         threads = f"{n} thread{'s' if n > 1 else ''}"
@@ -160,7 +161,7 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
             work()
             worker.join()
 
-        pair = interleaved({"work": work, "beside": beside}, 5)
+        pair = interleaved({"work": work, "beside": beside}, 3)
     added, case = pair["beside"] - pair["work"], f"GPT-2 124M with Adam, k = {INTERVAL}"
     yield Row(metric="GPT-2's step", case=source, value=step, unit="s")
     yield Row(metric="hash the state", case=case, value=alone["hash"], unit="s")
@@ -182,7 +183,7 @@ def main(step_seconds: float | None, output: str) -> None:
     """Measure and write results/OUTPUT.json."""
     step, source = measured_step() if step_seconds is None else (step_seconds, "given")
     kernel = hasher()
-    rows = []
+    rows: list[Row] = []
     for name, shapes in (("ResNet-50", resnet50()), ("GPT-2 124M", gpt2())):
         state, data = filled(shapes)
         rows += rates(name, state, data)
