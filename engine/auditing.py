@@ -178,7 +178,7 @@ class _SegmentAuditor:
 
     def run(self) -> SegmentAudit:
         started = time.perf_counter()
-        data = self._interpreter.to_device(self._run.data())  # (3)
+        data = self._interpreter.place_data(self._run.data())  # (3)
         for checkpoint in self._audit.wanted:
             if not self._one(checkpoint, data):
                 break

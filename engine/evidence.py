@@ -114,7 +114,7 @@ class Evidence:
 
     def _inputs(self) -> State:
         if self._data is None:
-            self._data = self._interpreter.to_device(self.run.data())
+            self._data = self._interpreter.place_data(self.run.data())
         return self._data
 
     def _step(self, step: int, state: State, observe: Observer | None) -> StepResult:

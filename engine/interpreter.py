@@ -10,6 +10,7 @@ from torch import Tensor
 from engine import schedule
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.chains import Chain, Member, all_finite
+from engine.placement import place
 from engine.schedule import Unit
 from engine.tensors import canonical, check_spec
 from protocol.errors import StateError
@@ -71,6 +72,10 @@ class Interpreter:
         """Tensors on this interpreter's device, contiguous."""
         return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
 
+    def place_data(self, data: Mapping[str, Tensor]) -> State:
+        """The job's data for the steps: on this interpreter's device, but for tables that it has no room for."""
+        return place(self.program, data, self.arithmetic.device)
+
     def step(
         self,
         number: int,
@@ -83,10 +88,10 @@ class Interpreter:
     ) -> StepResult:
         """Runs step `number` (from 1) on the state before it.
 
-        `state` and `data` are on the device and fit the program. With `check_finite`, a state that is no longer finite
-        raises `NotFiniteError`; replays of a disputed step switch that off. With `donate`, the memory of `state` may
-        become that of the new state, also if the step fails: it must be writable, and nothing, no other thread either,
-        may read its tensors again. Without, nothing that is passed is written to.
+        `state` is on the device, `data` where `place_data` put them, and both fit the program. With `check_finite`, a
+        state that is no longer finite raises `NotFiniteError`; replays of a disputed step switch that off. With
+        `donate`, the memory of `state` may become that of the new state, also if the step fails: it must be writable,
+        and nothing, no other thread either, may read its tensors again. Without, nothing that is passed is written to.
         """
         run = _Run(self, number, state, data, observe, self._given(state, data) if donate else frozenset())
         for position, unit in enumerate(self._planned if observe is None else self._in_order):

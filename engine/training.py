@@ -107,7 +107,7 @@ class Worker:
 
     def _compute(self, step: int, last: int, committer: Committer) -> None:
         state = self.interpreter.to_device(self.run.state(step))
-        data = self.interpreter.to_device(self.run.data())
+        data = self.interpreter.place_data(self.run.data())
         job, stats = self.run.job, self.interpreter.arithmetic.stats
         while step < last:
             step += 1

@@ -116,6 +116,8 @@ def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     params, shape = instruction.params, instruction.shape
     assert isinstance(params, GatherParams)
     table, index = operands
+    if table.device != index.device:  # the device has no room for the table
+        return gather(instruction, (table, index.to(table.device))).to(index.device)
     j = View.of_access(instruction.operands[1], shape).on(index)
     outside = (j < 0) | (j >= params.bound)
     j = j.clamp(0, params.bound - 1)

@@ -65,7 +65,7 @@ class Trainer:
         state = self._compiled.state if self.directory is None else self._restore(self.directory)
         self._interpreter = make_interpreter(self._compiled.program, threads=threads, device=device)
         self._state: State = self._interpreter.to_device(state)
-        self._data = self._interpreter.to_device(self._compiled.data)
+        self._data = self._interpreter.place_data(self._compiled.data)
 
     @property
     def program_root(self) -> str:

@@ -1,0 +1,88 @@
+"""Which data may stay on the CPU, which do, and that nothing of a result depends on it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.arithmetic import Arithmetic
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
+from engine.placement import place, tables
+from engine.task import SGD, Batch, Task, Windows
+from engine.tensors import identities
+from tests.engine.conftest import make_tiny_task
+
+ELSEWHERE = torch.device("meta")
+"""Any device that is not the CPU; nothing is computed on it."""
+
+
+def where(data: dict[str, Tensor]) -> dict[str, str]:
+    return {name: tensor.device.type for name, tensor in data.items()}
+
+
+def test_data_of_batches_are_tables(tiny: Compiled) -> None:
+    assert tables(tiny.program) >= {"x", "y"}
+    assert "seed" not in tables(tiny.program)
+
+
+def test_what_something_else_reads_too_is_no_table() -> None:
+    b = compile_task(make_tiny_task())
+    gathers = {n for n, i in enumerate(b.program.body) if i.opcode.name == "GATHER"}
+    read_otherwise = {
+        operand.value
+        for n, i in enumerate(b.program.body)
+        for k, operand in enumerate(i.operands)
+        if n not in gathers or k
+    }
+    for number, instruction in enumerate(b.program.body):
+        name = getattr(instruction.params, "name", None)
+        if instruction.opcode.name == "SOURCE" and instruction.function == 3:
+            assert (name in tables(b.program)) == (number not in read_otherwise)
+
+
+def test_windows_are_tables() -> None:
+    made = compile_task(
+        Task(
+            name="w", model=nn.Linear(3, 1), loss=lambda m, t: m(t.float()).mean(), optimizer=SGD(lr=0.1),
+            data={"tokens": torch.arange(20)}, steps=2, checkpoint_interval=1,
+            batch=Batch(size=2, examples=Windows(name="tokens", length=3, stride=2)),
+        )
+    )  # fmt: skip
+    assert "tokens" in tables(made.program)
+
+
+@pytest.mark.parametrize(
+    ("room", "on_cpu"),
+    [
+        (None, set()),
+        (0, {"x", "y", "learning_rate"}),
+        (48 + 160, {"x"}),
+        (48 + 159, {"x", "y"}),
+        (48 + 160 + 400, set()),
+    ],
+)
+def test_the_smallest_tables_are_placed_first(tiny: Compiled, room: int | None, on_cpu: set[str]) -> None:
+    sizes = {name: tensor.nbytes for name, tensor in tiny.data.items() if name in tables(tiny.program)}
+    assert sizes == {"learning_rate": 48, "y": 160, "x": 400}
+    found = where(place(tiny.program, tiny.data, ELSEWHERE, room))
+    assert {name for name, device in found.items() if device == "cpu"} == on_cpu
+    assert set(found) == set(tiny.data)
+
+
+def test_a_cpu_holds_everything(tiny: Compiled) -> None:
+    found = Interpreter(tiny.program, Arithmetic()).place_data(tiny.data)
+    assert all(found[name] is tensor for name, tensor in tiny.data.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tables_on_the_cpu_change_no_bit_on_a_gpu(tiny: Compiled) -> None:
+    device = torch.device("cuda:0")
+    interpreter = Interpreter(tiny.program, Arithmetic(device=device))
+    roots = []
+    for data in (interpreter.to_device(tiny.data), place(tiny.program, tiny.data, device, 0)):
+        state = interpreter.to_device(tiny.state)
+        for step in range(1, 21):
+            state = interpreter.step((step - 1) % 12 + 1, state, data).state
+        roots.append(identities(state))
+    assert roots[0] == roots[1]
