@@ -143,7 +143,7 @@ def _canonical(tensor: Tensor) -> Constant:
         first = base.narrow(d, 0, 1)
         if size > 1 and (tensor.stride(d) == 0 or bool((base == first).all())):
             base = first
-    base = base.contiguous()
+    base = base.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps odd strides of dims of size 1
     digest = sha256(f"{base.dtype} {tuple(base.shape)}".encode())
     digest.update(base.view(-1).view(torch.uint8).numpy().tobytes())
     return Constant(base, tuple(tensor.shape), digest.digest())
