@@ -245,9 +245,9 @@ def check(path, keep, how):
     return status, last
 
 found = [check(folder / "run", keep, lambda: dies_at(point))
-         for keep in ("last", "every:2") for point in range(1, 72, 6 if keep == "last" else 17)]
+         for keep in ("last", "every:2") for point in range(1, 72, 8 if keep == "last" else 23)]
 rng = random.Random(5)
-found += [check(folder / "run", "last", lambda: dies_after(rng.random() * 0.2)) for _ in range(3)]
+found += [check(folder / "run", "last", lambda: dies_after(rng.random() * 0.2)) for _ in range(2)]
 print(json.dumps(found))
 """
 
@@ -260,7 +260,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_root(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert sum(status != 0 for status, _ in found) > 12  # most were killed, at all stages
+    assert sum(status != 0 for status, _ in found) > 8  # most were killed, at all stages
     assert {last for _, last in found} >= {0, 3, 6, 9}
     cases(len(found))
 
