@@ -93,7 +93,8 @@ class Interpreter:
         `donate`, the memory of `state` may become that of the new state, also if the step fails: it must be writable,
         and nothing, no other thread either, may read its tensors again. Without, nothing that is passed is written to.
         """
-        run = _Run(self, number, state, data, observe, self._given(state, data) if donate else frozenset())
+        given = self._given(state, data) if donate and self._chains else frozenset[int]()  # chains alone make use of it
+        run = _Run(self, number, state, data, observe, given)
         for position, unit in enumerate(self._planned if observe is None else self._in_order):
             chain = None if observe is not None else self._chains.get(position)
             if chain is None:
