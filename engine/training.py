@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.committing import Commit, Committer, make_record
+from engine.data import check_unchanged
 from engine.interpreter import Interpreter, Observer, StepResult
 from engine.keeping import ALL, Keep
 from engine.storage import RunDirectory
@@ -120,6 +121,7 @@ class Worker:
             commits = [committer.finished()]
             if step == job.last_step(job.checkpoint_of(step)):
                 commits.append(committer.wait())
+                check_unchanged(data.values())
                 committer.submit(step, state, result.loss_bits)
             waiting = time.perf_counter() - started - seconds
             self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting)

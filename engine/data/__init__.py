@@ -8,7 +8,7 @@ A job commits to float32, int64 and bool; `tiebreak data import` converts everyt
 
 from engine.data.elements import Element
 from engine.data.facts import Facts, FactsCache, data_identities, examine, not_finite
-from engine.data.files import ArrayFile, source_of
+from engine.data.files import ArrayFile, check_unchanged, source_of
 from engine.data.formats import open_array, open_npy, open_raw, open_safetensors
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Element",
     "Facts",
     "FactsCache",
+    "check_unchanged",
     "data_identities",
     "examine",
     "not_finite",

@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -164,6 +164,11 @@ class ArrayFile:
         _SOURCES[tensor] = self
         return tensor
 
+    def check_unchanged(self) -> None:
+        """Raise `StateError` if the file was written to since it was opened, `EncodingError` if it is gone."""
+        with self._opened():
+            pass
+
     @contextmanager
     def _opened(self) -> Iterator[FileIO]:
         with opened(self.path) as (file, stamp):
@@ -192,3 +197,13 @@ def source_of(tensor: Tensor) -> ArrayFile | None:
     found = _SOURCES.get(tensor)  # type: ignore[no-untyped-call]
     assert found is None or isinstance(found, ArrayFile)
     return found
+
+
+def check_unchanged(tensors: Iterable[Tensor]) -> None:
+    """Raise `StateError` if somebody wrote into the file of a mapped tensor since it was opened.
+
+    What was computed with it since may be another run's: nothing of it may be signed.
+    """
+    arrays = {array.path: array for tensor in tensors if (array := source_of(tensor)) is not None}
+    for array in arrays.values():
+        array.check_unchanged()

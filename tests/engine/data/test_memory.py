@@ -4,6 +4,7 @@ RLIMIT_DATA bounds what a process takes for itself (heap and private mappings); 
 system's, and not counted. Under it a copy of the data fails; the script shows that first.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from engine.interpreter import Interpreter
 from engine.storage import RunDirectory
 from engine.task import Batch, Rows, Task, Windows
 from engine.tensors import identities
-from engine.training import Worker
+from engine.training import Progress, Worker
 from protocol.commitments import state_tree
+from protocol.errors import StateError, VerificationError
 from protocol.tags import Digest
 from tests.engine.conftest import TRAINER, make_tiny_task
 
@@ -37,7 +39,7 @@ from engine.data import examine, open_array
 from engine.interpreter import Interpreter
 from engine.storage import RunDirectory
 from engine.task import SGD, Batch, Rows, Task
-from engine.training import Worker
+from engine.training import Progress, Worker
 from protocol.eip712 import Address, Domain
 from protocol.keys import PrivateKey
 from tiebreak.data import load_arrays
@@ -98,6 +100,27 @@ def test_training_on_mapped_data_gives_the_roots_of_training_in_memory(
         roots += [state_tree(identities(state)).root] if step % run.job.checkpoint_interval == 0 else []
     assert [record.state_root for record in run.records()] == roots
     assert all(torch.equal(in_memory[name], tensor) for name, tensor in run.data().items())
+
+
+def test_nothing_is_committed_over_data_that_change_in_the_meantime(
+    new_run: Callable[[str], RunDirectory], tiny: Compiled
+) -> None:
+    run = new_run("run")
+
+    def on_progress(progress: Progress) -> None:
+        if progress.step == 4:
+            with (run.path / "data.safetensors").open("rb+") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last[0] ^ 1]))
+
+    worker = Worker(run, Interpreter(tiny.program, Arithmetic()), key=TRAINER, on_progress=on_progress)
+    with pytest.raises(StateError, match="expected the file as it was when it was opened"):
+        worker.work()
+    assert [record.step for record in run.records()] == [3]
+    with pytest.raises(VerificationError, match="data: expected root"):
+        worker.work()
 
 
 @pytest.mark.parametrize("examples", [Rows(names=("x", "y")), Windows(name="y", length=3, stride=2)])
