@@ -196,10 +196,17 @@ def _plan_matrix(
 
 
 def run_native(
-    library: ctypes.CDLL, plan: NativePlan, operands: Sequence[Tensor], counts: Counts, shuffled: torch.Generator | None
-) -> Tensor:
-    """The result, f32, contiguous, of the instruction's shape. The terms are taken in random order if `shuffled`."""
-    out = torch.empty(plan.shape, dtype=torch.float32)
+    library: ctypes.CDLL,
+    plan: NativePlan,
+    operands: Sequence[Tensor],
+    out: Tensor,
+    counts: Counts,
+    shuffled: torch.Generator | None,
+) -> None:
+    """Writes the result into `out`: f32, contiguous, of the instruction's shape.
+
+    The terms are taken in random order if `shuffled`.
+    """
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
         # SAFETY: the kernel trusts its tables. Validation of the program has checked the same; this costs nothing.
@@ -223,7 +230,6 @@ def run_native(
     del held
     counts.elements += out.numel()
     progress.add_to(counts, threads)
-    return out
 
 
 def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator | None) -> list[Integers]:

@@ -66,7 +66,6 @@ class Arithmetic:
         self.options = Options(device, permute is not None, default if fp64_elements is None else fp64_elements)
         self.stats = Stats() if stats is None else stats
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
-        self._sums = SumRunner(self._exact_sum(), shuffled)
         self._scatters = ScatterRunner(self._exact_sum(), shuffled)
         self._transcendentals = Transcendentals()
         self._shuffles = random.Shuffles()
@@ -74,6 +73,8 @@ class Arithmetic:
         found = chains.kernel() if device.type == "cpu" else None
         self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
         """What runs chains of elementwise instructions in one pass; None where they run one by one."""
+        room = None if self.chains is None else self.chains.buffers
+        self._sums = SumRunner(self._exact_sum(), shuffled, room)
 
     @property
     def device(self) -> torch.device:

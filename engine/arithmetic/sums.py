@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.arithmetic.buffers import Buffers
 from engine.arithmetic.contraction import NativePlan, build, plan_native, run_native
 from engine.arithmetic.few import Floats, Integers
 from engine.arithmetic.stats import Counts
@@ -292,12 +293,16 @@ class SumRunner:
 
     exact: ExactSum
     shuffled: torch.Generator | None = None
+    buffers: Buffers | None = None
+    """Where the compiled kernel takes the memory of its results from."""
     rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape."""
         if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
-            return run_native(library, plan.native, operands, counts, self.shuffled)
+            out = torch.empty(plan.shape, dtype=torch.float32) if self.buffers is None else self.buffers.empty(plan.shape, torch.float32)
+            run_native(library, plan.native, operands, out, counts, self.shuffled)
+            return out
         return self._node(plan.root, operands[::-1] if plan.swapped else operands, counts).view(plan.shape)
 
     def _node(self, node: Part | Split, operands: Sequence[Tensor], counts: Counts) -> Tensor:
