@@ -23,7 +23,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def data() -> None:
-    """Import datasets, and show the ids of arrays."""
+    """Import datasets, and show the ids of arrays.
+
+    A job commits to its data by their ids. Data stay on the disk: an array of any size is read in blocks to compute its
+    id, and a run maps it into memory and reads what each batch needs. `import` makes such arrays of arrays of other
+    types, of text, and of datasets of Hugging Face's `datasets`; `root` shows the id of each array.
+    """
 
 
 @data.group(name="import")
