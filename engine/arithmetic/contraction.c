@@ -45,13 +45,26 @@ typedef struct {
 
 /* ---- panels ---- */
 
+typedef double quad __attribute__((vector_size(32)));
+typedef float quad_of_f32 __attribute__((vector_size(16), aligned(4)));
+
+/* Four terms of four rows, turned: to[k * width + r] = start[r][k]. */
+static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t k, const int width) {
+    quad x[4];
+    for (int r = 0; r < 4; r++) x[r] = __builtin_convertvector(*(const quad_of_f32 *)(start[r] + k), quad);
+    const quad a = __builtin_shufflevector(x[0], x[1], 0, 4, 2, 6), b = __builtin_shufflevector(x[0], x[1], 1, 5, 3, 7);
+    const quad c = __builtin_shufflevector(x[2], x[3], 0, 4, 2, 6), d = __builtin_shufflevector(x[2], x[3], 1, 5, 3, 7);
+    const quad turned[4] = {
+        __builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(b, d, 0, 1, 4, 5),
+        __builtin_shufflevector(a, c, 2, 3, 6, 7), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
+    for (int i = 0; i < 4; i++) memcpy(to + (k + i) * width, &turned[i], sizeof(quad));
+}
+
 /* `width` rows (offsets `row`, fewer than `width` if `rows` says so: zeros then) times `kc` terms, term by term. */
 static inline __attribute__((always_inline)) void pack(
     double *restrict to, const float *restrict from, const int64_t *row, int64_t rows, const int64_t *term, int64_t kc,
     const int width) {
-    int unit = rows == width;
-    for (int r = 1; unit && r < width; r++) unit = row[r] == row[0] + r;
-    if (unit) {
+    if (rows == width && consecutive(row, width)) {
         for (int64_t k = 0; k < kc; k++, to += width) {
             const float *at = from + row[0] + term[k];
             for (int r = 0; r < width; r += LANES)
@@ -61,13 +74,17 @@ static inline __attribute__((always_inline)) void pack(
     }
     const float *start[width];
     for (int r = 0; r < width; r++) start[r] = from + row[r < rows ? r : 0];
-    for (int64_t k = 0; k < kc; k++, to += width)
-        for (int r = 0; r < width; r++) to[r] = start[r][term[k]];
-    if (rows < width) {
-        to -= kc * width;
-        for (int64_t k = 0; k < kc; k++, to += width)
-            for (int64_t r = rows; r < width; r++) to[r] = 0.0;
+    int64_t k = 0;
+    if (width % 4 == 0 && kc >= 4 && consecutive(term, kc)) {
+        for (int r = 0; r < width; r++) start[r] += term[0];
+        for (; k + 4 <= kc; k += 4)
+            for (int r = 0; r < width; r += 4) turn(to + r, start + r, k, width);
+        for (int r = 0; r < width; r++) start[r] -= term[0];
     }
+    for (; k < kc; k++)
+        for (int r = 0; r < width; r++) to[k * width + r] = start[r][term[k]];
+    for (k = 0; rows < width && k < kc; k++)
+        for (int64_t r = rows; r < width; r++) to[k * width + r] = 0.0;
 }
 
 /* Adds the squares of a panel's rows. */
@@ -120,8 +137,7 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
 
 typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
-    float *high;
-    unsigned char *open;
+    float *high; /* a row of results */
     size_t bytes;
     void *memory;
 } room;
@@ -134,7 +150,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 4 * n + n + 256;
+    const size_t bytes = 8 * doubles + 4 * n + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -148,7 +164,6 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.squares_a = held.group + m * n;
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
-    held.open = (unsigned char *)(held.high + n);
     return 1;
 }
 
@@ -196,12 +211,6 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
     }
 }
 
-static void store_row(float *to, const int64_t *place, const float *high, int64_t n, int unit) {
-    if (unit) memcpy(to + place[0], high, 4 * (size_t)n);
-    else
-        for (int64_t j = 0; j < n; j++) to[place[j]] = high[j];
-}
-
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
@@ -212,11 +221,11 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     int64_t waiting = 0;
     for (int64_t i = 0; i < at->m; i++) {
         const double *c = held.c + i * row, left = sqrt(held.squares_a[i]) * t->coefficient;
-        const int64_t count = test_row(c, left, held.squares_b, at->n, held.high, held.open);
-        float *to = out + t->out_m[at->m0 + i];
-        store_row(to, t->out_n + at->n0, held.high, at->n, unit);
-        for (int64_t j = 0; count && j < at->n; j++)
-            if (held.open[j]) {
+        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
+        const int any = test_row(c, left, held.squares_b, at->n, high);
+        for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
+        for (int64_t j = 0; any && j < at->n; j++)
+            if (is_open(c[j], left * held.squares_b[j])) {
                 if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
                 open[waiting++] = (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j]};
             }
@@ -370,13 +379,12 @@ static void add_tile(
 static void finish_tile(
     const contraction *t, int64_t first, int64_t n, const double *sum, const double *size, progress *shared) {
     float *out = t->out + first;
-    unsigned char undecided[TILE];
-    if (!test_row(sum, t->coefficient, size, n, out, undecided)) return;
+    if (!test_row(sum, t->coefficient, size, n, out)) return;
     const terms from = {t->a_k, t->b_k, t->k / t->run_k, t->run_k};
     element open[TILE + LANES];
     int64_t waiting = 0;
     for (int64_t j = 0; j < n; j++)
-        if (undecided[j]) open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j]};
+        if (is_open(sum[j], t->coefficient * size[j])) open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j]};
     settle(&from, open, waiting, shared);
 }
 

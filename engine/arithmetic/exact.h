@@ -189,19 +189,18 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
 
 /* ---- Ziv's test ---- */
 
-/* Ziv's test of one row of results +- left * right[j]: f32 results in `high`, 1 in `open` for the undecided; how many. */
-static int64_t test_row(
-    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high,
-    unsigned char *restrict open) {
+static inline int is_open(double c, double e) { return !((float)(c + e) == (float)(c - e)); }
+
+/* Ziv's test of one row of results +- left * right[j]: f32 results in `high`; whether any is undecided (`is_open`). */
+static int test_row(const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict high) {
+    int any = 0;
     for (int64_t j = 0; j < n; j++) {
         const double e = left * right[j];
         const float upper = (float)(c[j] + e), lower = (float)(c[j] - e);
         high[j] = upper + 0.0f; /* -0 + 0 = +0 */
-        open[j] = !(upper == lower);
+        any |= !(upper == lower);
     }
-    int64_t count = 0;
-    for (int64_t j = 0; j < n; j++) count += open[j];
-    return count;
+    return any;
 }
 
 static int consecutive(const int64_t *table, int64_t n) {

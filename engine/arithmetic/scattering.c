@@ -74,16 +74,15 @@ static void add_key(
     const terms places = {chain, 0, length, 1};
     double sum[OPEN], size[OPEN];
     float high[OPEN];
-    unsigned char undecided[OPEN];
     element open[OPEN + LANES];
     for (int64_t w = w0; w < w1; w += OPEN) {
         const int64_t n = w1 - w < OPEN ? w1 - w : OPEN, *row = t->source_row + w;
         int64_t waiting = 0;
         add_chain(from, row, n, consecutive(row, n), chain, length, sum, size);
-        const int64_t count = test_row(sum, coefficient, size, n, high, undecided);
+        const int any = test_row(sum, coefficient, size, n, high);
         for (int64_t j = 0; j < n; j++) out[t->out_row[w + j]] = high[j];
-        for (int64_t j = 0; count && j < n; j++)
-            if (undecided[j]) open[waiting++] = (element){from + row[j], 0, out + t->out_row[w + j], sum[j]};
+        for (int64_t j = 0; any && j < n; j++)
+            if (is_open(sum[j], coefficient * size[j])) open[waiting++] = (element){from + row[j], 0, out + t->out_row[w + j], sum[j]};
         settle(&places, open, waiting, shared);
     }
 }

@@ -300,7 +300,11 @@ class SumRunner:
     def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape."""
         if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
-            out = torch.empty(plan.shape, dtype=torch.float32) if self.buffers is None else self.buffers.empty(plan.shape, torch.float32)
+            out = (
+                torch.empty(plan.shape, dtype=torch.float32)
+                if self.buffers is None
+                else self.buffers.empty(plan.shape, torch.float32)
+            )
             run_native(library, plan.native, operands, out, counts, self.shuffled)
             return out
         return self._node(plan.root, operands[::-1] if plan.swapped else operands, counts).view(plan.shape)
