@@ -6,6 +6,7 @@ Tracing is `engine.tracing`'s, constants are computed by `engine.folding`, the r
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from hashlib import sha256
 from typing import Any, Final
 
 import torch
@@ -46,17 +47,32 @@ class _Constants:
         """The constant as a ref. Raises `NotImplementedError` where its dtype has no exact form."""
         base = _in_program_dtype(constant.base, len(constant.shape))
         dtype, b = DTYPES[base.dtype], self._builder
-        flat = base.flatten()
-        if not len(flat):  # nothing of it can be read; a `cat` drops it
+        if not base.numel():
             return b.full(constant.shape, 0, dtype)
-        if bool((base == flat[0]).all()) or bool(torch.isnan(base).all()):
-            return b.full(constant.shape, flat[0].item(), dtype)
-        if base.dtype == torch.int64 and (strides := _affine(base)) is not None:
-            return b.iota(tuple(base.shape), strides, int(flat[0])).expand(constant.shape)
-        if constant.key not in self._names:
-            self._names[constant.key] = f"constant.{len(self.data)}"
-            self.data[self._names[constant.key]] = base.clone()
-        return b.data(self._names[constant.key], dtype, tuple(base.shape)).expand(constant.shape)
+        first = base.flatten()[0]
+        if bool((base == first).all()) or bool(torch.isnan(base).all()):
+            return b.full(constant.shape, first.item(), dtype)
+        if (places := _whole(base)) is not None and (strides := _affine(places)) is not None:
+            return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(constant.shape)
+        ref = self._data(base.squeeze())
+        for d, size in enumerate(base.shape):
+            ref = ref.unsqueeze(d) if size == 1 else ref
+        return ref.expand(constant.shape)
+
+    def _data(self, tensor: Tensor) -> Ref:
+        key = sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes()).digest()
+        if key not in self._names:
+            self._names[key] = f"constant.{len(self.data)}"
+            self.data[self._names[key]] = tensor.clone()
+        return self._builder.data(self._names[key], DTYPES[tensor.dtype], tuple(tensor.shape))
+
+
+def _whole(tensor: Tensor) -> Tensor | None:
+    """The tensor as integers, if each element is the f32 (but -0) or i64 of one."""
+    if tensor.dtype == torch.float32 and bool((tensor.abs() < 1 << 24).all()):
+        whole = tensor.to(torch.int64)
+        return whole if torch.equal(whole.to(torch.float32).view(torch.int32), tensor.view(torch.int32)) else None
+    return tensor if tensor.dtype == torch.int64 else None
 
 
 def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:

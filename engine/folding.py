@@ -10,7 +10,6 @@ Constants that cost a program nothing (a full tensor, a range, views of those) a
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Final
 
 import torch
@@ -43,8 +42,6 @@ class Constant:
 
     base: Tensor
     shape: tuple[int, ...]
-    key: bytes
-    """Equal for equal tensors."""
 
 
 class Folded:
@@ -137,13 +134,11 @@ def _sizes(node: fx.Node) -> int:
 
 
 def _canonical(tensor: Tensor) -> Constant:
-    """Without repetition along any dim, and with a key."""
+    """Without repetition along any dim."""
     base = tensor
     for d, size in enumerate(tensor.shape if tensor.numel() else ()):
         first = base.narrow(d, 0, 1)
         if size > 1 and (tensor.stride(d) == 0 or bool((base == first).all())):
             base = first
-    base = base.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps odd strides of dims of size 1
-    digest = sha256(f"{base.dtype} {tuple(base.shape)}".encode())
-    digest.update(base.view(-1).view(torch.uint8).numpy().tobytes())
-    return Constant(base, tuple(tensor.shape), digest.digest())
+    # Memory of its own, and without the strides of 0 that contiguous() keeps where sizes are 1.
+    return Constant(torch.empty(base.shape, dtype=base.dtype).copy_(base), tuple(tensor.shape))

@@ -44,6 +44,42 @@ def div(c: Context, x: Operand, y: Operand) -> Ref:
     return c.b.div(c.ref(x), c.ref(y))
 
 
+def _integers(c: Context, x: Operand, y: Operand, what: str) -> tuple[Ref, Ref]:
+    if c.dtype != DType.I64:
+        raise NotImplementedError(f"{what} of floats: it is not a correctly rounded function of its operands")
+    return c.ref(x), c.ref(y)
+
+
+@lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def remainder(c: Context, x: Operand, y: Operand) -> Ref:
+    """x mod y of integers, with the sign of y."""
+    return c.b.map(MapFunction.MOD, *_integers(c, x, y, "remainder"))
+
+
+@lowers("fmod.Tensor", "fmod.Scalar")
+def fmod(c: Context, x: Operand, y: Operand) -> Ref:
+    """The remainder of integers with the sign of x."""
+    left, right = _integers(c, x, y, "fmod")
+    return c.b.sub(left, c.b.mul(_quotient(c, left, right), right))
+
+
+def _quotient(c: Context, x: Ref, y: Ref) -> Ref:
+    """x div y of integers, towards zero."""
+    b, zero = c.b, c.b.const(0, DType.I64)
+    size = b.map(MapFunction.FLOORDIV, b.map(MapFunction.ABS, x), b.map(MapFunction.ABS, y))
+    opposite = b.compare(MapFunction.NE, b.compare(MapFunction.LT, x, zero), b.compare(MapFunction.LT, y, zero))
+    return b.where(opposite, b.map(MapFunction.NEG, size), size)
+
+
+@lowers("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
+def divide(c: Context, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> Ref:
+    """x / y; with a rounding mode of integers only: towards minus infinity or towards zero."""
+    if rounding_mode is None:
+        return div(c, x, y)
+    left, right = _integers(c, x, y, f"division with rounding_mode={rounding_mode!r}")
+    return c.b.map(MapFunction.FLOORDIV, left, right) if rounding_mode == "floor" else _quotient(c, left, right)
+
+
 _UNARY = {
     "neg": MapFunction.NEG,
     "abs": MapFunction.ABS,
@@ -192,9 +228,9 @@ def _boolean(function: MapFunction) -> Any:
     return rule
 
 
-lowers("bitwise_and.Tensor", "logical_and.default")(_boolean(MapFunction.AND))
-lowers("bitwise_or.Tensor", "logical_or.default")(_boolean(MapFunction.OR))
-lowers("bitwise_xor.Tensor", "logical_xor.default")(_boolean(MapFunction.NE))
+lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default")(_boolean(MapFunction.AND))
+lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default")(_boolean(MapFunction.OR))
+lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default")(_boolean(MapFunction.NE))
 
 
 @lowers("bitwise_not.default", "logical_not.default")

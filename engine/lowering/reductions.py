@@ -48,6 +48,29 @@ def max_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref
     return c.ref(values), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
 
 
+def _negated(c: Context, x: Ref) -> Ref:
+    return c.b.map(MapFunction.NEG, x)
+
+
+@lowers("amin.default")
+def amin(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
+    """Least: the greatest of -x, negated."""
+    return _negated(c, c.b.max(_negated(c, x), _dims(x, dims), keepdim=keepdim)) if x.rank else x
+
+
+@lowers("argmin.default")
+def argmin(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
+    """First index of the least."""
+    return argmax(c, _negated(c, x), d, keepdim)
+
+
+@lowers("min.dim")
+def min_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
+    """Least and its first index."""
+    greatest, index = max_dim(c, _negated(c, x), d, keepdim)
+    return _negated(c, greatest), index
+
+
 @lowers("any.dim", "any.default", "any.dims")
 def any_(c: Context, x: Ref, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> Ref:
     """Whether any element is true."""
@@ -68,6 +91,14 @@ def var_mean(
     divisor = count - (1 if correction is None else correction)
     flat = average if keepdim else average.squeeze(chosen)
     return c.b.div(squares, c.b.const(float(divisor))), flat
+
+
+@lowers("var.correction")
+def var(
+    c: Context, x: Ref, dims: Sequence[int] | None = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> Ref:
+    """Variance (divided by n - correction)."""
+    return var_mean(c, x, dims, correction=correction, keepdim=keepdim)[0]
 
 
 @lowers("mm.default", "bmm.default", "matmul.default")

@@ -1,0 +1,139 @@
+"""Language models of `transformers`, small, in train mode with their own dropout: captured, trained, audited, judged.
+
+The models are as their library has them, with masks, padding, positions, tied weights, and losses that ignore some
+labels; only sizes are reduced, and weights random.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from engine.task import Batch, Rows, Task
+from protocol.isa import Opcode
+from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+
+VOCABULARY, EXAMPLES, BATCH, LENGTH = 61, 6, 2, 8
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
+
+
+def padding() -> Tensor:
+    """1 where there is a token, 0 after the end of every other example."""
+    mask = torch.ones(EXAMPLES, LENGTH, dtype=torch.int64)
+    mask[::2, 5:] = 0
+    return mask
+
+
+def ids(seed: int = 1) -> Tensor:
+    return tokens(seed, EXAMPLES, LENGTH, vocabulary=VOCABULARY)
+
+
+def labels() -> Tensor:
+    """Two in three are to be ignored, as when words are masked."""
+    wanted = ids(2)
+    wanted[:, torch.arange(LENGTH) % 3 != 0] = -100
+    return wanted
+
+
+def gpt2(**changes: object) -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0, **changes
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(kind: type[nn.Module]) -> nn.Module:
+    return kind(transformers.BertConfig(**SMALL, num_hidden_layers=1, max_position_embeddings=16, num_labels=3))
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        **SMALL | {"num_attention_heads": 4}, num_key_value_heads=2, num_hidden_layers=1, attention_dropout=0.1
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, relative_attention_num_buckets=8,
+        relative_attention_max_distance=6, decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def causal(model: nn.Module, x: Tensor) -> Tensor:
+    return model(input_ids=x, labels=x).loss
+
+
+def padded(model: nn.Module, x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+    return model(input_ids=x, attention_mask=mask, labels=y).loss
+
+
+def padded_causal(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    return model(input_ids=x, attention_mask=mask, labels=x.masked_fill(mask == 0, -100)).loss
+
+
+def smoothed(model: nn.Module, x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+    logits = model(input_ids=x, attention_mask=mask).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-100, label_smoothing=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its loss and its data, and how many constants are data of its program."""
+
+    make: Callable[[], nn.Module]
+    loss: Callable[..., Tensor]
+    data: Callable[[], Mapping[str, Tensor]]
+    constants: int
+
+
+def padded_data() -> dict[str, Tensor]:
+    return {"x": ids(), "mask": padding(), "y": labels()}
+
+
+CASES = {
+    "gpt2": Case(gpt2, causal, lambda: {"x": ids()}, 1),
+    "gpt2-eager-exact-gelu": Case(
+        lambda: gpt2(attn_implementation="eager", activation_function="gelu", use_cache=False),
+        causal, lambda: {"x": ids()}, 1,
+    ),
+    "bert-masked": Case(lambda: bert(transformers.BertForMaskedLM), smoothed, padded_data, 0),
+    "bert-classes": Case(
+        lambda: bert(transformers.BertForSequenceClassification), padded,
+        lambda: {"x": ids(), "mask": padding(), "y": ids(2)[:, 0] % 3}, 1,
+    ),
+    "llama": Case(llama, padded_causal, lambda: {"x": ids(), "mask": padding()}, 1),
+    "t5": Case(t5, padded, padded_data, 4),
+}  # fmt: skip
+
+
+def make_task(case: Case) -> Task:
+    data = case.data()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = randomised(case.make())
+    return Task(
+        name="language",
+        model=model,
+        loss=case.loss,
+        optimizer=OPTIMIZER_FOR_TESTS,
+        data=data,
+        batch=Batch(size=BATCH, examples=Rows(names=tuple(data))),
+        steps=4,
+        checkpoint_interval=1,
+        seed=3,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_language_model(name: str, cases: Callable[..., None]) -> None:
+    case = CASES[name]
+    trained = check(make_task(case), cases)
+    drawn = [i for i in trained.program.body if i.opcode == Opcode.RANDOM]
+    assert drawn, "the model's own dropout is part of the program"
+    constants = [name for name in trained.compiled.data if name.startswith("constant.")]
+    assert len(constants) == case.constants

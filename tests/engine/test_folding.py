@@ -1,0 +1,290 @@
+"""Constants of a step, integers narrower than i64, indexing by several tensors, module paths, and what is refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.arithmetic import Arithmetic
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
+from engine.task import SGD, Batch, Rows, Task
+from protocol.errors import ConfigurationError
+from protocol.isa import Opcode
+
+
+class Scaled(nn.Module):
+    """`function(x * w)` where function closes over what a test wants; w is ones."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.w)
+
+
+X = torch.tensor([[0.0, -1.5, 2.25, 3.0], [5.0, 4.0, -7.0, 0.5], [1.0, 1.0, 2.0, -2.0]])
+
+
+def compiled(function: Callable[[Tensor], Tensor]) -> Compiled:
+    task = Task(
+        name="fold",
+        model=Scaled(function),
+        loss=lambda model, x: model(x),
+        optimizer=SGD(lr=1.0),
+        data={"x": X},
+        batch=Batch(size=3, examples=Rows(names=("x",))),
+        steps=1,
+        checkpoint_interval=1,
+    )
+    return compile_task(task)
+
+
+def step(made: Compiled) -> tuple[float, Tensor]:
+    """The loss and the gradient of w."""
+    machine = Interpreter(made.program, Arithmetic())
+    result = machine.step(1, machine.to_device(made.state), machine.to_device(made.data))
+    return result.loss, 1 - result.state["model.w"]
+
+
+def rows_in_order(function: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+    """The same by eager torch; the batch is the whole data set, so functions must not depend on the order of rows."""
+    w = torch.ones(4, requires_grad=True)
+    loss = function(X * w)
+    loss.backward()
+    assert w.grad is not None
+    return loss.item(), w.grad
+
+
+def agree(function: Callable[[Tensor], Tensor]) -> Compiled:
+    made = compiled(function)
+    (loss, gradient), (expected_loss, expected) = step(made), rows_in_order(function)
+    assert loss == expected_loss
+    assert torch.equal(gradient, expected)
+    return made
+
+
+def constants(made: Compiled) -> list[str]:
+    return [name for name in made.data if name.startswith("constant.")]
+
+
+MASK = torch.tensor([True, False, False, True])
+TABLE = torch.tensor([0.5, 2.0, -4.0, 8.0])
+
+
+def test_equal_constants_are_one_and_constants_of_integers_are_exact() -> None:
+    def function(x: Tensor) -> Tensor:
+        places = torch.arange(4, dtype=torch.int32).cumsum(0) % 5  # 0, 1, 3, 1: not a range
+        y = x * x
+        return (y * places).sum() + (y * (places.long() * 1).float()).sum() + torch.where(MASK, y, 0.0).sum()
+
+    made = agree(function)
+    held = [made.data[name] for name in constants(made)]
+    assert [t.dtype for t in held if t.tolist() == [0, 1, 3, 1]] == [torch.int64, torch.float32]
+    assert [t for t in held if t.dtype == torch.bool and torch.equal(t, MASK)]
+
+
+def test_ranges_and_full_tensors_are_no_data() -> None:
+    def function(x: Tensor) -> Tensor:
+        grid = torch.arange(3)[:, None] * 10 + 2 * torch.arange(4)[None]
+        half = torch.tensor([0.25, 0.25]).repeat(2) * 2
+        return (x * x * grid.amin(0)).sum() + (x * x * half).sum()
+
+    assert constants(agree(function)) == []
+
+
+def test_a_constant_that_repeats_along_a_dim_is_kept_once() -> None:
+    made = agree(lambda x: (x * x * torch.stack([TABLE, TABLE, TABLE])).sum())
+    (name,) = constants(made)
+    assert torch.equal(made.data[name], TABLE)
+
+
+def test_constants_of_other_dtypes_are_taken_where_that_is_exact() -> None:
+    agree(lambda x: (x * TABLE.to(torch.bfloat16).float() * torch.tensor(0.5, dtype=torch.float64)).sum())
+    third = torch.tensor([1 / 3, 0.5, 0.5, 0.5], dtype=torch.float64)
+    with pytest.raises(ConfigurationError, match="float64"):
+        compiled(lambda x: torch.where(x > third, x, 0.0).sum())
+
+
+def test_shapes_of_what_varies_are_constant() -> None:
+    made = agree(lambda x: (x * (torch.ones_like(x[0]).cumsum(0) ** 2)).sum())
+    assert [made.data[name].tolist() for name in constants(made)] == [[1, 4, 9, 16]]
+
+
+def test_a_draw_is_not_a_constant() -> None:
+    made = compiled(lambda x: (x * (torch.rand(4) + 0.0)).sum())
+    assert [i.opcode for i in made.program.body].count(Opcode.RANDOM) == 1
+    assert constants(made) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_narrow_integers_wrap_around_as_in_torch(dtype: torch.dtype) -> None:
+    def wrapping(x: Tensor) -> Tensor:
+        return (x.detach().round().abs().long() * 1_234_567_891).to(dtype) * 3 + 100 - 7
+
+    known = wrapping(X).flatten()
+    agree(lambda x: x.sum() + (wrapping(x).flatten()[:, None] == known).any(1).sum())
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "amin": lambda x: x.amin(1).sum(),
+    "min": lambda x: (x.min(1).values + x.min(1).indices).sum(),
+    "argmin": lambda x: x.sum() + x.argmin(1).sum(),
+    "var": lambda x: x.var(1, correction=0).sum(),
+    "remainder": lambda x: x.sum() + (x.detach().long() % -3).sum() + (x.detach().long().fmod(-2)).sum(),
+    "divide": lambda x: x.sum() + (x.detach().long() // 2).sum() + x.long().div(-2, rounding_mode="trunc").sum(),
+    "bits": lambda x: (x * ((x > 1) & True)).sum() + ((x < 1) ^ (x > 2)).sum() + ((x < 1) | False).sum(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_small_numbers_are_exact(name: str) -> None:
+    agree(FUNCTIONS[name])
+
+
+class Pick(nn.Module):
+    """Rows and elements of a weight chosen by index tensors; returns one number."""
+
+    def __init__(self, pick: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(24.0).reshape(2, 3, 4))
+        self.pick = pick
+
+    def forward(self, i: Tensor) -> Tensor:
+        chosen = self.pick(self.w, i)
+        return (chosen * (1 + torch.arange(chosen.numel()).reshape(chosen.shape))).sum()
+
+
+I = torch.tensor([1, -2, 0])  # noqa: E741
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one": lambda w, i: w[:, i],
+    "adjacent": lambda w, i: w[:, i, i + 1],
+    "apart": lambda w, i: w[i % 2, :, i],
+    "broadcast": lambda w, i: w[i[:, None] % 2, i],
+    "all": lambda w, i: w[i % 2, i, i + 1],
+    "constant ranges": lambda w, i: w[torch.arange(2)[:, None], torch.arange(3)] * (1 + 0 * i.sum()),
+    "last": lambda w, i: w[:, -1:, torch.tensor([-1, -3])] * (1 + 0 * i.sum()),
+    "constant places": lambda w, i: w[torch.tensor([0, 0, 1]), torch.tensor([2, 0, 2])] * (1 + 0 * i.sum()),
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_indexing_by_several_tensors_and_its_gradient(name: str) -> None:
+    model = Pick(PICKS[name])
+    task = Task(
+        name="pick",
+        model=model,
+        loss=lambda m, i: m(i[0]),
+        optimizer=SGD(lr=1.0),
+        data={"i": I[None]},
+        batch=Batch(size=1, examples=Rows(names=("i",))),
+        steps=1,
+        checkpoint_interval=1,
+    )
+    made = compile_task(task)
+    machine = Interpreter(made.program, Arithmetic())
+    result = machine.step(1, machine.to_device(made.state), machine.to_device(made.data))
+    loss = model(I)
+    loss.backward()
+    assert result.loss == loss.item()
+    assert torch.equal(made.state["model.w"] - result.state["model.w"], model.w.grad)
+    if name == "constant ranges":
+        assert not [i for i in made.program.body if i.opcode == Opcode.GATHER and "index" in i.origin]
+
+
+def test_one_value_under_a_mask() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[y > 2] = 0.5
+        return y.sum()
+
+    agree(function)
+
+
+class Several(nn.Module):
+    """Three things without an exact form, in three places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), Scaled(torch.lgamma))
+        self.second = Scaled(lambda x: x.topk(2).values)
+        self.third = Scaled(lambda x: x.to(torch.bfloat16).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first(x).mean() + self.second(x).mean() + self.third(x).mean()).exp()
+
+
+def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
+    task = Task(
+        name="several",
+        model=Several(),
+        loss=lambda model, x: model(x),
+        optimizer=SGD(lr=1.0),
+        data={"x": X},
+        batch=Batch(size=3, examples=Rows(names=("x",))),
+        steps=1,
+        checkpoint_interval=1,
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        compile_task(task)
+    lines = str(caught.value).splitlines()[1:]
+    for operator, path, hint in (
+        ("lgamma.default", "first.1", "only exp, log, tanh, erf, sin and cos"),
+        ("digamma.default", "first.1", "only exp, log, tanh, erf, sin and cos"),  # the gradient of lgamma
+        ("topk.default", "second", "`max`, `amax`, `argmax`"),
+        ("_to_copy.default", "third", "dtype torch.bfloat16; results are rounded to float32"),
+    ):
+        found = [line for line in lines if line.strip().startswith(f"{operator} (at {path}:") and hint in line]
+        assert found, f"{operator} at {path}: not in {lines}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum() if x.sum().item() > 0 else -x.sum(),
+        lambda x: x[x > 0].sum(),
+        lambda x: x.sum() * x.nonzero().shape[0],
+    ],
+    ids=["item", "mask", "nonzero"],
+)
+def test_what_depends_on_data_is_told(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ConfigurationError, match="one program must be right for every step"):
+        compiled(function)
+
+
+def test_a_step_that_writes_to_its_batch_or_trains_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="depends on a trainable parameter"):
+        compiled(lambda x: x.detach().sum())
+    task = Task(
+        name="writes",
+        model=nn.Linear(4, 1),
+        loss=lambda model, x: model(x.mul_(2)).sum(),
+        optimizer=SGD(lr=1.0),
+        data={"x": X},
+        batch=Batch(size=3, examples=Rows(names=("x",))),
+        steps=1,
+        checkpoint_interval=1,
+    )
+    with pytest.raises(ConfigurationError, match="writes to"):
+        compile_task(task)
+
+
+def test_instructions_of_both_passes_know_their_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 1)))
+    task = Task(
+        name="paths",
+        model=model,
+        loss=lambda m, x: m(x).square().mean(),
+        optimizer=SGD(lr=1.0),
+        data={"x": X},
+        batch=Batch(size=3, examples=Rows(names=("x",))),
+        steps=1,
+        checkpoint_interval=1,
+    )
+    body = compile_task(task).program.body
+    places = [i.origin.partition(":")[0] for i in body if i.opcode == Opcode.REDUCE]
+    assert places.count("0") == 3  # the product, and the gradients of weight and bias
+    assert places.count("1.1") == 4  # and the gradient of what goes in
