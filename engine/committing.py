@@ -107,6 +107,7 @@ class Committer:
 
     def _commit(self, step: int, state: State, loss_bits: int) -> Commit:
         started = time.perf_counter()
+        state = {name: tensor.to("cpu") for name, tensor in state.items()}  # once: it is read twice
         record = make_record(step, state, loss_bits)
         hashed = time.perf_counter()
         checkpoint, recorded = self._run.job.checkpoint_of(step), self._run.recorded()
