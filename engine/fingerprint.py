@@ -31,6 +31,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from engine.tracing import as_export
+
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OPAQUE: Final = (Tensor, nn.Module, type, ModuleType)
@@ -161,7 +163,7 @@ def step_fingerprint(model: nn.Module, loss: Callable[..., Tensor], batch: Seque
         digest.add(name, tensor.requires_grad)
         calls.write(tensor)
     trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
-    with fake, sdpa_kernel(SDPBackend.MATH), calls:
+    with fake, sdpa_kernel(SDPBackend.MATH), as_export(), calls:
         value = functional_call(_StepModule(model, loss), dict(tensors), inputs)
         gradients = torch.autograd.grad(value, trained, allow_unused=True)
     calls.write(["results", value, *gradients])
