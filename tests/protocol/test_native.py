@@ -1,0 +1,85 @@
+"""The loader of compiled kernels: what it refuses, and that nothing stands in the way where there is no compiler."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol import native
+
+needs_compiler = pytest.mark.skipif(native._compiler() is None, reason="needs a C compiler")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TIEBREAK_CACHE", str(cache))
+    monkeypatch.delenv("CC", raising=False)
+    return cache
+
+
+def kernel(folder: Path, value: int, name: str = "one.c") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "value.h").write_text(f"#define VALUE {value}\n")
+    source = folder / name
+    source.write_text('#include "value.h"\nint value(void) { return VALUE; }\n')
+    return source
+
+
+@needs_compiler
+def test_a_kernel_is_built_once_and_kept_by_content(tmp_path: Path, own_cache: Path) -> None:
+    for value in (1, 2, 1):  # a header counts as content
+        built = native.load(kernel(tmp_path / str(value), value))
+        assert built.library is not None
+        assert built.library.value() == value
+    assert len(list((own_cache / "native").glob("one-*.so"))) == 2
+    assert (own_cache / "native").stat().st_mode & 0o077 == 0
+
+
+def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    assert native.load(kernel(tmp_path, 3)) == native.Build(None, "switched off by TIEBREAK_NATIVE=0")
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "nothing"))
+    built = native.load(kernel(tmp_path, 4))
+    assert built.library is None
+    assert "no C compiler" in built.reason
+
+
+@needs_compiler
+def test_what_does_not_compile_is_explained(tmp_path: Path) -> None:
+    source = tmp_path / "broken.c"
+    source.write_text("int value(void) { return nothing; }\n")
+    built = native.load(source)
+    assert built.library is None
+    assert "broken.c" in built.reason
+    assert "nothing" in built.reason
+
+
+@needs_compiler
+def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, own_cache: Path) -> None:
+    """Whoever can write there could have us load any code."""
+    folder = own_cache / "native"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    built = native.load(kernel(tmp_path, 5))
+    assert built.library is None
+    assert "writable by this user alone" in built.reason
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_made(tmp_path: Path, own_cache: Path) -> None:
+    own_cache.write_text("a file where the folder should be")
+    built = native.load(kernel(tmp_path, 6))
+    assert built.library is None
+    assert str(own_cache) in built.reason
+
+
+def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, own_cache: Path, tmp_path: Path) -> None:
+    assert native.cache_directory() == own_cache
+    monkeypatch.delenv("TIEBREAK_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.cache_directory() == tmp_path / "tiebreak"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert native.cache_directory() == Path.home() / ".cache" / "tiebreak"
