@@ -2,7 +2,8 @@
 
 Each kernel is one C file, with headers, beside the Python module that uses it, and has a pure twin that computes the
 same bytes: where there is no C compiler, or `TIEBREAK_NATIVE=0` is set, the twin is what runs. Nothing is downloaded;
-what is compiled is only what this package holds. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
+what is compiled is only what this package holds. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else
+`~/.cache/tiebreak`.
 
 Kernels are called through `ctypes`, which releases the interpreter's lock, so threads of Python run them in parallel.
 They are compiled without contraction of multiplications and additions and without any "fast math".
