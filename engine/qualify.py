@@ -4,6 +4,7 @@
    many arguments.
 2. Sums, plain, of products and scattered: ties, results next to ties, cancellation, subnormals, overflow, non-finite
    terms, long and wide enough that the device takes its fast kernels.
+   On devices other than CPUs also one large matrix product: where a vendor's library may emulate FP64.
 3. max and argmax (zeros, NaN, equals), gather, window, iota, casts, random, shuffle.
 
 What may stand in a chain of elementwise instructions is also run by the compiled kernel for these, where there is one.
@@ -110,7 +111,7 @@ def qualify(arithmetic: Arithmetic) -> Report:
     """Runs the conformance vectors on the arithmetic's device; raises `ConfigurationError` at the first mismatch."""
     started = perf_counter()
     operations: dict[str, int] = {}
-    for case, right in _vectors():
+    for case, right in (*_vectors(), *(() if arithmetic.device.type == "cpu" else _large_vectors())):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     return Report(
         device=str(arithmetic.device),
@@ -174,17 +175,20 @@ def _elements(tensor: Tensor) -> list[int]:
 @cache
 def _vectors() -> tuple[tuple[_Case, tuple[int, ...]], ...]:
     """Every case with its right answers, worked out once per process."""
-    found = []
-    for case in _cases():
-        types = [t for t, _ in case.operands]
-        values = [x for _, x in case.operands]
-        i = case.instruction
-        right = tuple(
-            element(i, at, lambda o, where, values=values: values[o][where], types)  # type: ignore[misc]
-            for at in case.elements or range(i.numel)
-        )
-        found.append((case, right))
-    return tuple(found)
+    return tuple((case, _right(case)) for case in _cases())
+
+
+@cache
+def _large_vectors() -> tuple[tuple[_Case, tuple[int, ...]], ...]:
+    """A product so large that a vendor's library may put FP64 together from smaller formats, if it does that at all."""
+    return tuple((case, _right(case)) for case in (_large_product(),))
+
+
+def _right(case: _Case) -> tuple[int, ...]:
+    types = [t for t, _ in case.operands]
+    values = [x for _, x in case.operands]
+    i = case.instruction
+    return tuple(element(i, at, lambda o, where: values[o][where], types) for at in case.elements or range(i.numel))
 
 
 def _cases() -> Iterator[_Case]:
@@ -305,6 +309,24 @@ def _products() -> Iterator[_Case]:
     flat = _rows(48, 5)
     i = _reduce(ReduceFunction.SUM, DType.F32, (len(_HARD_ROWS),), (48,), Access(0, 0, (48, 1)), Access(1, 0, (48, 1)))
     yield _Case("reduce sum of products", i, ((DType.F32, flat), (DType.F32, tuple(_ONE for _ in flat))))
+
+
+def _large_product() -> _Case:
+    """Hard and cancelling rows, many times over, against columns of ones, powers of two and drawn numbers."""
+    width, columns, copies = 1024, 512, 28
+    drawn = _draw(width // 2, width)
+    once = (*_rows(width, 3), *drawn, *(bits ^ _SIGN for bits in drawn))
+    rows, spare = len(once) // width, _draw(1009, 5)
+    right = tuple(
+        _ONE if c == 0 else 0x34800000 if c == 1 else spare[(c * 31 + k % (width // 2)) % len(spare)]
+        for k in range(width)
+        for c in range(columns)
+    )
+    accesses = Access(0, 0, (width, 0, 1)), Access(1, 0, (0, 1, columns))
+    i = _reduce(ReduceFunction.SUM, DType.F32, (rows * copies, columns), (width,), *accesses)
+    first, last = range(rows), range(rows * (copies - 1), rows * copies)
+    chosen = tuple(r * columns + c for r in (*first, *last) for c in (0, 1, 2, columns - 1))
+    return _Case("reduce sum of products (large)", i, ((DType.F32, once * copies), (DType.F32, right)), chosen)
 
 
 def _scatters() -> Iterator[_Case]:

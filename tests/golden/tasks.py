@@ -65,7 +65,7 @@ def images(count: int = 20, size: int = 12) -> dict[str, Tensor]:
 def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
     """Mean cross entropy of each token after the first; the causal mask is given, so no library decides it."""
     input_BT, T = window_BT[:, :-1], window_BT.shape[1] - 1
-    mask = torch.ones(T, T, dtype=torch.bool).tril()[None, None]
+    mask = torch.ones(T, T, dtype=torch.bool, device=input_BT.device).tril()[None, None]
     logits = model(input_ids=input_BT, attention_mask=mask, use_cache=False).logits
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), window_BT[:, 1:].reshape(-1))
 

@@ -1,0 +1,177 @@
+"""Slow-down on a GPU against eager FP32 (TF32 off), FP64 and bf16 autocast; where the time goes, kernel by kernel.
+
+    python -m benchmarks.gpu                                  writes results/gpu.json
+    python -m benchmarks.gpu --device cpu --output FOLDER     tries the benchmark out, on models of no interest
+
+First the state after some steps must be the CPU's, or nothing is measured.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import click
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.table import RESULTS, Row, interleaved, publish
+from engine.arithmetic import Arithmetic
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
+from engine.qualify import qualify
+from engine.task import Task
+from engine.tensors import identities
+from protocol.commitments import state_tree
+from tests.golden.models import REAL, SMALL, make_real_task
+from tiebreak.environment import describe_cuda
+from tiebreak.running import usable_device
+from tiebreak.tasks.plain import make_optimizer
+
+REPEATS = 15
+KERNELS = 15
+"""Kernels in the breakdown; the rest is one row."""
+TARGET = "<= 1.8"
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Products and convolutions of eager FP32 in FP32: for the latter torch's default is TF32."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def finish(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def eager(task: Task, device: torch.device, dtype: torch.dtype, mixed: bool = False) -> Callable[[], None]:
+    """One step in plain PyTorch: fresh batch, forward (under bf16 autocast if `mixed`), backward, optimizer."""
+    model = copy.deepcopy(task.model).to(device, dtype).train()
+    optimizer = make_optimizer(task, model)
+    data = {n: x.to(dtype) if x.is_floating_point() else x for n, x in task.data.items()}
+
+    def step() -> None:
+        index_B = torch.randint(0, task.examples, (task.batch.size,))
+        batch = [x.to(device) for x in task.batch.examples.take(data, index_B)]
+        cast: AbstractContextManager[object] = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
+        optimizer.zero_grad()
+        with without_tf32():
+            with cast:
+                loss = task.loss(model, *batch)
+            torch.autograd.backward(loss)
+        optimizer.step()
+        finish(device)
+
+    return step
+
+
+class Exact:
+    """The captured step on a device, on a state that moves on."""
+
+    def __init__(self, compiled: Compiled, arithmetic: Arithmetic, steps: int) -> None:
+        self._machine = Interpreter(compiled.program, arithmetic)
+        self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(compiled.state).items()}
+        self._data = self._machine.place_data(compiled.data)
+        self._number, self._steps = 0, steps
+
+    def __call__(self) -> None:
+        self._number = self._number % self._steps + 1
+        self.state = self._machine.step(self._number, self.state, self._data).state
+        finish(self._machine.arithmetic.device)
+
+
+def check_root(compiled: Compiled, device: torch.device, steps: int) -> str:
+    """The state root after some steps; ends the program if the device's is not the CPU's."""
+    roots = []
+    for arithmetic in (Arithmetic("cpu"), Arithmetic(device, permute=1)):
+        machine = Exact(compiled, arithmetic, steps)
+        for _ in range(steps):
+            machine()
+        roots.append(state_tree(identities(machine.state)).root.hex())
+    if roots[0] != roots[1]:
+        sys.exit(f"expected the CPU's state root {roots[0]} after {steps} steps, got {roots[1]} on {device}")
+    return roots[0]
+
+
+def breakdown(step: Callable[[], None], device: torch.device, case: str) -> list[Row]:
+    """Share of each kernel in one step: of the device's time, on a CPU of torch's operators."""
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as seen:
+        step()
+    spent = [
+        (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.key, event.count)
+        for event in seen.key_averages()
+    ]
+    spent = sorted((row for row in spent if row[0] > 0), reverse=True)
+    total = sum(row[0] for row in spent)
+    shown = [(key[:80], time, count) for time, key, count in spent[:KERNELS]]
+    shown.append(("all others", sum(row[0] for row in spent[KERNELS:]), sum(row[2] for row in spent[KERNELS:])))
+    return [
+        Row(metric=f"share of a step, {count} calls", case=f"{case}: {key}", value=time / total, unit="")
+        for key, time, count in shown
+    ]
+
+
+def measure(name: str, device: torch.device, steps: int, size: int) -> list[Row]:
+    """Rows of one model."""
+    task = make_real_task(name, steps=max(steps, REPEATS), size=size)
+    compiled = compile_task(task)
+    check_root(compiled, device, steps)
+    case = f"{name}, batch {task.batch.size}"
+    exact = Exact(compiled, Arithmetic(device), task.steps)
+    candidates: dict[str, Callable[[], object]] = {
+        "eager FP32": eager(task, device, torch.float32),
+        "eager FP64": eager(task, device, torch.float64),
+        "bf16 autocast": eager(task, device, torch.float32, mixed=True),
+        "exact": exact,
+    }
+    seconds = interleaved(candidates, REPEATS, warmup=3)
+    rows = [Row(metric="state equal to the CPU's", case=name, value=steps, unit="steps")]
+    rows += [Row(metric=f"{who}: a step", case=case, value=1e3 * s, unit="ms") for who, s in seconds.items()]
+    for base in list(candidates)[:-1]:
+        target = TARGET if base == "eager FP32" else ""
+        ratio = seconds["exact"] / seconds[base]
+        rows.append(Row(metric=f"exact / {base}", case=case, value=ratio, unit="x", target=target))
+    if device.type == "cuda":
+        rows += [
+            Row(metric=f"{who}: peak memory", case=case, value=peak(candidates[who], device), unit="GiB")
+            for who in candidates
+        ]
+    return rows + breakdown(exact, device, case)
+
+
+def peak(step: Callable[[], object], device: torch.device) -> float:
+    """GiB allocated on the device at most during a step, with what all candidates hold."""
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return torch.cuda.max_memory_allocated(device) / (1 << 30)
+
+
+@click.command()
+@click.option("--device", default="cuda", show_default=True, help="cpu: try out, on small models.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of gpu.json.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps compared with the CPU's.")
+@click.option("--size", type=click.IntRange(1), default=1, show_default=True, help="Factor of the batches.")
+def main(device: str, output: Path | None, steps: int, size: int) -> None:
+    """Measure; see the module."""
+    if device == "cpu" and output is None:
+        raise click.UsageError("--device cpu needs --output: what it measures does not belong among the results")
+    found = usable_device(device)
+    qualify(Arithmetic(found))
+    rows = [row for name in (SMALL if device == "cpu" else REAL) for row in measure(name, found, steps, size)]
+    note = "a trial on the CPU, numbers of no interest" if device == "cpu" else "policy exact on a GPU, medians"
+    publish("gpu", rows, note, environment=(("device", device), *describe_cuda()), folder=output or RESULTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Devices other than the CPU: the same bytes.
+
+Without a GPU the branches for other devices run on a stand-in (tests.engine.elsewhere), which refuses what a GPU
+refuses and whose FP64 results are another device's; that shows that no code assumes a CPU, and that the roots do not
+depend on FP64's last bits. It does not show what a GPU's own kernels compute. With one, three models of real sizes, and
+the golden runs, must reach the CPU's roots.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.arithmetic import Arithmetic
+from engine.compile import compile_task
+from engine.interpreter import Interpreter
+from engine.qualify import qualify
+from engine.tensors import identities
+from protocol.commitments import state_tree
+from tests.engine.on_another_device import MISTAKES
+from tests.golden.bundle import INTERVAL, MODELS, NAMES, STEPS, load
+from tests.golden.models import REAL, make_real_task
+from tests.golden.train import inputs, make_run, train
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+REAL_STEPS = 20
+
+
+def on_another_device(directory: Path, steps: int, names: tuple[str, ...]) -> Any:
+    command = [sys.executable, "-m", "tests.engine.on_another_device", str(directory), str(steps), *names]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_stand_in(directory: Path, steps: int, names: tuple[str, ...], cases: Callable[[int], None]) -> None:
+    found = on_another_device(directory, steps, names)
+    assert found["caught"] == list(MISTAKES)  # the stand-in refuses what a GPU refuses
+    assert found["cases"] > qualify(Arithmetic()).cases  # and a large product
+    assert "reduce sum of products (large) exactly" in found["refused"]
+    assert found["calls"] > 20_000
+    for name in names:
+        records = load(name).expected.records
+        assert [tuple(record) for record in found["records"][name]] == list(records[1 : 1 + steps // INTERVAL])
+        assert found["firsts"][name] == records[0][1]
+        assert found["undecided"][name] > 0  # the exact fallback took part
+        cases(1)
+
+
+def test_the_stand_in_for_a_device_reaches_the_records(tmp_path: Path, cases: Callable[[int], None]) -> None:
+    check_stand_in(tmp_path, INTERVAL, ("gpt2",), cases)
+
+
+@pytest.mark.matrix
+def test_the_stand_in_for_a_device_reaches_the_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
+    check_stand_in(tmp_path, STEPS, NAMES, cases)
+
+
+class TestOnTheGPU:
+    """CPU root == GPU root."""
+
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("permute", [None, 7])
+    def test_golden_runs_reach_the_root(self, name: str, permute: int | None, tmp_path: Path) -> None:
+        root = train(make_run(tmp_path / name, inputs(name)), Arithmetic("cuda", permute=permute))
+        assert root == load(name).expected.run_root
+
+    @pytest.mark.timeout(3600)
+    @pytest.mark.parametrize("name", REAL)
+    def test_models_of_real_sizes_end_in_the_same_state(self, name: str) -> None:
+        """GPT-2 124M, ResNet-50 and a small Llama, 20 steps: the CPU takes minutes for them."""
+        compiled = compile_task(make_real_task(name, steps=REAL_STEPS))
+        roots = []
+        for device in ("cpu", "cuda"):
+            machine = Interpreter(compiled.program, Arithmetic(device))
+            state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
+            for step in range(1, REAL_STEPS + 1):
+                state = machine.step(step, state, data).state
+            roots.append(state_tree(identities(state)).root.hex())
+        assert roots[0] == roots[1]

@@ -1,0 +1,85 @@
+"""The models of real sizes that are trained on a GPU: GPT-2 124M, ResNet-50, a Llama of 60M. Dropout as they come."""
+
+from typing import Final
+
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+from engine.task import SGD, AdamW, Batch, Rows, Task, Windows
+from tests.golden.tasks import classify, next_token
+
+REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
+SMALL: Final = ("gpt2-small", "resnet-small")
+"""For trying out what is meant for a GPU on a CPU: seconds, and of no interest otherwise."""
+
+
+def _gpt2(**sizes: int) -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
+def _llama() -> nn.Module:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32000, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
+            num_key_value_heads=4, max_position_embeddings=256, attention_dropout=0.1, bos_token_id=0, eos_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def _text(name: str, model: nn.Module, vocabulary: int, batch: int, length: int, steps: int) -> Task:
+    tokens = torch.randint(0, vocabulary, (steps * batch * length + 1,))
+    return Task(
+        name=name,
+        model=model,
+        loss=next_token,
+        optimizer=AdamW(lr=3e-4, weight_decay=0.01),
+        data={"text": tokens},
+        batch=Batch(size=batch, examples=Windows(name="text", length=length + 1, stride=length)),
+        steps=steps,
+        checkpoint_interval=steps,
+    )
+
+
+def _images(name: str, model: nn.Module, batch: int, size: int, steps: int) -> Task:
+    count = 4 * batch
+    return Task(
+        name=name,
+        model=model,
+        loss=classify,
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        data={"images": torch.randn(count, 3, size, size), "labels": torch.randint(0, 10, (count,))},
+        batch=Batch(size=batch, examples=Rows(names=("images", "labels"))),
+        steps=steps,
+        checkpoint_interval=steps,
+    )
+
+
+def make_real_task(name: str, steps: int, *, size: int = 1) -> Task:
+    """A task with weights and data that torch draws here and now: within a process, one state. size: of the batch."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        match name:
+            case "gpt2-124m":
+                return _text(name, _gpt2(), 50257, 8 * size, 64, steps)
+            case "llama-60m":
+                return _text(name, _llama(), 32000, 8 * size, 64, steps)
+            case "resnet-50":
+                model = ResNetForImageClassification(ResNetConfig(num_labels=10))
+                return _images(name, model, 16 * size, 32, steps)
+            case "gpt2-small":
+                model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+                return _text(name, model, 97, 2, 8, steps)
+            case "resnet-small":
+                config = ResNetConfig(
+                    embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=10
+                )
+                return _images(name, ResNetForImageClassification(config), 2, 16, steps)
+    raise ValueError(f"expected one of {(*REAL, *SMALL)}, got {name!r}")
