@@ -8,6 +8,7 @@ _ORDER = "an order of values is not an instruction; the greatest and its index (
 _SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
 _RANDOM = "only uniform draws, `bernoulli` and dropout have a form; make it of `torch.rand`, or give it as data"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
+_FUNCTION = "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it"
 _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
@@ -24,14 +25,16 @@ HINTS: Final[dict[str, str]] = {
     "_ctc_loss": "its lattice is built from data; no form",
     "grid_sampler_2d": "sampling at computed places has a form only for integers (`gather`)",
     "bucketize": "compare with each boundary and sum the results",
-    "lgamma": "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it",
-    "digamma": "only exp, log, tanh, erf, sin and cos are instructions; move it out of the step or approximate it",
+    **dict.fromkeys(("lgamma", "digamma", "polygamma", "erfinv", "special_i0", "special_bessel_j0"), _FUNCTION),
+    **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
+    **dict.fromkeys(("atan", "atan2", "asin", "acos", "asinh", "acosh", "atanh"), _FUNCTION),
+    "as_strided": "use slices, `unfold`, `permute` or `expand`",
     "pow": "use a constant exponent that is a multiple of 1/2, or exp(y * log(x))",
     "index_put": "accumulation by index tensors has a form, replacement has not; use `where` or `scatter`",
-    "_cdist_forward": "write the distance as (x - y).square().sum().sqrt()",
+    "_cdist": "write the distance as (x - y).square().sum().sqrt()",
     "_embedding_bag": "use an embedding and a sum",
     "native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
-    "_flash_attention_forward": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
+    "_flash_attention": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
 }  # fmt: skip
 """By operator, without its overload."""
 
@@ -50,7 +53,7 @@ _ELSE_DTYPE: Final = "use float32, int64 or bool"
 def operator_hint(operator: str) -> str:
     """What to do about an operator, given as `topk.default`."""
     base = operator.partition(".")[0]
-    return HINTS.get(base) or HINTS.get(base.removesuffix("_backward"), _ELSE)
+    return HINTS.get(base) or HINTS.get(base.removesuffix("_backward").removesuffix("_forward"), _ELSE)
 
 
 def dtype_hint(dtype: torch.dtype) -> str:

@@ -27,7 +27,7 @@ def mean(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = 
     return c.b.mean(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
 
 
-@lowers("amax.default")
+@lowers("max.default", "amax.default")
 def amax(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
     """Greatest."""
     return c.b.max(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
@@ -52,7 +52,7 @@ def _negated(c: Context, x: Ref) -> Ref:
     return c.b.map(MapFunction.NEG, x)
 
 
-@lowers("amin.default")
+@lowers("min.default", "amin.default")
 def amin(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
     """Least: the greatest of -x, negated."""
     return _negated(c, c.b.max(_negated(c, x), _dims(x, dims), keepdim=keepdim)) if x.rank else x

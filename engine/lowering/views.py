@@ -65,6 +65,30 @@ def select(_c: Context, x: Ref, d: int, index: int) -> Ref:
     return x.select(d, index)
 
 
+@lowers("diagonal.default")
+def diagonal(c: Context, x: Ref, offset: int = 0, d1: int = 0, d2: int = 1) -> Ref:
+    """Elements whose indices of two dims differ by `offset`, as a last dim."""
+    d1, d2 = x.dim(d1), x.dim(d2)
+    rest = [d for d in range(x.rank) if d not in (d1, d2)]
+    strides = (*(x.strides[d] for d in rest), x.strides[d1] + x.strides[d2])
+    first = x.strides[d2] * offset if offset > 0 else -x.strides[d1] * offset
+    return Ref(x.value, x.dtype, c.shape, strides, x.offset + first)
+
+
+@lowers("diagonal_scatter.default")
+def diagonal_scatter(c: Context, x: Ref, src: Ref, offset: int = 0, d1: int = 0, d2: int = 1) -> Ref:
+    """x with a diagonal replaced: in the row-major order of the two dims its elements are equally far apart."""
+    d1, d2 = x.dim(d1), x.dim(d2)
+    order = [*(d for d in range(x.rank) if d not in (d1, d2)), d1, d2]
+    moved = c.ref(x).permute(order)
+    *rest, rows, columns = moved.shape
+    start = offset if offset > 0 else -columns * offset
+    flat = c.b.reshape(moved, (*rest, rows * columns))
+    step = (*(1 for _ in rest), columns + 1)
+    replaced = c.b.window(flat.shape, c.ref(src), (*(0 for _ in rest), start), step=step, outside=flat)
+    return c.b.reshape(replaced, moved.shape).permute([order.index(d) for d in range(x.rank)])
+
+
 @lowers("split_with_sizes.default")
 def split_with_sizes(_c: Context, x: Ref, sizes: Sequence[int], d: int = 0) -> list[Ref]:
     """Consecutive parts of a dim."""

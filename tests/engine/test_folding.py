@@ -129,9 +129,16 @@ def test_narrow_integers_wrap_around_as_in_torch(dtype: torch.dtype) -> None:
     agree(lambda x: x.sum() + (wrapping(x).flatten()[:, None] == known).any(1).sum())
 
 
+def _square(x: Tensor) -> Tensor:
+    """Of shape (4, 4), whatever the order of rows."""
+    return x.sum(0)[:, None] * torch.arange(1, 5)
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "amin": lambda x: x.amin(1).sum(),
     "min": lambda x: (x.min(1).values + x.min(1).indices).sum(),
+    "all": lambda x: x.max() + x.min(),
+    "diagonals": lambda x: _square(x).diagonal().sum() + (_square(x).diagonal(1, 1, 0) * _square(x).diagonal(-1)).sum(),
     "argmin": lambda x: x.sum() + x.argmin(1).sum(),
     "var": lambda x: x.var(1, correction=0).sum(),
     "remainder": lambda x: x.sum() + (x.detach().long() % -3).sum() + (x.detach().long().fmod(-2)).sum(),
