@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from engine.arithmetic import chains, contraction
+from engine.arithmetic import chains, contraction, scattering
 from protocol.native import enabled, hashing, load
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -63,7 +63,7 @@ def kernels() -> tuple[Kernel, ...]:
     """Each compiled accelerator; those that are not there yet are compiled now."""
     found = [
         Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
-        for name, module in (("contraction", contraction), ("chains", chains))
+        for name, module in (("contraction", contraction), ("scattering", scattering), ("chains", chains))
     ]
     hasher, reason = hashing.hasher(), load(Path(hashing.__file__).with_suffix(".c")).reason
     if hasher is not None:

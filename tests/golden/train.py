@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engine.arithmetic import Arithmetic, chains, contraction
+from engine.arithmetic import Arithmetic, chains, contraction, scattering
 from engine.interpreter import Interpreter, State
 from engine.storage import RunDirectory
 from engine.tensors import from_bytes, identities
@@ -109,7 +109,7 @@ def main() -> None:
         "begun": begun,
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "compiled": [kernel.build().library is not None for kernel in (contraction, chains)],
+        "compiled": [kernel.build().library is not None for kernel in (contraction, scattering, chains)],
         "captured": [module for module in ("transformers", "engine.capture") if module in sys.modules],
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -10,7 +10,9 @@ from torch import Tensor
 from engine.arithmetic import Arithmetic, chains, elementwise
 from engine.qualify import qualify
 from protocol.isa import MapFunction
+from tests.source_tree import ROOT
 from tiebreak.cli import run, tiebreak
+from tiebreak.environment import kernels
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +36,14 @@ def test_this_machine_is_exact_with_kernels_and_without(capsys: pytest.CaptureFi
     assert rows["torch"] == torch.__version__
     assert rows["torch threads"] == "1"
     assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
-    assert rows["kernel contraction"] == rows["kernel chains"] == chains.build().reason
+    assert {rows[f"kernel {name}"] for name in ("contraction", "scattering", "chains")} == {chains.build().reason}
     assert rows["kernel hasher"].startswith("compiled with")
+
+
+def test_doctor_knows_every_kernel() -> None:
+    """Each C file beside a Python module."""
+    sources = {path.stem for folder in ("engine", "protocol") for path in (ROOT / folder).rglob("*.c")}
+    assert {kernel.name for kernel in kernels()} == {"hasher" if name == "hashing" else name for name in sources}
 
 
 def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +57,7 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert document["qualification"][0]["cases"] > 1000
     assert document["environment"]["torch"] == torch.__version__
     assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
-        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("contraction", "chains", "hasher")
+        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("contraction", "scattering", "chains", "hasher")
     ]
 
 
