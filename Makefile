@@ -34,7 +34,7 @@ test: setup ## All tests, with floors on how many ran and no unexpected skips
 	$(BIN)/python -m pytest -n $(WORKERS) --full
 
 matrix: setup ## Every combination of threads, instruction sets, orders, resumption and kernels (minutes)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix or not matrix" tests/tiebreak/test_matrix.py tests/engine/test_golden.py
+	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix or not matrix" tests/tiebreak/test_matrix.py tests/engine/test_golden.py tests/engine/test_devices.py
 
 lint: setup ## Format and lint
 	$(BIN)/ruff format --check $(SOURCES)
