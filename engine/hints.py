@@ -13,7 +13,7 @@ _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _ORDER),
-    **dict.fromkeys(("nonzero", "masked_select", "unique", "_unique2", "unique_dim", "bincount", "histc"), _SHAPE),
+    **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "histc"), _SHAPE),
     **dict.fromkeys(("normal", "normal_functional", "randn", "randn_like", "randint", "randint_like", "randperm",
                      "multinomial", "poisson", "exponential", "geometric", "cauchy", "uniform", "log_normal"), _RANDOM),
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
@@ -33,7 +33,7 @@ HINTS: Final[dict[str, str]] = {
     "index_put": "accumulation by index tensors has a form, replacement has not; use `where` or `scatter`",
     "_cdist": "write the distance as (x - y).square().sum().sqrt()",
     "_embedding_bag": "use an embedding and a sum",
-    "native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
+    "_native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
     "_flash_attention": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
 }  # fmt: skip
 """By operator, without its overload."""

@@ -1,14 +1,19 @@
 """Constants of a step, integers narrower than i64, indexing by several tensors, module paths, and what is refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.fx.traceback
 from torch import Tensor, nn
 
 from engine.arithmetic import Arithmetic
+from engine.capture import trace_step
 from engine.compile import Compiled, compile_task
+from engine.hints import HINTS
 from engine.interpreter import Interpreter
+from engine.lowering import RULES
 from engine.task import SGD, Batch, Rows, Task
 from protocol.errors import ConfigurationError
 from protocol.isa import Opcode
@@ -260,6 +265,31 @@ def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
 def test_what_depends_on_data_is_told(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ConfigurationError, match="one program must be right for every step"):
         compiled(function)
+
+
+REFUSED = pytest.raises(ConfigurationError, match="needs the values of tensors")
+
+
+def test_tracing_leaves_nothing_behind() -> None:
+    model = Several()
+    before = dict(torch.fx.traceback.current_meta)
+    for loss, expected in ((lambda m, x: m(x), nullcontext()), (lambda m, x: m.first(x).sum().item(), REFUSED)):
+        with expected:
+            trace_step(model, loss, (X,))
+        assert not torch.compiler.is_compiling()
+        assert not torch.compiler.is_exporting()
+        assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+        assert torch.fx.traceback.current_meta == before
+
+
+def test_hints_are_for_operators_that_torch_has_and_that_have_no_rule(cases: Callable[..., None]) -> None:
+    ruled = {name.partition(".")[0] for name in RULES}
+    partial_rules = {"index_put", "pow"}  # some overloads or arguments have a form
+    for name in HINTS:
+        spelled = [name + suffix for suffix in ("", "_forward", "_backward") if hasattr(torch.ops.aten, name + suffix)]
+        assert spelled, f"torch has no operator {name}"
+        assert not ruled.intersection(spelled) - partial_rules, f"{name} has a rule"
+        cases()
 
 
 def test_a_step_that_writes_to_its_batch_or_trains_nothing_is_refused() -> None:
