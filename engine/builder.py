@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from engine.strides import view_strides, walked
 from protocol.isa import (
     Access,
     DType,
@@ -27,59 +28,10 @@ from protocol.isa import (
     WindowFunction,
     WindowParams,
     row_major,
-    unravel,
 )
 from protocol.program import Program
 
 Scalar = float | int | bool
-
-
-def _view_strides(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides that read `new` over the same elements in the same order, or None if no affine map does."""
-    groups: list[tuple[int, int]] = []  # (size, stride) of maximal runs that one stride covers
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 1:
-            continue
-        if groups and groups[-1][1] == stride * size:
-            groups[-1] = (groups[-1][0] * size, stride)
-        else:
-            groups.append((size, stride))
-    result: list[int] = []
-    left, step = groups.pop() if groups else (1, 0)
-    for size in reversed(new):
-        if size == 1:
-            result.append(0)
-            continue
-        while left == 1 and groups:
-            left, step = groups.pop()
-        if left % size:
-            return None
-        result.append(step)
-        left //= size
-        step *= size
-    return tuple(reversed(result))
-
-
-def _walk(ref: "Ref", shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[tuple[int, int] | None]] | None:
-    """Where a ref of a row-major value of `shape` starts, and for each of its dims the (dim, step) it moves along.
-
-    None for a dim that does not move; None for all if some dim moves along several, or past the end of one.
-    """
-    flat, start = row_major(shape), unravel(ref.offset, shape)
-    low, high, moves = list(start), list(start), list[tuple[int, int] | None]()
-    for stride, n in zip(ref.strides, ref.shape, strict=True):
-        if n == 1 or stride == 0:
-            moves.append(None)
-            continue
-        fitting = [d for d, f in enumerate(flat) if stride % f == 0 and abs(stride) // f * (n - 1) < shape[d]]
-        if not fitting:
-            return None
-        d, step = fitting[0], stride // flat[fitting[0]]
-        low[d] += min(0, step * (n - 1))
-        high[d] += max(0, step * (n - 1))
-        moves.append((d, step))
-    inside = all(a >= 0 and b < size for a, b, size in zip(low, high, shape, strict=True))
-    return (start, moves) if inside else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +170,7 @@ class Builder:
             case SourceConst(bits=bits) if ref.dtype == DType.I64:
                 return bits - (bits >> 63 << 64), (0,) * ref.rank
             case IotaParams(offset=offset, strides=strides):
-                walk = _walk(ref, instruction.shape)
+                walk = walked(ref.shape, ref.strides, ref.offset, instruction.shape)
                 if walk is not None:
                     start, moves = walk
                     found = [0 if move is None else strides[move[0]] * move[1] for move in moves]
@@ -314,7 +266,7 @@ class Builder:
             sizes[sizes.index(-1)] = prod(x.shape) // -prod(sizes)
         if prod(sizes) != prod(x.shape):
             raise ValueError(f"cannot reshape {x.shape} to {tuple(shape)}")
-        strides = _view_strides(x.shape, x.strides, tuple(sizes))
+        strides = view_strides(x.shape, x.strides, tuple(sizes))
         if strides is None:
             x = self.copy(x)
             strides = row_major(tuple(sizes))
