@@ -15,9 +15,12 @@ ON_CHAIN_MAPS = {MapFunction.DIV, MapFunction.WHERE, MapFunction.MOD}
 
 
 def caught(yard: Yard, leaf: int, rng: random.Random) -> tuple[Duel, Cheat] | None:
-    """A duel over a tampered element of this leaf; None if a few elements at a few steps leave no trace."""
-    for _ in range(2):
-        cheat = any_cheat(yard.program, leaf, step=rng.randint(1, STEPS), rng=rng)
+    """A duel over a tampered element of this leaf; None if a few elements at a few steps leave no trace.
+
+    The last step is one of them: the loss beside the body stands in the record of a checkpoint only.
+    """
+    for step in (*(rng.randint(1, STEPS) for _ in range(6)), STEPS):
+        cheat = any_cheat(yard.program, leaf, step=step, rng=rng)
         duel = yard.duel(cheat)
         if duel is not None:
             assert_caught_at(duel.match, cheat)
