@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.builder import Builder, Ref
-from engine.capture import capture
-from engine.capture_cache import CaptureCache
+from engine.capture.cache import CaptureCache
+from engine.capture.step import capture
 from engine.lowering import DTYPES
 from engine.optimizers import tables, update
 from engine.optimizers.averaging import AVERAGE, averaged

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import engine.capture
+import engine.capture.step
 from engine.arithmetic import Arithmetic
 from engine.builder import Builder
-from engine.capture import capture
-from engine.capture_cache import CaptureCache
+from engine.capture.cache import CaptureCache
+from engine.capture.step import capture
 from engine.compile import Compiled, compile_task
 from engine.interpreter import Interpreter, State
 from engine.lowering import DTYPES
@@ -162,8 +162,8 @@ def test_one_batch_is_no_accumulation() -> None:
 
 
 def test_the_step_is_traced_once_and_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls, trace = [], engine.capture.trace
-    monkeypatch.setattr(engine.capture, "trace", lambda *given: (calls.append(given), trace(*given))[1])
+    calls, trace = [], engine.capture.step.trace
+    monkeypatch.setattr(engine.capture.step, "trace", lambda *given: (calls.append(given), trace(*given))[1])
     cache = CaptureCache(tmp_path)
     roots = {a: compile_task(make_task(accumulation=a), cache).program.root for a in (1, 4)}
     assert len(calls) == 2

@@ -342,6 +342,6 @@ def test_every_loss_since_the_last_checkpoint_is_in_the_state() -> None:
 
 
 def test_an_untested_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.tracing.TESTED_TORCH", ("1.0.0",))
+    monkeypatch.setattr("engine.capture.tracing.TESTED_TORCH", ("1.0.0",))
     with pytest.warns(UserWarning, match=r"tested with torch 1\.0\.0"):
         compile_task(make_task(Linear(), {"x": torch.randn(5, 3)}))

@@ -9,9 +9,9 @@ import torch.fx.traceback
 from torch import Tensor, nn
 
 from engine.arithmetic import Arithmetic
-from engine.capture import trace_step
+from engine.capture.hints import HINTS
+from engine.capture.step import trace_step
 from engine.compile import Compiled, compile_task
-from engine.hints import HINTS
 from engine.interpreter import Interpreter
 from engine.lowering import RULES
 from engine.task import SGD, Batch, Rows, Task

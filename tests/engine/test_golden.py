@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from engine.arithmetic import Arithmetic
+from engine.capture.tracing import TESTED_TORCH
 from engine.storage import RunDirectory
-from engine.tracing import TESTED_TORCH
 from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, NAMES, STEPS, load
 from tests.golden.train import first_record, inputs, make_run, train
 

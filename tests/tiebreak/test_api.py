@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import tiebreak
-from engine.capture_cache import CaptureCache
+from engine.capture.cache import CaptureCache
 from engine.storage import RunDirectory
 from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from tests.source_tree import ROOT

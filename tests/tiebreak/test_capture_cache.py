@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.capture import StepGraph
-from engine.capture_cache import CaptureCache
+from engine.capture.cache import CaptureCache
+from engine.capture.fingerprint import Digest, NoFingerprint, step_fingerprint, structure_digest
+from engine.capture.step import StepGraph
 from engine.compile import compile_task
-from engine.fingerprint import Digest, NoFingerprint, step_fingerprint, structure_digest
 from engine.task import SGD, AdamW, Batch, Rows, Task
 from tiebreak.tasks import digits
 
@@ -160,7 +160,7 @@ def test_every_change_has_a_fingerprint_of_its_own(
 ) -> None:
     """By the record of calls alone, too."""
     if not structure:
-        monkeypatch.setattr("engine.fingerprint.structure_digest", lambda *_: "")
+        monkeypatch.setattr("engine.capture.fingerprint.structure_digest", lambda *_: "")
     seen = {step_fingerprint(Net(), cross_entropy, BATCH): "unchanged"}
     for name, make in CHANGES.items():
         digest = step_fingerprint(*make(), BATCH)
@@ -302,7 +302,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_oldest_entries_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.capture_cache.MAX_ENTRIES", 2)
+    monkeypatch.setattr("engine.capture.cache.MAX_ENTRIES", 2)
     cache = CaptureCache(tmp_path)
     for width in (8, 9, 10):
         compile_task(task_of(Net(width=width)), cache)

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from engine.capture_cache import CaptureCache
+from engine.capture.cache import CaptureCache
 from tests.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"

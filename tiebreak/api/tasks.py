@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from engine.capture_cache import default_cache
+from engine.capture.cache import default_cache
 from engine.compile import MODEL, Compiled, compile_task
 from engine.data import ArrayFile, open_array
 from engine.task import Batch, Optimizer, Rows, Task

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from engine.capture_cache import CaptureCache, default_cache
+from engine.capture.cache import CaptureCache, default_cache
 from engine.compile import MODEL, compile_task
 from engine.cost import cost_of
 from engine.task import Task

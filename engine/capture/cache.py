@@ -1,8 +1,8 @@
 """Captured steps, kept by content: the second capture of a step costs its fingerprint, not its trace.
 
-One file for each step, named by its key: SHA-256 over the fingerprint of the step (`engine.fingerprint`, which says why
-a stale hit is impossible) and over what the builder held before the capture (slots, batch selection, refs). An entry
-holds the instructions that capture emitted, their places in the model, and what it returned; everything after capture
+One file for each step, named by its key: SHA-256 over the fingerprint of the step (`engine.capture.fingerprint`, which says
+why a stale hit is impossible) and over what the builder held before the capture (slots, batch selection, refs). An
+entry holds the instructions that capture emitted, their places in the model, and what it returned; everything after capture
 (optimizer, schedule, commits) is compiled anew each time. An entry is read back as strictly as a stranger's program,
 and one that is damaged is a miss.
 """
@@ -20,8 +20,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from engine.builder import Builder, Ref
-from engine.capture import StepGraph, capture
-from engine.fingerprint import NoFingerprint, step_fingerprint
+from engine.capture.fingerprint import NoFingerprint, step_fingerprint
+from engine.capture.step import StepGraph, capture
 from engine.storage import read_file, write_file
 from protocol.errors import TiebreakError
 from protocol.isa import DType
@@ -51,7 +51,7 @@ class CaptureCache:
         self, builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref],
         example: Sequence[Tensor], state: Callable[[str], Ref],
     ) -> StepGraph:  # fmt: skip
-        """As `engine.capture.capture`, from the cache where it holds this step."""
+        """As `engine.capture.step.capture`, from the cache where it holds this step."""
         before = self._fingerprint(model, loss, example)
         if before is None:
             return capture(builder, model, loss, batch, example, state)

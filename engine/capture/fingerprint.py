@@ -31,7 +31,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from engine.tracing import as_export
+from engine.capture.tracing import as_export
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -40,7 +40,7 @@ _FOREIGN: Final = ("torch", "builtins", "typing", "abc", "collections")
 _NOT_BEHAVIOUR: Final = ("__doc__", "__firstlineno__", "__static_attributes__")
 _MAX_DEPTH: Final = 8
 """Of objects inside a module's attributes; what lies deeper is left to the record of calls."""
-_ROOT: Final = Path(__file__).resolve().parent.parent
+_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class NoFingerprint(Exception):

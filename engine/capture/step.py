@@ -1,6 +1,7 @@
 """Capture: a task's training step, forward and backward, traced as one graph of ATen calls and lowered to instructions.
 
-Tracing is `engine.tracing`'s, constants are computed by `engine.folding`, the rules are in `engine.lowering`.
+Tracing is `engine.capture.tracing`'s, constants are computed by `engine.capture.folding`, the rules are in
+`engine.lowering`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,11 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 from engine.builder import Builder, Ref
-from engine.folding import Constant, Folded
-from engine.hints import dtype_hint, operator_hint
+from engine.capture.folding import Constant, Folded
+from engine.capture.hints import dtype_hint, operator_hint
+from engine.capture.tracing import JointGraph, trace
 from engine.lowering import DTYPES, INTEGERS, RULES, Context, element_type
 from engine.lowering.scalars import wrapped
-from engine.tracing import JointGraph, trace
 from protocol.errors import ConfigurationError
 
 

@@ -1,7 +1,7 @@
 """A training step, forward and backward, as one flat graph of ATen calls with the module that each comes from.
 
-The only module that touches torch's tracing internals (`engine.undecomposed` helps it). Tested with torch 2.13.0; the
-program that is made of the graph no longer depends on torch's version.
+The only module that touches torch's tracing internals (`engine.capture.undecomposed` helps it). Tested with torch
+2.13.0; the program that is made of the graph no longer depends on torch's version.
 
 The graph is traced on fake tensors: nothing is computed and no parameter is copied. While it is, torch says what it
 says inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engine.undecomposed import decompositions, kept_whole
+from engine.capture.undecomposed import decompositions, kept_whole
 from protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13.0",)
