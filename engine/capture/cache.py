@@ -1,10 +1,10 @@
 """Captured steps, kept by content: the second capture of a step costs its fingerprint, not its trace.
 
-One file for each step, named by its key: SHA-256 over the fingerprint of the step (`engine.capture.fingerprint`, which says
-why a stale hit is impossible) and over what the builder held before the capture (slots, batch selection, refs). An
-entry holds the instructions that capture emitted, their places in the model, and what it returned; everything after capture
-(optimizer, schedule, commits) is compiled anew each time. An entry is read back as strictly as a stranger's program,
-and one that is damaged is a miss.
+One file for each step, named by its key: SHA-256 over the fingerprint of the step (`engine.capture.fingerprint`, which
+says why a stale hit is impossible) and over what the builder held before the capture (slots, batch selection, refs). An
+entry holds the instructions that capture emitted, their places in the model, and what it returned; everything after
+capture (optimizer, schedule, commits) is compiled anew each time. An entry is read back as strictly as a stranger's
+program, and one that is damaged is a miss.
 """
 
 import json

@@ -4,6 +4,7 @@ Only when what capture makes of a model, or the meaning of an instruction, is *m
 another program root, or other results, after that.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -51,8 +52,10 @@ def make(name: str) -> Expected:
 
 def main() -> None:
     """Make all of them, or those named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=NAMES, default=NAMES, metavar="NAME")
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or NAMES:
+    for name in parser.parse_args().names:
         expected = make(name)
         sys.stdout.write(f"{name}: program {expected.program_root[:16]}, run {expected.run_root[:16]}\n")
 
