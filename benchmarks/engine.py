@@ -4,19 +4,17 @@
 
 A step is forward, backward and optimizer on a fresh batch. The auditor's step is the trainer's; `auditor, permuted`
 takes every reduction's terms in a random order besides, which is more than an auditor has to do. The bound is the
-time that the step's products alone take in FP64, at the rate of this machine's vendor GEMM on its best shape.
+time that the step's products alone take in FP64, at the rate of this machine's vendor GEMM on its best shape. Peak
+memory is measured by `benchmarks.memory`.
 """
 
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import click
 import torch
 
-from benchmarks import peak
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved, publish
 from benchmarks.workloads import WORKLOADS
@@ -24,7 +22,6 @@ from engine.arithmetic import Stats
 from engine.compile import compile_task
 from protocol.isa import Opcode, ReduceFunction
 from protocol.program import Program
-from tiebreak.bundle import Bundle
 from tiebreak.environment import usable_cores
 
 REPEATS: Final = {"gpt2": 7, "resnet50-32": 15, "resnet50-224": 5, "digits": 15, "text": 15}
@@ -68,7 +65,6 @@ def measure(name: str, threads: int) -> list[Row]:
             target="< 60 s" if name == "gpt2" else ""),
         Row(metric="instructions", case=name, value=len(compiled.program.body), unit=""),
     ]  # fmt: skip
-    rows += memory(name, Bundle.of(compiled, name=name, steps=task.steps, checkpoint_interval=1), threads)
     trainer = ExactStep(compiled, task.steps)
     candidates: dict[str, Callable[[], object]] = {
         "eager FP32": eager_step(task, torch.float32),
@@ -101,21 +97,6 @@ def bound(program: Program, case: str, seconds: dict[str, float]) -> list[Row]:
         Row(metric="bound / eager FP32", case=case, value=least / seconds["eager FP32"], unit="x"),
         Row(metric="trainer / bound", case=case, value=seconds["trainer"] / least, unit="x"),
     ]
-
-
-def memory(name: str, bundle: Bundle, threads: int) -> list[Row]:
-    """Peak memory of each party, in processes of their own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bundle"
-        bundle.save(path)
-        parties = {who: peak.measure(who, name, threads) for who in peak.EAGER}
-        parties |= {who: peak.measure(who, str(path), threads) for who in ("trainer", "auditor")}
-    rows = [Row(metric=f"{who}: peak memory", case=name, value=b / 1e6, unit="MB") for who, b in parties.items()]
-    return rows + [
-        Row(metric=f"{who} / eager FP64, peak memory", case=name, value=parties[who] / parties["eager FP64"], unit="x",
-            target="<= 1.6")
-        for who in ("trainer", "auditor")
-    ]  # fmt: skip
 
 
 def undecided(name: str, stats: Stats) -> list[Row]:

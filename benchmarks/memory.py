@@ -1,0 +1,91 @@
+"""Peak memory of training steps against eager FP64 PyTorch, each party in a process of its own.
+
+    python -m benchmarks.memory [WORKLOAD ...]
+
+The greatest resident size while making the model and stepping three times, less the resident size before. The exact
+parties load a captured bundle, as trainers and auditors do. Linux only: a process inherits the peak of the one that
+started it, so the peak is reset by /proc/self/clear_refs.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+
+from benchmarks.steps import ExactStep, eager_step
+from benchmarks.table import Row, publish
+from benchmarks.workloads import STEPS, WORKLOADS
+from engine.compile import Compiled, compile_task
+from tiebreak.bundle import Bundle, load_bundle
+
+EAGER: Final = {"eager FP32": torch.float32, "eager FP64": torch.float64}
+EXACT: Final = ("trainer", "auditor, permuted")
+THREADS: Final = 2
+_STEPS: Final = 3
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def peak_of(who: str, source: str) -> int:
+    """Peak bytes of a party in this process. `source`: a workload's name, or for the exact parties a bundle."""
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    if who in EAGER:
+        step = eager_step(WORKLOADS[source](), EAGER[who], keep=False)
+    else:
+        bundle = load_bundle(Path(source))
+        compiled = Compiled(bundle.program, bundle.state, bundle.data)
+        del bundle
+        step = ExactStep(compiled, STEPS, permute=1 if who == EXACT[1] else None)
+        del compiled
+    for _ in range(_STEPS):
+        step()
+    return _status("VmHWM") - before
+
+
+def measure(name: str) -> list[Row]:
+    """Rows of one workload."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bundle"
+        task = WORKLOADS[name]()
+        Bundle.of(compile_task(task), name=name, steps=task.steps, checkpoint_interval=1).save(path)
+        del task
+        parties = {who: _in_a_process(who, name) for who in EAGER} | {
+            who: _in_a_process(who, str(path)) for who in EXACT
+        }
+    rows = [Row(metric=f"{who}: peak memory", case=name, value=b / 1e6, unit="MB") for who, b in parties.items()]
+    base = parties["eager FP64"]
+    return rows + [
+        Row(metric=f"{who} / eager FP64", case=name, value=parties[who] / base, unit="x", target="<= 1.6")
+        for who in EXACT
+    ]
+
+
+def _in_a_process(who: str, source: str) -> int:
+    command = [sys.executable, "-m", "benchmarks.memory", "--party", who, source]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@click.command()
+@click.argument("workloads", nargs=-1)
+@click.option("--party", hidden=True, help="Measure one party in this process; WORKLOADS is then its source.")
+def main(workloads: tuple[str, ...], party: str | None) -> None:
+    """Measure WORKLOADS (default: GPT-2 and ResNet-50) and write results/memory.json."""
+    torch.set_num_threads(THREADS)
+    if party is not None:
+        click.echo(peak_of(party, workloads[0]))
+        return
+    names = workloads or ("gpt2", "resnet50-32", "resnet50-224")
+    publish("memory", [row for name in names for row in measure(name)], f"peak of {_STEPS} steps, {THREADS} threads")
+
+
+if __name__ == "__main__":
+    main()
