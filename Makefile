@@ -34,7 +34,7 @@ test: setup ## All tests, with floors on how many ran and no unexpected skips
 	$(BIN)/python -m pytest -n $(WORKERS) --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
-	$(BIN)/python -m pytest -n0 -m large tests/engine/models/test_full_size.py
+	$(BIN)/python -m pytest -n0 -m large tests/engine/models/full_size.py
 
 matrix: setup ## Every combination of threads, instruction sets, orders, resumption and kernels (minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix or not matrix" tests/tiebreak/test_matrix.py tests/engine/test_golden.py tests/engine/test_devices.py

@@ -1,6 +1,6 @@
 """The published sizes: GPT-2 124M on 8 x 64 tokens, ResNet-50 on images of 32 and of 224 pixels. Minutes, gigabytes.
 
-Deselected by default; `make models` runs them.
+Not collected by default; `make models` names this file.
 """
 
 from collections.abc import Callable
