@@ -26,7 +26,7 @@ typedef double vec_unaligned __attribute__((vector_size(8 * LANES), aligned(8)))
 typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
- * each leaves its FP64 sums in memory, (part, batch, m, n), and `finish_parts` adds them. */
+ * each leaves its FP64 sums in memory, (part, batch, m, n), and a call with `finish` adds them. */
 typedef struct {
     int64_t batches, m, n, k;
     int64_t block_m, block_n, parts;

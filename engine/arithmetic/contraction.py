@@ -21,7 +21,7 @@ from engine.arithmetic.stats import Counts
 from engine.arithmetic.threads import together
 from engine.arithmetic.views import Dim, coalesce
 from engine.arithmetic.ziv import coefficient
-from protocol.isa import Access, Instruction
+from protocol.isa import Instruction
 from protocol.native import Build, load
 
 _SOURCE: Final = Path(__file__).with_name("contraction.c")
@@ -118,12 +118,12 @@ def plan_native(instruction: Instruction) -> NativePlan | None:
     if any(not any(d.strides) for d in (*output, *reduction)):
         return None
     if len(accesses) == 1:
-        return _plan_flat(instruction.shape, accesses, output, reduction)
+        return _plan_flat(instruction, output, reduction)
     if any(not all(d.strides) for d in reduction):
         return None
     if all(all(d.strides) for d in output):
-        return _plan_flat(instruction.shape, accesses, output, reduction)
-    return _plan_matrix(instruction.shape, accesses, output, reduction)
+        return _plan_flat(instruction, output, reduction)
+    return _plan_matrix(instruction, output, reduction)
 
 
 def _places(dims: Sequence[Dim], operand: int) -> Integers:
@@ -139,18 +139,18 @@ def offsets_of(steps: Sequence[tuple[int, int]]) -> Integers:
     return place
 
 
-def _reach(offset: int, dims: Sequence[Dim], operand: int) -> tuple[int, int]:
-    ends = [(d.size - 1) * d.strides[operand] for d in dims]
-    return offset + sum(e for e in ends if e < 0), offset + sum(e for e in ends if e > 0)
+def check_reach(tensor: Tensor, reach: tuple[int, int]) -> None:
+    """Raise `ValueError` unless the least and the greatest place read lie inside a contiguous tensor."""
+    # SAFETY: the kernels trust their tables. Validation of the program has checked the same; this costs nothing.
+    if reach[0] < 0 or reach[1] >= tensor.numel() or not tensor.is_contiguous():
+        raise ValueError(f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {reach}")
 
 
 def _size(dims: Sequence[Dim]) -> int:
     return prod(d.size for d in dims)
 
 
-def _plan_flat(
-    shape: tuple[int, ...], accesses: Sequence[Access], output: list[Dim], reduction: list[Dim]
-) -> NativePlan | None:
+def _plan_flat(instruction: Instruction, output: list[Dim], reduction: list[Dim]) -> NativePlan | None:
     """Every output dim is read by every operand."""
     run_k = reduction[-1].size if reduction and all(s == 1 for s in reduction[-1].strides) else 1
     run_batch = output[-1].size if output and all(s == 1 for s in output[-1].strides) else 1
@@ -162,19 +162,17 @@ def _plan_flat(
     operands = tuple(
         Operand(
             o, access.offset + _places(batch, o), none, _places(k, o), int(run_batch > 1),
-            _reach(access.offset, (*output, *reduction), o),
+            access.extent(instruction.index_space),
         )
-        for o, access in enumerate(accesses)
+        for o, access in enumerate(instruction.operands)
     )  # fmt: skip
     sizes = _size(output), 0, 0, _size(reduction)
-    return NativePlan(shape, operands, (none, none, none), sizes, run_k, run_batch)
+    return NativePlan(instruction.shape, operands, (none, none, none), sizes, run_k, run_batch)
 
 
-def _plan_matrix(
-    shape: tuple[int, ...], accesses: Sequence[Access], output: list[Dim], reduction: list[Dim]
-) -> NativePlan | None:
+def _plan_matrix(instruction: Instruction, output: list[Dim], reduction: list[Dim]) -> NativePlan | None:
     """Rows are read by one operand, columns by the other: by the one that reads the innermost dim, if there is one."""
-    inner = output[-1].strides
+    accesses, inner = instruction.operands, output[-1].strides
     first = 1 if inner[0] and not inner[1] else 0
     a, b = first, 1 - first
     strides = [prod(d.size for d in output[i + 1 :]) for i in range(len(output))]
@@ -184,15 +182,14 @@ def _plan_matrix(
     batch, m, n = ([dim for dim, _ in group] for group in groups)
     if sum(map(_size, (batch, m, n, reduction))) > MAX_TABLE:
         return None
-    everything = (*output, *reduction)
     operands = tuple(
         Operand(o, accesses[o].offset + _places(batch, o), _places(own, o), _places(reduction, o), 0,
-                _reach(accesses[o].offset, everything, o))
+                accesses[o].extent(instruction.index_space))
         for o, own in ((a, m), (b, n))
     )  # fmt: skip
     out_batch, out_m, out_n = (offsets_of([(dim.size, stride) for dim, stride in group]) for group in groups)
     sizes = _size(batch), _size(m), _size(n), _size(reduction)
-    return NativePlan(shape, operands, (out_batch, out_m, out_n), sizes, 1, 1)
+    return NativePlan(instruction.shape, operands, (out_batch, out_m, out_n), sizes, 1, 1)
 
 
 def run_native(
@@ -209,9 +206,7 @@ def run_native(
     """
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
-        # SAFETY: the kernel trusts its tables. Validation of the program has checked the same; this costs nothing.
-        if operand.reach[0] < 0 or operand.reach[1] >= tensor.numel() or not tensor.is_contiguous():
-            raise ValueError(f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {operand.reach}")
+        check_reach(tensor, operand.reach)
     threads = torch.get_num_threads()
     batches, m, n, k = plan.sizes
     threads = 1 if max(1, m) * max(1, n) * batches * k <= SMALL else threads

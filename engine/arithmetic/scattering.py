@@ -11,11 +11,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.arithmetic.contraction import MAX_TABLE, SMALL, Progress, offsets_of
+from engine.arithmetic.contraction import MAX_TABLE, SMALL, Progress, check_reach, offsets_of
 from engine.arithmetic.few import Integers
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.threads import together
-from protocol.isa import Access, Instruction, ScatterParams
+from protocol.isa import Instruction, ScatterParams
 from protocol.native import Build, load
 
 _SOURCE: Final = Path(__file__).with_name("scattering.c")
@@ -75,13 +75,8 @@ def plan_native(instruction: Instruction) -> NativeScatter | None:
         (places(source.strides, keyed, source.offset), places(source.strides, summed), places(source.strides, row)),
         (places(index.strides, keyed, index.offset), places(index.strides, summed)),
         (places(written, keyed), places(written, matched), places(written, row)),
-        (_reach(source, (*keyed, *summed, *row), space), _reach(index, (*keyed, *summed), space)),
+        (source.extent(space), index.extent(space)),
     )
-
-
-def _reach(access: Access, dims: Sequence[int], space: Sequence[int]) -> tuple[int, int]:
-    ends = [(space[d] - 1) * access.strides[d] for d in dims]
-    return access.offset + sum(e for e in ends if e < 0), access.offset + sum(e for e in ends if e > 0)
 
 
 @cache
@@ -96,12 +91,8 @@ def run_native(
     shuffled: torch.Generator | None,
 ) -> Tensor:  # fmt: skip
     """The result, f32, contiguous, of the instruction's shape. Sources are taken in random order if `shuffled`."""
-    for tensor, (least, most) in zip((source, index), plan.reach, strict=True):
-        # SAFETY: the kernel trusts its tables. Validation of the program has checked the same; this costs nothing.
-        if least < 0 or most >= tensor.numel() or not tensor.is_contiguous():
-            raise ValueError(
-                f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {least} ... {most}"
-            )
+    for tensor, reach in zip((source, index), plan.reach, strict=True):
+        check_reach(tensor, reach)
     out = torch.zeros(plan.shape, dtype=torch.float32)
     places, wanted = plan.source[1], plan.index[1]
     if shuffled is not None:
