@@ -31,7 +31,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from engine.capture.tracing import as_export
+from engine.capture.tracing import LossModule, as_export
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -64,18 +64,6 @@ class Digest:
     def hex(self) -> str:
         """The digest of everything added so far."""
         return self._hasher.hexdigest()
-
-
-class _StepModule(nn.Module):
-    """The loss over a model, so that `functional_call` can put fake tensors in the model's place."""
-
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        return self._loss(self.model, *batch)
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -164,7 +152,7 @@ def step_fingerprint(model: nn.Module, loss: Callable[..., Tensor], batch: Seque
         calls.write(tensor)
     trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
     with fake, sdpa_kernel(SDPBackend.MATH), as_export(), calls:
-        value = functional_call(_StepModule(model, loss), dict(tensors), inputs)
+        value = functional_call(LossModule(model, loss), dict(tensors), inputs)
         gradients = torch.autograd.grad(value, trained, allow_unused=True)
     calls.write(["results", value, *gradients])
     return digest.hex()

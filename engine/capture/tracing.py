@@ -56,13 +56,16 @@ class JointGraph:
         return f"{path}:{node.name}" if path else node.name
 
 
-class _Loss(nn.Module):
+class LossModule(nn.Module):
+    """The loss over a model as one module, so that `functional_call` can put other tensors in the model's place."""
+
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
 
     def forward(self, *batch: Tensor) -> Tensor:
+        """The loss of a batch."""
         return self._loss(self.model, *batch)
 
 
@@ -113,7 +116,7 @@ def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
     parameters = dict(model.named_parameters())  # tied ones once: they have one gradient
     buffers = dict(model.named_buffers())
     names = [f"model.{name}" for name in (*parameters, *buffers)]
-    wrapped = _Loss(model, loss)
+    wrapped = LossModule(model, loss)
 
     def step(*flat: Tensor) -> tuple[Tensor]:
         tensors = dict(zip(names, flat[: len(names)], strict=True))
