@@ -35,7 +35,7 @@ def chunk_count(dtype: DType, shape: Sequence[int]) -> int:
 
 
 def chunk_length(dtype: DType, shape: Sequence[int], chunk: int) -> int:
-    """Bytes of chunk number `chunk`: 1024, fewer in the last."""
+    """Bytes of chunk number `chunk`: 512, fewer in the last."""
     return min(CHUNK_BYTES, prod(shape) * dtype.size - chunk * CHUNK_BYTES)
 
 

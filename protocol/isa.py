@@ -9,7 +9,7 @@ from enum import IntEnum
 from math import prod
 from typing import Final
 
-CHUNK_BYTES: Final = 1024
+CHUNK_BYTES: Final = 512
 """Bytes of tensor data in one leaf of a chunk tree."""
 TERMS_PER_LEAF: Final = 4
 """Terms of a reduction in one leaf of an accumulator tree."""

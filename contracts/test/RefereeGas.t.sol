@@ -60,7 +60,7 @@ contract RefereeGasTest is RefereeBase {
 
     /// @dev f32 values between 1 and 2, of both signs.
     function _data() private pure returns (bytes memory data) {
-        data = new bytes(1024);
+        data = new bytes(512);
         for (uint256 k = 0; k < 256; ++k) {
             uint256 r = uint256(keccak256(abi.encode(k)));
             data[4 * k] = bytes1(uint8(r));

@@ -76,7 +76,7 @@ contract TreesTest is TestBase {
             for (uint256 c = 0; c < level.length; ++c) {
                 level[c] = Trees.EMPTY;
                 if (c >= count) continue;
-                level[c] = harness.chunkLeaf(slice(data, 1024 * c, Commitments.chunkLength(data.length, c)));
+                level[c] = harness.chunkLeaf(slice(data, 512 * c, Commitments.chunkLength(data.length, c)));
             }
             assertEq(harness.foldNodes(level), root, "chunk root");
             uint256 dtype = vm.parseJsonUint(json, _at("tensors", k, "dtype"));

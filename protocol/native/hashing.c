@@ -12,7 +12,7 @@
 #error "tensor data is little-endian"
 #endif
 
-#define CHUNK 1024
+#define CHUNK 512
 #define DIGEST 32
 #define SPAN_HEIGHT 8
 #define SPAN (1 << SPAN_HEIGHT)
@@ -251,7 +251,7 @@ INLINE int whole_chunks(int n, const uint8_t *data, uint8_t *out) {
     return any(seen);
 }
 
-/* A chunk of 1 to 1024 bytes by way of a copy, in which every NaN becomes the one NaN if that is asked for. */
+/* A chunk of 1 to 512 bytes by way of a copy, in which every NaN becomes the one NaN if that is asked for. */
 static void copied_chunk(const uint8_t *data, int64_t bytes, int floats, uint8_t *out) {
     uint8_t message[CHUNK + 128] = {0};
     memcpy(message, CHUNK_TAG, 8);

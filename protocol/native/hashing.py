@@ -140,7 +140,7 @@ def agrees(found: Hasher) -> bool:
     words = np.arange(found.span * CHUNK_BYTES // 4 + 1200, dtype=np.uint32) * np.uint32(2654435761)
     words[::301] = 0xFFC00001
     view = memoryview(words.astype("<u4").view(np.uint8).data)
-    sizes = (1, 7, 55, 56, 1016, 1023, 1024, 1028, 2048, 3072, 5132, view.nbytes)
+    sizes = (1, 7, 55, 56, 504, 511, 512, 516, 1024, 1536, 2572, view.nbytes)
     wanted = [one_nan(view[:size]) if size % 4 == 0 else view[:size] for size in sizes]
     inputs = [Data(view[:size], size % 4 == 0) for size in sizes]
     levels = [leaf_level(data) for data in wanted]

@@ -336,7 +336,7 @@ class Party:
         raise AssertionError(state.phase)
 
     def _chunk(self, state: GameState) -> bytes:
-        return self.run.values[state.step][state.leaf][1024 * state.chunk : 1024 * (state.chunk + 1)]
+        return self.run.values[state.step][state.leaf][512 * state.chunk : 512 * (state.chunk + 1)]
 
     # ------------------------------------------------------------------ the challenger
 

@@ -146,7 +146,7 @@ def open_operands(tensors: Sequence[Data], depth: int) -> tuple[bytes, Prove]:
         siblings = tuple(body.proof(k))
         opened.append(TensorOpening(value=k, dtype=int(dtype), dims=shape, chunk_root=tree.root, siblings=siblings))
         for c in range(tree.count):
-            part = data[1024 * c : 1024 * (c + 1)]
+            part = data[512 * c : 512 * (c + 1)]
             chunks.append(ChunkOpening(tensor=k, chunk=c, data=part, siblings=tuple(tree.proof(c))))
     return body.root, Prove(instruction=b"", tensors=tuple(opened), chunks=tuple(chunks))
 
@@ -666,7 +666,7 @@ def test_instruction_bytes(referee: SolidityReferee, cases: Cases) -> None:
             leaves = -(-expected.terms // 4) if expected.terms > 4 else 0
             kinds = (int(expected.opcode), int(expected.function), int(expected.dtype))
             digest = instruction_digest(encoded)
-            assert found == (digest, *kinds, expected.numel, size, -(-size // 1024), leaves)
+            assert found == (digest, *kinds, expected.numel, size, -(-size // 512), leaves)
             root = rng.randbytes(32)
             assert referee.output_id(encoded, root) == tensor_id(expected.dtype, expected.shape, root)
             accepted += 1

@@ -42,7 +42,7 @@ tensors = st.builds(
     chunk_root=digests,
     siblings=lists,
 )
-chunks = st.builds(ChunkOpening, tensor=u8, chunk=u64, data=st.binary(max_size=1024), siblings=lists)
+chunks = st.builds(ChunkOpening, tensor=u8, chunk=u64, data=st.binary(max_size=512), siblings=lists)
 witnesses = st.one_of(
     st.none(),
     st.builds(TensorWitness, tensor_id=digests, siblings=lists),
@@ -63,8 +63,8 @@ moves: st.SearchStrategy[Move] = st.one_of(
     st.builds(OpenSteps, steps_root=digests, siblings=lists),
     st.builds(OpenValues, state_root=digests, loss_bits=u32, log_root=digests, body_root=digests, siblings=lists),
     st.builds(OpenTensor, instruction=instructions, siblings=lists, chunk_root=digests),
-    st.builds(OpenChunk, chunk=st.binary(max_size=1024)),
-    st.builds(SelectElement, index=u32, chunk=st.binary(max_size=1024), instruction=instructions),
+    st.builds(OpenChunk, chunk=st.binary(max_size=512)),
+    st.builds(SelectElement, index=u32, chunk=st.binary(max_size=512), instruction=instructions),
     st.builds(
         OpenTerms,
         accumulator_root=digests,
@@ -204,7 +204,7 @@ def test_moves_check_their_fields() -> None:
 def test_the_largest_proof_fits() -> None:
     siblings = (bytes(32),) * 40
     tensor = TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
-    chunk = ChunkOpening(tensor=0, chunk=0, data=bytes(1024), siblings=siblings)
+    chunk = ChunkOpening(tensor=0, chunk=0, data=bytes(512), siblings=siblings)
     proof = Prove(
         instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8
     )

@@ -30,6 +30,8 @@ interface IReferee {
         Target target;
         /// D of SPEC section 4: each half of the value tree and of the program tree has 2^D leaves.
         uint8 depth;
+        /// b of the job. Invariant: 24 ... 32.
+        uint8 precision;
         /// Leaf of the value tree: body instruction i at i, commit k at 2^D + k. Invariant: below 2^(D+1).
         uint64 position;
         /// Element of the tensor, row-major (ELEMENT, TERMS).
@@ -121,12 +123,13 @@ interface IReferee {
         RECORD
     }
 
-    /// What the game needs to know of an instruction.
+    /// What the game needs to know of an instruction and its output.
     struct Description {
         /// H(`tb.instr` ‖ encoding): its leaf in the program tree.
         bytes32 leaf;
+        /// Tensor id of the output, if its chunk tree has the root that was given.
+        bytes32 id;
         uint8 opcode;
-        uint8 func;
         /// dtype of the result.
         uint8 dtype;
         /// Elements of the result, at least 1.
@@ -136,13 +139,13 @@ interface IReferee {
         /// Chunks of the result: leaves of its chunk tree.
         uint64 chunks;
         /// Leaves of an element's accumulator tree, or 0 if elements are judged at once (no reduction, or K <= 4).
-        uint64 termLeaves;
+        uint32 termLeaves;
+        /// What is accumulated, for `finish`; 0 if nothing is.
+        uint8 accumulator;
     }
 
     /// Bytes are not exactly one instruction. `offset` is where reading stopped.
     error MalformedInstruction(uint256 offset);
-    /// The instruction is of a kind that only the off-chain referee can judge so far.
-    error InstructionNotYetOnChain(uint8 opcode, uint8 func);
     /// The opcode, function and dtypes do not go together, or not with this target.
     error UnsupportedInstruction(uint8 opcode, uint8 func);
     /// The proof's instruction is not the one that the game has fixed.
@@ -187,22 +190,22 @@ interface IReferee {
     function judge(Context calldata context, Proof calldata proof) external view returns (bytes32 answer);
 
     /// @notice Reads an instruction. Reverts if the bytes are not exactly one.
-    function describe(bytes calldata instruction) external view returns (Description memory description);
-
-    /// @notice The tensor id of the instruction's output, if its chunk tree has this root.
-    function outputId(bytes calldata instruction, bytes32 chunkRoot) external pure returns (bytes32 id);
+    /// @param chunkRoot root of the chunk tree of its output
+    function describe(bytes calldata instruction, bytes32 chunkRoot)
+        external
+        view
+        returns (Description memory description);
 
     /// @notice The id of the rank-0 tensor that holds `bits`: an f32 scalar such as the loss (dtype 0), an i64 or a bool.
     function scalarId(uint8 dtype, uint64 bits) external pure returns (bytes32 id);
 
-    /// @notice The bits of element `index` of a chunk's data. Reverts if it is not inside.
-    function elementBits(uint8 dtype, bytes calldata chunk, uint256 index) external pure returns (uint64 bits);
-
     /// @notice What the last accumulator of an element says.
-    /// @return canonical whether the bytes are the one encoding of an accumulator of this instruction
+    /// @param accumulatorKind as in `Description.accumulator`
+    /// @param precision b of the job
+    /// @return canonical whether the bytes are the one encoding of an accumulator of this kind
     /// @return leaf its digest in the accumulator tree (0 if not canonical)
-    /// @return bits the value of the element (0 if not canonical)
-    function finish(bytes calldata instruction, bytes calldata accumulator)
+    /// @return bits the value of the element, rounded to the precision (0 if not canonical)
+    function finish(uint8 accumulatorKind, uint8 precision, bytes calldata accumulator)
         external
         view
         returns (bool canonical, bytes32 leaf, uint64 bits);

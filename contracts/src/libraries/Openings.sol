@@ -184,7 +184,7 @@ library Openings {
         }
     }
 
-    /// @dev INVARIANT: each of `length` <= 1024 bytes of calldata is 0 or 1.
+    /// @dev INVARIANT: each of `length` <= 512 bytes of calldata is 0 or 1.
     function _requireBools(uint256 c, uint256 pos, uint256 length) private pure {
         uint256 seen = 0;
         assembly ("memory-safe") {

@@ -64,7 +64,7 @@ abstract contract RefereeBase is TestBase {
     }
 
     function _chunk(bytes memory data, uint256 c) internal pure returns (bytes memory) {
-        return slice(data, 1024 * c, Commitments.chunkLength(data.length, c));
+        return slice(data, 512 * c, Commitments.chunkLength(data.length, c));
     }
 
     function _chunkLevel(bytes memory data) internal pure returns (bytes32[] memory) {
