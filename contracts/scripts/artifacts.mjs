@@ -9,7 +9,11 @@ const ROOT = join(dirname(fileURLToPath(import.meta.url)), "..");
 const TARGET = join(ROOT, "artifacts");
 
 /** Contract -> source file under src/, whose output forge puts under out/artifacts/FILE. */
-const CONTRACTS = { Referee: "Referee.sol", Tiebreak: "board/Tiebreak.sol" };
+const CONTRACTS = {
+  Referee: "Referee.sol",
+  Tiebreak: "board/Tiebreak.sol",
+  Transcendentals: "Transcendentals.sol",
+};
 
 /** JSON with sorted keys: one encoding of one content. */
 function canonical(value) {
