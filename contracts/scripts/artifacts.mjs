@@ -10,6 +10,7 @@ const TARGET = join(ROOT, "artifacts");
 
 /** Contract -> source file under src/, whose output forge puts under out/artifacts/FILE. */
 const CONTRACTS = {
+  CompletionBonus: "examples/CompletionBonus.sol",
   Referee: "Referee.sol",
   Tiebreak: "board/Tiebreak.sol",
   Transcendentals: "Transcendentals.sol",
