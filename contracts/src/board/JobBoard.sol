@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
+import {Segments} from "../game/Segments.sol";
 import {Duration, Instant, currentInstant} from "../game/Time.sol";
 import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
 import {Trees} from "../libraries/Trees.sol";
@@ -17,8 +18,10 @@ abstract contract JobBoard is IJobBoard {
 
     uint256 internal constant MAX_ENTRIES = 1 << 20;
     uint256 internal constant MAX_AMOUNT = type(uint128).max;
-    /// Longest window and clock: far beyond any use, small enough that no sum of instants overflows 48 bits.
-    uint256 internal constant MAX_SECONDS = 1 << 40;
+    /// Longest window, clock and replay time: far beyond any use, small enough that no sum with an instant overflows 40 bits.
+    uint256 internal constant MAX_SECONDS = 1 << 38;
+    uint256 internal constant MIN_PRECISION = 24;
+    uint256 internal constant MAX_PRECISION = 32;
     uint256 internal constant MAX_DESCENT_LEVELS = 5;
 
     mapping(JobId => JobState) internal _jobs;
@@ -66,7 +69,7 @@ abstract contract JobBoard is IJobBoard {
     /// @inheritdoc IJobBoard
     function postHead(Head calldata head, bytes calldata signature) external onlyStatus(head.jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[head.jobId];
-        uint64 last = _checkHead(state, head, signature);
+        (uint64 last,) = _checkHead(state, head, signature);
         // SAFETY: ascending, so nobody can replay an old head to move the windows.
         if (head.count <= state.headCount) revert HeadNotAscending(state.headCount, head.count);
         state.headCount = head.count;
@@ -96,7 +99,7 @@ abstract contract JobBoard is IJobBoard {
     /// @inheritdoc IJobBoard
     function settle(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
-        uint64 last = _checkpoints(state);
+        uint64 last = Segments.checkpoints(state);
         if (state.headCount != last) revert FinalHeadMissing(state.headCount, last);
         _requireWindowOver(state);
         _requireNoGames(state);
@@ -110,7 +113,7 @@ abstract contract JobBoard is IJobBoard {
     function abandon(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
         _requireCaller(state.client);
-        if (state.headCount == _checkpoints(state)) revert FinalHeadPosted();
+        if (state.headCount == Segments.checkpoints(state)) revert FinalHeadPosted();
         _requireWindowOver(state);
         // SAFETY: an open game is played to its end first, so client and trainer together cannot cut a challenger off.
         _requireNoGames(state);
@@ -145,7 +148,7 @@ abstract contract JobBoard is IJobBoard {
     /// @inheritdoc IJobBoard
     function checkpoints(JobId jobId) external view returns (uint64) {
         JobState storage state = _jobs[jobId];
-        return state.status == JobStatus.NONE ? 0 : _checkpoints(state);
+        return state.status == JobStatus.NONE ? 0 : Segments.checkpoints(state);
     }
 
     /// @inheritdoc IJobBoard
@@ -166,16 +169,18 @@ abstract contract JobBoard is IJobBoard {
     // ---------------------------------------------------------------- for the games
 
     /// @dev Reverts unless a game may start against this head now; then counts it.
-    function _openGame(JobId jobId, Head calldata head, bytes calldata signature)
+    /// @return digest what the trainer signed
+    function _openGame(Head calldata head, bytes calldata signature)
         internal
-        onlyStatus(jobId, JobStatus.ACTIVE)
+        onlyStatus(head.jobId, JobStatus.ACTIVE)
+        returns (bytes32 digest)
     {
-        JobState storage state = _jobs[jobId];
+        JobState storage state = _jobs[head.jobId];
         _requirePayment(state.challengerStake);
-        _checkHead(state, head, signature);
+        (, digest) = _checkHead(state, head, signature);
         Instant end = state.lastProgress.plus(state.challengeWindow);
-        // SAFETY: a game ends within two clocks and none starts after the window, so nobody can hold up `settle` or
-        // `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
+        // SAFETY: a game ends within two clocks and its allowances, and none starts after the window, so nobody can hold up
+        // `settle` or `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
         if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
         state.openGames += 1;
     }
@@ -198,11 +203,6 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[jobId];
         state.openGames -= 1;
         _credit(challenger, state.challengerStake);
-    }
-
-    /// @dev ceil(steps / k), without overflow at steps near 2^64.
-    function _checkpoints(JobState storage state) internal view returns (uint64) {
-        return (state.steps - 1) / state.checkpointInterval + 1;
     }
 
     function _requireStatus(JobId jobId, JobStatus expected) internal view {
@@ -233,14 +233,16 @@ abstract contract JobBoard is IJobBoard {
 
     /// @dev Count in range and signed by the trainer.
     /// @return last the count of the final head
+    /// @return digest what the trainer signed
     function _checkHead(JobState storage state, Head memory head, bytes calldata signature)
         private
         view
-        returns (uint64 last)
+        returns (uint64 last, bytes32 digest)
     {
-        last = _checkpoints(state);
+        last = Segments.checkpoints(state);
         if (head.count == 0 || head.count > last) revert HeadOutOfRange(head.count, last);
-        Signatures.check(Signatures.digest(Signatures.hashHead(head)), signature, state.trainer);
+        digest = Signatures.digest(Signatures.hashHead(head));
+        Signatures.check(digest, signature, state.trainer);
     }
 
     function _checkJob(Job calldata job_) private pure {
@@ -252,12 +254,13 @@ abstract contract JobBoard is IJobBoard {
         _require("steps", job_.steps, 1, type(uint64).max);
         _require("checkpointInterval", job_.checkpointInterval, 1, job_.steps);
         _require("policy", job_.policy, 0, 0);
-        _require("precision", job_.precision, 32, 32);
+        _require("precision", job_.precision, MIN_PRECISION, MAX_PRECISION);
         _require("reward", job_.reward, 0, MAX_AMOUNT);
         _require("trainerStake", job_.trainerStake, 0, MAX_AMOUNT);
         _require("challengerStake", job_.challengerStake, 0, MAX_AMOUNT);
         _require("challengeWindow", job_.challengeWindow, 1, MAX_SECONDS);
         _require("clock", job_.clock, 1, MAX_SECONDS);
+        _require("replayTime", job_.replayTime, 0, MAX_SECONDS);
         _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
     }
 
@@ -273,6 +276,7 @@ abstract contract JobBoard is IJobBoard {
         state.trainer = job_.trainer;
         state.status = JobStatus.OFFERED;
         state.descentLevels = job_.descentLevels;
+        state.precision = job_.precision;
         uint256 bodyDepth = Trees.depthOf(job_.bodyCount);
         uint256 stateDepth = Trees.depthOf(job_.stateCount);
         // The casts below cannot truncate: `_checkJob` has bounded every field.
@@ -282,8 +286,9 @@ abstract contract JobBoard is IJobBoard {
         state.dataRoot = job_.dataRoot;
         state.steps = job_.steps;
         state.checkpointInterval = job_.checkpointInterval;
-        state.challengeWindow = Duration.wrap(uint48(job_.challengeWindow));
-        state.clock = Duration.wrap(uint48(job_.clock));
+        state.challengeWindow = Duration.wrap(uint40(job_.challengeWindow));
+        state.clock = Duration.wrap(uint40(job_.clock));
+        state.replayTime = Duration.wrap(uint40(job_.replayTime));
         state.reward = uint128(job_.reward);
         state.trainerStake = uint128(job_.trainerStake);
         state.challengerStake = uint128(job_.challengerStake);

@@ -2,7 +2,8 @@
 pragma solidity ^0.8.30;
 
 import {GameLogic} from "../game/GameLogic.sol";
-import {currentInstant} from "../game/Time.sol";
+import {Instant, currentInstant} from "../game/Time.sol";
+import {Turns} from "../game/Turns.sol";
 import {GameId, IGame} from "../interfaces/IGame.sol";
 import {JobId} from "../interfaces/IJobBoard.sol";
 import {IReferee} from "../interfaces/IReferee.sol";
@@ -30,40 +31,42 @@ contract Tiebreak is JobBoard, IGame {
         payable
         returns (GameId gameId)
     {
-        _openGame(head.jobId, head, signature);
-        gameId = gameIdOf(head, msg.sender, nonce);
+        bytes32 digest = _openGame(head, signature);
+        gameId = _gameId(head.jobId, digest, msg.sender, nonce);
         GameState storage state = _games[gameId];
-        if (state.phase != Phase.NONE) revert GameExists(gameId);
+        Turns.Turn memory turn = Turns.load(state);
+        if (turn.phase != Phase.NONE) revert GameExists(gameId);
         state.jobId = head.jobId;
         state.challenger = msg.sender;
-        state.last = currentInstant();
+        turn.last = currentInstant();
         emit GameStarted(gameId, head.jobId, msg.sender, head.count, head.runRoot, nonce);
-        GameLogic.begin(state, _jobs[head.jobId], head.runRoot, head.count);
         // A run of one checkpoint has no padding, so no game is over before its first move.
+        GameLogic.begin(state, _jobs, turn, head.runRoot, head.count);
+        Turns.save(state, turn);
     }
 
     /// @inheritdoc IGame
     function descend(GameId gameId, bytes32[] calldata nodes) external {
-        (GameState storage state,) = _turn(gameId, Phase.DESCEND);
+        (GameState storage state, Turns.Turn memory turn,) = _defender(gameId, Phase.DESCEND);
         emit Descended(gameId, nodes);
-        GameLogic.descend(state, nodes);
-        _close(gameId, state);
+        GameLogic.descend(state, turn, nodes);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
-    function select(GameId gameId, bytes32[] calldata nodes, uint256 index) external {
-        (GameState storage state, JobState storage job_) = _turn(gameId, Phase.SELECT);
-        GameLogic.select(state, job_, nodes, index);
-        emit Selected(gameId, index, nodes[index]);
-        _close(gameId, state);
+    function select(GameId gameId, bytes32 node, uint256 index, bytes32[] calldata siblings, bytes32 seal) external {
+        (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT);
+        emit Selected(gameId, index, seal);
+        GameLogic.select(state, _jobs, turn, node, index, siblings, seal);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
-    function openSteps(GameId gameId, bytes32 stepsRoot, bytes32[] calldata siblings) external {
-        (GameState storage state, JobState storage job_) = _turn(gameId, Phase.OPEN_STEPS);
-        emit StepsOpened(gameId, stepsRoot);
-        GameLogic.openSteps(state, job_, stepsRoot, siblings);
-        _close(gameId, state);
+    function openSteps(GameId gameId, bytes32[] calldata nodes, bytes32[] calldata siblings) external {
+        (GameState storage state, Turns.Turn memory turn,) = _defender(gameId, Phase.OPEN_STEPS);
+        emit StepsOpened(gameId, nodes);
+        GameLogic.openSteps(state, turn, nodes, siblings);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
@@ -72,128 +75,173 @@ contract Tiebreak is JobBoard, IGame {
         bytes32 stateRoot,
         uint32 lossBits,
         bytes32 logRoot,
-        bytes32 bodyRoot,
+        bytes32[] calldata nodes,
         bytes32[] calldata siblings
     ) external {
-        (GameState storage state, JobState storage job_) = _turn(gameId, Phase.OPEN_VALUES);
-        emit ValuesOpened(gameId, stateRoot, lossBits, logRoot, bodyRoot);
-        GameLogic.openValues(state, job_, stateRoot, lossBits, logRoot, bodyRoot, siblings);
-        _close(gameId, state);
+        (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_VALUES);
+        emit ValuesOpened(gameId, stateRoot, lossBits, nodes);
+        GameLogic.openValues(state, job_, turn, stateRoot, lossBits, logRoot, nodes, siblings);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
-    function openTensor(GameId gameId, bytes calldata instruction, bytes32[] calldata siblings, bytes32 chunkRoot)
-        external
-    {
-        (GameState storage state, JobState storage job_) = _turn(gameId, Phase.OPEN_TENSOR);
-        emit TensorOpened(gameId, instruction, chunkRoot);
-        GameLogic.openTensor(state, job_, REFEREE, instruction, siblings, chunkRoot);
-        _close(gameId, state);
+    function openTensor(
+        GameId gameId,
+        bytes calldata instruction,
+        bytes32[] calldata siblings,
+        bytes32[] calldata nodes
+    ) external {
+        (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_TENSOR);
+        emit TensorOpened(gameId, nodes);
+        GameLogic.openTensor(state, job_, turn, REFEREE, instruction, siblings, nodes);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function openChunk(GameId gameId, bytes calldata chunk) external {
-        (GameState storage state,) = _turn(gameId, Phase.OPEN_CHUNK);
+        (GameState storage state, Turns.Turn memory turn,) = _defender(gameId, Phase.OPEN_CHUNK);
         emit ChunkOpened(gameId, chunk);
-        GameLogic.openChunk(state, chunk);
-        _close(gameId, state);
+        GameLogic.openChunk(state, turn, chunk);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
-    function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes calldata instruction) external {
-        (GameState storage state,) = _turn(gameId, Phase.SELECT_ELEMENT);
-        GameLogic.selectElement(state, REFEREE, index, chunk, instruction);
-        emit ElementSelected(gameId, state.element, state.claimed);
+    function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes32 seal) external {
+        (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT_ELEMENT);
+        GameLogic.selectElement(state, turn, index, chunk, seal);
+        emit ElementSelected(gameId, state.element, seal);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
-    function openTerms(
-        GameId gameId,
-        bytes32 accumulatorRoot,
-        bytes calldata accumulator,
-        bytes32[] calldata siblings,
-        bytes calldata instruction
-    ) external {
-        (GameState storage state, JobState storage job_) = _turn(gameId, Phase.OPEN_TERMS);
-        emit TermsOpened(gameId, accumulatorRoot, accumulator);
-        GameLogic.openTerms(state, job_, REFEREE, accumulatorRoot, accumulator, siblings, instruction);
-        _close(gameId, state);
+    function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
+        external
+    {
+        (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_TERMS);
+        emit TermsOpened(gameId, nodes, accumulator);
+        GameLogic.openTerms(state, job_, turn, REFEREE, nodes, accumulator, siblings);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
-    function prove(GameId gameId, IReferee.Proof calldata proof) external {
-        (GameState storage state, JobState storage job_) = _turn(gameId, Phase.PROVE);
-        (bytes32 right, bytes32 committed) = GameLogic.prove(state, job_, REFEREE, proof);
+    function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external {
+        Instant last = _games[gameId].last;
+        (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.PROVE);
+        // SAFETY: whoever saw this proof pending had to fix the same answer in an earlier block, without it.
+        if (!turn.last.isAfter(last)) revert TooEarly(last, turn.last);
+        (bytes32 right, bytes32 committed) =
+            GameLogic.prove(state, _jobs[state.jobId], turn, REFEREE, GameId.unwrap(gameId), proof, salt, opened);
         emit Proved(gameId, right, committed);
-        _close(gameId, state);
+        _close(gameId, state, turn);
+    }
+
+    /// @inheritdoc IGame
+    function concede(GameId gameId) external {
+        (GameState storage state, Turns.Turn memory turn) = _load(gameId);
+        bool defender = Turns.defenderMoves(turn.phase);
+        _requireSide(defender ? _jobs[state.jobId].trainer : state.challenger);
+        Turns.spend(state, turn, currentInstant());
+        Turns.end(turn, defender, Reason.CONCEDED);
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function timeout(GameId gameId) external {
-        GameState storage state = _requireOpen(gameId);
-        _requireStatus(state.jobId, JobStatus.ACTIVE);
-        GameLogic.timeout(state, currentInstant());
-        _close(gameId, state);
+        (GameState storage state, Turns.Turn memory turn) = _load(gameId);
+        Turns.timeout(state, turn, currentInstant());
+        _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function reclaim(GameId gameId) external {
-        GameState storage state = _requireOpen(gameId);
-        _requireStatus(state.jobId, JobStatus.SLASHED);
-        state.phase = Phase.OVER;
-        state.verdict = Verdict.VOID;
-        state.reason = Reason.JOB_SLASHED;
+        (GameState storage state, Turns.Turn memory turn) = _load(gameId);
+        JobId jobId = state.jobId;
+        _requireStatus(jobId, JobStatus.SLASHED);
+        turn.phase = Phase.OVER;
+        turn.verdict = Verdict.VOID;
+        turn.reason = Reason.JOB_SLASHED;
+        Turns.save(state, turn);
         emit GameEnded(gameId, Verdict.VOID, Reason.JOB_SLASHED);
-        _returnStake(state.jobId, state.challenger);
+        _returnStake(jobId, state.challenger);
     }
 
     /// @inheritdoc IGame
-    function game(GameId gameId) external view returns (GameState memory) {
-        return _games[gameId];
+    function game(GameId gameId) external view returns (GameState memory shown) {
+        GameState storage state = _games[gameId];
+        shown = state;
+        shown.node = GameLogic.nodeOf(state, shown.level, shown.fresh);
     }
 
     /// @inheritdoc IGame
     function mover(GameId gameId) external view returns (address) {
         GameState storage state = _games[gameId];
         if (state.phase == Phase.NONE || state.phase == Phase.OVER) return address(0);
-        return _mover(state, _jobs[state.jobId]);
+        return Turns.defenderMoves(state.phase) ? _jobs[state.jobId].trainer : state.challenger;
     }
 
     /// @inheritdoc IGame
-    function gameIdOf(Head calldata head, address challenger, uint64 nonce) public view returns (GameId) {
-        bytes32 digest = Signatures.digest(Signatures.hashHead(head));
-        return GameId.wrap(sha256(abi.encodePacked(Tags.GAME, head.jobId, digest, challenger, nonce)));
+    function gameIdOf(Head calldata head, address challenger, uint64 nonce) external view returns (GameId) {
+        return _gameId(head.jobId, Signatures.digest(Signatures.hashHead(head)), challenger, nonce);
     }
 
-    /// @dev Numbered plan of a turn: (1) the game exists and has no verdict, (2) its job is active, (3) the move fits
-    /// the phase, (4) the caller is the mover, (5) the mover has time left; then its clock is charged.
-    function _turn(GameId gameId, Phase expected) private returns (GameState storage state, JobState storage job_) {
-        state = _requireOpen(gameId); // (1)
-        // SAFETY: once a job is slashed its money is shared out; its other games can only be reclaimed. (2)
-        _requireStatus(state.jobId, JobStatus.ACTIVE);
-        job_ = _jobs[state.jobId];
-        if (state.phase != expected) revert WrongPhase(expected, state.phase); // (3)
-        address side = _mover(state, job_);
-        if (msg.sender != side) revert NotYourTurn(side, msg.sender); // (4)
-        GameLogic.spend(state, currentInstant()); // (5)
+    function _gameId(JobId jobId, bytes32 digest, address challenger, uint64 nonce) private pure returns (GameId) {
+        return GameId.wrap(sha256(abi.encodePacked(Tags.GAME, jobId, digest, challenger, nonce)));
     }
 
-    /// @dev If the move ended the game, pays out.
-    function _close(GameId gameId, GameState storage state) private {
-        if (state.phase != Phase.OVER) return;
-        emit GameEnded(gameId, state.verdict, state.reason);
-        // INVARIANT 7: a game comes here once, for `_turn` and `timeout` refuse a game that is over.
-        if (state.verdict == Verdict.DEFENDER_LOST) _convicted(state.jobId, state.challenger);
-        else _defended(state.jobId);
+    /// @dev Numbered plan of a turn: (1) the game exists and has no verdict, (2) the move fits the phase, (3) the
+    /// caller is the mover, (4) its job is active, (5) the mover has time left; then its clock is charged.
+    function _defender(GameId gameId, Phase expected)
+        private
+        view
+        returns (GameState storage state, Turns.Turn memory turn, JobState storage job_)
+    {
+        (state, turn) = _load(gameId); // (1)
+        _requirePhase(turn, expected); // (2)
+        JobId jobId = state.jobId;
+        job_ = _jobs[jobId];
+        _requireSide(job_.trainer); // (3)
+        _requireStatus(jobId, JobStatus.ACTIVE); // (4)
+        Turns.spend(state, turn, currentInstant()); // (5)
     }
 
-    function _requireOpen(GameId gameId) private view returns (GameState storage state) {
+    /// @dev As `_defender`, but (4) is left to `_close`.
+    /// SAFETY: a choice that does not end the game moves no money, so it need not read the job.
+    function _challenger(GameId gameId, Phase expected)
+        private
+        view
+        returns (GameState storage state, Turns.Turn memory turn)
+    {
+        (state, turn) = _load(gameId); // (1)
+        _requirePhase(turn, expected); // (2)
+        _requireSide(state.challenger); // (3)
+        Turns.spend(state, turn, currentInstant()); // (5)
+    }
+
+    /// @dev Keeps the turn; if the move ended the game, pays out.
+    function _close(GameId gameId, GameState storage state, Turns.Turn memory turn) private {
+        Turns.save(state, turn);
+        if (turn.phase != Phase.OVER) return;
+        JobId jobId = state.jobId;
+        // SAFETY: once a job is slashed its money is shared out; its other games can only be reclaimed.
+        _requireStatus(jobId, JobStatus.ACTIVE);
+        emit GameEnded(gameId, turn.verdict, turn.reason);
+        // INVARIANT 7: a game comes here once, for `_load` refuses a game that is over.
+        if (turn.verdict == Verdict.DEFENDER_LOST) _convicted(jobId, state.challenger);
+        else _defended(jobId);
+    }
+
+    function _load(GameId gameId) private view returns (GameState storage state, Turns.Turn memory turn) {
         state = _games[gameId];
-        if (state.phase == Phase.NONE) revert NoSuchGame(gameId);
-        if (state.phase == Phase.OVER) revert GameIsOver(gameId);
+        turn = Turns.load(state);
+        if (turn.phase == Phase.NONE) revert NoSuchGame(gameId);
+        if (turn.phase == Phase.OVER) revert GameIsOver(gameId);
     }
 
-    function _mover(GameState storage state, JobState storage job_) private view returns (address) {
-        return GameLogic.defenderMoves(state.phase) ? job_.trainer : state.challenger;
+    function _requirePhase(Turns.Turn memory turn, Phase expected) private pure {
+        if (turn.phase != expected) revert WrongPhase(expected, turn.phase);
+    }
+
+    function _requireSide(address side) private view {
+        if (msg.sender != side) revert NotYourTurn(side, msg.sender);
     }
 }

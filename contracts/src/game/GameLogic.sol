@@ -2,361 +2,381 @@
 pragma solidity ^0.8.30;
 
 import {IGame} from "../interfaces/IGame.sol";
-import {IJobBoard} from "../interfaces/IJobBoard.sol";
+import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
 import {IReferee} from "../interfaces/IReferee.sol";
 import {Commitments} from "../libraries/Commitments.sol";
 import {Isa} from "../libraries/Isa.sol";
 import {Trees} from "../libraries/Trees.sol";
-import {Duration, Instant} from "./Time.sol";
+import {ProofContext} from "./ProofContext.sol";
+import {Segments} from "./Segments.sol";
+import {Turns} from "./Turns.sol";
 
 /// @title The rules of the game (SPEC section 10), on a game's and a job's storage
 /// @notice One function per move. The caller has checked that the game exists, that it is the mover's turn and that
-/// the job is active. A function reverts (illegal move), or changes the game; the game may then be OVER.
+/// it is in time. A function reverts (illegal move), or changes the game and the turn, which the caller saves; the
+/// game may then be OVER.
 library GameLogic {
-    /// The loss of record 0: the one NaN.
-    uint32 private constant NAN_BITS = uint32(Isa.NAN_BITS);
-
-    // ---------------------------------------------------------------- turns and clocks
-
-    /// @dev INVARIANT 4: the mover is a function of the phase.
-    function defenderMoves(IGame.Phase phase) internal pure returns (bool) {
-        return phase == IGame.Phase.DESCEND || phase == IGame.Phase.OPEN_STEPS || phase == IGame.Phase.OPEN_VALUES
-            || phase == IGame.Phase.OPEN_TENSOR || phase == IGame.Phase.OPEN_CHUNK || phase == IGame.Phase.OPEN_TERMS;
-    }
-
-    /// @notice Takes the time since the last move from the mover's clock.
-    function spend(IGame.GameState storage game, Instant current) internal {
-        Duration used = current.since(game.last);
-        bool defender = defenderMoves(game.phase);
-        Duration rest = defender ? game.defenderRest : game.challengerRest;
-        // INVARIANT 5: exactly the rest may be used, one second more is `timeout`'s. A move and a timeout are never both legal.
-        if (used.exceeds(rest)) revert IGame.ClockExhausted(rest, used);
-        if (defender) game.defenderRest = rest.minus(used);
-        else game.challengerRest = rest.minus(used);
-        game.last = current;
-    }
-
-    /// @notice The side to move is out of time.
-    function timeout(IGame.GameState storage game, Instant current) internal {
-        Duration used = current.since(game.last);
-        bool defender = defenderMoves(game.phase);
-        Duration rest = defender ? game.defenderRest : game.challengerRest;
-        if (!used.exceeds(rest)) revert IGame.ClockRunning(rest, used);
-        _end(game, defender, IGame.Reason.TIMEOUT);
-    }
+    using Turns for Turns.Turn;
 
     // ---------------------------------------------------------------- the walk
 
     /// @notice Starts the walk at the root of the run tree.
-    function begin(IGame.GameState storage game, IJobBoard.JobState storage job, bytes32 runRoot, uint64 count)
-        internal
-    {
-        game.descentLevels = job.descentLevels;
-        game.defenderRest = job.clock;
-        game.challengerRest = job.clock;
-        game.headCount = count;
-        game.runRoot = runRoot;
+    function begin(
+        IGame.GameState storage game,
+        mapping(JobId => IJobBoard.JobState) storage jobs,
+        Turns.Turn memory turn,
+        bytes32 runRoot,
+        uint64 count
+    ) internal {
+        IJobBoard.JobState storage job = jobs[game.jobId];
+        turn.descentLevels = job.descentLevels;
+        turn.defenderRest = job.clock;
+        turn.challengerRest = job.clock;
+        game.opened = runRoot;
         game.leaves = count;
-        _enter(game, job, IGame.Level.RUN, runRoot, Trees.depthOf(checkpoints(job)));
+        game.replayTime = job.replayTime;
+        uint256 depth = Trees.depthOf(Segments.checkpoints(job));
+        turn.level = IGame.Level.RUN;
+        turn.fresh = true;
+        // A tree is at most 64 deep.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        turn.height = uint8(depth);
+        turn.phase = IGame.Phase.DESCEND;
+        // The run root stands in `opened`: of a deep tree it need not be written twice, the first choice replaces it.
+        if (depth <= 1) game.node = runRoot;
+        // A run of one checkpoint has no padding and no seal.
+        if (depth == 0) _leaf(game, jobs, turn, runRoot);
     }
 
-    function descend(IGame.GameState storage game, bytes32[] calldata nodes) internal {
-        _requireNodeCount(game, nodes.length);
-        if (Trees.foldNodes(nodes) != game.node) return _brokenTie(game);
-        game.phase = IGame.Phase.SELECT;
+    /// @notice The node of a game: that of its slot, or the run root before anything was chosen.
+    function nodeOf(IGame.GameState storage game, IGame.Level level, bool fresh) internal view returns (bytes32) {
+        return fresh && level == IGame.Level.RUN ? game.opened : game.node;
+    }
+
+    function descend(IGame.GameState storage game, Turns.Turn memory turn, bytes32[] calldata nodes) internal view {
+        _requireNodes(turn, turn.height, nodes.length);
+        if (Trees.foldNodes(nodes) != _node(game, turn)) return _brokenTie(turn);
+        turn.phase = IGame.Phase.SELECT;
     }
 
     function select(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        bytes32[] calldata nodes,
-        uint256 index
+        mapping(JobId => IJobBoard.JobState) storage jobs,
+        Turns.Turn memory turn,
+        bytes32 node,
+        uint256 index,
+        bytes32[] calldata siblings,
+        bytes32 seal
     ) internal {
-        uint8 levels = _requireNodeCount(game, nodes.length);
-        if (index >= nodes.length) revert IGame.IndexOutOfRange(nodes.length, index);
-        bytes32 folded = Trees.foldNodes(nodes);
-        // INVARIANT 1: they fold to the node, so they are the defender's (SHA-256 has no second set known).
-        if (folded != game.node) revert IGame.NodesDoNotFold(game.node, folded);
-        bytes32 node = nodes[index];
-        uint8 height = game.height - levels;
+        uint256 levels = _levels(turn, turn.height);
+        if (index >> levels != 0) revert IGame.IndexOutOfRange(uint256(1) << levels, index);
+        _requireProofLength(levels, siblings.length);
+        bytes32 above = _node(game, turn);
+        bytes32 found = Trees.fold(node, index, siblings);
+        // INVARIANT 1: it stands below the node, so it is the defender's (SHA-256 has no second set known).
+        if (found != above) revert IGame.NodeDoesNotFold(above, found);
         game.node = node;
-        game.height = height;
-        // INVARIANT 3: position < 2^(levels walked) <= 2^64.
-        // forge-lint: disable-next-line(unsafe-typecast)
-        game.position = uint64((uint256(game.position) << levels) | index);
-        if (height > 0) game.phase = IGame.Phase.DESCEND;
-        else _leaf(game, job);
+        turn.fresh = false;
+        unchecked {
+            // INVARIANT 3: levels <= height; position < 2^(levels walked) <= 2^64.
+            // forge-lint: disable-next-line(unsafe-typecast)
+            turn.height -= uint8(levels);
+            // forge-lint: disable-next-line(unsafe-typecast)
+            turn.position = uint64((uint256(turn.position) << levels) | index);
+        }
+        turn.phase = IGame.Phase.DESCEND;
+        if (turn.height == 0 && _leaf(game, jobs, turn, node)) _extend(game, seal);
+        else _requireNoSeal(seal);
     }
 
     function openSteps(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        bytes32 stepsRoot,
+        Turns.Turn memory turn,
+        bytes32[] calldata nodes,
         bytes32[] calldata siblings
     ) internal {
-        uint64 steps = segmentSteps(job, game.segment);
+        uint64 steps = game.leaves;
         uint256 depth = Trees.depthOf(steps);
+        _requireNodes(turn, depth, nodes.length);
         _requireProofLength(depth, siblings.length);
-        if (Trees.fold(game.node, steps - 1, siblings) != stepsRoot) return _brokenTie(game);
-        _enterSteps(game, job, stepsRoot, steps, depth);
+        bytes32 root = Trees.foldNodes(nodes);
+        if (Trees.fold(_node(game, turn), steps - 1, siblings) != root) return _brokenTie(turn);
+        _extend(game, root);
+        // A segment of one step is not opened, so the depth is at least 1.
+        _enter(game, turn, IGame.Level.STEPS, root, depth);
     }
 
     function openValues(
         IGame.GameState storage game,
         IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
         bytes32 stateRoot,
         uint32 lossBits,
         bytes32 logRoot,
-        bytes32 bodyRoot,
+        bytes32[] calldata nodes,
         bytes32[] calldata siblings
     ) internal {
-        uint8 depth = job.depth;
+        uint256 depth = job.depth;
+        _requireNodes(turn, depth + 1, nodes.length);
         _requireProofLength(depth, siblings.length);
-        if (Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(game);
+        if (Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(turn);
         // Policy `exact` keeps no log.
-        if (logRoot != bytes32(0)) return _brokenTie(game);
+        if (logRoot != bytes32(0)) return _brokenTie(turn);
+        uint256 half = nodes.length / 2;
+        bytes32 bodyRoot = Trees.foldNodes(nodes[:half]);
         bytes32 loss = Commitments.scalarId(Isa.F32, lossBits);
-        if (Trees.fold(loss, job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(game);
-        game.bodyRoot = bodyRoot;
+        if (Trees.fold(loss, job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(turn);
         bytes32 stateHalf = Trees.pad(stateRoot, Trees.depthOf(job.stateCount), depth);
-        _enter(game, job, IGame.Level.VALUES, Trees.parent(bodyRoot, stateHalf), uint256(depth) + 1);
+        if (Trees.foldNodes(nodes[half:]) != stateHalf) return _brokenTie(turn);
+        _extend(game, bodyRoot);
+        _enter(game, turn, IGame.Level.VALUES, Trees.parent(bodyRoot, stateHalf), depth + 1);
     }
 
     function openTensor(
         IGame.GameState storage game,
         IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
         IReferee referee,
         bytes calldata instruction,
         bytes32[] calldata siblings,
-        bytes32 chunkRoot
+        bytes32[] calldata nodes
     ) internal {
         _requireProofLength(uint256(job.depth) + 1, siblings.length);
         bytes32 leaf = Commitments.instructionLeaf(instruction);
-        if (Trees.fold(leaf, game.instruction, siblings) != job.programRoot) return _brokenTie(game);
-        game.instructionLeaf = leaf;
-        IReferee.Description memory description = referee.describe(instruction);
+        if (Trees.fold(leaf, game.instruction, siblings) != job.programRoot) return _brokenTie(turn);
+        // Whether the number of nodes is right is known only below; one that is no level's is never.
+        bytes32 root = Trees.isLevel(nodes.length) ? Trees.foldNodes(nodes) : bytes32(0);
+        IReferee.Description memory description = referee.describe(instruction, root);
         if (description.opcode == Isa.SOURCE) {
-            game.phase = IGame.Phase.PROVE;
+            if (nodes.length != 0) revert IGame.WrongNodeCount(0, nodes.length);
+            _extend(game, leaf);
+            turn.phase = IGame.Phase.PROVE;
             return;
         }
-        if (referee.outputId(instruction, chunkRoot) != game.node) return _brokenTie(game);
-        game.dataBytes = description.dataBytes;
-        game.leaves = description.chunks;
-        _enter(game, job, IGame.Level.CHUNKS, chunkRoot, Trees.depthOf(description.chunks));
+        uint256 depth = Trees.depthOf(description.chunks);
+        _requireNodes(turn, depth, nodes.length);
+        if (description.id != game.node) return _brokenTie(turn);
+        _extend(game, leaf);
+        _keep(game, turn, description);
+        _enter(game, turn, IGame.Level.CHUNKS, root, depth);
     }
 
-    function openChunk(IGame.GameState storage game, bytes calldata chunk) internal {
-        uint256 length = Commitments.chunkLength(game.dataBytes, game.position);
-        if (chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(game);
-        game.phase = IGame.Phase.SELECT_ELEMENT;
+    function openChunk(IGame.GameState storage game, Turns.Turn memory turn, bytes calldata chunk) internal view {
+        uint256 length = turn.position + 1 == game.leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
+        if (chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(turn);
+        turn.phase = IGame.Phase.SELECT_ELEMENT;
     }
 
     function selectElement(
         IGame.GameState storage game,
-        IReferee referee,
+        Turns.Turn memory turn,
         uint256 index,
         bytes calldata chunk,
-        bytes calldata instruction
+        bytes32 seal
     ) internal {
         bytes32 leaf = Commitments.chunkLeaf(chunk);
-        if (leaf != game.node) revert IGame.WrongChunk(game.node, leaf);
-        _requireInstruction(game, instruction);
-        IReferee.Description memory description = referee.describe(instruction);
-        uint256 size = description.dataBytes / description.elements;
+        bytes32 node = game.node;
+        if (leaf != node) revert IGame.WrongChunk(node, leaf);
+        uint256 size = Isa.size(turn.dtype);
+        // The chunk's length is that of the shape, so what is inside it is inside the tensor.
         if (index >= chunk.length / size) revert IGame.IndexOutOfRange(chunk.length / size, index);
         // A tensor has at most 2^40 elements.
         // forge-lint: disable-next-line(unsafe-typecast)
-        game.element = uint64(game.position * (Isa.CHUNK_BYTES / size) + index);
-        game.claimed = referee.elementBits(description.dtype, chunk, index);
-        game.leaves = description.termLeaves;
-        game.phase = description.termLeaves > 0 ? IGame.Phase.OPEN_TERMS : IGame.Phase.PROVE;
+        game.element = uint64(turn.position * (Isa.CHUNK_BYTES / size) + index);
+        game.node = bytes32(_littleEndian(chunk, index * size, size));
+        if (turn.accumulator != 0) {
+            _requireNoSeal(seal);
+            turn.phase = IGame.Phase.OPEN_TERMS;
+        } else {
+            _extend(game, seal);
+            turn.phase = IGame.Phase.PROVE;
+        }
     }
 
     function openTerms(
         IGame.GameState storage game,
         IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
         IReferee referee,
-        bytes32 accumulatorRoot,
+        bytes32[] calldata nodes,
         bytes calldata accumulator,
-        bytes32[] calldata siblings,
-        bytes calldata instruction
+        bytes32[] calldata siblings
     ) internal {
-        _requireInstruction(game, instruction);
-        uint64 leaves = game.leaves;
+        uint256 leaves = game.termLeaves;
         uint256 depth = Trees.depthOf(leaves);
+        _requireNodes(turn, depth, nodes.length);
         _requireProofLength(depth, siblings.length);
-        (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(instruction, accumulator);
-        if (!canonical || bits != game.claimed) return _brokenTie(game);
-        if (Trees.fold(leaf, leaves - 1, siblings) != accumulatorRoot) return _brokenTie(game);
-        game.accumulatorRoot = accumulatorRoot;
-        _enter(game, job, IGame.Level.TERMS, accumulatorRoot, depth);
+        (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(turn.accumulator, job.precision, accumulator);
+        if (!canonical || bytes32(uint256(bits)) != game.node) return _brokenTie(turn);
+        bytes32 root = Trees.foldNodes(nodes);
+        if (Trees.fold(leaf, leaves - 1, siblings) != root) return _brokenTie(turn);
+        _extend(game, root);
+        // More than 4 terms are at least 2 leaves: the depth is at least 1.
+        _enter(game, turn, IGame.Level.TERMS, root, depth);
     }
 
     /// @return right what the referee computed @return committed what the defender had committed
     function prove(
         IGame.GameState storage game,
         IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
         IReferee referee,
-        IReferee.Proof calldata proof
-    ) internal returns (bytes32 right, bytes32 committed) {
-        IReferee.Context memory context = proofContext(game, job);
-        right = referee.judge(context, proof);
-        committed = context.target == IReferee.Target.ELEMENT ? bytes32(uint256(game.claimed)) : game.node;
-        _end(game, right != committed, IGame.Reason.RECOMPUTED);
-    }
-
-    // ---------------------------------------------------------------- what the referee is told
-
-    function proofContext(IGame.GameState storage game, IJobBoard.JobState storage job)
-        internal
-        view
-        returns (IReferee.Context memory context)
-    {
-        IGame.Level level = game.level;
-        context.target = level == IGame.Level.VALUES
-            ? IReferee.Target.VALUE
-            : level == IGame.Level.CHUNKS ? IReferee.Target.ELEMENT : IReferee.Target.TERMS;
-        context.depth = job.depth;
-        context.position = game.instruction;
-        context.element = game.element;
-        context.termsLeaf = level == IGame.Level.TERMS ? game.position : 0;
-        context.step = game.step;
-        context.stateCount = job.stateCount;
-        context.dataCount = job.dataCount;
-        context.instructionLeaf = game.instructionLeaf;
-        context.programRoot = job.programRoot;
-        context.bodyRoot = game.bodyRoot;
-        context.dataRoot = job.dataRoot;
-        context.accumulatorRoot = game.accumulatorRoot;
-        _previousRecord(context, game, job);
-    }
-
-    /// @dev Where record s-1 stands: record 0, a checkpoint of the run tree, or a step of the same segment. All of
-    /// these lie left of the disputed record, so both sides agree on them (INVARIANT 2).
-    function _previousRecord(
-        IReferee.Context memory context,
-        IGame.GameState storage game,
-        IJobBoard.JobState storage job
-    ) private view {
-        uint64 previous = context.step - 1;
-        uint64 interval = job.checkpointInterval;
-        if (previous == 0) {
-            context.recordRoot = Commitments.record(0, job.initialStateRoot, NAN_BITS, bytes32(0));
-        } else if (previous % interval == 0) {
-            context.recordRoot = game.runRoot;
-            context.recordDepth = uint8(Trees.depthOf(checkpoints(job)));
-            context.recordPosition = previous / interval - 1;
-        } else {
-            context.recordRoot = game.stepsRoot;
-            context.recordDepth = uint8(Trees.depthOf(segmentSteps(job, game.segment)));
-            context.recordPosition = previous - game.segment * interval - 1;
-        }
-    }
-
-    /// @return ceil(steps / k)
-    function checkpoints(IJobBoard.JobState storage job) internal view returns (uint64) {
-        return (job.steps - 1) / job.checkpointInterval + 1;
-    }
-
-    /// @return the steps of checkpoint `segment`: k, or what remains
-    function segmentSteps(IJobBoard.JobState storage job, uint64 segment) internal view returns (uint64) {
-        uint64 interval = job.checkpointInterval;
-        uint64 rest = job.steps - segment * interval;
-        return rest < interval ? rest : interval;
+        bytes32 gameId,
+        IReferee.Proof calldata proof,
+        bytes32 salt,
+        bytes32[] calldata opened
+    ) internal view returns (bytes32 right, bytes32 committed) {
+        ProofContext.check(game, job, turn.level, opened);
+        right = referee.judge(ProofContext.make(game, job, turn, opened), proof);
+        bytes32 expected = ProofContext.sealOf(turn.level, opened);
+        bytes32 found = Commitments.seal(gameId, right, salt);
+        // INVARIANT 10: who proves had the answer when it chose the leaf, before any proof could be copied.
+        if (found != expected) revert IGame.WrongSeal(expected, found);
+        committed = game.node;
+        turn.end(right != committed, IGame.Reason.RECOMPUTED);
     }
 
     // ---------------------------------------------------------------- inner workings
 
+    /// @dev Enters a tree whose nodes, min(r, depth) levels down, have just been shown.
     function _enter(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
         IGame.Level level,
         bytes32 root,
         uint256 depth
     ) private {
-        game.level = level;
         game.node = root;
+        turn.level = level;
         // A tree is at most 64 deep.
         // forge-lint: disable-next-line(unsafe-typecast)
-        game.height = uint8(depth);
-        game.position = 0;
-        if (depth > 0) game.phase = IGame.Phase.DESCEND;
-        else _leaf(game, job);
+        turn.height = uint8(depth);
+        turn.position = 0;
+        turn.fresh = true;
+        // Only a tensor of one chunk has a tree without levels.
+        turn.phase = depth > 0 ? IGame.Phase.SELECT : IGame.Phase.OPEN_CHUNK;
     }
 
-    function _enterSteps(
+    /// @dev The walk reached a leaf of the current tree. The job is read only where it is needed.
+    /// @return isSealed whether the seal given with it is kept
+    function _leaf(
+        IGame.GameState storage game,
+        mapping(JobId => IJobBoard.JobState) storage jobs,
+        Turns.Turn memory turn,
+        bytes32 node
+    ) private returns (bool isSealed) {
+        IGame.Level level = turn.level;
+        uint64 position = turn.position;
+        if (level == IGame.Level.VALUES) return _valueLeaf(game, jobs[game.jobId], turn, node);
+        if (position >= (level == IGame.Level.TERMS ? game.termLeaves : game.leaves)) return _padding(turn, node);
+        if (level == IGame.Level.RUN) {
+            _enterSegment(game, jobs[game.jobId], turn, node);
+        } else if (level == IGame.Level.STEPS) {
+            game.step += position;
+            turn.phase = IGame.Phase.OPEN_VALUES;
+        } else if (level == IGame.Level.CHUNKS) {
+            turn.phase = IGame.Phase.OPEN_CHUNK;
+        } else {
+            turn.phase = IGame.Phase.PROVE;
+            return true;
+        }
+    }
+
+    /// @dev The value tree has two halves, each with its own padding.
+    function _valueLeaf(
         IGame.GameState storage game,
         IJobBoard.JobState storage job,
-        bytes32 stepsRoot,
-        uint64 steps,
-        uint256 depth
+        Turns.Turn memory turn,
+        bytes32 node
+    ) private returns (bool isSealed) {
+        uint64 position = turn.position;
+        uint64 half = uint64(1) << job.depth;
+        bool isCommit = position >= half;
+        if (isCommit ? position - half >= job.stateCount : position >= job.bodyCount) return _padding(turn, node);
+        // The value tree has at most 2^21 leaves.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        game.instruction = uint32(position);
+        turn.phase = isCommit ? IGame.Phase.PROVE : IGame.Phase.OPEN_TENSOR;
+        return true;
+    }
+
+    /// @dev An empty leaf is right here, whatever else stands in the tree.
+    /// @return isSealed no seal is kept
+    function _padding(Turns.Turn memory turn, bytes32 node) private pure returns (bool isSealed) {
+        turn.end(node != Trees.EMPTY, IGame.Reason.PADDING);
+        return false;
+    }
+
+    function _enterSegment(
+        IGame.GameState storage game,
+        IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
+        bytes32 node
     ) private {
-        game.stepsRoot = stepsRoot;
+        uint64 steps = Segments.length(job, turn.position);
+        game.step = Segments.firstStep(job, turn.position);
         game.leaves = steps;
-        _enter(game, job, IGame.Level.STEPS, stepsRoot, depth);
-    }
-
-    /// @dev The walk reached a leaf of the current tree.
-    function _leaf(IGame.GameState storage game, IJobBoard.JobState storage job) private {
-        if (_isPadding(game, job)) {
-            // An empty leaf is right here, whatever else stands in the tree.
-            return _end(game, game.node != Trees.EMPTY, IGame.Reason.PADDING);
+        if (steps > 1) {
+            turn.phase = IGame.Phase.OPEN_STEPS;
+            return;
         }
-        IGame.Level level = game.level;
-        uint64 position = game.position;
-        if (level == IGame.Level.RUN) {
-            game.segment = position;
-            if (segmentSteps(job, position) == 1) return _enterSteps(game, job, game.node, 1, 0);
-            game.phase = IGame.Phase.OPEN_STEPS;
-        } else if (level == IGame.Level.STEPS) {
-            game.step = game.segment * job.checkpointInterval + position + 1;
-            game.phase = IGame.Phase.OPEN_VALUES;
-        } else if (level == IGame.Level.VALUES) {
-            // The value tree has at most 2^21 leaves.
-            // forge-lint: disable-next-line(unsafe-typecast)
-            game.instruction = uint32(position);
-            game.phase = position >> job.depth == 0 ? IGame.Phase.OPEN_TENSOR : IGame.Phase.PROVE;
-        } else if (level == IGame.Level.CHUNKS) {
-            game.phase = IGame.Phase.OPEN_CHUNK;
-        } else {
-            game.phase = IGame.Phase.PROVE;
+        // The segment's one record is its steps tree.
+        _extend(game, node);
+        turn.level = IGame.Level.STEPS;
+        turn.position = 0;
+        turn.phase = IGame.Phase.OPEN_VALUES;
+    }
+
+    /// @dev What later moves need of the instruction.
+    function _keep(IGame.GameState storage game, Turns.Turn memory turn, IReferee.Description memory description)
+        private
+    {
+        turn.dtype = description.dtype;
+        turn.accumulator = description.termLeaves > 0 ? description.accumulator : 0;
+        game.leaves = description.chunks;
+        game.termLeaves = description.termLeaves;
+        // At most 512, by the number of chunks.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        game.lastChunkBytes = uint16(Commitments.chunkLength(description.dataBytes, description.chunks - 1));
+    }
+
+    /// @dev t_{n+1} of SPEC section 11.
+    function _extend(IGame.GameState storage game, bytes32 x) private {
+        game.opened = ProofContext.extended(game.opened, x);
+    }
+
+    function _node(IGame.GameState storage game, Turns.Turn memory turn) private view returns (bytes32) {
+        return nodeOf(game, turn.level, turn.fresh);
+    }
+
+    /// @dev The unsigned number in `size` bytes, least significant first; they lie inside the chunk.
+    function _littleEndian(bytes calldata chunk, uint256 offset, uint256 size) private pure returns (uint256 bits) {
+        assembly ("memory-safe") {
+            for { let i := 0 } lt(i, size) { i := add(i, 1) } {
+                bits := or(bits, shl(shl(3, i), byte(0, calldataload(add(chunk.offset, add(offset, i))))))
+            }
         }
     }
 
-    function _isPadding(IGame.GameState storage game, IJobBoard.JobState storage job) private view returns (bool) {
-        IGame.Level level = game.level;
-        uint64 position = game.position;
-        if (level == IGame.Level.VALUES) {
-            uint64 half = uint64(1) << job.depth;
-            return position < half ? position >= job.bodyCount : position - half >= job.stateCount;
-        }
-        return position >= game.leaves;
+    function _brokenTie(Turns.Turn memory turn) private pure {
+        turn.end(true, IGame.Reason.BROKEN_TIE);
     }
 
-    function _brokenTie(IGame.GameState storage game) private {
-        _end(game, true, IGame.Reason.BROKEN_TIE);
+    /// @return min(r, height)
+    function _levels(Turns.Turn memory turn, uint256 height) private pure returns (uint256) {
+        return height < turn.descentLevels ? height : turn.descentLevels;
     }
 
-    function _end(IGame.GameState storage game, bool defenderLost, IGame.Reason reason) private {
-        game.phase = IGame.Phase.OVER;
-        game.verdict = defenderLost ? IGame.Verdict.DEFENDER_LOST : IGame.Verdict.CHALLENGER_LOST;
-        game.reason = reason;
-    }
-
-    /// @return levels min(r, height)
-    function _requireNodeCount(IGame.GameState storage game, uint256 count) private view returns (uint8 levels) {
-        uint8 height = game.height;
-        levels = game.descentLevels;
-        if (height < levels) levels = height;
-        if (count != uint256(1) << levels) revert IGame.WrongNodeCount(uint256(1) << levels, count);
+    function _requireNodes(Turns.Turn memory turn, uint256 height, uint256 count) private pure {
+        uint256 expected = uint256(1) << _levels(turn, height);
+        if (count != expected) revert IGame.WrongNodeCount(expected, count);
     }
 
     function _requireProofLength(uint256 expected, uint256 actual) private pure {
         if (expected != actual) revert IGame.WrongProofLength(expected, actual);
     }
 
-    function _requireInstruction(IGame.GameState storage game, bytes calldata instruction) private view {
-        bytes32 leaf = Commitments.instructionLeaf(instruction);
-        if (leaf != game.instructionLeaf) revert IGame.WrongInstructionBytes(game.instructionLeaf, leaf);
+    function _requireNoSeal(bytes32 seal) private pure {
+        if (seal != bytes32(0)) revert IGame.UnexpectedSeal(seal);
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
-/// Seconds since the epoch.
-type Instant is uint48;
+/// Seconds since the epoch. A block's time fits until the year 36812; a window later (2^38 s) until 28102.
+type Instant is uint40;
 
 /// Seconds.
-type Duration is uint48;
+type Duration is uint40;
 
 using {isAfter, plus, since} for Instant global;
-using {exceeds, minus} for Duration global;
+using {exceeds, minus, reducedBy} for Duration global;
 
 /// @return whether `a` is later than `b`
 function isAfter(Instant a, Instant b) pure returns (bool) {
@@ -35,7 +35,12 @@ function minus(Duration a, Duration b) pure returns (Duration) {
     return Duration.wrap(Duration.unwrap(a) - Duration.unwrap(b));
 }
 
+/// @return what `a` has over `b`, or nothing
+function reducedBy(Duration a, Duration b) pure returns (Duration) {
+    return a.exceeds(b) ? a.minus(b) : Duration.wrap(0);
+}
+
 /// @return the block's time
 function currentInstant() view returns (Instant) {
-    return Instant.wrap(uint48(block.timestamp));
+    return Instant.wrap(uint40(block.timestamp));
 }

@@ -18,9 +18,17 @@ type GameId is bytes32;
 ///     by choosing the first node that differs.
 ///  3. `height` + the levels already walked = the depth of the current tree; position < 2^(levels walked).
 ///  4. Exactly one side is to move, and only its clock runs: the mover is a function of the phase.
-///  5. defenderRest + challengerRest + time used = 2 · clock; neither is ever negative.
+///  5. Clocks only run down, `last` only grows. With `a` the allowances used, defenderRest + challengerRest +
+///     time used - a = 2 · clock; neither is ever negative. At each instant exactly one of "a move is in time" and
+///     "`timeout` is legal" holds.
 ///  6. Each phase leads to a later one of the same level, to DESCEND or SELECT at less height, or to a lower level. So a game ends.
 ///  7. The game holds exactly one challenger's stake, until its verdict.
+///  8. There is a verdict, and a reason, exactly when the phase is OVER; it never changes, and no move is legal any more.
+///  9. `opened` is the digest of one list: run root, steps root, body root, ... (SPEC section 11); `prove` is given that list.
+/// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block.
+///
+/// The job of a game may have been slashed meanwhile, by another game or for equivocation. Then no move, timeout or
+/// concession can end the game (`WrongJobStatus`), and the defender has none at all; `reclaim` ends it.
 interface IGame {
     /// What the next move is. The numbers are the message kinds of SPEC section 9.
     enum Phase {
@@ -66,56 +74,65 @@ interface IGame {
         /// The referee recomputed the leaf.
         RECOMPUTED,
         TIMEOUT,
+        /// The side to move gave up.
+        CONCEDED,
         /// The job ended otherwise.
         JOB_SLASHED
     }
 
-    /// A game as the contract keeps it.
+    /// A game as the contract keeps it: six slots.
     struct GameState {
-        // -- the slot that every move writes
+        // -- slot 0, which every move writes
+        /// Invariant: OVER exactly if there is a verdict.
         Phase phase;
         Level level;
-        /// Levels between `node` and the leaves of its tree.
+        /// Levels between `node` and the leaves of its tree. Invariant: at most 64.
         uint8 height;
         /// r of the job.
         uint8 descentLevels;
+        /// Set once.
         Verdict verdict;
+        /// Set with the verdict.
         Reason reason;
+        /// Whether nothing was chosen yet in the current tree.
+        bool fresh;
+        /// Of the disputed tensor, set by OPEN_TENSOR.
+        uint8 dtype;
+        /// What an element of it accumulates, set by OPEN_TENSOR. Invariant: 0 exactly if elements are judged at once.
+        uint8 accumulator;
         /// When the last move was made.
         Instant last;
         Duration defenderRest;
         Duration challengerRest;
         /// Of `node` among the nodes of its height, from the left. In OPEN_CHUNK and SELECT_ELEMENT: the chunk.
         uint64 position;
-        // --
+        // -- slot 1
+        /// What is disputed: a node of the tree, and from SELECT_ELEMENT until OPEN_TERMS, or the proof, the element's
+        /// bits as a number. (The slot is first written by the first choice; `game` shows the run root before.)
         bytes32 node;
+        // -- slot 2
+        /// Digest of what was opened: t_n of SPEC section 11. The run root at first.
+        bytes32 opened;
+        // -- slot 3
         JobId jobId;
+        // -- slot 4
         address challenger;
-        /// c of the challenged head. Invariant: 1 ... ceil(steps / k).
-        uint64 headCount;
+        /// Row-major element of the tensor, set by SELECT_ELEMENT. Invariant: below 2^40.
+        uint64 element;
+        // -- slot 5
+        /// Leaves that are not padding: of the run tree (c of the head) until its leaf is chosen, then of the steps
+        /// tree, and from OPEN_TENSOR on of the chunk tree. Invariant: at least 1.
+        uint64 leaves;
+        /// From a leaf of RUN on the first step of its segment, from a leaf of STEPS on s. Invariant: at most the job's steps.
+        uint64 step;
         /// Leaf of the value tree, set on leaving VALUES. Invariant: below 2^(D+1).
         uint32 instruction;
-        bytes32 runRoot;
-        /// Set by OPEN_STEPS; the segment's one record if it has one step.
-        bytes32 stepsRoot;
-        /// Body half of the value tree, set by OPEN_VALUES.
-        bytes32 bodyRoot;
-        /// Set by OPEN_TENSOR: digest of the disputed instruction.
-        bytes32 instructionLeaf;
-        /// Set by OPEN_TERMS.
-        bytes32 accumulatorRoot;
-        /// Checkpoint whose steps are disputed, from 0, set on leaving RUN.
-        uint64 segment;
-        /// s, from 1, set on leaving STEPS.
-        uint64 step;
-        /// Leaves of the current tree that are not padding; of no meaning in VALUES, which has two halves.
-        uint64 leaves;
-        /// Bytes of the disputed tensor, set by OPEN_TENSOR.
-        uint64 dataBytes;
-        /// Row-major element of the tensor, set by SELECT_ELEMENT.
-        uint64 element;
-        /// The defender's value of that element.
-        uint64 claimed;
+        /// Leaves of an element's accumulator tree, set by OPEN_TENSOR. Invariant: not 1.
+        uint32 termLeaves;
+        /// Bytes of the tensor's last chunk, set by OPEN_TENSOR. Invariant: 1 ... 512.
+        uint16 lastChunkBytes;
+        /// Of the job.
+        Duration replayTime;
     }
 
     event GameStarted(
@@ -127,13 +144,14 @@ interface IGame {
         uint64 nonce
     );
     event Descended(GameId indexed gameId, bytes32[] nodes);
-    event Selected(GameId indexed gameId, uint256 index, bytes32 node);
-    event StepsOpened(GameId indexed gameId, bytes32 stepsRoot);
-    event ValuesOpened(GameId indexed gameId, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot, bytes32 bodyRoot);
-    event TensorOpened(GameId indexed gameId, bytes instruction, bytes32 chunkRoot);
+    event Selected(GameId indexed gameId, uint256 index, bytes32 seal);
+    event StepsOpened(GameId indexed gameId, bytes32[] nodes);
+    event ValuesOpened(GameId indexed gameId, bytes32 stateRoot, uint32 lossBits, bytes32[] nodes);
+    /// (The instruction is the program's, which both sides have.)
+    event TensorOpened(GameId indexed gameId, bytes32[] nodes);
     event ChunkOpened(GameId indexed gameId, bytes chunk);
-    event ElementSelected(GameId indexed gameId, uint64 element, uint64 claimed);
-    event TermsOpened(GameId indexed gameId, bytes32 accumulatorRoot, bytes accumulator);
+    event ElementSelected(GameId indexed gameId, uint64 element, bytes32 seal);
+    event TermsOpened(GameId indexed gameId, bytes32[] nodes, bytes accumulator);
     /// What the referee computed, and what the defender had committed.
     event Proved(GameId indexed gameId, bytes32 right, bytes32 committed);
     event GameEnded(GameId indexed gameId, Verdict verdict, Reason reason);
@@ -151,11 +169,20 @@ interface IGame {
     error ClockRunning(Duration rest, Duration used);
     error WrongNodeCount(uint256 expected, uint256 actual);
     error WrongProofLength(uint256 expected, uint256 actual);
-    /// The challenger's nodes do not fold to the node that they should stand below.
-    error NodesDoNotFold(bytes32 expected, bytes32 actual);
+    /// The challenger's node and its siblings do not fold to the node that they should stand below.
+    error NodeDoesNotFold(bytes32 expected, bytes32 actual);
     error IndexOutOfRange(uint256 limit, uint256 index);
     error WrongChunk(bytes32 expected, bytes32 actual);
-    error WrongInstructionBytes(bytes32 expected, bytes32 actual);
+    /// A seal where none is kept.
+    error UnexpectedSeal(bytes32 seal);
+    /// The answer and the salt are not what was sealed with this leaf.
+    error WrongSeal(bytes32 expected, bytes32 actual);
+    /// A leaf of this kind has another number of things opened.
+    error WrongOpenedCount(uint256 expected, uint256 actual);
+    /// The list is not what earlier moves opened.
+    error WrongOpened(bytes32 expected, bytes32 actual);
+    /// A proof at the instant of the move before.
+    error TooEarly(Instant last, Instant current);
 
     /// @notice Starts a game against a head that the trainer signed, posted or not. Value: the challenger's stake.
     /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head.
@@ -167,43 +194,52 @@ interface IGame {
     /// @notice 1, defender: the 2^min(r, height) nodes that stand min(r, height) levels below `node`.
     function descend(GameId gameId, bytes32[] calldata nodes) external;
 
-    /// @notice 2, challenger: the same nodes, and the index of the first that differs.
-    function select(GameId gameId, bytes32[] calldata nodes, uint256 index) external;
+    /// @notice 2, challenger: the first of them that differs, its index, its siblings up to `node`. At a leaf of the
+    /// values or terms that is no padding: the seal of the answer, H(`tb.seal.` ‖ game id ‖ answer ‖ salt); else zero.
+    function select(GameId gameId, bytes32 node, uint256 index, bytes32[] calldata siblings, bytes32 seal) external;
 
-    /// @notice 3, defender: the root over the records of the segment, whose last is the disputed checkpoint.
-    function openSteps(GameId gameId, bytes32 stepsRoot, bytes32[] calldata siblings) external;
+    /// @notice 3, defender: first nodes of the tree over the records of the segment; `siblings` of the last record,
+    /// which is the disputed checkpoint.
+    function openSteps(GameId gameId, bytes32[] calldata nodes, bytes32[] calldata siblings) external;
 
-    /// @notice 4, defender: the record's fields and the body half of the step's value tree, whose last leaf is the loss.
+    /// @notice 4, defender: the record's fields, first nodes of the step's value tree; `siblings` of the loss in its body half.
     function openValues(
         GameId gameId,
         bytes32 stateRoot,
         uint32 lossBits,
         bytes32 logRoot,
-        bytes32 bodyRoot,
+        bytes32[] calldata nodes,
         bytes32[] calldata siblings
     ) external;
 
-    /// @notice 5, defender: the instruction under the program root, and the chunk root of its output.
-    function openTensor(GameId gameId, bytes calldata instruction, bytes32[] calldata siblings, bytes32 chunkRoot)
-        external;
+    /// @notice 5, defender: the instruction under the program root, first nodes of its output's chunk tree (none of a `source`).
+    function openTensor(
+        GameId gameId,
+        bytes calldata instruction,
+        bytes32[] calldata siblings,
+        bytes32[] calldata nodes
+    ) external;
 
     /// @notice 6, defender: the chunk's bytes.
     function openChunk(GameId gameId, bytes calldata chunk) external;
 
-    /// @notice 7, challenger: which element of the chunk is wrong.
-    function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes calldata instruction) external;
+    /// @notice 7, challenger: which element of the chunk is wrong. The seal of its right bits if they are proved
+    /// next; zero if its terms are opened first.
+    function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes32 seal) external;
 
-    /// @notice 8, defender: root and last leaf of the element's accumulator tree.
-    function openTerms(
-        GameId gameId,
-        bytes32 accumulatorRoot,
-        bytes calldata accumulator,
-        bytes32[] calldata siblings,
-        bytes calldata instruction
-    ) external;
+    /// @notice 8, defender: first nodes and last leaf of the element's accumulator tree.
+    function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
+        external;
 
-    /// @notice 9, challenger: the operands. The referee recomputes the leaf. Parts that this leaf has no use for are empty.
-    function prove(GameId gameId, IReferee.Proof calldata proof) external;
+    /// @notice 9, challenger, later than the move before: the operands. The referee recomputes the leaf. Parts that
+    /// this leaf has no use for are empty.
+    /// @param salt of the seal
+    /// @param opened what earlier moves fixed: run root, steps root, body root, seal of the leaf of the values; then,
+    /// unless the leaf is a commit, the instruction's digest; then the seal of the element, or root and seal of the terms
+    function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external;
+
+    /// @notice Whoever is to move gives up, in time, and loses.
+    function concede(GameId gameId) external;
 
     /// @notice The side to move has used more than its clock. Caller: anyone.
     function timeout(GameId gameId) external;

@@ -32,6 +32,15 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 /// itself first, from another address: it can win back at most half. Burned wei are credited to `BURN_ADDRESS`,
 /// whose key nobody has; they stay in this contract's balance for good.
 ///
+/// Numbered, for every job, with R, T and C its reward and stakes:
+///  1. OFFERED holds R; ACTIVE holds R + T; other states hold nothing of either.
+///  2. Each game without verdict holds C, in ACTIVE and in SLASHED; in no other state is a game open.
+///  3. On leaving OFFERED or ACTIVE all of R and T becomes credits, in one transaction and once:
+///     CANCELLED R to the client; SETTLED R + T to the trainer; ABANDONED R + T to the client; SLASHED R to the client,
+///     floor(T / 2) to the prover, the rest to `BURN_ADDRESS`.
+///  4. A game's C becomes one credit, once: the challenger's if it won or the job was slashed otherwise, else the trainer's.
+///  5. So balance = sum(what 1 and 2 say is held) + sum(credits) + what was forced upon this contract, at all times.
+///
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
 /// `challengeWindow`, until the final one. A head may only be posted late, not refused, as long as the client has not
 /// called `abandon`. The same window is the time to challenge: games start until it ends, against any head that the
@@ -61,7 +70,7 @@ interface IJobBoard {
         uint64 checkpointInterval;
         /// Invariant: 0 (`exact`).
         uint8 policy;
-        /// b. Invariant: 32.
+        /// b: bits to which sums and the functions 10 ... 15 are rounded. Invariant: 24 ... 32.
         uint8 precision;
         /// Wei. Invariant: below 2^128.
         uint256 reward;
@@ -69,10 +78,12 @@ interface IJobBoard {
         uint256 trainerStake;
         /// Wei. Invariant: below 2^128.
         uint256 challengerStake;
-        /// Seconds. Invariant: 1 ... 2^40.
+        /// Seconds. Invariant: 1 ... 2^38.
         uint64 challengeWindow;
-        /// Seconds, each side's whole allowance in one game. Invariant: 1 ... 2^40.
+        /// Seconds, each side's own in one game. Invariant: 1 ... 2^38.
         uint64 clock;
+        /// Seconds that a move which needs re-execution may take beside the clock. Invariant: at most 2^38.
+        uint64 replayTime;
         /// r: levels of a tree revealed by one move. Invariant: 1 ... 5.
         uint8 descentLevels;
         /// Makes otherwise equal jobs different.
@@ -99,36 +110,55 @@ interface IJobBoard {
         ABANDONED
     }
 
-    /// A job as the contract keeps it; packed in nine slots.
+    /// A job as the contract keeps it: nine slots, the first with all that the games' moves read.
     struct JobState {
-        address client;
-        uint32 bodyCount;
-        uint32 stateCount;
-        uint32 dataCount;
+        // -- slot 0
         address trainer;
         JobStatus status;
-        uint8 descentLevels;
         /// D of SPEC section 4. Invariant: max(ceil(log2 B), ceil(log2 S)).
         uint8 depth;
-        /// Games of this job that have no verdict. Invariant: 0 unless ACTIVE or SLASHED.
-        uint32 openGames;
+        /// r. Invariant: 1 ... 5.
+        uint8 descentLevels;
+        /// b. Invariant: 24 ... 32.
+        uint8 precision;
+        /// B. Invariant: 1 ... 2^20.
+        uint32 bodyCount;
+        /// S. Invariant: 1 ... 2^20.
+        uint32 stateCount;
+        // -- slot 1
+        address client;
+        /// Invariant: at most 2^20.
+        uint32 dataCount;
+        /// When the job was created, accepted, or the last head was posted, whichever is latest. Invariant: only grows.
+        Instant lastProgress;
+        // -- slots 2, 3, 4
         bytes32 programRoot;
         bytes32 initialStateRoot;
         bytes32 dataRoot;
+        // -- slot 5
+        /// Invariant: at least 1.
         uint64 steps;
+        /// k. Invariant: 1 ... steps.
         uint64 checkpointInterval;
-        Duration challengeWindow;
-        Duration clock;
+        /// Count of the last posted head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
+        uint64 headCount;
+        /// Invariant: at most 2^38.
+        Duration replayTime;
+        // -- slot 6
         /// Held while OFFERED or ACTIVE.
         uint128 reward;
         /// Held while ACTIVE.
         uint128 trainerStake;
+        // -- slot 7
         /// Held once for each open game.
         uint128 challengerStake;
-        /// Count of the last posted head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
-        uint64 headCount;
-        /// When the job was created, accepted, or the last head was posted, whichever is latest.
-        Instant lastProgress;
+        /// Invariant: 1 ... 2^38.
+        Duration challengeWindow;
+        /// Invariant: 1 ... 2^38.
+        Duration clock;
+        /// Games of this job that have no verdict. Invariant: 0 unless ACTIVE or SLASHED.
+        uint32 openGames;
+        // -- slot 8
         /// Run root of the last posted head.
         bytes32 headRoot;
     }

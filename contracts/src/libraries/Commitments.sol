@@ -38,12 +38,22 @@ library Commitments {
     }
 
     /// @dev Id of the tensor of rank 0 that holds `bits`.
-    function scalarId(uint256 dtype, uint256 bits) internal pure returns (bytes32) {
-        bytes memory data = new bytes(Isa.size(dtype));
-        for (uint256 i = 0; i < data.length; ++i) {
-            data[i] = bytes1(uint8(bits >> (8 * i)));
+    function scalarId(uint256 dtype, uint256 bits) internal view returns (bytes32 id) {
+        uint256 size = Isa.size(dtype);
+        (bytes8 chunkTag, bytes8 tensorTag) = (Tags.CHUNK, Tags.TENSOR);
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            mstore(pos, chunkTag)
+            for { let i := 0 } lt(i, size) { i := add(i, 1) } {
+                mstore8(add(pos, add(i, 0x08)), shr(shl(3, i), bits))
+            }
+            // Its one chunk is its chunk tree. The tensor's preimage: tag, dtype, rank 0, root.
+            if iszero(staticcall(gas(), 0x02, pos, add(size, 0x08), 0x00, 0x20)) { revert(0, 0) }
+            mstore(pos, or(tensorTag, shl(184, dtype)))
+            mstore(add(pos, 0x0a), mload(0x00))
+            if iszero(staticcall(gas(), 0x02, pos, 0x2a, 0x00, 0x20)) { revert(0, 0) }
+            id := mload(0x00)
         }
-        return tensorId(dtype, "", sha256(bytes.concat(Tags.CHUNK, data)));
     }
 
     /// @dev Leaf of the state tree (tag STATE_ENTRY) or data tree (DATA_ENTRY). `name` is its u16 length and bytes.
@@ -54,6 +64,11 @@ library Commitments {
     /// @dev Digest of a step record: leaf of the steps tree and of the run tree.
     function record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) internal pure returns (bytes32) {
         return sha256(bytes.concat(Tags.STEP_RECORD, bytes8(step), stateRoot, bytes4(lossBits), logRoot));
+    }
+
+    /// @dev What a challenger fixes before it may prove: its answer, hidden by a salt, for one game only.
+    function seal(bytes32 gameId, bytes32 answer, bytes32 salt) internal pure returns (bytes32) {
+        return sha256(bytes.concat(Tags.SEAL, gameId, answer, salt));
     }
 
     /// @dev Leaves of the chunk tree of `dataBytes` bytes.

@@ -15,4 +15,5 @@ library Tags {
     bytes8 internal constant ACCUMULATOR = "tb.accum";
     bytes8 internal constant GAME = "tb.game.";
     bytes8 internal constant MESSAGE = "tb.messg";
+    bytes8 internal constant SEAL = "tb.seal.";
 }

@@ -11,15 +11,40 @@ library Trees {
     /// @dev H("tb.empty"): the leaf of every unused position.
     bytes32 internal constant EMPTY = 0xab88e7478b2841d67e88ed028f506764e730e04235c3e9151aaa01769cecdc89;
 
+    /// @dev Roots of the empty trees of depth 0 ... 19, in this order: what pads the halves of a value tree (D <= 20).
+    bytes internal constant EMPTY_ROOTS = hex"ab88e7478b2841d67e88ed028f506764e730e04235c3e9151aaa01769cecdc89"
+        hex"8539fa2ba4066ae5a67b7a1d0b0a06cb57501e8f3f79db8d30984b6b4e542eb1"
+        hex"0e69e3d58332b15ae35daa8652a38339156fb8db8203c82cd724a6330d40c280"
+        hex"25168bced3a7df7d89b021956b8ffdd4c9a2eb27f42dcd3fd7a732c3cb324aac"
+        hex"4d7b4955650d2f54412f450cd56b75f758273bcdd16790c296640613953eef16"
+        hex"763da96fb430b32791aa1ce5dee05b50f080f25f3b78b0fd7883a8ac4fe8d105"
+        hex"67f7cf91c542b261cbfaa95b9889018292196641e89206881eee15b9178a3062"
+        hex"1c9903e8510c3dc181bb0cce98e459e5853ff1c52e636d1f841b4883b5d23889"
+        hex"967cc835b1687f182d29e80f0babb25545447ba1354819502261747ff967dd85"
+        hex"c6518cf29c3bc097413a5df20797845ace03632c445bceb49e3df612d3f6fa8f"
+        hex"cd57d0ee9c15ece222f17daf9e9fd050db897ec7d708bef5f9636a8106424f02"
+        hex"7cc893b661d8f7cfa9d5c86545c238dfdfb28233894b390fb3f0c883efd42913"
+        hex"82edee6b22930cc2e076702f906bc067b49950a05c4b549822598b0a92677d91"
+        hex"93d9927b83ad817325e21ce041e0733b27bdca6678ee771eba03ec93ace00004"
+        hex"0f21e798764f51f5ff634a90d6662d0035cebd9f8f8f5afbd0c80b1798f14166"
+        hex"a011ae882542cd4efc16c87a9a0857d54393d255b1a1a523f7b7d2b4d69b2c9a"
+        hex"d1e3c8c82f30ff912e694875e609472a52324f1e30307507c42a833e5850624e"
+        hex"046405018f476709db4cc0b3b8b8d0b7e8d88e3e4cb5881b560c1d6d65aac046"
+        hex"b9c7b8c642887e87e5f8f45845371273bad32e7a94e1abf9d17d3c5f13a5516b"
+        hex"b3ff366b4aa77de7545ba5859191302cc3f373e946a2fdeb9dc41eddd16bfb98";
+
     /// @dev Depth of the tree over `leaves` >= 1 leaves: ceil(log2(leaves)).
     function depthOf(uint256 leaves) internal pure returns (uint256 depth) {
         unchecked {
             assert(leaves >= 1);
+            // The bits of leaves - 1, counted by halves.
             uint256 rest = leaves - 1;
-            while (rest != 0) {
-                rest >>= 1;
-                ++depth;
+            for (uint256 half = 128; half != 0; half >>= 1) {
+                if (rest >> half == 0) continue;
+                rest >>= half;
+                depth += half;
             }
+            if (rest != 0) ++depth;
         }
     }
 
@@ -41,46 +66,71 @@ library Trees {
     function fold(bytes32 leaf, uint256 position, bytes32[] calldata siblings) internal view returns (bytes32 node) {
         bytes8 tag = Tags.NODE;
         assembly ("memory-safe") {
-            node := leaf
             let pos := mload(0x40)
             mstore(pos, tag)
+            pos := add(pos, 0x08)
+            // A node goes left (offset 0) or right (0x20) of its sibling, as the position's bit says; each hash is
+            // written where the next one reads it.
+            position := shl(5, position)
+            let place := add(pos, and(position, 0x20))
+            mstore(place, leaf)
             let end := add(siblings.offset, shl(5, siblings.length))
             for { let p := siblings.offset } lt(p, end) { p := add(p, 0x20) } {
-                // The node goes left (offset 0x08) or right (0x28) of its sibling, as the position's bit says.
-                let side := shl(5, and(position, 1))
-                mstore(add(pos, add(0x08, side)), node)
-                mstore(add(pos, sub(0x28, side)), calldataload(p))
-                if iszero(staticcall(gas(), 0x02, pos, 0x48, 0x00, 0x20)) { revert(0, 0) }
-                node := mload(0x00)
+                mstore(add(pos, and(not(position), 0x20)), calldataload(p))
                 position := shr(1, position)
+                place := add(pos, and(position, 0x20))
+                if iszero(staticcall(gas(), 0x02, sub(pos, 0x08), 0x48, place, 0x20)) { revert(0, 0) }
             }
+            node := mload(place)
         }
     }
 
     /// @dev The root over a full level of 2^h nodes.
-    function foldNodes(bytes32[] calldata nodes) internal view returns (bytes32) {
-        uint256 count = nodes.length;
+    function foldNodes(bytes32[] calldata nodes) internal view returns (bytes32 node) {
         // INVARIANT: a level of a perfect tree has a power of two nodes, and at least one.
-        assert(count != 0 && count & (count - 1) == 0);
-        bytes32[] memory level = nodes;
-        unchecked {
-            for (count >>= 1; count != 0; count >>= 1) {
-                for (uint256 i = 0; i < count; ++i) {
-                    level[i] = parent(level[2 * i], level[2 * i + 1]);
+        assert(isLevel(nodes.length));
+        bytes8 tag = Tags.NODE;
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            let level := add(pos, 0x48)
+            let size := shl(5, nodes.length)
+            calldatacopy(level, nodes.offset, size)
+            // Each hash takes the place of the first unread node, which was copied before.
+            for {} gt(size, 0x20) {} {
+                size := shr(1, size)
+                for { let i := 0 } lt(i, size) { i := add(i, 0x20) } {
+                    mcopy(add(pos, 0x08), add(level, add(i, i)), 0x40)
+                    if iszero(staticcall(gas(), 0x02, pos, 0x48, add(level, i), 0x20)) { revert(0, 0) }
                 }
             }
+            node := mload(level)
         }
-        return level[0];
     }
 
-    /// @dev Root of the tree of depth `toDepth` whose leftmost subtree of depth `depth` is `root`, empty elsewhere.
-    function pad(bytes32 root, uint256 depth, uint256 toDepth) internal view returns (bytes32) {
-        bytes32 empty = EMPTY;
-        for (uint256 level = 0; level < toDepth; ++level) {
-            if (level >= depth) root = parent(root, empty);
-            empty = parent(empty, empty);
+    /// @dev Whether this many nodes can be a level of a tree.
+    function isLevel(uint256 count) internal pure returns (bool) {
+        unchecked {
+            return count != 0 && count & (count - 1) == 0;
         }
-        return root;
+    }
+
+    /// @dev Root of the tree of depth `toDepth` <= 20 whose leftmost subtree of depth `depth` is `root`, empty elsewhere.
+    function pad(bytes32 root, uint256 depth, uint256 toDepth) internal view returns (bytes32 node) {
+        bytes memory empty = EMPTY_ROOTS;
+        // INVARIANT: the table reaches so far.
+        assert(toDepth <= empty.length / 32);
+        bytes8 tag = Tags.NODE;
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            mstore(add(pos, 0x08), root)
+            for { let level := depth } lt(level, toDepth) { level := add(level, 1) } {
+                mstore(add(pos, 0x28), mload(add(add(empty, 0x20), shl(5, level))))
+                if iszero(staticcall(gas(), 0x02, pos, 0x48, add(pos, 0x08), 0x20)) { revert(0, 0) }
+            }
+            node := mload(add(pos, 0x08))
+        }
     }
 
     /// @dev Reverts unless `leaf` stands at `position` under `root`, in a tree of this depth.
