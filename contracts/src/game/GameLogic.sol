@@ -124,8 +124,7 @@ library GameLogic {
         if (logRoot != bytes32(0)) return _brokenTie(turn);
         uint256 half = nodes.length / 2;
         bytes32 bodyRoot = Trees.foldNodes(nodes[:half]);
-        bytes32 loss = Commitments.scalarId(Isa.F32, lossBits);
-        if (Trees.fold(loss, job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(turn);
+        if (Trees.fold(Commitments.lossId(lossBits), job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(turn);
         bytes32 stateHalf = Trees.pad(stateRoot, Trees.depthOf(job.stateCount), depth);
         if (Trees.foldNodes(nodes[half:]) != stateHalf) return _brokenTie(turn);
         _extend(game, bodyRoot);

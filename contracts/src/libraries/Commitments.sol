@@ -38,18 +38,24 @@ library Commitments {
     }
 
     /// @dev Id of the tensor of rank 0 that holds `bits`.
-    function scalarId(uint256 dtype, uint256 bits) internal view returns (bytes32 id) {
-        uint256 size = Isa.size(dtype);
+    function scalarId(uint256 dtype, uint256 bits) internal pure returns (bytes32) {
+        bytes memory data = new bytes(Isa.size(dtype));
+        for (uint256 i = 0; i < data.length; ++i) {
+            data[i] = bytes1(uint8(bits >> (8 * i)));
+        }
+        return tensorId(dtype, "", sha256(bytes.concat(Tags.CHUNK, data)));
+    }
+
+    /// @dev `scalarId` of an f32, made for a move of the game.
+    function lossId(uint32 bits) internal view returns (bytes32 id) {
         (bytes8 chunkTag, bytes8 tensorTag) = (Tags.CHUNK, Tags.TENSOR);
+        uint256 swapped = (bits & 0xff) << 24 | (bits & 0xff00) << 8 | (bits >> 8) & 0xff00 | bits >> 24;
         assembly ("memory-safe") {
             let pos := mload(0x40)
-            mstore(pos, chunkTag)
-            for { let i := 0 } lt(i, size) { i := add(i, 1) } {
-                mstore8(add(pos, add(i, 0x08)), shr(shl(3, i), bits))
-            }
-            // Its one chunk is its chunk tree. The tensor's preimage: tag, dtype, rank 0, root.
-            if iszero(staticcall(gas(), 0x02, pos, add(size, 0x08), 0x00, 0x20)) { revert(0, 0) }
-            mstore(pos, or(tensorTag, shl(184, dtype)))
+            // Its one chunk is its chunk tree. Then the tensor's preimage: tag, dtype 0, rank 0, root.
+            mstore(pos, or(chunkTag, shl(160, swapped)))
+            if iszero(staticcall(gas(), 0x02, pos, 0x0c, 0x00, 0x20)) { revert(0, 0) }
+            mstore(pos, tensorTag)
             mstore(add(pos, 0x0a), mload(0x00))
             if iszero(staticcall(gas(), 0x02, pos, 0x2a, 0x00, 0x20)) { revert(0, 0) }
             id := mload(0x00)
