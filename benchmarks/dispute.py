@@ -19,6 +19,7 @@ from engine.compile import compile_task
 from engine.interpreter import Interpreter
 from engine.storage import RunDirectory
 from engine.training import Worker
+from protocol.moves import kind_name
 from sim.adversaries import flipped_weight_bit, long_sums, low_precision_sum
 from sim.market import Market, another, fork
 from sim.match import Match
@@ -77,7 +78,7 @@ def match_rows(case: str, match: Match) -> list[Row]:
     assert match.chain is not None  # scenarios play on the chain
     by_kind: dict[str, list[int]] = defaultdict(list)
     for played in match.moves:
-        by_kind[played.move.KIND.name.lower()].append(played.gas or 0)
+        by_kind[kind_name(played.move)].append(played.gas or 0)
     rows = [
         Row(
             metric=f"gas: {kind}",

@@ -15,7 +15,8 @@ from protocol.keys import PrivateKey
 class Terms:
     """What the parties bargain over. Amounts in wei, times in seconds.
 
-    challenge_window: how long after the last head a challenge may start. clock: each side's allowance in one game.
+    challenge_window: how long after the last head a challenge may start. clock: what each side has in one game, in all.
+    replay_time: what each of a side's three moves that need re-execution (a segment, a step, a long sum) may take beside it.
     descent_levels: levels of a tree that one move reveals, 1 (Truebit's binary game) to 5.
     """
 
@@ -24,6 +25,7 @@ class Terms:
     challenger_stake: int = 10**17
     challenge_window: int = 24 * 3600
     clock: int = 6 * 3600
+    replay_time: int = 3600
     descent_levels: int = 1
     nonce: int = 0
 
@@ -49,6 +51,7 @@ def draft_job(
         challenger_stake=terms.challenger_stake,
         challenge_window=terms.challenge_window,
         clock=terms.clock,
+        replay_time=terms.replay_time,
         descent_levels=terms.descent_levels,
         nonce=terms.nonce,
     )

@@ -60,6 +60,7 @@ JOB_TYPE: Final = StructType(
         ("uint256", "challengerStake"),
         ("uint64", "challengeWindow"),
         ("uint64", "clock"),
+        ("uint64", "replayTime"),
         ("uint8", "descentLevels"),
         ("uint256", "nonce"),
     ),

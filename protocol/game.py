@@ -8,28 +8,39 @@ Invariants, each with a test of its number:
 
  1. `node` is the defender's: revealed by it, and tied to the signed head by every move on the way.
  2. position < 2^(depth - height), 0 <= height <= depth, in every tree.
- 3. Exactly one side is to move, a function of the phase; a move of another kind is illegal.
+ 3. Exactly one side is to move, a function of the phase; a move of another kind is illegal, but for conceding.
  4. An illegal move changes nothing.
- 5. Clocks never rise, `last` never falls, and defender's rest + challenger's rest + time used = 2 * clock.
+ 5. Clocks never rise, `last` never falls, and defender's rest + challenger's rest + time charged = 2 * clock, where a
+    move is charged for what of its time lies beyond its allowance.
  6. At every instant exactly one of "a move is in time" and "`timeout` is legal" holds, until the game is over.
  7. Every move uses up the walk: a game ends within `max_moves(job)` moves.
  8. There is a verdict exactly when the phase is OVER, and then every move and `timeout` is illegal.
  9. An honest defender (its head true, in time) never loses, whatever legal moves the challenger makes.
 10. An honest challenger (the head false, in time) never loses, whatever legal moves the defender makes.
+11. Nobody proves what it had not sealed: a PROVE that is legal at t gives the answer to a seal of this very game that
+    its challenger posted before t. So nothing that becomes visible at t can be proved by another at t.
+12. Only moves that need re-execution have an allowance (the job's `replay_time`), three a side at most: a game that
+    started at s can be over, if by `timeout`, at s + 2 * clock + 6 * replay_time + 1, whatever anybody does.
+
+"In time" of an honest challenger includes that one second of its clock is left for PROVE, which may not come at the
+instant of the move before it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from protocol import proof
+from protocol import proof, seals
 from protocol.commitments import StepRecord, chunk_count, chunk_digest, chunk_length, loss_id, tensor_id
+from protocol.eip712 import check_bytes
 from protocol.errors import EncodingError, IllegalMove, VerificationError
 from protocol.isa import CHUNK_BYTES, MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Instruction, Opcode
 from protocol.job import Head, Job
-from protocol.merkle import depth_of, fold, fold_nodes, pad, parent
+from protocol.merkle import depth_of, fold, fold_nodes, pad
 from protocol.moves import (
+    NO_SEAL,
+    Concede,
     Descend,
     Move,
     OpenChunk,
@@ -64,6 +75,7 @@ class Reason(IntEnum):
     PADDING = 2
     RECOMPUTED = 3
     TIMEOUT = 4
+    CONCEDED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +95,8 @@ class GameState:
 
     job: Job
     head: Head
+    game_id: bytes
+    """Names job, head, challenger and nonce (`protocol.job.game_id`); what the seals are bound to."""
     phase: Phase = Phase.DESCEND
     verdict: Verdict | None = None
     # -- the current node
@@ -102,17 +116,20 @@ class GameState:
     body_root: bytes = b""
     leaf: int = 0
     """Leaf of the value tree: body instruction i at i, commit k at 2^D + k."""
+    value_seal: bytes = b""
+    """Seal of the challenger at that leaf."""
     instruction: bytes = b""
     """Digest of the disputed instruction, from OPEN_TENSOR on."""
-    dtype: DType = DType.F32
-    shape: tuple[int, ...] = ()
+    operation: Instruction | None = None
+    """That instruction."""
     chunk: int = 0
     element: int = 0
     claimed: bytes = b""
     """The defender's data of the element, little-endian."""
-    terms: int = 0
     accumulator_root: bytes = b""
-    moves: int = field(default=0)
+    seal: bytes = b""
+    """Seal of the challenger at the element, or at the leaf of terms, that is judged."""
+    moves: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -126,8 +143,61 @@ class GameState:
 
     @property
     def levels(self) -> int:
-        """Levels that one DESCEND reveals here: min(r, height)."""
+        """Levels that one DESCEND reveals here, and one SELECT passes: min(r, height)."""
         return min(self.job.descent_levels, self.height)
+
+    @property
+    def dtype(self) -> DType:
+        """Of the disputed tensor."""
+        return self._operation.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the disputed tensor."""
+        return self._operation.shape
+
+    @property
+    def terms(self) -> int:
+        """Terms of the disputed element if it has an accumulator tree, else 0."""
+        operation = self._operation
+        has_tree = operation.is_reduction and operation.terms > TERMS_PER_LEAF
+        return operation.terms if has_tree else 0
+
+    @property
+    def _operation(self) -> Instruction:
+        if self.operation is None:
+            raise ValueError(f"expected an instruction to be disputed, got a game in phase {self.phase.name}")
+        return self.operation
+
+    @property
+    def depth(self) -> int:
+        """Depth of the current tree."""
+        match self.level:
+            case Level.RUN:
+                return self.job.run_depth
+            case Level.VALUES:
+                return self.job.half_depth + 1
+            case _:
+                return depth_of(self.leaves)
+
+    @property
+    def rest(self) -> int:
+        """What is left of the mover's clock."""
+        return self.defender_rest if self.mover is Side.DEFENDER else self.challenger_rest
+
+    @property
+    def allowance(self) -> int:
+        """Seconds that the next move may take beside its maker's clock."""
+        if self.phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS):
+            return self.job.replay_time
+        replayed = self.level in (Level.STEPS, Level.VALUES, Level.TERMS)
+        is_first = self.phase is Phase.SELECT and replayed and self.height == self.depth
+        return self.job.replay_time if is_first else 0
+
+    @property
+    def deadline(self) -> int:
+        """The last instant at which the next move is in time."""
+        return self.last + self.allowance + self.rest
 
     @property
     def leaves(self) -> int:
@@ -147,10 +217,14 @@ class _BrokenTieError(Exception):
     """A link that the defender posted does not hold."""
 
 
-def start(job: Job, head: Head, now: int) -> GameState:
-    """The game against a signed head at its first instant. Raises `VerificationError` for a head of another job."""
+def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
+    """The game against a signed head at its first instant. Raises `VerificationError` for a head of another job.
+
+    game_id: `protocol.job.game_id` of the head and of who challenges it.
+    """
     head.check_job(job)
-    state = GameState(job=job, head=head, defender_rest=job.clock, challenger_rest=job.clock, last=now)
+    check_bytes("game id", game_id, 32)
+    state = GameState(job=job, head=head, game_id=game_id, defender_rest=job.clock, challenger_rest=job.clock, last=now)
     return _enter(state, Level.RUN, head.run_root, job.run_depth)
 
 
@@ -158,9 +232,15 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
     """The state after a move at instant `now`. Raises `IllegalMove`; a lost tie is no error but the end of the game."""
     if state.is_over:
         raise IllegalMove("the game is over")
-    if state.phase != move.KIND:
+    if move.KIND not in (state.phase, Phase.OVER):
         raise IllegalMove(f"expected a move of kind {state.phase.name}, got {move.KIND.name}")
     timed = _spend(state, now)
+    if isinstance(move, Concede):
+        detail = f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
+        return _end(timed, state.mover.other, Reason.CONCEDED, detail)
+    if state.phase is Phase.PROVE and now == state.last:
+        # INVARIANT 11: else who sees a proof on its way seals its answer and proves it at the same instant.
+        raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
     try:
         return _RULES[move.KIND](timed, move)
     except _BrokenTieError as broken:
@@ -175,43 +255,51 @@ def timeout(state: GameState, now: int) -> GameState:
     """The end of a game whose mover has used more than its clock. Raises `IllegalMove` before that."""
     if state.is_over:
         raise IllegalMove("the game is over")
-    used, rest = _used(state, now), _rest(state)
-    if used <= rest:
-        raise IllegalMove(f"expected more than {rest} seconds to have passed, got {used}")
-    return _end(state, state.mover.other, Reason.TIMEOUT, f"{state.phase.name} did not come within {rest} seconds")
+    if _used(state, now) <= state.rest:
+        raise IllegalMove(f"expected an instant after {state.deadline}, got {now}")
+    within = f"{state.rest} seconds" + (f" and {state.allowance} of replay" if state.allowance else "")
+    return _end(state, state.mover.other, Reason.TIMEOUT, f"{state.phase.name} did not come within {within}")
+
+
+def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: int) -> int:
+    """Moves of a walk through trees of these depths down to one partial sum, `levels` levels a move."""
+
+    def pairs(depth: int) -> int:
+        """Two moves for every `levels` levels: nodes are shown, one is selected."""
+        return 2 * -(-depth // levels)
+
+    # Opening a tree shows its first nodes; of a tensor of one chunk there is an opening and nothing to select.
+    walks = pairs(run) + pairs(steps) + pairs(values) + max(pairs(chunks), 1) + pairs(terms)
+    return walks + len((Phase.OPEN_CHUNK, Phase.SELECT_ELEMENT, Phase.PROVE))
 
 
 def max_moves(job: Job) -> int:
     """No game of the job has more moves (invariant 7)."""
-    depths = (
-        job.run_depth,
-        depth_of(job.checkpoint_interval),
-        job.half_depth + 1,
-        depth_of(MAX_NUMEL * max(dtype.size for dtype in DType) // CHUNK_BYTES),
-        depth_of(MAX_TERMS // TERMS_PER_LEAF),
+    return walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.checkpoint_interval),
+        values=job.half_depth + 1,
+        chunks=depth_of(MAX_NUMEL * max(dtype.size for dtype in DType) // CHUNK_BYTES),
+        terms=depth_of(MAX_TERMS // TERMS_PER_LEAF),
     )
-    walks = sum(2 * -(-depth // job.descent_levels) for depth in depths)
-    return walks + len((Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TENSOR, Phase.OPEN_CHUNK)) + 3
 
 
 # ---------------------------------------------------------------- clocks
 
 
-def _rest(state: GameState) -> int:
-    return state.defender_rest if state.mover is Side.DEFENDER else state.challenger_rest
-
-
 def _used(state: GameState, now: int) -> int:
+    """Seconds that a move at `now` takes of its maker's clock."""
     if now < state.last:
         raise IllegalMove(f"expected an instant not before {state.last}, got {now}")
-    return now - state.last
+    return max(0, now - state.last - state.allowance)
 
 
 def _spend(state: GameState, now: int) -> GameState:
     """Charge the mover's clock. Exactly the rest may be used; a second more is `timeout`'s."""
-    used, rest = _used(state, now), _rest(state)
+    used, rest = _used(state, now), state.rest
     if used > rest:
-        raise IllegalMove(f"expected a move within {rest} seconds, got one after {used}")
+        raise IllegalMove(f"expected a move not after {state.deadline}, got one at {now}")
     if state.mover is Side.DEFENDER:
         return replace(state, defender_rest=rest - used, last=now, moves=state.moves + 1)
     return replace(state, challenger_rest=rest - used, last=now, moves=state.moves + 1)
@@ -228,7 +316,9 @@ def _end(
 
 
 def _enter(state: GameState, level: Level, root: bytes, depth: int) -> GameState:
-    state = replace(state, level=level, node=root, height=depth, position=0, phase=Phase.DESCEND)
+    # The nodes of the run tree are still to be shown; whoever opened another tree has shown its first ones.
+    phase = Phase.DESCEND if level is Level.RUN else Phase.SELECT
+    state = replace(state, level=level, node=root, height=depth, position=0, phase=phase)
     return state if depth else _leaf(state)
 
 
@@ -284,42 +374,56 @@ def _require_count(what: str, expected: int, found: int) -> None:
         raise IllegalMove(f"expected {expected} {what}, got {found}")
 
 
-def _disputed(state: GameState, encoded: bytes) -> Instruction:
-    """The instruction of phase OPEN_TENSOR, sent again."""
-    if instruction_digest(encoded) != state.instruction:
-        raise IllegalMove("expected the disputed instruction, got another")
-    return decode_alone(encoded)
+def _require_no_seal(seal: bytes, what: str) -> None:
+    if seal != NO_SEAL:
+        raise IllegalMove(f"expected no seal at {what}, where nothing is judged yet, got {seal.hex()}")
+
+
+def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
+    """The root of a tree of this depth, by the nodes that whoever opens it shows."""
+    _require_count("nodes", 1 << min(job.descent_levels, depth), len(nodes))
+    return fold_nodes(nodes)
 
 
 def _descend(state: GameState, move: Descend) -> GameState:
-    _require_count("nodes", 1 << state.levels, len(move.nodes))
-    _tie(fold_nodes(move.nodes) == state.node, "the revealed nodes do not fold to the node above them")
+    root = _root_over(state.job, move.nodes, state.height)
+    _tie(root == state.node, "the revealed nodes do not fold to the node above them")
     return replace(state, phase=Phase.SELECT)
 
 
 def _select(state: GameState, move: Select) -> GameState:
-    _require_count("nodes", 1 << state.levels, len(move.nodes))
-    if move.index >= len(move.nodes):
-        raise IllegalMove(f"expected an index below {len(move.nodes)}, got {move.index}")
-    if fold_nodes(move.nodes) != state.node:
-        raise IllegalMove("expected the nodes that the defender revealed, got others")
+    _require_count("siblings", state.levels, len(move.siblings))
+    if move.index >= 1 << state.levels:
+        raise IllegalMove(f"expected an index below {1 << state.levels}, got {move.index}")
+    if fold(move.node, move.index, move.siblings) != state.node:
+        raise IllegalMove("expected a node that the defender revealed, got another")
     height = state.height - state.levels
     position = state.position << state.levels | move.index
-    state = replace(state, node=move.nodes[move.index], height=height, position=position, phase=Phase.DESCEND)
+    state = replace(state, node=move.node, height=height, position=position, phase=Phase.DESCEND)
+    if not height and state.level is Level.VALUES and not _is_padding(state):
+        state = replace(state, value_seal=move.seal)
+    elif not height and state.level is Level.TERMS and not _is_padding(state):
+        state = replace(state, seal=move.seal)
+    else:
+        _require_no_seal(move.seal, f"height {height}, position {position} of the {state.level.name} tree")
     return state if height else _leaf(state)
 
 
 def _open_steps(state: GameState, move: OpenSteps) -> GameState:
     steps = state.job.segment_steps(state.checkpoint)
     _require_count("siblings", depth_of(steps), len(move.siblings))
+    root = _root_over(state.job, move.nodes, depth_of(steps))
     found = fold(state.node, steps - 1, move.siblings)
-    _tie(found == move.steps_root, "the checkpoint is not the last record under the steps root")
-    return _enter_steps(state, move.steps_root, depth_of(steps))
+    _tie(found == root, "the checkpoint is not the last record under the steps root")
+    return _enter_steps(state, root, depth_of(steps))
 
 
 def _open_values(state: GameState, move: OpenValues) -> GameState:
     job, depth = state.job, state.job.half_depth
     _require_count("siblings", depth, len(move.siblings))
+    value_root = _root_over(job, move.nodes, depth + 1)
+    half = len(move.nodes) // 2
+    body_root, commit_root = fold_nodes(move.nodes[:half]), fold_nodes(move.nodes[half:])
     record = StepRecord(
         step=state.step,
         state_root=Digest(move.state_root),
@@ -329,9 +433,9 @@ def _open_values(state: GameState, move: OpenValues) -> GameState:
     _tie(record.digest == state.node, "the step record is not the disputed one")
     _tie(move.log_root == bytes(32), "the policy is exact, but there is a rounding log")
     loss_root = fold(loss_id(move.loss_bits), job.body_count - 1, move.siblings)
-    _tie(loss_root == move.body_root, "the loss is not the last value under the body root")
-    state = replace(state, state_root=move.state_root, body_root=move.body_root)
-    value_root = parent(move.body_root, pad(move.state_root, job.state_depth, depth))
+    _tie(loss_root == body_root, "the loss is not the last value under the body root")
+    _tie(commit_root == pad(move.state_root, job.state_depth, depth), "the state is not the right half of the values")
+    state = replace(state, state_root=move.state_root, body_root=body_root)
     return _enter(state, Level.VALUES, value_root, depth + 1)
 
 
@@ -341,13 +445,15 @@ def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
     found = fold(digest, state.leaf, move.siblings)
     _tie(found == state.job.program_root, "the instruction is not the program's")
     instruction = decode_alone(move.instruction)
-    state = replace(state, instruction=digest, dtype=instruction.dtype, shape=instruction.shape)
+    state = replace(state, instruction=digest, operation=instruction)
     if instruction.opcode == Opcode.SOURCE:
+        _require_count("nodes of a source", 0, len(move.nodes))
         return replace(state, phase=Phase.PROVE)
-    identity = tensor_id(instruction.dtype, instruction.shape, move.chunk_root)
+    depth = depth_of(chunk_count(instruction.dtype, instruction.shape))
+    root = _root_over(state.job, move.nodes, depth)
+    identity = tensor_id(instruction.dtype, instruction.shape, root)
     _tie(identity == state.node, "the chunk root is not that of the committed tensor")
-    count = chunk_count(instruction.dtype, instruction.shape)
-    return _enter(state, Level.CHUNKS, move.chunk_root, depth_of(count))
+    return _enter(state, Level.CHUNKS, root, depth)
 
 
 def _open_chunk(state: GameState, move: OpenChunk) -> GameState:
@@ -360,58 +466,73 @@ def _open_chunk(state: GameState, move: OpenChunk) -> GameState:
 def _select_element(state: GameState, move: SelectElement) -> GameState:
     if chunk_digest(move.chunk) != state.node:
         raise IllegalMove("expected the chunk that the defender opened, got another")
-    instruction = _disputed(state, move.instruction)
-    size = instruction.dtype.size
+    size = state.dtype.size
     if move.index >= len(move.chunk) // size:
         raise IllegalMove(f"expected an index below {len(move.chunk) // size}, got {move.index}")
-    has_tree = instruction.is_reduction and instruction.terms > TERMS_PER_LEAF
-    return replace(
+    state = replace(
         state,
         element=state.chunk * (CHUNK_BYTES // size) + move.index,
         claimed=move.chunk[move.index * size : (move.index + 1) * size],
-        terms=instruction.terms if has_tree else 0,
-        phase=Phase.OPEN_TERMS if has_tree else Phase.PROVE,
     )
+    if state.terms:
+        _require_no_seal(move.seal, f"an element of {state.terms} terms")
+        return replace(state, phase=Phase.OPEN_TERMS)
+    return replace(state, seal=move.seal, phase=Phase.PROVE)
 
 
 def _open_terms(state: GameState, move: OpenTerms) -> GameState:
-    instruction = _disputed(state, move.instruction)
+    assert state.operation is not None  # opened in OPEN_TENSOR
     leaves = -(-state.terms // TERMS_PER_LEAF)
     _require_count("siblings", depth_of(leaves), len(move.siblings))
+    root = _root_over(state.job, move.nodes, depth_of(leaves))
     try:
-        leaf, value = proof.finish(instruction, move.accumulator, state.job.precision)
+        leaf, value = proof.finish(state.operation, move.accumulator, state.job.precision)
     except EncodingError as error:
         raise _BrokenTieError(f"the last accumulator is not canonical: {error}") from error
     _tie(value == state.claimed, "the last accumulator is not the claimed element")
     found = fold(leaf, leaves - 1, move.siblings)
-    _tie(found == move.accumulator_root, "the last accumulator is not the last leaf under its root")
-    state = replace(state, accumulator_root=move.accumulator_root)
-    return _enter(state, Level.TERMS, move.accumulator_root, depth_of(leaves))
+    _tie(found == root, "the last accumulator is not the last leaf under its root")
+    return _enter(replace(state, accumulator_root=root), Level.TERMS, root, depth_of(leaves))
 
 
 def _prove(state: GameState, move: Prove) -> GameState:
-    job = state.job
-    committed: bytes
-    correct: bytes
-    if state.leaf >> job.half_depth:
-        committed, correct = state.node, proof.judge_commit(job, state.leaf, state.body_root, move)
-    else:
-        instruction = _disputed(state, move.instruction)
-        if state.level is Level.VALUES:
-            place = proof.record_place(job, state.step, state.head.run_root, state.steps_root)
-            committed, correct = state.node, proof.judge_source(job, instruction, state.step, place, move)
-        elif state.level is Level.CHUNKS:
-            committed = state.claimed
-            correct = proof.judge_element(job, instruction, state.step, state.element, state.body_root, move)
-        else:
-            committed = state.node
-            terms = proof.TermsPlace(
-                element=state.element, leaf=state.position, leaves=state.leaves, root=state.accumulator_root
-            )
-            correct = proof.judge_terms(job, instruction, terms, state.body_root, move)
+    committed, correct = state.claimed if state.level is Level.CHUNKS else state.node, judge(state, move)
     winner = Side.DEFENDER if committed == correct else Side.CHALLENGER
     found = "agrees with" if committed == correct else "contradicts"
     return _end(state, winner, Reason.RECOMPUTED, f"recomputing {found} the defender", committed, correct)
+
+
+def judge(state: GameState, move: Prove) -> bytes:
+    """What must stand at the leaf that is judged: a digest, or (where CHUNKS ends) the element's data.
+
+    Recomputed from a proof in phase PROVE. Raises `VerificationError` unless every opening verifies and the seal holds.
+    """
+    correct = _recompute(state, move)
+    is_element = state.level is Level.CHUNKS
+    answer = seals.element_answer(correct) if is_element else correct
+    sealed = state.value_seal if state.level is Level.VALUES else state.seal
+    if seals.seal(state.game_id, answer, move.salt) != sealed:
+        # The answer is the referee's: who proves has shown all it takes to find it.
+        raise IllegalMove(f"expected the seal of the right answer {answer.hex()}, got {sealed.hex()}")
+    return correct
+
+
+def _recompute(state: GameState, move: Prove) -> bytes:
+    job = state.job
+    if state.leaf >> job.half_depth:
+        return proof.judge_commit(job, state.leaf, state.body_root, move)
+    if instruction_digest(move.instruction) != state.instruction or state.operation is None:
+        raise IllegalMove("expected the disputed instruction, got another")
+    instruction = state.operation
+    if state.level is Level.VALUES:
+        place = proof.record_place(job, state.step, state.head.run_root, state.steps_root)
+        return proof.judge_source(job, instruction, state.step, place, move)
+    if state.level is Level.CHUNKS:
+        return proof.judge_element(job, instruction, state.step, state.element, state.body_root, move)
+    terms = proof.TermsPlace(
+        element=state.element, leaf=state.position, leaves=state.leaves, root=state.accumulator_root
+    )
+    return proof.judge_terms(job, instruction, terms, state.body_root, move)
 
 
 _RULES: Final[dict[Phase, Callable[[GameState, Move], GameState]]] = {

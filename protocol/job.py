@@ -2,7 +2,7 @@
 
 Files are canonical msgpack (`protocol.packing`); 256-bit numbers are bin 32, big-endian:
 
-    job file   [1, chain id (bin 32), contract (bin 20), [19 fields of Job], client's signature, trainer's signature]
+    job file   [1, chain id (bin 32), contract (bin 20), [20 fields of Job], client's signature, trainer's signature]
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
 
 Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object
@@ -34,7 +34,10 @@ from protocol.tags import Digest, Tag, tagged_hash
 
 POLICY_EXACT: Final = 0
 PRECISION_F32: Final = 32
+MIN_PRECISION: Final = 24
 MAX_DESCENT_LEVELS: Final = 5
+MAX_SECONDS: Final = 1 << 38
+"""Of each of the job's times: no sum of those that occur in a game leaves 64 bits."""
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
 
@@ -45,12 +48,13 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "steps": (1, (1 << 64) - 1),
     "checkpoint_interval": (1, (1 << 64) - 1),
     "policy": (POLICY_EXACT, POLICY_EXACT),
-    "precision": (PRECISION_F32, PRECISION_F32),
+    "precision": (MIN_PRECISION, PRECISION_F32),
     "reward": (0, (1 << 128) - 1),
     "trainer_stake": (0, (1 << 128) - 1),
     "challenger_stake": (0, (1 << 128) - 1),
-    "challenge_window": (1, 1 << 40),
-    "clock": (1, 1 << 40),
+    "challenge_window": (1, MAX_SECONDS),
+    "clock": (1, MAX_SECONDS),
+    "replay_time": (0, MAX_SECONDS),
     "descent_levels": (1, MAX_DESCENT_LEVELS),
     "nonce": (0, (1 << 256) - 1),
 }
@@ -79,6 +83,7 @@ class Job:
     challenger_stake: int
     challenge_window: int
     clock: int
+    replay_time: int
     descent_levels: int
     nonce: int
 

@@ -136,6 +136,11 @@ class PrivateKey:
         return cls.from_pem(pem, passphrase)
 
 
+def new_secret() -> bytes:
+    """32 bytes from the operating system's random numbers."""
+    return secrets.token_bytes(32)
+
+
 def recover(digest: bytes, signature: bytes) -> Address:
     """The address whose key made the signature. Raises `SignatureError` unless it is well-formed and valid."""
     _check_digest(digest)

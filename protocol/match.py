@@ -1,10 +1,11 @@
 """A whole game between two parties in one process, as the signed messages that would travel between them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol import game
 from protocol.eip712 import Domain
+from protocol.errors import IllegalMove, VerificationError
 from protocol.game import GameState
 from protocol.job import Job, SignedHead, game_id
 from protocol.keys import PrivateKey
@@ -44,7 +45,7 @@ def signed_courier(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -
 
     def carry(side: Side, move: Move) -> tuple[Move, int]:
         wire = seal(transcript.next_message(move), transcript.domain, signers[side])
-        return transcript.append(wire), len(wire)
+        return transcript.append(wire, side), len(wire)
 
     return carry
 
@@ -56,9 +57,9 @@ def contest(
     challenger: Party,
     clock: Clock,
     courier: Courier = by_hand,
-    on_move: Callable[[GameState, Move, int], None] | None = None,
+    on_move: Callable[[GameState, Move, GameState, int], None] | None = None,
 ) -> GameState:
-    """Play a started game to its verdict; `on_move` sees each new state, the move to it and the bytes it took.
+    """Play a started game to its verdict; `on_move` sees each move between the states around it, and its bytes.
 
     Raises `IllegalMove` if a party makes an illegal move (a party's own bug, or a cheat: on a network the move would be
     refused and its clock would run on).
@@ -67,9 +68,9 @@ def contest(
     state, answered = start, None
     while not state.is_over:
         answered, size = courier(state.mover, parties[state.mover].move(state, answered))
-        state = game.apply(state, answered, clock())
+        before, state = state, game.apply(state, answered, clock())
         if on_move is not None:
-            on_move(state, answered, size)
+            on_move(before, answered, state, size)
     return state
 
 
@@ -84,7 +85,7 @@ def play(
     clock: Clock,
     on_move: Callable[[GameState, Move], None] | None = None,
 ) -> Match:
-    """Play to the verdict as signed messages. `clock` gives the instant of each move; for `on_move` see `contest`.
+    """Play to the verdict as signed messages. `clock` gives the instant of each move; `on_move` sees each new state.
 
     Raises `VerificationError` if the head is not the job's or not signed by its trainer, or if the defender's key is
     not the trainer's; `IllegalMove` as `contest` does.
@@ -99,13 +100,13 @@ def play(
     )
     statistics = Statistics()
 
-    def count(state: GameState, move: Move, size: int) -> None:
-        statistics.count(move, size)
+    def count(before: GameState, move: Move, after: GameState, size: int) -> None:
+        statistics.count(before.mover, move, size)
         if on_move is not None:
-            on_move(state, move)
+            on_move(after, move)
 
     state = contest(
-        game.start(job, head.head, clock()),
+        game.start(job, head.head, transcript.game_id, clock()),
         defender=defender.party,
         challenger=challenger.party,
         clock=clock,
@@ -115,12 +116,16 @@ def play(
     return Match(state=state, transcript=transcript, statistics=statistics)
 
 
-def replay(job: Job, head: SignedHead, transcript: Transcript, instants: list[int]) -> GameState:
+def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequence[int], *, nonce: int = 0) -> GameState:
     """The state that the messages of a transcript lead to; `instants` are those of the start and of each message.
 
-    What a referee does who was not there. Raises `VerificationError` for what no honest transcript holds.
+    What a referee does who was not there. Raises `VerificationError` for what no honest transcript holds, another
+    game's id among it: under the id of someone else's game, its seals could be copied.
     """
     head.verify(job, transcript.domain)
+    expected = game_id(head.head, transcript.domain, transcript.challenger, nonce)
+    if transcript.game_id != expected:
+        raise VerificationError(f"game: expected {expected.hex()}, got {transcript.game_id.hex()}")
     checked = Transcript(
         job_id=transcript.job_id,
         game_id=transcript.game_id,
@@ -128,7 +133,9 @@ def replay(job: Job, head: SignedHead, transcript: Transcript, instants: list[in
         defender=job.trainer,
         challenger=transcript.challenger,
     )
-    state = game.start(job, head.head, instants[0])
+    state = game.start(job, head.head, transcript.game_id, instants[0])
     for wire, now in zip(transcript.wires, instants[1:], strict=True):
-        state = game.apply(state, checked.append(wire), now)
+        if state.is_over:
+            raise IllegalMove("expected no message after the verdict, got one")
+        state = game.apply(state, checked.append(wire, state.mover), now)
     return state

@@ -5,8 +5,9 @@
     on wire   msgpack array [message (bin), signature (bin 65)], over EIP-712 Message(hash)
 
 Numbered plan of `Transcript.append`, for bytes from anyone: (1) one canonical encoding within the size limit,
-(2) of this job and game, (3) next in sequence, (4) answering the last message, (5) signed by the party whose kind of
-move it is. A message that fails changes nothing. Whether the move is legal is for `protocol.game`.
+(2) of this job and game, (3) next in sequence, (4) answering the last message, (5) of a kind that the party whose turn
+it is can send, and signed by it: else one side could concede for the other. A message that fails changes nothing.
+Whether the move is legal is for `protocol.game`.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from typing import Final
 from protocol import keys
 from protocol.eip712 import MESSAGE_TYPE, Address, Domain, check_bytes, check_uint, hash_struct, typed_digest
 from protocol.errors import EncodingError, VerificationError
-from protocol.moves import Move, Side, pack_body, unpack_body
+from protocol.moves import Concede, Move, Side, kind_name, pack_body, unpack_body
 from protocol.packing import Fields, pack, unpack
 from protocol.tags import Digest, Tag, tagged_hash
 
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1 << 17
-"""On the wire. The greatest proof (4 terms of 2 operands, 8 tensors and chunks) has about 40 KiB."""
+"""On the wire. The greatest proof (4 terms of 2 operands, 8 tensors and chunks) has less than half of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +122,11 @@ class Transcript:
             job_id=self.job_id, game_id=self.game_id, sequence=self.messages, previous=self._previous, move=move
         )
 
-    def append(self, wire: bytes) -> Move:
-        """Check a message and keep it; its move. Raises `VerificationError` and keeps nothing if it does not fit."""
+    def append(self, wire: bytes, turn: Side) -> Move:
+        """Check a message and keep it; its move. `turn`: whose move it is, by the state of the game.
+
+        Raises `VerificationError` and keeps nothing if it does not fit.
+        """
         encoded, signature = open_wire(wire)  # (1)
         message = Message.decode(encoded)
         for name, expected, found in (
@@ -134,8 +138,10 @@ class Transcript:
                 raise VerificationError(f"{name}: expected {expected.hex()}, got {found.hex()}")
         if message.sequence != self.messages:  # (3)
             raise VerificationError(f"sequence: expected {self.messages}, got {message.sequence}")
-        sender = self._parties[message.move.KIND.mover]
-        keys.verify(signing_digest(self.domain, encoded), signature, sender)  # (5)
+        if not isinstance(message.move, Concede) and message.move.KIND.mover is not turn:  # (5)
+            kind = kind_name(message.move)
+            raise VerificationError(f"expected a move of the {turn.name.lower()}, got one of its opponent ({kind})")
+        keys.verify(signing_digest(self.domain, encoded), signature, self._parties[turn])  # (5)
         self._wires.append(bytes(wire))
         self._previous = message_hash(encoded)
         return message.move

@@ -1,9 +1,11 @@
 """The moves of the game: one type per kind, and the bodies in which they travel (SPEC sections 9 and 10).
 
 A move is well-formed when it can be made at all: digests have 32 bytes, numbers are unsigned. Whether it is legal,
-and whether it ties, is for `protocol.game`. Kinds are the numbers of the phases in which the moves are made.
+and whether it ties, is for `protocol.game`. Kinds are the numbers of the phases in which the moves are made; conceding,
+which either side may do in its turn, has the number of the phase to which it leads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Final
@@ -16,9 +18,12 @@ from protocol.packing import Fields, Packed
 
 MAX_SIBLINGS: Final = 64
 """No tree of the protocol is deeper: a run has fewer than 2^64 steps."""
+MAX_NODES: Final = 1 << MAX_DESCENT_LEVELS
 MAX_ACCUMULATOR_BYTES: Final = 97
 MAX_OPENINGS: Final = 32
 """Tensors, or chunks, that one proof opens: 4 terms of 2 operands need 8."""
+NO_SEAL: Final = bytes(32)
+"""What stands where a move seals nothing."""
 
 
 class Side(IntEnum):
@@ -49,7 +54,7 @@ class Phase(IntEnum):
 
     @property
     def mover(self) -> Side:
-        """Whose move it is. Nobody moves once the game is over."""
+        """Whose move it is. Nobody moves once the game is over; who concedes, only the turn tells."""
         if self is Phase.OVER:
             raise ValueError("nobody moves in a game that is over")
         challenger = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE)
@@ -76,67 +81,74 @@ class Descend:
     nodes: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _digests("nodes", self.nodes, 1 << MAX_DESCENT_LEVELS)
+        _digests("nodes", self.nodes, MAX_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:
-    """Challenger: the same nodes, and the index of the first that it disputes."""
+    """Challenger: the first of the shown nodes that it disputes, by its index, with its siblings up to the node above.
+
+    seal: of the right answer (`protocol.seals`) where the move reaches a leaf that is judged, else zero.
+    """
 
     KIND: ClassVar = Phase.SELECT
-    nodes: tuple[bytes, ...]
+    node: bytes
     index: int
+    siblings: tuple[bytes, ...]
+    seal: bytes = NO_SEAL
 
     def __post_init__(self) -> None:
-        _digests("nodes", self.nodes, 1 << MAX_DESCENT_LEVELS)
+        check_bytes("node", self.node, 32)
         check_uint("index", self.index, 32)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
+        check_bytes("seal", self.seal, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps:
-    """Defender: the root over the records of the segment, whose last is the disputed checkpoint."""
+    """Defender: nodes of the tree over the records of the segment, whose last is the disputed checkpoint."""
 
     KIND: ClassVar = Phase.OPEN_STEPS
-    steps_root: bytes
+    nodes: tuple[bytes, ...]
     siblings: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        check_bytes("steps root", self.steps_root, 32)
+        _digests("nodes", self.nodes, MAX_NODES)
         _digests("siblings", self.siblings, MAX_SIBLINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenValues:
-    """Defender: the record's fields and the body half of the step's value tree, whose last leaf is the loss."""
+    """Defender: the record's fields and nodes of the step's value tree; siblings of the loss in its body half."""
 
     KIND: ClassVar = Phase.OPEN_VALUES
     state_root: bytes
     loss_bits: int
     log_root: bytes
-    body_root: bytes
+    nodes: tuple[bytes, ...]
     siblings: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
         check_bytes("state root", self.state_root, 32)
         check_uint("loss bits", self.loss_bits, 32)
         check_bytes("log root", self.log_root, 32)
-        check_bytes("body root", self.body_root, 32)
+        _digests("nodes", self.nodes, MAX_NODES)
         _digests("siblings", self.siblings, MAX_SIBLINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTensor:
-    """Defender: the instruction under the program root, and the chunk root of its output."""
+    """Defender: the instruction under the program root, and nodes of its output's chunk tree (`source`: none)."""
 
     KIND: ClassVar = Phase.OPEN_TENSOR
     instruction: bytes
     siblings: tuple[bytes, ...]
-    chunk_root: bytes
+    nodes: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
         _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
         _digests("siblings", self.siblings, MAX_SIBLINGS)
-        check_bytes("chunk root", self.chunk_root, 32)
+        _digests("nodes", self.nodes, MAX_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,34 +164,35 @@ class OpenChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectElement:
-    """Challenger: which element of the chunk is wrong, with the chunk and the instruction again."""
+    """Challenger: which element of the chunk is wrong, with the chunk again.
+
+    seal: of the right element, if it is judged at once (`protocol.seals`); zero if its terms are opened.
+    """
 
     KIND: ClassVar = Phase.SELECT_ELEMENT
     index: int
     chunk: bytes
-    instruction: bytes
+    seal: bytes = NO_SEAL
 
     def __post_init__(self) -> None:
         check_uint("index", self.index, 32)
         _data("chunk", self.chunk, CHUNK_BYTES)
-        _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
+        check_bytes("seal", self.seal, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTerms:
-    """Defender: root and last leaf of the element's accumulator tree."""
+    """Defender: nodes of the element's accumulator tree, and its last leaf."""
 
     KIND: ClassVar = Phase.OPEN_TERMS
-    accumulator_root: bytes
+    nodes: tuple[bytes, ...]
     accumulator: bytes
     siblings: tuple[bytes, ...]
-    instruction: bytes
 
     def __post_init__(self) -> None:
-        check_bytes("accumulator root", self.accumulator_root, 32)
+        _digests("nodes", self.nodes, MAX_NODES)
         _data("accumulator", self.accumulator, MAX_ACCUMULATOR_BYTES)
         _digests("siblings", self.siblings, MAX_SIBLINGS)
-        _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +293,7 @@ Witness = StateWitness | TensorWitness | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
-    """Challenger: what the referee needs to recompute the leaf."""
+    """Challenger: what the referee needs to recompute the leaf, and the salt that opens the seal of the answer."""
 
     KIND: ClassVar = Phase.PROVE
     instruction: bytes
@@ -289,6 +302,7 @@ class Prove:
     tensors: tuple[TensorOpening, ...] = ()
     chunks: tuple[ChunkOpening, ...] = ()
     witness: Witness = None
+    salt: bytes = bytes(32)
 
     def __post_init__(self) -> None:
         _data("instruction", self.instruction, MAX_INSTRUCTION_BYTES)
@@ -296,9 +310,24 @@ class Prove:
         _digests("siblings", self.siblings, MAX_SIBLINGS)
         if max(len(self.tensors), len(self.chunks)) > MAX_OPENINGS:
             raise EncodingError(f"expected at most {MAX_OPENINGS} tensors and chunks")
+        check_bytes("salt", self.salt, 32)
 
 
-Move = Descend | Select | OpenSteps | OpenValues | OpenTensor | OpenChunk | SelectElement | OpenTerms | Prove
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concede:
+    """Whoever is to move gives up."""
+
+    KIND: ClassVar = Phase.OVER
+
+
+Opening = Descend | OpenSteps | OpenValues | OpenTensor | OpenTerms
+"""Moves that show nodes of a tree."""
+Move = Opening | Select | OpenChunk | SelectElement | Prove | Concede
+
+
+def kind_name(move: Move) -> str:
+    """The kind of a move, for people and for tables."""
+    return "concede" if isinstance(move, Concede) else move.KIND.name.lower()
 
 
 def pack_body(move: Move) -> Packed:
@@ -307,68 +336,66 @@ def pack_body(move: Move) -> Packed:
         case Descend():
             return [list(move.nodes)]
         case Select():
-            return [list(move.nodes), move.index]
+            return [move.node, move.index, list(move.siblings), move.seal]
         case OpenSteps():
-            return [move.steps_root, list(move.siblings)]
+            return [list(move.nodes), list(move.siblings)]
         case OpenValues():
-            return [move.state_root, move.loss_bits, move.log_root, move.body_root, list(move.siblings)]
+            return [move.state_root, move.loss_bits, move.log_root, list(move.nodes), list(move.siblings)]
         case OpenTensor():
-            return [move.instruction, list(move.siblings), move.chunk_root]
+            return [move.instruction, list(move.siblings), list(move.nodes)]
         case OpenChunk():
             return [move.chunk]
         case SelectElement():
-            return [move.index, move.chunk, move.instruction]
+            return [move.index, move.chunk, move.seal]
         case OpenTerms():
-            return [move.accumulator_root, move.accumulator, list(move.siblings), move.instruction]
+            return [list(move.nodes), move.accumulator, list(move.siblings)]
         case Prove():
             openings = ([t.pack() for t in move.tensors], [c.pack() for c in move.chunks])
-            return [move.instruction, move.previous, list(move.siblings), *openings, _pack_witness(move.witness)]
+            witness = _pack_witness(move.witness)
+            return [move.instruction, move.previous, list(move.siblings), *openings, witness, move.salt]
+    return []  # conceding takes no words
 
 
 def unpack_body(kind: int, body: Any) -> Move:
     """The inverse of `pack_body`. Raises `EncodingError`."""
-    match kind:
-        case Phase.DESCEND:
-            return Descend(nodes=Fields("descend", body, 1).digests(1 << MAX_DESCENT_LEVELS))
-        case Phase.SELECT:
-            f = Fields("select", body, 2)
-            return Select(nodes=f.digests(1 << MAX_DESCENT_LEVELS), index=f.uint(32))
-        case Phase.OPEN_STEPS:
-            f = Fields("open steps", body, 2)
-            return OpenSteps(steps_root=f.raw(32), siblings=f.digests(MAX_SIBLINGS))
-        case Phase.OPEN_VALUES:
-            return _unpack_values(Fields("open values", body, 5))
-        case Phase.OPEN_TENSOR:
-            f = Fields("open tensor", body, 3)
-            instruction = f.data(MAX_INSTRUCTION_BYTES)
-            return OpenTensor(instruction=instruction, siblings=f.digests(MAX_SIBLINGS), chunk_root=f.raw(32))
-        case Phase.OPEN_CHUNK:
-            return OpenChunk(chunk=Fields("open chunk", body, 1).data(CHUNK_BYTES))
-        case Phase.SELECT_ELEMENT:
-            f = Fields("select element", body, 3)
-            return SelectElement(index=f.uint(32), chunk=f.data(CHUNK_BYTES), instruction=f.data(MAX_INSTRUCTION_BYTES))
-        case Phase.OPEN_TERMS:
-            return _unpack_terms(Fields("open terms", body, 4))
-        case Phase.PROVE:
-            return _unpack_proof(Fields("prove", body, 6))
-    raise EncodingError(f"expected a kind of message between 1 and 9, got {kind}")
+    if kind not in _READERS:
+        raise EncodingError(f"expected a kind of message between 1 and 10, got {kind}")
+    name, length, read = _READERS[kind]
+    return read(Fields(name, body, length))
+
+
+def _unpack_select(f: Fields) -> Select:
+    node, index, siblings = f.raw(32), f.uint(32), f.digests(MAX_SIBLINGS)
+    return Select(node=node, index=index, siblings=siblings, seal=f.raw(32))
+
+
+def _unpack_steps(f: Fields) -> OpenSteps:
+    return OpenSteps(nodes=f.digests(MAX_NODES), siblings=f.digests(MAX_SIBLINGS))
 
 
 def _unpack_values(f: Fields) -> OpenValues:
-    state_root, loss_bits, log_root, body_root = f.raw(32), f.uint(32), f.raw(32), f.raw(32)
+    state_root, loss_bits, log_root, nodes = f.raw(32), f.uint(32), f.raw(32), f.digests(MAX_NODES)
     return OpenValues(
         state_root=state_root,
         loss_bits=loss_bits,
         log_root=log_root,
-        body_root=body_root,
+        nodes=nodes,
         siblings=f.digests(MAX_SIBLINGS),
     )
 
 
+def _unpack_tensor(f: Fields) -> OpenTensor:
+    instruction, siblings = f.data(MAX_INSTRUCTION_BYTES), f.digests(MAX_SIBLINGS)
+    return OpenTensor(instruction=instruction, siblings=siblings, nodes=f.digests(MAX_NODES))
+
+
+def _unpack_element(f: Fields) -> SelectElement:
+    return SelectElement(index=f.uint(32), chunk=f.data(CHUNK_BYTES), seal=f.raw(32))
+
+
 def _unpack_terms(f: Fields) -> OpenTerms:
-    root, accumulator, siblings = f.raw(32), f.data(MAX_ACCUMULATOR_BYTES), f.digests(MAX_SIBLINGS)
-    instruction = f.data(MAX_INSTRUCTION_BYTES)
-    return OpenTerms(accumulator_root=root, accumulator=accumulator, siblings=siblings, instruction=instruction)
+    nodes, accumulator = f.digests(MAX_NODES), f.data(MAX_ACCUMULATOR_BYTES)
+    return OpenTerms(nodes=nodes, accumulator=accumulator, siblings=f.digests(MAX_SIBLINGS))
 
 
 def _unpack_proof(f: Fields) -> Prove:
@@ -380,6 +407,7 @@ def _unpack_proof(f: Fields) -> Prove:
         tensors=f.list_of(TensorOpening.unpack, MAX_OPENINGS),
         chunks=f.list_of(ChunkOpening.unpack, MAX_OPENINGS),
         witness=_unpack_witness(*f.array()),
+        salt=f.raw(32),
     )
 
 
@@ -413,3 +441,18 @@ def _unpack_witness(name: str, value: Any) -> Witness:
         )
     Fields(name, value, 0)
     return None
+
+
+_READERS: Final[dict[int, tuple[str, int, Callable[[Fields], Move]]]] = {
+    Phase.DESCEND: ("descend", 1, lambda f: Descend(nodes=f.digests(MAX_NODES))),
+    Phase.SELECT: ("select", 4, _unpack_select),
+    Phase.OPEN_STEPS: ("open steps", 2, _unpack_steps),
+    Phase.OPEN_VALUES: ("open values", 5, _unpack_values),
+    Phase.OPEN_TENSOR: ("open tensor", 3, _unpack_tensor),
+    Phase.OPEN_CHUNK: ("open chunk", 1, lambda f: OpenChunk(chunk=f.data(CHUNK_BYTES))),
+    Phase.SELECT_ELEMENT: ("select element", 3, _unpack_element),
+    Phase.OPEN_TERMS: ("open terms", 3, _unpack_terms),
+    Phase.PROVE: ("prove", 7, _unpack_proof),
+    Phase.OVER: ("concede", 0, lambda _: Concede()),
+}
+"""Kind of message -> its name, the length of its body, and what reads it."""

@@ -2,24 +2,30 @@
 
 A party answers from its own run (`Oracle`). The defender reveals its own trees. The challenger walks into the first
 node that differs from its own, so everything left of its path is agreed; for its proofs it needs the defender's
-siblings, and those right of the path it cannot compute: it keeps what the defender revealed (`Path`).
+siblings, and those right of the path it cannot compute: it keeps what the defender revealed (`Path`). What it will
+prove it seals before (`protocol.seals`), with salts that follow from its secret and the state of the game, so that a
+game can be taken up again after a crash with nothing but the secret and the defender's moves (`Challenger.learn`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
 
+from protocol import keys, seals
 from protocol.commitments import StepRecord, data_leaf, tensor_tree
-from protocol.errors import StateError
-from protocol.game import GameState, Level, Reason
+from protocol.errors import StateError, VerificationError
+from protocol.game import GameState, Level, Reason, apply, judge
 from protocol.isa import CHUNK_BYTES, Instruction, Opcode, Slot, SourceKind, unravel
 from protocol.job import Job
 from protocol.merkle import Tree, parent
 from protocol.moves import (
+    NO_SEAL,
+    Concede,
     Descend,
     Move,
     OpenChunk,
+    Opening,
     OpenSteps,
     OpenTensor,
     OpenTerms,
@@ -32,6 +38,7 @@ from protocol.moves import (
     StateWitness,
     TensorWitness,
     Witness,
+    kind_name,
 )
 from protocol.program import Program, decode_instruction
 from protocol.proof import record_place
@@ -105,6 +112,16 @@ def accumulator_tree(encoded: list[bytes]) -> Tree:
     return Tree([tagged_hash(Tag.ACCUMULATOR, accumulator) for accumulator in encoded])
 
 
+def first_nodes(tree: Tree, job: Job) -> tuple[Digest, ...]:
+    """What whoever opens a tree shows of it at once: its nodes min(r, depth) levels below the root."""
+    return tuple(tree.below(tree.depth, 0, min(job.descent_levels, tree.depth)))
+
+
+def choose(nodes: Sequence[bytes], index: int, seal: bytes = NO_SEAL) -> Select:
+    """The selection of one of the nodes that were shown."""
+    return Select(node=nodes[index], index=index, siblings=tuple(Tree(nodes).proof(index)), seal=seal)
+
+
 class Defender:
     """Reveals its own trees. Honest if its oracle is: a cheat defends with the oracle of its tampered run."""
 
@@ -120,7 +137,7 @@ class Defender:
             case Phase.OPEN_STEPS:
                 tree = self.oracle.steps_tree(state.checkpoint)
                 last = state.job.segment_steps(state.checkpoint) - 1
-                return OpenSteps(steps_root=tree.root, siblings=tuple(tree.proof(last)))
+                return OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(last)))
             case Phase.OPEN_VALUES:
                 return self._open_values(state)
             case Phase.OPEN_TENSOR:
@@ -138,24 +155,25 @@ class Defender:
             state_root=record.state_root,
             loss_bits=record.loss_bits,
             log_root=record.log_root,
-            body_root=tree.node(depth, 0),
+            nodes=first_nodes(tree, state.job),
             siblings=tuple(tree.proof(state.job.body_count - 1)[:depth]),
         )
 
     def _open_tensor(self, state: GameState) -> OpenTensor:
         program = self.oracle.program
-        root = tensor_tree(self.oracle.tensor(state.step, state.leaf)).root
-        siblings = tuple(program.tree.proof(state.leaf))
-        return OpenTensor(instruction=program.encoded_at(state.leaf), siblings=siblings, chunk_root=root)
+        encoded, siblings = program.encoded_at(state.leaf), tuple(program.tree.proof(state.leaf))
+        if program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
+            return OpenTensor(instruction=encoded, siblings=siblings, nodes=())
+        tree = tensor_tree(self.oracle.tensor(state.step, state.leaf))
+        return OpenTensor(instruction=encoded, siblings=siblings, nodes=first_nodes(tree, state.job))
 
     def _open_terms(self, state: GameState) -> OpenTerms:
         encoded = self.oracle.accumulators(state.step, state.leaf, state.element)
         tree = accumulator_tree(encoded)
         return OpenTerms(
-            accumulator_root=tree.root,
+            nodes=first_nodes(tree, state.job),
             accumulator=encoded[-1],
             siblings=tuple(tree.proof(len(encoded) - 1)),
-            instruction=self.oracle.program.encoded_at(state.leaf),
         )
 
 
@@ -185,34 +203,87 @@ class Path:
 class Challenger:
     """Walks into the first node that differs from its own. One object per game: it remembers what it was shown.
 
-    Where nothing differs (the challenge has no ground) it goes left: it plays on, and loses.
+    Where nothing differs (the challenge has no ground) it goes left: it plays on, and loses. Where its own answer turns
+    out to be wrong (its run was), it has nothing to prove, and concedes.
     """
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: Oracle, secret: bytes | None = None) -> None:
+        """secret: 32 bytes that nobody else can guess, to be kept until the game is over; by default new ones."""
         self.oracle = oracle
+        self._secret = keys.new_secret() if secret is None else secret
         self._paths = {level: Path() for level in Level}
+
+    def learn(self, state: GameState, answered: Move | None) -> None:
+        """Remember what the defender showed with a move; `state` is the one after it.
+
+        `move` does so itself. To take up a game that another object played, call this for all moves so far, in order.
+        """
+        if isinstance(answered, Opening) and state.phase is Phase.SELECT:
+            self._paths[state.level].add(state.height, state.position, answered.nodes)
 
     def move(self, state: GameState, answered: Move | None) -> Move:
         """The next move."""
+        self.learn(state, answered)
         match state.phase, answered:
-            case Phase.SELECT, Descend(nodes=nodes):
-                self._paths[state.level].add(state.height, state.position, nodes)
-                own = level_tree(self.oracle, state).below(state.height, state.position, state.levels)
-                return Select(nodes=nodes, index=_first_difference(nodes, own))
+            case Phase.SELECT, Descend() | OpenSteps() | OpenValues() | OpenTensor() | OpenTerms():
+                plain = choose(answered.nodes, self.pick(state, answered.nodes))
+                return replace(plain, seal=self._seal(apply(state, plain, state.last)))
             case Phase.SELECT_ELEMENT, OpenChunk(chunk=chunk):
-                return self._select_element(state, chunk)
+                element = SelectElement(index=self.pick_element(state, chunk), chunk=chunk)
+                return replace(element, seal=self._seal(apply(state, element, state.last)))
             case Phase.PROVE, _:
                 return self._prove(state)
-        kind = "nothing" if answered is None else answered.KIND.name
+        kind = "nothing" if answered is None else kind_name(answered)
         raise StateError(f"expected a phase in which the challenger moves, got {state.phase.name} after {kind}")
 
-    def _select_element(self, state: GameState, chunk: bytes) -> SelectElement:
+    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+        """Which of the nodes shown to dispute."""
+        return _first_difference(
+            nodes, level_tree(self.oracle, state).below(state.height, state.position, state.levels)
+        )
+
+    def pick_element(self, state: GameState, chunk: bytes) -> int:
+        """Which element of the chunk shown to dispute."""
         own, size = _chunk(self.oracle, state), state.dtype.size
         starts = range(0, len(chunk), size)
-        index = _first_difference([chunk[k : k + size] for k in starts], [own[k : k + size] for k in starts])
-        return SelectElement(index=index, chunk=chunk, instruction=self.oracle.program.encoded_at(state.leaf))
+        return _first_difference([chunk[k : k + size] for k in starts], [own[k : k + size] for k in starts])
 
-    def _prove(self, state: GameState) -> Prove:
+    # -- what it seals, and opens
+
+    def _seal(self, reached: GameState) -> bytes:
+        """What goes with a selection that leads to this state."""
+        answer = self._answer(reached)
+        return NO_SEAL if answer is None else seals.seal(reached.game_id, answer, self._salt(reached))
+
+    def _answer(self, state: GameState) -> bytes | None:
+        """What its own run has where the walk stands, if that is what it will prove; else None."""
+        match state.phase, state.level:
+            case Phase.PROVE, Level.CHUNKS:
+                size = state.dtype.size
+                data = self.oracle.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size]
+                return seals.element_answer(bytes(data))
+            case (Phase.PROVE, Level.TERMS) | (Phase.PROVE, Level.VALUES):
+                return level_tree(self.oracle, state).node(0, state.position)
+            case Phase.OPEN_TENSOR, _ if self.oracle.program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
+                return level_tree(self.oracle, state).node(0, state.position)
+        return None
+
+    def _salt(self, state: GameState) -> bytes:
+        """The same for a state in which something is sealed and for the one in which it is proved."""
+        place = (state.level, state.checkpoint, state.step, state.leaf, state.element, state.position)
+        return seals.derive_salt(self._secret, state.game_id, place)
+
+    # -- what it proves
+
+    def _prove(self, state: GameState) -> Prove | Concede:
+        move = replace(self._proof(state), salt=self._salt(state))
+        try:
+            judge(state, move)
+        except VerificationError:
+            return Concede()  # the rules would refuse it until the clock runs out
+        return move
+
+    def _proof(self, state: GameState) -> Prove:
         program = self.oracle.program
         instruction, encoded = program.instruction_at(state.leaf), program.encoded_at(state.leaf)
         if instruction.opcode == Opcode.COMMIT:
@@ -283,7 +354,7 @@ def _chunk(oracle: Oracle, state: GameState) -> bytes:
     return bytes(oracle.tensor(state.step, state.leaf)[start : start + CHUNK_BYTES])
 
 
-def _first_difference(theirs: tuple[bytes, ...] | list[bytes], own: list[bytes] | list[Digest]) -> int:
+def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
     return next((k for k, (a, b) in enumerate(zip(theirs, own, strict=False)) if a != b), 0)
 
 
@@ -374,12 +445,12 @@ class Statistics:
     by_kind: dict[str, int] = field(default_factory=dict)
     """Bytes on the wire by kind of move."""
 
-    def count(self, move: Move, size: int) -> None:
+    def count(self, by: Side, move: Move, size: int) -> None:
         """One more message of this many bytes."""
         self.messages += 1
         self.bytes += size
-        self.rounds += move.KIND.mover is Side.CHALLENGER
-        self.by_kind[move.KIND.name.lower()] = self.by_kind.get(move.KIND.name.lower(), 0) + size
+        self.rounds += by is Side.CHALLENGER
+        self.by_kind[kind_name(move)] = self.by_kind.get(kind_name(move), 0) + size
 
 
 Clock = Callable[[], int]

@@ -22,6 +22,7 @@ class Tag(bytes, Enum):
     ACCUMULATOR = b"tb.accum"
     GAME = b"tb.game."
     MESSAGE = b"tb.messg"
+    SEAL = b"tb.seal."
 
 
 def tagged_hash(tag: Tag, *parts: bytes) -> Digest:

@@ -1,6 +1,6 @@
 """A whole game between two parties: off the chain as signed messages, then move by move on it, and what both cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol import game
 from protocol.chain import GameRecord, Outcome
@@ -11,6 +11,7 @@ from protocol.match import Courier, by_hand, contest, signed_courier
 from protocol.messages import Transcript
 from protocol.moves import Move, Select, Side
 from protocol.player import Challenger, Defender, Oracle
+from protocol.tags import Digest
 from sim.market import Market
 
 
@@ -29,6 +30,8 @@ class Selection:
 class Played:
     """One move: its signed message's bytes and, if it was played on the chain too, its transaction's gas."""
 
+    before: GameState
+    """The state in which it was made."""
     move: Move
     by: Side
     bytes: int
@@ -66,12 +69,17 @@ class Match:
         return self.final.verdict.winner.other
 
 
+def game_of(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Digest:
+    """The id of the game that the market's challenger starts against a head."""
+    return game_id(head.head, agreement.domain, market.parties.challenger.address, nonce)
+
+
 def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
     """Carries moves as messages signed by the market's trainer and challenger."""
     keys = market.parties
     transcript = Transcript(
         job_id=agreement.job.id,
-        game_id=game_id(head.head, agreement.domain, keys.challenger.address, nonce),
+        game_id=game_of(market, agreement, head, nonce),
         domain=agreement.domain,
         defender=agreement.job.trainer,
         challenger=keys.challenger.address,
@@ -80,30 +88,38 @@ def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonc
 
 
 def play(
-    agreement: SignedJob, head: SignedHead, defender: Oracle, challenger: Oracle, courier: Courier = by_hand
+    agreement: SignedJob,
+    head: SignedHead,
+    defender: Oracle,
+    challenger: Oracle,
+    courier: Courier = by_hand,
+    *,
+    identity: Digest | None = None,
 ) -> Match:
-    """Plays a game to its end, refereed in Python; every move takes a second of its maker's clock."""
+    """Plays a game to its end, refereed in Python; a second passes with every move.
+
+    identity: of the game, if it is played elsewhere too: what the challenger seals is bound to it. By default it is the
+    one of a challenger without an address.
+    """
     head.verify(agreement.job, agreement.domain)
-    start = game.start(agreement.job, head.head, 0)
-    states: list[GameState] = [start]
+    identity = game_id(head.head, agreement.domain, bytes(20), 0) if identity is None else identity
     moves: list[Played] = []
     selections: list[Selection] = []
 
-    def on_move(state: GameState, move: Move, size: int) -> None:
-        moves.append(Played(move=move, by=move.KIND.mover, bytes=size))
+    def on_move(before: GameState, move: Move, _after: GameState, size: int) -> None:
+        moves.append(Played(before=before, move=move, by=before.mover, bytes=size))
         if isinstance(move, Select):
-            selections.append(_selection(states[-1], move))
-        states.append(state)
+            selections.append(_selection(before, move))
 
-    contest(
-        start,
+    final = contest(
+        game.start(agreement.job, head.head, identity, 0),
         defender=Defender(defender),
         challenger=Challenger(challenger),
         clock=lambda: len(moves) + 1,
         courier=courier,
         on_move=on_move,
     )
-    return Match(final=states[-1], moves=tuple(moves), selections=tuple(selections))
+    return Match(final=final, moves=tuple(moves), selections=tuple(selections))
 
 
 def _selection(before: GameState, move: Select) -> Selection:
@@ -119,11 +135,13 @@ def replay_on_chain(market: Market, agreement: SignedJob, head: SignedHead, matc
     before = market.worth(keys.trainer), market.worth(keys.challenger)
     stake = agreement.job.challenger_stake
     identity, started = chain.challenge(keys.challenger, head, nonce)
+    if identity != match.final.game_id:
+        raise StateError(f"expected a match of game {identity.hex()}, got one of {match.final.game_id.hex()}")
     signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
     played = []
     for item in match.moves:
-        receipt = chain.play(signers[item.by], identity, item.move)
-        played.append(Played(move=item.move, by=item.by, bytes=item.bytes, gas=receipt.gas_used))
+        receipt = chain.play(signers[item.by], item.before, item.move)
+        played.append(replace(item, gas=receipt.gas_used))
     record = chain.game_state(identity)
     if record.verdict is Outcome.NONE:
         raise StateError("expected the contract to reach a verdict with the last move, got a game that goes on")

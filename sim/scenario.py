@@ -13,7 +13,7 @@ from protocol.job import Job, SignedHead, SignedJob
 from sim.adversaries import Cheat
 from sim.forgery import ForgedEvidence
 from sim.market import Market, fork
-from sim.match import Match, play, replay_on_chain, signed_messages
+from sim.match import Match, game_of, play, replay_on_chain, signed_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +78,6 @@ def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0
 def _play(
     market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
 ) -> Match:
-    match = play(agreement, head, defender, challenger, signed_messages(market, agreement, head, nonce))
+    courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
+    match = play(agreement, head, defender, challenger, courier, identity=identity)
     return replay_on_chain(market, agreement, head, match, nonce=nonce)

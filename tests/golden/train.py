@@ -67,6 +67,7 @@ def make_run(path: Path, made: Inputs) -> RunDirectory:
         challenger_stake=1,
         challenge_window=1,
         clock=1,
+        replay_time=0,
         descent_levels=1,
         nonce=0,
     )

@@ -23,7 +23,11 @@ from tests.protocol.programs import every_kind, initial_state, job_data
 
 CLIENT, TRAINER, CHALLENGER = (PrivateKey.from_int(k) for k in (1, 2, 3))
 DOMAIN = Domain(chain_id=31337, contract=Address(bytes(range(20))))
-STEPS, INTERVAL, CLOCK = 5, 2, 100
+STEPS, INTERVAL, CLOCK, REPLAY = 5, 2, 100, 7
+GAME = Digest(b"\x0a" * 32)
+"""The id of games that are played without messages."""
+SECRET = b"\x5e" * 32
+"""From which a challenger's salts follow."""
 
 Tamper = Callable[[int, int, bytes], bytes]
 """(step, leaf of the value tree, honest data) -> data."""
@@ -40,7 +44,9 @@ def program() -> Program:
     return every_kind()
 
 
-def make_job(*, steps: int = STEPS, interval: int = INTERVAL, levels: int = 2, nonce: int = 7) -> Job:
+def make_job(
+    *, steps: int = STEPS, interval: int = INTERVAL, levels: int = 2, nonce: int = 7, precision: int = 32
+) -> Job:
     """A job on the program."""
     ids = {name: identify(*program().state_spec()[name], data) for name, data in initial_state().items()}
     data_ids = {name: identify(*program().data_spec()[name], data) for name, data in job_data().items()}
@@ -55,11 +61,13 @@ def make_job(*, steps: int = STEPS, interval: int = INTERVAL, levels: int = 2, n
         data_root=data_tree(data_ids).root,
         steps=steps,
         checkpoint_interval=interval,
+        precision=precision,
         reward=10,
         trainer_stake=20,
         challenger_stake=5,
         challenge_window=1000,
         clock=CLOCK,
+        replay_time=REPLAY,
         descent_levels=levels,
         nonce=nonce,
     )
@@ -73,7 +81,8 @@ class Computed:
     state: dict[str, bytes]
 
 
-_HONEST: dict[int, Computed] = {}
+_HONEST: dict[tuple[int, int], Computed] = {}
+"""By precision and step."""
 
 
 class Run:
@@ -85,15 +94,15 @@ class Run:
         self.program = program()
         self._tamper = tamper
         self._first = first
-        self._steps: dict[int, Computed] = {}
+        self._steps: dict[tuple[int, int], Computed] = {}
         self._value_trees: dict[int, Tree] = {}
 
     def computed(self, step: int) -> Computed:
         """The values of a step."""
-        known = _HONEST if step < self._first else self._steps
-        if step not in known:
-            known[step] = self._compute(step)
-        return known[step]
+        known, key = _HONEST if step < self._first else self._steps, (self.job.precision, step)
+        if key not in known:
+            known[key] = self._compute(step)
+        return known[key]
 
     def state(self, step: int) -> dict[str, bytes]:
         """The state after a step."""
@@ -122,7 +131,8 @@ class Run:
         def read(operand: int, where: int) -> int:
             return operands[operand][where]
 
-        return pack(i.dtype, [element(i, k, read, types, step=step) for k in range(i.numel)])
+        precision = self.job.precision
+        return pack(i.dtype, [element(i, k, read, types, step=step, precision=precision) for k in range(i.numel)])
 
     # -- the oracle
 
@@ -191,13 +201,13 @@ def duel(
     count: int | None = None,
     on_move: Callable[[GameState, Move, GameState], None] | None = None,
 ) -> GameState:
-    """A game against the head of `run`, without messages and in no time. Illegal moves raise."""
-    state, answered = game.start(run.job, run.head(count).head, 0), None
+    """A game against the head of `run`, without messages, a move a second. Illegal moves raise."""
+    state, answered = game.start(run.job, run.head(count).head, GAME, 0), None
     for _ in range(game.max_moves(run.job) + 1):
         if state.is_over:
             return state
         answered = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}[state.mover].move(state, answered)
-        before, state = state, game.apply(state, answered, 0)
+        before, state = state, game.apply(state, answered, state.last + 1)
         if on_move is not None:
             on_move(before, answered, state)
     raise AssertionError("the game did not end within its bound")

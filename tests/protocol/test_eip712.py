@@ -1,5 +1,6 @@
 """Typed-data digests against `eth_account`, which implements EIP-712 on its own."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +81,11 @@ def test_digests_are_those_of_eth_account(data: st.DataObject, domain: Domain, s
 def test_type_strings_are_those_of_the_specification() -> None:
     assert HEAD_TYPE.encoded == "Head(bytes32 jobId,uint64 count,bytes32 runRoot)"
     assert MESSAGE_TYPE.encoded == "Message(bytes32 messageHash)"
+    written = " ".join(Path("docs/SPEC.md").read_text().split())
+    assert JOB_TYPE.encoded in written.replace(", ", ",")
     assert JOB_TYPE.encoded.startswith("Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,")
-    assert JOB_TYPE.encoded.endswith("uint64 challengeWindow,uint64 clock,uint8 descentLevels,uint256 nonce)")
-    assert len(JOB_TYPE.fields) == 19
+    assert JOB_TYPE.encoded.endswith("uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)")
+    assert len(JOB_TYPE.fields) == 20
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64, b"\0", True, 1.0, None])

@@ -1,8 +1,10 @@
 """The rules of the game by the number of their invariant, and every tie."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,23 +16,26 @@ from protocol.game import GameState, Level, Reason
 from protocol.job import Head
 from protocol.merkle import Tree, fold
 from protocol.moves import (
+    Concede,
     Descend,
     Move,
     OpenChunk,
+    Opening,
     OpenSteps,
     OpenTensor,
     OpenTerms,
     OpenValues,
     Phase,
     Select,
-    SelectElement,
     Side,
     TensorWitness,
 )
-from protocol.player import Challenger, Defender, accumulator_tree
+from protocol.player import Challenger, Defender, accumulator_tree, first_nodes
 from protocol.tags import EMPTY, Digest
 from tests.protocol.runs import (
-    CLOCK,
+    GAME,
+    REPLAY,
+    SECRET,
     STEPS,
     Liar,
     Run,
@@ -57,7 +62,7 @@ Walk = list[tuple[GameState, Move, GameState]]
 def walk(liar: Run, defender: Defender | None = None) -> Walk:
     """Every move of an honest challenger's game against a liar."""
     made: Walk = []
-    duel(liar, defender or Defender(liar), Challenger(HONEST), on_move=lambda *x: made.append(x))
+    duel(liar, defender or Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
     return made
 
 
@@ -91,7 +96,9 @@ def check_invariants(before: GameState, move: Move, after: GameState) -> None:
     assert 0 <= after.height <= 64
     assert after.defender_rest <= before.defender_rest
     assert after.challenger_rest <= before.challenger_rest
-    assert after.defender_rest + after.challenger_rest + after.last == 2 * CLOCK
+    charged = max(0, after.last - before.last - before.allowance)
+    rests = before.defender_rest + before.challenger_rest
+    assert after.defender_rest + after.challenger_rest + charged == rests
     assert (after.verdict is None) == (after.phase is not Phase.OVER)
 
 
@@ -103,7 +110,8 @@ def test_walks_end_at_the_lie_within_the_bound(name: str) -> None:
         check_invariants(before, move, after)
         if before.phase is Phase.SELECT and after.level is before.level:
             assert isinstance(move, Select)  # invariant 1
-            assert after.node in move.nodes or after.phase is Phase.OPEN_VALUES
+            assert after.node == move.node or after.phase is Phase.OPEN_VALUES
+            assert fold(move.node, move.index, move.siblings) == before.node
             assert after.height == before.height - before.levels
             assert after.position >> before.levels == before.position
     verdict = steps[-1][2].verdict
@@ -113,6 +121,7 @@ def test_walks_end_at_the_lie_within_the_bound(name: str) -> None:
 
 
 def all_moves() -> list[Move]:
+    """One of each kind; but conceding, which belongs to every phase."""
     return list({move.KIND: move for steps in WALKS.values() for _, move, _ in steps}.values())
 
 
@@ -123,13 +132,13 @@ def test_3_a_move_of_another_kind_is_illegal(name: str, cases: Callable[[], None
         for move in all_moves():
             if move.KIND is not made.KIND:
                 with pytest.raises(IllegalMove, match=f"expected a move of kind {made.KIND.name}"):
-                    game.apply(state, move, 0)
+                    game.apply(state, move, state.last + 1)
                 cases()
 
 
 def test_8_nothing_is_legal_when_it_is_over(cases: Callable[[], None]) -> None:
     over = WALKS["terms"][-1][2]
-    for move in all_moves():
+    for move in (*all_moves(), Concede()):
         with pytest.raises(IllegalMove, match="the game is over"):
             game.apply(over, move, 10**6)
         cases()
@@ -142,31 +151,42 @@ def test_8_nothing_is_legal_when_it_is_over(cases: Callable[[], None]) -> None:
 def test_a_game_starts_only_against_a_head_of_the_job() -> None:
     head = HONEST.head().head
     with pytest.raises(VerificationError, match="expected job"):
-        game.start(replace(JOB, nonce=8), head, 0)
+        game.start(replace(JOB, nonce=8), head, GAME, 0)
     with pytest.raises(VerificationError, match="at most 3 checkpoints, got 4"):
-        game.start(JOB, Head(job_id=JOB.id, count=4, run_root=head.run_root), 0)
+        game.start(JOB, Head(job_id=JOB.id, count=4, run_root=head.run_root), GAME, 0)
+    with pytest.raises(VerificationError, match="game id: expected 32 bytes"):
+        game.start(JOB, head, GAME[1:], 0)
 
 
 # ---------------------------------------------------------------- clocks
 
 
-@pytest.mark.parametrize("name", ["terms", "commit"])
+@pytest.mark.parametrize("name", ["terms", "commit", "state source"])
 def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[], None]) -> None:
+    allowed = Counter[int]()
     for state, move, _ in WALKS[name]:
         state = replace(state, last=1000, defender_rest=70, challenger_rest=30)
         rest = 70 if state.mover is Side.DEFENDER else 30
-        for now in (1000, 1000 + rest - 1, 1000 + rest):
-            after = game.apply(state, move, now)
-            assert after.last == now
-            assert after.defender_rest + after.challenger_rest == 100 - (now - 1000)
-            with pytest.raises(IllegalMove, match=f"expected more than {rest} seconds"):
+        last = 1000 + state.allowance + rest
+        assert (state.rest, state.deadline) == (rest, last)
+        allowed[state.allowance] += 1
+        first = 1001 if state.phase is Phase.PROVE else 1000
+        for now in {first, 1000 + state.allowance - 1, 1000 + state.allowance, last - 1, last} - {999, 1000} | {first}:
+            for legal in (move, Concede()):
+                after = game.apply(state, legal, now)
+                assert after.last == now
+                assert after.defender_rest + after.challenger_rest == 100 - max(0, now - 1000 - state.allowance)
+            with pytest.raises(IllegalMove, match=f"expected an instant after {last}, got {now}"):
                 game.timeout(state, now)
             cases()
-        with pytest.raises(IllegalMove, match=f"expected a move within {rest} seconds, got one after {rest + 1}"):
-            game.apply(state, move, 1000 + rest + 1)
-        verdict = game.timeout(state, 1000 + rest + 1).verdict
+        for late in (move, Concede()):
+            with pytest.raises(IllegalMove, match=f"expected a move not after {last}, got one at {last + 1}"):
+                game.apply(state, late, last + 1)
+        verdict = game.timeout(state, last + 1).verdict
         assert verdict is not None
         assert (verdict.winner, verdict.reason) == (state.mover.other, Reason.TIMEOUT)
+        assert ("of replay" in verdict.detail) == (state.allowance > 0)
+    assert set(allowed) == {0, REPLAY}
 
 
 def test_5_time_does_not_run_backward() -> None:
@@ -182,18 +202,19 @@ def test_5_time_does_not_run_backward() -> None:
 
 TIES: dict[str, tuple[str, Phase, Callable[[Move], Move]]] = {
     "do not fold": ("terms", Phase.DESCEND, lambda m: replace(m, nodes=(other(m.nodes[0]), *m.nodes[1:]))),
-    "not the last record": ("terms", Phase.OPEN_STEPS, lambda m: replace(m, steps_root=other(m.steps_root))),
+    "not the last record": ("terms", Phase.OPEN_STEPS, lambda m: replace(m, nodes=(other(m.nodes[0]), *m.nodes[1:]))),
     "step record is not": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, state_root=other(m.state_root))),
     "step record is not ": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, loss_bits=m.loss_bits ^ 1)),
     "step record is not the": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, log_root=other(m.log_root))),
-    "loss is not": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, body_root=other(m.body_root))),
+    "loss is not": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, nodes=(other(m.nodes[0]), *m.nodes[1:]))),
+    "right half": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, nodes=(*m.nodes[:-1], other(m.nodes[-1])))),
     "instruction is not": ("terms", Phase.OPEN_TENSOR, lambda m: replace(m, instruction=m.instruction + b"\0")),
-    "chunk root is not": ("terms", Phase.OPEN_TENSOR, lambda m: replace(m, chunk_root=other(m.chunk_root))),
+    "chunk root is not": ("terms", Phase.OPEN_TENSOR, lambda m: replace(m, nodes=(other(m.nodes[0]),))),
     "has 1 bytes": ("terms", Phase.OPEN_CHUNK, lambda m: replace(m, chunk=m.chunk[:1])),
     "chunk is not the committed": ("terms", Phase.OPEN_CHUNK, lambda m: replace(m, chunk=other(m.chunk))),
     "not canonical": ("terms", Phase.OPEN_TERMS, lambda m: replace(m, accumulator=m.accumulator[1:])),
     "not the claimed": ("terms", Phase.OPEN_TERMS, lambda m: replace(m, accumulator=m.accumulator[:-1] + b"\x7f")),
-    "not the last leaf": ("terms", Phase.OPEN_TERMS, lambda m: replace(m, accumulator_root=other(m.accumulator_root))),
+    "not the last leaf": ("terms", Phase.OPEN_TERMS, lambda m: replace(m, nodes=(other(m.nodes[0]), *m.nodes[1:]))),
 }  # fmt: skip
 
 
@@ -201,7 +222,7 @@ TIES: dict[str, tuple[str, Phase, Callable[[Move], Move]]] = {
 def test_a_broken_tie_loses_at_once(detail: str) -> None:
     name, phase, change = TIES[detail]
     state, move = at(name, phase)
-    after = game.apply(state, change(move), 0)
+    after = game.apply(state, change(move), state.last)
     assert after.verdict is not None
     assert (after.verdict.winner, after.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
     assert detail.strip() in after.verdict.detail
@@ -213,7 +234,7 @@ def test_a_rounding_log_breaks_the_policy() -> None:
     record = replace(HONEST.record(state.step), log_root=Digest(b"\1" * 32))
     state = replace(state, node=record.digest)
     move = replace(move, state_root=record.state_root, loss_bits=record.loss_bits, log_root=record.log_root)
-    after = game.apply(state, move, 0)
+    after = game.apply(state, move, state.last)
     assert after.verdict is not None
     assert "rounding log" in after.verdict.detail
 
@@ -225,26 +246,50 @@ def _flip_siblings(move: Move) -> Move:
 @pytest.mark.parametrize("phase", [Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TENSOR, Phase.OPEN_TERMS])
 def test_wrong_siblings_lose_and_a_wrong_number_is_illegal(phase: Phase) -> None:
     state, move = at("terms", phase)
-    after = game.apply(state, _flip_siblings(move), 0)
+    after = game.apply(state, _flip_siblings(move), state.last)
     assert after.verdict is not None
     assert after.verdict.reason is Reason.BROKEN_TIE
     assert isinstance(move, OpenSteps | OpenValues | OpenTensor | OpenTerms)
     for siblings in (move.siblings[1:], (*move.siblings, bytes(32))):
         with pytest.raises(IllegalMove, match=f"expected {len(move.siblings)} siblings, got {len(siblings)}"):
-            game.apply(state, replace(move, siblings=siblings), 0)
+            game.apply(state, replace(move, siblings=siblings), state.last)
+
+
+@pytest.mark.parametrize("phase", [kind.KIND for kind in get_args(Opening)])
+@pytest.mark.parametrize("name", ["terms", "element", "data source"])
+def test_another_number_of_nodes_is_illegal(name: str, phase: Phase) -> None:
+    """Not a broken tie: a challenger could not have been shown what is not there."""
+    found = [(state, move) for state, move, _ in WALKS[name] if state.phase is phase]
+    for state, move in found:
+        assert isinstance(move, Opening)
+        count = len(move.nodes)
+        assert count in (0, 1, 2, 4)
+        assert (count == 0) == (name == "data source" and phase is Phase.OPEN_TENSOR)
+        for nodes in (move.nodes[1:], move.nodes[: count // 2], (*move.nodes, bytes(32)), move.nodes * 2):
+            if len(nodes) != count:
+                with pytest.raises(IllegalMove, match=rf"expected {count} nodes.*, got {len(nodes)}"):
+                    game.apply(state, replace(move, nodes=nodes), state.last)
+    assert found or (name, phase) in [("element", Phase.OPEN_TERMS), ("data source", Phase.OPEN_TERMS)]
 
 
 REFUSED: dict[str, tuple[str, Phase, Callable[[Move], Move]]] = {
     "expected 4 nodes, got 3": ("terms", Phase.DESCEND, lambda m: replace(m, nodes=m.nodes[1:])),
     "expected 4 nodes, got 8": ("terms", Phase.DESCEND, lambda m: replace(m, nodes=m.nodes * 2)),
-    "expected 4 nodes, got 0": ("terms", Phase.SELECT, lambda m: replace(m, nodes=())),
-    "expected an index below 4": ("terms", Phase.SELECT, lambda m: replace(m, index=4)),
-    "nodes that the defender": ("terms", Phase.SELECT, lambda m: replace(m, nodes=m.nodes[::-1])),
+    "expected 2 siblings, got 0": ("terms", Phase.SELECT, lambda m: replace(m, siblings=())),
+    "expected 2 siblings, got 3": ("terms", Phase.SELECT, lambda m: replace(m, siblings=(*m.siblings, bytes(32)))),
+    "expected an index below 4": ("terms", Phase.SELECT, lambda m: replace(m, index=m.index + 4)),
+    "node that the defender": ("terms", Phase.SELECT, lambda m: replace(m, node=other(m.node))),
+    "node that the +defender": ("terms", Phase.SELECT, lambda m: replace(m, index=m.index ^ 1)),
+    "node that +the defender": ("terms", Phase.SELECT, lambda m: replace(m, siblings=m.siblings[::-1])),
+    "no seal at height 0, position 1 of the RUN": ("terms", Phase.SELECT, lambda m: replace(m, seal=b"\1" * 32)),
+    "no seal at an element of 20 terms": ("terms", Phase.SELECT_ELEMENT, lambda m: replace(m, seal=b"\1" * 32)),
     "chunk that the defender": ("terms", Phase.SELECT_ELEMENT, lambda m: replace(m, chunk=other(m.chunk))),
     "an index below 15": ("terms", Phase.SELECT_ELEMENT, lambda m: replace(m, index=15)),
-    "disputed instruction, got": ("terms", Phase.SELECT_ELEMENT, lambda m: replace(m, instruction=b"")),
-    "disputed instruction, got ": ("terms", Phase.OPEN_TERMS, lambda m: replace(m, instruction=b"x")),
     "disputed instruction, got a": ("terms", Phase.PROVE, lambda m: replace(m, instruction=b"x")),
+    "seal of the right answer": ("terms", Phase.PROVE, lambda m: replace(m, salt=other(m.salt))),
+    "seal of the right +answer": ("element", Phase.PROVE, lambda m: replace(m, salt=other(m.salt))),
+    "seal of the +right answer": ("commit", Phase.PROVE, lambda m: replace(m, salt=other(m.salt))),
+    "seal of +the right answer": ("data source", Phase.PROVE, lambda m: replace(m, salt=other(m.salt))),
     "expected root": ("terms", Phase.PROVE, lambda m: replace(m, previous=other(m.previous))),
     "expected 3 siblings": ("terms", Phase.PROVE, lambda m: replace(m, siblings=())),
     "expected operand dtypes|to be opened": ("terms", Phase.PROVE, lambda m: replace(m, tensors=(), chunks=())),
@@ -304,9 +349,9 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
     state, move = at(name, phase)
     copy = replace(state)
     with pytest.raises(IllegalMove, match=message):
-        game.apply(state, change(move), 0)
+        game.apply(state, change(move), state.last + 1)
     assert state == copy
-    assert game.apply(state, move, 0) != state
+    assert game.apply(state, move, state.last + 1) != state
 
 
 # ---------------------------------------------------------------- 9: an honest defender never loses
@@ -316,16 +361,14 @@ class RandomChallenger(Challenger):
     """Legal moves at random; what it proves is true, since only true openings verify."""
 
     def __init__(self, oracle: Run, random: Random) -> None:
-        super().__init__(oracle)
+        super().__init__(oracle, SECRET)
         self._random = random
 
-    def move(self, state: GameState, answered: Move | None) -> Move:
-        move = super().move(state, answered)
-        if isinstance(move, Select):
-            return replace(move, index=self._random.randrange(len(move.nodes)))
-        if isinstance(move, SelectElement):
-            return replace(move, index=self._random.randrange(len(move.chunk) // state.dtype.size))
-        return move
+    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+        return self._random.randrange(len(nodes))
+
+    def pick_element(self, state: GameState, chunk: bytes) -> int:
+        return self._random.randrange(len(chunk) // state.dtype.size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -342,9 +385,9 @@ def test_9_an_honest_defender_never_loses(random: Random, levels: int, interval:
 def test_9_a_false_challenger_loses_where_it_is_wrong() -> None:
     """The challenger's own run is the tampered one."""
     for leaf in (3, 24, ARGMAX, COMMIT):
-        end = duel(HONEST, Defender(HONEST), Challenger(Run(JOB, lie(4, leaf), 4)))
+        end = duel(HONEST, Defender(HONEST), Challenger(Liar(JOB, 4, leaf, bend_from=1)))
         assert end.verdict is not None
-        assert (end.verdict.winner, end.leaf) == (Side.DEFENDER, leaf)
+        assert (end.verdict.winner, end.verdict.reason, end.leaf) == (Side.DEFENDER, Reason.CONCEDED, leaf)
 
 
 # ---------------------------------------------------------------- 10: an honest challenger never loses
@@ -423,9 +466,9 @@ class Erratic(Defender):
         if isinstance(move, Descend):
             return replace(move, nodes=(*move.nodes[:-1], noise))
         if isinstance(move, OpenSteps):
-            siblings = tuple(self._random.randbytes(32) for _ in move.siblings)
-            last = state.job.segment_steps(state.checkpoint) - 1
-            return OpenSteps(steps_root=fold(state.node, last, siblings), siblings=siblings)
+            leaves = [self._random.randbytes(32) for _ in range(state.job.segment_steps(state.checkpoint))]
+            tree = Tree([*leaves[:-1], state.node])
+            return OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(leaves) - 1)))
         if isinstance(move, OpenChunk):
             return OpenChunk(chunk=self._random.randbytes(len(move.chunk)))
         return move
@@ -460,7 +503,7 @@ class FalseTerms(Defender):
             return Descend(nodes=tuple(tree.below(state.height, state.position, state.levels)))
         move = super().move(state, answered)
         assert isinstance(move, OpenTerms)
-        return replace(move, accumulator_root=tree.root, siblings=tuple(tree.proof(len(true) - 1)))
+        return replace(move, nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(true) - 1)))
 
 
 def test_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
@@ -477,11 +520,10 @@ def test_padding_and_leaves_decide_alike_for_a_challenger_that_goes_there(place:
     """A challenger may dispute any leaf: a spoiled one convicts, also where padding must be empty."""
 
     class GoesTo(Challenger):
-        def move(self, state: GameState, answered: Move | None) -> Move:
-            move = super().move(state, answered)
-            if isinstance(move, Select) and state.level is Level.TERMS:
-                return replace(move, index=place >> (state.height - state.levels) & (1 << state.levels) - 1)
-            return move
+        def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+            if state.level is not Level.TERMS:
+                return super().pick(state, nodes)
+            return place >> (state.height - state.levels) & (1 << state.levels) - 1
 
     liar = Liar(JOB, 4, ARGMAX, 0, bend_from=4)
     spoiled = FalseTerms(liar, lambda x: [*x[:place], b"\1" * 32, *x[place + 1 :]])
@@ -523,4 +565,5 @@ def test_7_the_bound_holds_for_the_longest_walk() -> None:
     liar = Liar(job, 3, ARGMAX, 14, bend_from=4)
     end = duel(liar, Defender(liar), Challenger(Run(job)))
     assert end.moves <= game.max_moves(job)
-    assert end.moves == sum((2 * 1, 1, 2 * 2, 1, 2 * 7, 1, 0, 1, 1, 1, 2 * 3, 1))
+    # run, steps, values, tensor (of one chunk), chunk, element, terms, proof
+    assert end.moves == sum((2 * 1, 2 * 2, 2 * 7, 1, 1, 1, 2 * 3, 1))

@@ -41,11 +41,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no state": ({"state_count": 0}, "state_count between 1"),
     "much data": ({"data_count": (1 << 20) + 1}, "data_count between 0"),
     "policy": ({"policy": 1}, "policy between 0 and 0, got 1"),
-    "precision": ({"precision": 31}, "precision between 32 and 32, got 31"),
+    "low precision": ({"precision": 23}, "precision between 24 and 32, got 23"),
+    "high precision": ({"precision": 33}, "precision between 24 and 32, got 33"),
     "no descent": ({"descent_levels": 0}, "descent_levels between 1 and 5, got 0"),
     "deep descent": ({"descent_levels": 6}, "descent_levels between 1 and 5, got 6"),
     "no clock": ({"clock": 0}, "clock between 1"),
+    "long clock": ({"clock": (1 << 38) + 1}, "clock between 1 and 274877906944"),
     "no window": ({"challenge_window": 0}, "challenge_window between 1"),
+    "long window": ({"challenge_window": (1 << 38) + 1}, "challenge_window between 1 and 274877906944"),
+    "long replay": ({"replay_time": (1 << 38) + 1}, "replay_time between 0 and 274877906944"),
+    "negative replay": ({"replay_time": -1}, "replay_time: expected an unsigned"),
     "large reward": ({"reward": 1 << 128}, "reward between 0"),
     "negative": ({"nonce": -1}, "nonce: expected an unsigned"),
     "large nonce": ({"nonce": 1 << 256}, "nonce: expected an unsigned 256-bit"),
@@ -82,8 +87,9 @@ def test_segments_partition_the_steps(steps: int, interval: int) -> None:
 
 
 def test_every_field_counts_in_the_id(cases: Any) -> None:
-    for name, value in (("nonce", 8), ("reward", 11), ("clock", 99), ("client", CHALLENGER.address)):
-        assert replace(JOB, **{name: value}).id != JOB.id
+    changed = {"nonce": 8, "reward": 11, "clock": 99, "replay_time": 0, "precision": 24, "client": CHALLENGER.address}
+    for name, value in changed.items():
+        assert replace(JOB, **{name: value}).id != JOB.id  # type: ignore[arg-type]
         cases()
     assert JOB.initial_record == initial_record(JOB.initial_state_root)
 

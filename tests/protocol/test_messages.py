@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import EncodingError, SignatureError, VerificationError
+from protocol.keys import PrivateKey
 from protocol.messages import MAX_MESSAGE_BYTES, Message, Transcript, message_hash, open_wire, seal
 from protocol.moves import (
     ChunkOpening,
+    Concede,
     Descend,
     Move,
     OpenChunk,
@@ -22,11 +24,13 @@ from protocol.moves import (
     Prove,
     Select,
     SelectElement,
+    Side,
     StateWitness,
     TensorOpening,
     TensorWitness,
 )
 from protocol.packing import pack, unpack
+from protocol.player import choose
 from protocol.tags import Digest
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 
@@ -59,19 +63,14 @@ witnesses = st.one_of(
 )
 moves: st.SearchStrategy[Move] = st.one_of(
     st.builds(Descend, nodes=lists),
-    st.builds(Select, nodes=lists, index=u32),
-    st.builds(OpenSteps, steps_root=digests, siblings=lists),
-    st.builds(OpenValues, state_root=digests, loss_bits=u32, log_root=digests, body_root=digests, siblings=lists),
-    st.builds(OpenTensor, instruction=instructions, siblings=lists, chunk_root=digests),
+    st.builds(Select, node=digests, index=u32, siblings=lists, seal=digests),
+    st.builds(OpenSteps, nodes=lists, siblings=lists),
+    st.builds(OpenValues, state_root=digests, loss_bits=u32, log_root=digests, nodes=lists, siblings=lists),
+    st.builds(OpenTensor, instruction=instructions, siblings=lists, nodes=lists),
     st.builds(OpenChunk, chunk=st.binary(max_size=512)),
-    st.builds(SelectElement, index=u32, chunk=st.binary(max_size=512), instruction=instructions),
-    st.builds(
-        OpenTerms,
-        accumulator_root=digests,
-        accumulator=st.binary(max_size=97),
-        siblings=lists,
-        instruction=instructions,
-    ),
+    st.builds(SelectElement, index=u32, chunk=st.binary(max_size=512), seal=digests),
+    st.builds(OpenTerms, nodes=lists, accumulator=st.binary(max_size=97), siblings=lists),
+    st.builds(Concede),
     st.builds(
         Prove,
         instruction=instructions,
@@ -80,6 +79,7 @@ moves: st.SearchStrategy[Move] = st.one_of(
         tensors=st.lists(tensors, max_size=3).map(tuple),
         chunks=st.lists(chunks, max_size=3).map(tuple),
         witness=witnesses,
+        salt=digests,
     ),
 )
 messages = st.builds(
@@ -92,7 +92,8 @@ messages = st.builds(
 )
 JOB_ID, GAME_ID = Digest(b"\1" * 32), Digest(b"\2" * 32)
 FIRST = Descend(nodes=(bytes(32), b"\3" * 32))
-SECOND = Select(nodes=FIRST.nodes, index=1)
+SECOND = choose(FIRST.nodes, 1)
+D, C = Side.DEFENDER, Side.CHALLENGER
 
 
 def transcript() -> Transcript:
@@ -165,12 +166,14 @@ NOT_CANONICAL = {
     "string": with_field(1, "1" * 32),
     "short digest": with_field(1, bytes(31)),
     "kind 0": with_field(5, 0),
-    "kind 10": with_field(5, 10),
+    "kind 11": with_field(5, 11),
+    "a concession with words": with_field(5, 10),
     "another kind's body": with_field(5, 2),
     "map": with_field(6, {}),
     "extension": with_field(6, msgpack.ExtType(1, b"")),
     "timestamp": with_field(6, msgpack.Timestamp(0)),
     "too many nodes": with_field(6, [[bytes(32)] * 33]),
+    "a proof without salt": bytes(msgpack.packb([*VALUE[:5], 9, [b"", b"", [], [], [], []]])),
     "six fields": bytes(msgpack.packb(VALUE[:6])),
     "eight fields": bytes(msgpack.packb([*VALUE, 0])),
     "deep": b"\x91" * 5000 + b"\x00",
@@ -189,10 +192,17 @@ def test_other_encodings_are_refused(what: str) -> None:
 def test_moves_check_their_fields() -> None:
     makers: list[Any] = [
         lambda: Descend(nodes=(bytes(31),)),
-        lambda: Select(nodes=(), index=-1),
-        lambda: OpenChunk(chunk=bytes(1025)),
-        lambda: OpenTensor(instruction=bytes(4097), siblings=(), chunk_root=bytes(32)),
-        lambda: OpenSteps(steps_root=bytes(32), siblings=(bytes(32),) * 65),
+        lambda: Descend(nodes=(bytes(32),) * 33),
+        lambda: Select(node=bytes(32), index=-1, siblings=()),
+        lambda: Select(node=bytes(31), index=0, siblings=()),
+        lambda: Select(node=bytes(32), index=0, siblings=(), seal=b""),
+        lambda: SelectElement(index=0, chunk=b"", seal=bytes(33)),
+        lambda: OpenChunk(chunk=bytes(513)),
+        lambda: OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
+        lambda: OpenSteps(nodes=(), siblings=(bytes(32),) * 65),
+        lambda: OpenTerms(nodes=(bytes(32),) * 33, accumulator=b"", siblings=()),
+        lambda: OpenTerms(nodes=(), accumulator=bytes(98), siblings=()),
+        lambda: Prove(instruction=b"", salt=bytes(31)),
         lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk=0, data=b"", siblings=()),) * 33),
         lambda: TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),
     ]
@@ -206,8 +216,9 @@ def test_the_largest_proof_fits() -> None:
     tensor = TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
     chunk = ChunkOpening(tensor=0, chunk=0, data=bytes(512), siblings=siblings)
     proof = Prove(
-        instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8
-    )
+        instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8,
+        salt=bytes(32),
+    )  # fmt: skip
     wire = seal(message(proof), DOMAIN, CHALLENGER)
     assert len(wire) < MAX_MESSAGE_BYTES // 2
     assert Message.decode(open_wire(wire)[0]).move == proof
@@ -216,16 +227,24 @@ def test_the_largest_proof_fits() -> None:
 def test_a_transcript_takes_the_right_messages() -> None:
     log = transcript()
     wires = [seal(log.next_message(FIRST), DOMAIN, TRAINER)]
-    assert log.append(wires[0]) == FIRST
+    assert log.append(wires[0], D) == FIRST
     wires.append(seal(log.next_message(SECOND), DOMAIN, CHALLENGER))
-    assert log.append(wires[1]) == SECOND
+    assert log.append(wires[1], C) == SECOND
     assert (log.messages, log.size, log.wires) == (2, sum(map(len, wires)), tuple(wires))
 
 
-def refused(log: Transcript, wire: bytes, error: type[Exception], match: str) -> None:
+@pytest.mark.parametrize(("turn", "key", "opponent"), [(D, TRAINER, CHALLENGER), (C, CHALLENGER, TRAINER)])
+def test_only_the_side_whose_turn_it_is_concedes(turn: Side, key: PrivateKey, opponent: PrivateKey) -> None:
+    """Else a signature of the other side would end the game against the one that is to move."""
+    log = transcript()
+    refused(log, seal(message(Concede()), DOMAIN, opponent), SignatureError, "expected a signature by", turn)
+    assert log.append(seal(message(Concede()), DOMAIN, key), turn) == Concede()
+
+
+def refused(log: Transcript, wire: bytes, error: type[Exception], match: str, turn: Side = D) -> None:
     before = log.wires
     with pytest.raises(error, match=match):
-        log.append(wire)
+        log.append(wire, turn)
     assert log.wires == before
 
 
@@ -233,19 +252,20 @@ def test_a_transcript_refuses_everything_else() -> None:
     log = transcript()
     first = seal(message(), DOMAIN, TRAINER)
     refused(log, seal(message(), DOMAIN, CHALLENGER), SignatureError, "expected a signature by")
-    refused(log, seal(message(SECOND), DOMAIN, TRAINER), SignatureError, "expected a signature by")
+    refused(log, seal(message(SECOND), DOMAIN, TRAINER), VerificationError, r"a move of the defender, got .*\(select\)")
+    refused(log, seal(message(FIRST), DOMAIN, TRAINER), VerificationError, r"of the challenger, got .*\(descend\)", C)
     refused(log, seal(message(sequence=1), DOMAIN, TRAINER), VerificationError, "sequence: expected 0, got 1")
     refused(log, seal(message(job_id=GAME_ID), DOMAIN, TRAINER), VerificationError, "job: expected")
     refused(log, seal(message(game_id=JOB_ID), DOMAIN, TRAINER), VerificationError, "game: expected")
     refused(log, seal(message(previous=JOB_ID), DOMAIN, TRAINER), VerificationError, "message answered: expected")
     refused(log, first[:-1], EncodingError, "expected one msgpack value")
-    log.append(first)
-    refused(log, first, VerificationError, "message answered")  # replayed
+    log.append(first, D)
+    refused(log, first, VerificationError, "message answered", C)  # replayed
     answer = message(SECOND, sequence=0, previous=message().hash)
-    refused(log, seal(answer, DOMAIN, CHALLENGER), VerificationError, "sequence: expected 1, got 0")
-    refused(log, seal(log.next_message(SECOND), DOMAIN, CLIENT), SignatureError, "expected a signature by")
+    refused(log, seal(answer, DOMAIN, CHALLENGER), VerificationError, "sequence: expected 1, got 0", C)
+    refused(log, seal(log.next_message(SECOND), DOMAIN, CLIENT), SignatureError, "expected a signature by", C)
     encoded, signature = open_wire(seal(log.next_message(SECOND), DOMAIN, CHALLENGER))
     for wire in ([encoded, signature[:64]], [encoded, signature, 0], [encoded], [[], signature]):
-        refused(log, pack(wire), EncodingError, "expected")
-    log.append(pack([encoded, signature]))
+        refused(log, pack(wire), EncodingError, "expected", C)
+    log.append(pack([encoded, signature]), C)
     assert log.messages == 2

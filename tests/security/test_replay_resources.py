@@ -64,6 +64,7 @@ def make_run(path: Path) -> RunDirectory:
         challenger_stake=1,
         challenge_window=10,
         clock=10,
+        replay_time=0,
         descent_levels=2,
         nonce=1,
     )

@@ -54,6 +54,7 @@ def make_job(program: Program, *, steps: int = 8, interval: int = 2) -> Job:
         challenger_stake=1,
         challenge_window=10,
         clock=10,
+        replay_time=0,
         descent_levels=2,
         nonce=1,
     )

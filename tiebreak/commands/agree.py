@@ -10,6 +10,7 @@ from engine.agreement import Terms, draft_job, sign_job
 from engine.compile import Compiled
 from engine.storage import RunDirectory
 from protocol.eip712 import Address, Domain
+from protocol.job import MAX_SECONDS
 from protocol.keys import PrivateKey
 from tiebreak.bundle import Bundle, load_bundle
 from tiebreak.commands.options import output_option
@@ -72,17 +73,24 @@ DEFAULTS: Final = Terms()
 )
 @click.option(
     "--challenge-window",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_SECONDS),
     default=DEFAULTS.challenge_window,
     show_default=True,
     help="Seconds after the last head in which a challenge may start.",
 )
 @click.option(
     "--clock",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_SECONDS),
     default=DEFAULTS.clock,
     show_default=True,
     help="Seconds each side has in one game, in all.",
+)
+@click.option(
+    "--replay-time",
+    type=click.IntRange(0, MAX_SECONDS),
+    default=DEFAULTS.replay_time,
+    show_default=True,
+    help="Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
 )
 @click.option(
     "--descent-levels",

@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 
 from protocol.game import GameState, Level
-from protocol.moves import Side
+from protocol.moves import Side, kind_name
 from protocol.player import describe
 from sim import scenario
 from sim.adversaries import (
@@ -97,7 +97,7 @@ def _result(
         challenger_delta=match.chain.challenger_gain,
         seconds=time.perf_counter() - started,
         moves=tuple(
-            Move(kind=m.move.KIND.name.lower(), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves
+            Move(kind=kind_name(m.move), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves
         ),
         walk=tuple(_walk_step(match.final, s) for s in match.selections),
     )
