@@ -1,22 +1,43 @@
 """Whole games as signed messages, and what is told about them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from protocol import match
-from protocol.errors import IllegalMove, SignatureError, StateError, VerificationError
+from protocol.errors import EncodingError, IllegalMove, SignatureError, StateError, VerificationError
 from protocol.game import GameState, Reason
-from protocol.job import SignedHead
+from protocol.job import SignedHead, game_id
 from protocol.match import Match, Seat
 from protocol.merkle import Tree, verify
-from protocol.moves import Descend, Move, Select, Side
+from protocol.messages import Message, open_wire, seal
+from protocol.moves import Concede, Descend, Move, Phase, Prove, Side, kind_name
 from protocol.player import Challenger, Defender, Path, describe
-from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, Liar, Run, duel, lie, make_job, program
+from tests.protocol.runs import (
+    CHALLENGER,
+    CLIENT,
+    DOMAIN,
+    REPLAY,
+    SECRET,
+    TRAINER,
+    Liar,
+    Run,
+    duel,
+    lie,
+    make_job,
+    program,
+)
 
 JOB = make_job()
 HONEST = Run(JOB)
 ARGMAX, SUB = 16, 24
+
+
+def seconds() -> Callable[[], int]:
+    """A clock that shows 5, 6, 7, ..."""
+    return count(5).__next__
 
 
 def played(run: Run, against: Run, **options: object) -> Match:
@@ -25,8 +46,8 @@ def played(run: Run, against: Run, **options: object) -> Match:
         run.head(),
         DOMAIN,
         defender=Seat(party=Defender(run), key=TRAINER),
-        challenger=Seat(party=Challenger(against), key=CHALLENGER),
-        clock=lambda: 5,
+        challenger=Seat(party=Challenger(against, SECRET), key=CHALLENGER),
+        clock=seconds(),
         **options,  # type: ignore[arg-type]
     )
 
@@ -35,23 +56,86 @@ def test_a_game_by_messages_ends_like_one_without() -> None:
     liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
     seen: list[tuple[GameState, Move]] = []
     done = played(liar, HONEST, on_move=lambda *x: seen.append(x))
-    plain = duel(liar, Defender(liar), Challenger(HONEST))
-    assert replace(done.state, last=0) == plain
+    plain = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
+    assert done.state.game_id == game_id(liar.head().head, DOMAIN, CHALLENGER.address, 0) == done.transcript.game_id
+    assert (done.state.value_seal, plain.value_seal) == (bytes(32), bytes(32)), "nothing is proved at that leaf"
+    assert done.state.seal != plain.seal, "a seal is of one game"
+    assert replace(done.state, last=plain.last, game_id=plain.game_id, seal=plain.seal) == plain
     assert seen[-1][0] == done.state
     statistics = done.statistics
     assert statistics.messages == done.transcript.messages == len(seen) == plain.moves
     assert statistics.bytes == done.transcript.size == sum(statistics.by_kind.values())
     assert statistics.rounds == sum(move.KIND.mover is Side.CHALLENGER for _, move in seen)
-    assert set(statistics.by_kind) == {move.KIND.name.lower() for _, move in seen}
+    assert set(statistics.by_kind) == {kind_name(move) for _, move in seen}
 
 
 def test_a_transcript_replays_to_the_same_verdict() -> None:
     liar = Liar(JOB, 3, 3)
     done = played(liar, HONEST)
-    instants = [5] * (done.transcript.messages + 1)
+    instants = range(5, 5 + done.transcript.messages + 1)
     assert match.replay(JOB, liar.head(), done.transcript, instants) == done.state
-    with pytest.raises(IllegalMove, match="expected a move within"):
-        match.replay(JOB, liar.head(), done.transcript, [5 + 101 * k for k in range(len(instants))])
+    with pytest.raises(IllegalMove, match="expected a move not after"):
+        match.replay(JOB, liar.head(), done.transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
+    with pytest.raises(IllegalMove, match="expected a proof after the instant 5"):
+        match.replay(JOB, liar.head(), done.transcript, [5] * len(instants))
+    with pytest.raises(VerificationError, match=r"game: expected [0-9a-f]{64}, got"):
+        match.replay(JOB, liar.head(), done.transcript, instants, nonce=1)
+
+
+def test_a_transcript_ends_with_the_verdict() -> None:
+    done = played(HONEST, HONEST)
+    log = done.transcript
+    log.append(seal(log.next_message(Concede()), DOMAIN, TRAINER), Side.DEFENDER)
+    with pytest.raises(IllegalMove, match="expected no message after the verdict"):
+        match.replay(JOB, HONEST.head(), log, range(5, 6 + log.messages))
+
+
+def test_a_wrong_challenger_concedes_in_a_message() -> None:
+    """A wrong value and, from there on, consistent: its seal is not of what the referee finds."""
+    done = played(HONEST, Run(JOB, lie(4, SUB), 4))
+    verdict = done.state.verdict
+    assert verdict is not None
+    assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
+    assert verdict.detail == "the challenger conceded in phase PROVE"
+    assert done.statistics.by_kind["concede"] > 0
+    kinds = [Message.decode(open_wire(wire)[0]).move.KIND for wire in done.transcript.wires]
+    challengers = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.OVER)
+    assert done.statistics.rounds == sum(kind in challengers for kind in kinds)
+    assert match.replay(JOB, HONEST.head(), done.transcript, range(5, 6 + done.transcript.messages)) == done.state
+    told = describe(done.state, program())
+    assert (told.winner, told.reason, told.leaf) == ("defender", "conceded", SUB)
+
+
+@pytest.mark.parametrize("leaf", [0, 3, 5, ARGMAX, SUB, program().leaf_of_commit(1)])
+def test_a_challenger_takes_up_its_game_after_a_crash(leaf: int) -> None:
+    """From its secret and the moves so far: the same moves, the same seals, and what opens them."""
+    liar = Liar(JOB, 4, leaf, 0, bend_from=1)
+    made: list[tuple[GameState, Move, GameState]] = []
+    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
+    resumed = 0
+    for number, (state, move, _) in enumerate(made):
+        if state.mover is Side.CHALLENGER:
+            again, answered = Challenger(Run(JOB), SECRET), made[number - 1][1]
+            for _, earlier, after in made[:number]:
+                again.learn(after, earlier)
+            assert again.move(state, answered) == move
+            resumed += 1
+    assert resumed >= 4
+    proof = made[-1][1]
+    assert isinstance(proof, Prove)
+    forgotten = Challenger(HONEST, bytes(32))
+    for _, earlier, after in made[:-1]:
+        forgotten.learn(after, earlier)
+    assert forgotten.move(made[-1][0], made[-2][1]) == Concede(), "without its secret it has nothing to open"
+
+
+def test_a_challenger_s_secret_is_its_own() -> None:
+    """By default from the operating system; else 32 bytes."""
+    liar = Run(JOB, lie(4, SUB), 4)
+    first, second = (duel(liar, Defender(liar), Challenger(HONEST)).seal for _ in range(2))
+    assert first != second
+    with pytest.raises(EncodingError, match="secret: expected 32 bytes, got 31"):
+        duel(liar, Defender(liar), Challenger(HONEST, SECRET[1:]))
 
 
 def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
@@ -66,7 +150,7 @@ def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
         match.play(replace(JOB, nonce=1), HONEST.head(), DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
     seats["defender"] = Seat(party=Defender(HONEST), key=CLIENT)
     with pytest.raises(SignatureError, match="expected a signature by"):
-        match.play(JOB, HONEST.head(), DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
+        match.play(JOB, HONEST.head(), DOMAIN, clock=seconds(), **seats)  # type: ignore[arg-type]
 
 
 def test_a_challenge_without_ground_loses() -> None:
@@ -107,9 +191,8 @@ def test_commits_padding_and_unfinished_games_are_described() -> None:
     )
 
     class Rightmost(Challenger):
-        def move(self, state: GameState, answered: Move | None) -> Move:
-            move = super().move(state, answered)
-            return replace(move, index=len(move.nodes) - 1) if isinstance(move, Select) else move
+        def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+            return len(nodes) - 1
 
     told = describe(duel(HONEST, Defender(HONEST), Rightmost(HONEST)), program())
     assert (told.winner, told.reason, told.level, told.leaf) == ("defender", "padding", "run", None)

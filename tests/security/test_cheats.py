@@ -24,16 +24,16 @@ from protocol.isa import (
     WindowFunction,
     WindowParams,
 )
-from protocol.job import Head
+from protocol.job import Head, game_id
 from protocol.match import replay
 from protocol.merkle import Tree, fold
 from protocol.messages import Transcript, seal
-from protocol.moves import Descend, OpenTensor, Phase, Prove, SelectElement, Side
+from protocol.moves import Descend, OpenTensor, Phase, Prove, Side, TensorWitness
 from protocol.player import Challenger, Defender
 from protocol.program import encode_instruction, instruction_digest
 from protocol.tags import EMPTY, Digest
 from tests.protocol.programs import every_kind
-from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, Run, duel, make_job
+from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER, Run, duel, make_job
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 STEP = 3
@@ -138,21 +138,20 @@ def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> No
         make_job(), body_count=1, state_count=1, program_root=fold(instruction_digest(encoded), 0, siblings[:1])
     )
     state = replace(
-        game.start(job, Head(job_id=job.id, count=1, run_root=Digest(bytes(32))), 0),
+        game.start(job, Head(job_id=job.id, count=1, run_root=Digest(bytes(32))), GAME, 0),
         phase=Phase.OPEN_TENSOR,
         level=Level.VALUES,
         step=1,
     )
-    opening = OpenTensor(instruction=encoded, siblings=siblings[:1], chunk_root=EMPTY)
-    with pytest.raises(IllegalMove):
-        game.apply(state, opening, 0)
-    later = replace(state, instruction=instruction_digest(encoded), level=Level.CHUNKS, dtype=instruction.dtype)
-    for phase, move in (
-        (Phase.PROVE, Prove(instruction=encoded)),
-        (Phase.SELECT_ELEMENT, SelectElement(index=0, chunk=b"", instruction=encoded)),
-    ):
+    for nodes in ((), (EMPTY,), (EMPTY,) * 4):
         with pytest.raises(IllegalMove):
-            game.apply(replace(later, phase=phase), move, 0)
+            game.apply(state, OpenTensor(instruction=encoded, siblings=siblings[:1], nodes=nodes), 0)
+    # So no instruction of a game in PROVE is one of these, but at the leaf of a commit, where it comes with the proof.
+    job = replace(job, program_root=fold(instruction_digest(encoded), 1, siblings[:1]))
+    state = replace(state, job=job, leaf=1, position=1, phase=Phase.PROVE, body_root=EMPTY, value_seal=bytes(32))
+    witness = TensorWitness(tensor_id=EMPTY, siblings=())
+    with pytest.raises(IllegalMove):
+        game.apply(state, Prove(instruction=encoded, siblings=siblings[:1], witness=witness), 1)
 
 
 # ---------------------------------------------------------------- messages
@@ -160,28 +159,29 @@ def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> No
 
 def test_a_signed_illegal_move_changes_nothing_and_is_no_part_of_a_replay() -> None:
     run = Run(make_job())
-    head, state = run.head(), game.start(run.job, run.head().head, 0)
+    head, identity = run.head(), game_id(run.head().head, DOMAIN, CHALLENGER.address, 0)
+    state = game.start(run.job, head.head, identity, 0)
     transcript = Transcript(
         job_id=run.job.id,
-        game_id=Digest(b"\3" * 32),
+        game_id=identity,
         domain=DOMAIN,
         defender=TRAINER.address,
         challenger=CHALLENGER.address,
     )
     wire = seal(transcript.next_message(Descend(nodes=(EMPTY,) * 32)), DOMAIN, TRAINER)
-    move = transcript.append(wire)
+    move = transcript.append(wire, Side.DEFENDER)
     with pytest.raises(IllegalMove):
         game.apply(state, move, 0)
-    with pytest.raises(IllegalMove):
+    with pytest.raises(IllegalMove, match="expected 4 nodes, got 32"):
         replay(run.job, head, transcript, [0, 0])
 
 
 def test_a_false_head_of_another_job_starts_no_game() -> None:
     run = Run(make_job())
     with pytest.raises(VerificationError):
-        game.start(run.job, Head(job_id=make_job(nonce=8).id, count=1, run_root=EMPTY), 0)
+        game.start(run.job, Head(job_id=make_job(nonce=8).id, count=1, run_root=EMPTY), GAME, 0)
     with pytest.raises(VerificationError):
-        game.start(run.job, Head(job_id=run.job.id, count=run.job.checkpoints + 1, run_root=EMPTY), 0)
+        game.start(run.job, Head(job_id=run.job.id, count=run.job.checkpoints + 1, run_root=EMPTY), GAME, 0)
 
 
 def test_a_record_of_another_step_does_not_tie() -> None:

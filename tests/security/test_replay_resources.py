@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def make_run(path: Path) -> RunDirectory:
         trainer_stake=1,
         challenger_stake=1,
         challenge_window=10,
-        clock=10,
+        clock=100,
         replay_time=0,
         descent_levels=2,
         nonce=1,
@@ -84,10 +85,10 @@ def test_a_cheat_cannot_hide_behind_a_run_that_diverges(tmp_path: Path) -> None:
     head = run.heads()[-1]
     assert not compare(replayed, head).agrees
     end = contest(
-        game.start(run.job, head.head, 0),
+        game.start(run.job, head.head, bytes(32), 0),
         defender=Defender(Evidence(run, interpreter, fake)),
         challenger=Challenger(Evidence(replayed, interpreter)),
-        clock=lambda: 0,
+        clock=count(1).__next__,
     )
     assert end.verdict is not None
     assert end.verdict.winner is Side.CHALLENGER
