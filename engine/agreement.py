@@ -16,7 +16,7 @@ class Terms:
     """What the parties bargain over. Amounts in wei, times in seconds.
 
     challenge_window: how long after the last head a challenge may start. clock: what each side has in one game, in all.
-    replay_time: what each of a side's three moves that need re-execution (a segment, a step, a long sum) may take beside it.
+    replay_time: what a move that needs re-execution (a segment, a step, a long sum) may take beside it, three a side.
     descent_levels: levels of a tree that one move reveals, 1 (Truebit's binary game) to 5.
     """
 

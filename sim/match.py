@@ -95,11 +95,12 @@ def play(
     courier: Courier = by_hand,
     *,
     identity: Digest | None = None,
+    secret: bytes | None = None,
 ) -> Match:
     """Plays a game to its end, refereed in Python; a second passes with every move.
 
     identity: of the game, if it is played elsewhere too: what the challenger seals is bound to it. By default it is the
-    one of a challenger without an address.
+    one of a challenger without an address. secret: of the challenger's seals, by default a new one.
     """
     head.verify(agreement.job, agreement.domain)
     identity = game_id(head.head, agreement.domain, bytes(20), 0) if identity is None else identity
@@ -114,7 +115,7 @@ def play(
     final = contest(
         game.start(agreement.job, head.head, identity, 0),
         defender=Defender(defender),
-        challenger=Challenger(challenger),
+        challenger=Challenger(challenger, secret),
         clock=lambda: len(moves) + 1,
         courier=courier,
         on_move=on_move,

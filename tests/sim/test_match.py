@@ -17,7 +17,7 @@ from protocol.moves import Phase, Select, Side
 from sim import scenario
 from sim.adversaries import Cheat, poisoned_label
 from sim.market import another, fork
-from sim.match import by_hand, play, replay_on_chain, signed_messages
+from sim.match import by_hand, game_of, play, replay_on_chain, signed_messages
 from tests.sim.yard import (
     CLASSES,
     INTERVAL,
@@ -88,7 +88,8 @@ def test_what_travels_does_not_change_the_game(yard: Yard) -> None:
 
     def game(courier: object) -> object:
         sides = (Evidence(cheating, yard.interpreter, cheat.tamper), Evidence(own, yard.interpreter))
-        return play(agreement, head, *sides, courier)  # type: ignore[arg-type]
+        identity = game_of(yard.market, agreement, head)
+        return play(agreement, head, *sides, courier, identity=identity, secret=bytes(32))  # type: ignore[arg-type]
 
     silent, signed = game(by_hand), game(signed_messages(yard.market, agreement, head))
     assert silent.final == signed.final  # type: ignore[attr-defined]
@@ -125,6 +126,8 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     fought = scenario.challenge_falsely(arena, mistake, yard.fresh("wrong").name)
     match, job = fought.match, arena.run.job
     assert match.loser is Side.CHALLENGER
+    assert match.final.verdict is not None
+    assert match.final.verdict.reason is Reason.CONCEDED, "what it sealed is not what the referee would find"
     assert_same_end(match)
     assert match.chain is not None
     assert match.chain.record.verdict is Outcome.CHALLENGER_LOST
@@ -145,7 +148,8 @@ def test_a_challenge_without_any_difference_loses(yard: Yard) -> None:
     head = arena.run.heads()[-1]
     sides = (Evidence(arena.run, yard.interpreter), Evidence(arena.replay, yard.interpreter))
     courier = signed_messages(yard.market, arena.run.agreement, head, nonce=4)
-    match = play(arena.run.agreement, head, *sides, courier)
+    identity = game_of(yard.market, arena.run.agreement, head, 4)
+    match = play(arena.run.agreement, head, *sides, courier, identity=identity)
     assert match.loser is Side.CHALLENGER
     assert all(s.index == 0 for s in match.selections), "where nothing differs it goes left"
     on_chain = replay_on_chain(yard.market, arena.run.agreement, head, match, nonce=4)
@@ -197,6 +201,16 @@ def test_a_match_that_stops_short_has_no_verdict_on_the_chain(yard: Yard) -> Non
     cut = replace(duel, match=replace(duel.match, moves=duel.match.moves[:-1]))
     with pytest.raises(StateError, match="a game that goes on"):
         yard.settle(cut)
+    yard.assert_solvent()
+
+
+def test_a_match_is_of_one_game(yard: Yard) -> None:
+    """What the challenger sealed in one game is worth nothing in another."""
+    duel = yard.duel(any_cheat(yard.program, 0, step=2, rng=random.Random(4)))
+    assert duel is not None
+    yard.open(duel.agreement)
+    with pytest.raises(StateError, match="expected a match of game"):
+        replay_on_chain(yard.market, duel.agreement, duel.head, duel.match, nonce=1)
     yard.assert_solvent()
 
 

@@ -27,7 +27,7 @@ from sim import scenario
 from sim.adversaries import Cheat, long_sums
 from sim.forgery import ForgedEvidence
 from sim.market import Market, another, fork
-from sim.match import Match, play, replay_on_chain, signed_messages
+from sim.match import Match, game_of, play, replay_on_chain, signed_messages
 from sim.scenario import Arena
 from tiebreak.running import make_interpreter
 
@@ -188,8 +188,8 @@ class Yard:
             return None
         tampered = Evidence(cheating, self.interpreter, cheat.tamper)
         defender = ForgedEvidence(cheating, self.interpreter, cheat) if forged else tampered
-        courier = signed_messages(self.market, agreement, head)
-        match = play(agreement, head, defender, Evidence(own, self.interpreter), courier)
+        courier, identity = signed_messages(self.market, agreement, head), game_of(self.market, agreement, head)
+        match = play(agreement, head, defender, Evidence(own, self.interpreter), courier, identity=identity)
         return Duel(agreement, head, match)
 
     def settle(self, duel: Duel) -> Match:
