@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {IReferee} from "./interfaces/IReferee.sol";
+import {ITranscendentals} from "./interfaces/ITranscendentals.sol";
 import {Accumulator, AccumulatorKind, Accumulators} from "./libraries/Accumulators.sol";
 import {Commitments} from "./libraries/Commitments.sol";
 import {ExactSum} from "./libraries/ExactSum.sol";
@@ -9,6 +10,7 @@ import {Instruction, InstructionCodec} from "./libraries/InstructionCodec.sol";
 import {Isa} from "./libraries/Isa.sol";
 import {MapFunctions, Scalars} from "./libraries/MapFunctions.sol";
 import {Openings, Operands} from "./libraries/Openings.sol";
+import {Philox} from "./libraries/Philox.sol";
 import {Tags} from "./libraries/Tags.sol";
 import {Trees} from "./libraries/Trees.sol";
 
@@ -23,6 +25,14 @@ contract Referee is IReferee {
     using Openings for Operands;
 
     uint256 private constant MASK64 = 0xffffffffffffffff;
+
+    /// @notice Computes the functions 10 ... 15 of `map`.
+    ITranscendentals public immutable TRANSCENDENTALS;
+
+    constructor(ITranscendentals transcendentals) {
+        if (address(transcendentals).code.length == 0) revert TranscendentalsMissing(address(transcendentals));
+        TRANSCENDENTALS = transcendentals;
+    }
 
     /// @inheritdoc IReferee
     function judge(Context calldata context, Proof calldata proof) external view returns (bytes32) {
@@ -44,29 +54,19 @@ contract Referee is IReferee {
         if (context.target == Target.TERMS) return _terms(context, proof, i, o);
         _requireUnused(Part.PREVIOUS, proof.previous.length == 0); // (5)
         _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
-        return bytes32(_element(i, o, context.element));
+        return bytes32(_element(i, o, context.element, context.precision));
     }
 
     /// @inheritdoc IReferee
-    function describe(bytes calldata instruction) external view returns (Description memory) {
+    function describe(bytes calldata instruction, bytes32 chunkRoot) external view returns (Description memory d) {
         Instruction memory i = InstructionCodec.decode(instruction);
         uint256 dataBytes = i.elements * Isa.size(i.dtype);
-        return Description({
-            leaf: Commitments.instructionLeaf(instruction),
-            opcode: uint8(i.opcode),
-            func: uint8(i.func),
-            dtype: uint8(i.dtype),
-            elements: uint64(i.elements),
-            dataBytes: uint64(dataBytes),
-            chunks: uint64(Commitments.chunkCount(dataBytes)),
-            termLeaves: uint64(i.termLeaves())
-        });
-    }
-
-    /// @inheritdoc IReferee
-    function outputId(bytes calldata instruction, bytes32 chunkRoot) external pure returns (bytes32) {
-        Instruction memory i = InstructionCodec.decode(instruction);
-        return Commitments.tensorId(i.dtype, i.outputDims(), chunkRoot);
+        d.leaf = Commitments.instructionLeaf(instruction);
+        d.id = Commitments.tensorId(i.dtype, i.outputDims(), chunkRoot);
+        (d.opcode, d.dtype, d.elements) = (uint8(i.opcode), uint8(i.dtype), uint64(i.elements));
+        (d.dataBytes, d.chunks) = (uint64(dataBytes), uint64(Commitments.chunkCount(dataBytes)));
+        d.termLeaves = uint32(i.termLeaves());
+        if (d.termLeaves != 0) d.accumulator = Accumulators.code(i);
     }
 
     /// @inheritdoc IReferee
@@ -75,30 +75,16 @@ contract Referee is IReferee {
     }
 
     /// @inheritdoc IReferee
-    function elementBits(uint8 dtype, bytes calldata chunk, uint256 index) external pure returns (uint64) {
-        // INVARIANT: the element is inside the chunk.
-        uint256 count = chunk.length / Isa.size(dtype);
-        if (index >= count) revert ElementOutOfRange(index, count);
-        uint256 pos;
-        assembly ("memory-safe") {
-            pos := chunk.offset
-        }
-        return uint64(Openings.load(dtype, pos + index * Isa.size(dtype)));
-    }
-
-    /// @inheritdoc IReferee
-    function finish(bytes calldata instruction, bytes calldata accumulator)
+    function finish(uint8 accumulatorKind, uint8 precision, bytes calldata accumulator)
         external
         view
         returns (bool canonical, bytes32 leaf, uint64 bits)
     {
-        Instruction memory i = InstructionCodec.decode(instruction);
-        // INVARIANT: only elements of reductions have accumulators.
-        if (!i.isReduction()) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
+        AccumulatorKind kind = Accumulators.kindOfLast(accumulatorKind, accumulator.length);
         Accumulator memory last;
-        (canonical, last) = Accumulators.decode(Accumulators.kindOfLast(i, accumulator.length), accumulator);
+        (canonical, last) = Accumulators.decode(kind, accumulator);
         if (!canonical) return (false, 0, 0);
-        return (true, Commitments.tagged(Tags.ACCUMULATOR, accumulator), last.result());
+        return (true, Commitments.tagged(Tags.ACCUMULATOR, accumulator), last.result(precision));
     }
 
     /// @dev The right leaf of the value tree for commit `position - 2^depth`: the state entry of its operand.
@@ -175,11 +161,11 @@ contract Referee is IReferee {
     /// @dev Operands that are open have the dtypes of SPEC 4.3, also where they are not read. (`map` reads all of its
     /// operands and checks them with its function; an argmax reads at least one element.)
     function _requireTypes(Instruction memory i, Operands memory o) private pure {
-        if (i.opcode == Isa.RANDOM || i.opcode == Isa.SHUFFLE) return; // refused in any case
         if (i.opcode == Isa.MAP || (i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX)) return;
+        bool integers = i.opcode == Isa.RANDOM || i.opcode == Isa.SHUFFLE;
         bool indexes = i.opcode == Isa.GATHER || i.opcode == Isa.SCATTER_SUM;
         for (uint256 k = 0; k < i.operandCount; ++k) {
-            o.requireType(k, i.operandValue(k), indexes && k == 1 ? Isa.I64 : i.dtype);
+            o.requireType(k, i.operandValue(k), integers || (indexes && k == 1) ? Isa.I64 : i.dtype);
         }
     }
 
@@ -213,26 +199,49 @@ contract Referee is IReferee {
     }
 
     /// @dev The right bits of one element. (4)
-    function _element(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+    function _element(Instruction memory i, Operands memory o, uint256 element, uint256 precision)
+        private
+        view
+        returns (uint256)
+    {
         uint256 opcode = i.opcode;
-        if (opcode == Isa.MAP) return _map(i, o, element);
+        if (opcode == Isa.MAP) return _map(i, o, element, precision);
         if (i.isReduction()) {
             // INVARIANT: a long reduction has accumulators, and is judged by their leaves.
             if (i.terms > Isa.TERMS_PER_LEAF) revert UnsupportedInstruction(uint8(opcode), uint8(i.func));
             Accumulator memory a = Accumulators.start(_kind(i, o, element));
             _accumulate(i, o, a, element, 0, i.terms);
-            return a.result();
+            return a.result(precision);
         }
         if (opcode == Isa.GATHER) return _gather(i, o, element);
         if (opcode == Isa.WINDOW) return _window(i, o, element);
         if (opcode == Isa.IOTA) return uint256(i.paramSigned(0) + i.dotOutput(element, i.paramsAt + 8)) & MASK64;
-        if (opcode == Isa.RANDOM || opcode == Isa.SHUFFLE) {
-            revert InstructionNotYetOnChain(uint8(opcode), uint8(i.func));
+        if (opcode == Isa.RANDOM) {
+            return Philox.random(_integer(i, o, 0, element), _integer(i, o, 1, element), i.slot(), element);
         }
+        if (opcode == Isa.SHUFFLE) return _shuffle(i, o, element);
         revert UnsupportedInstruction(uint8(opcode), uint8(i.func)); // source, commit: whole tensors
     }
 
-    function _map(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+    /// @dev The i64 that operand k holds at the output coordinate, in two's complement.
+    function _integer(Instruction memory i, Operands memory o, uint256 k, uint256 element)
+        private
+        pure
+        returns (uint256)
+    {
+        return o.read(k, i.operandValue(k), Isa.I64, i.baseElement(k, element));
+    }
+
+    function _shuffle(Instruction memory i, Operands memory o, uint256 element) private pure returns (uint256) {
+        (uint256 index, uint256 seed) = (_integer(i, o, 0, element), _integer(i, o, 1, element));
+        return Philox.shuffle(index, seed, _integer(i, o, 2, element), i.paramUnsigned(0), i.paramUnsigned(8) >> 32);
+    }
+
+    function _map(Instruction memory i, Operands memory o, uint256 element, uint256 precision)
+        private
+        view
+        returns (uint256)
+    {
         Scalars memory s;
         s.count = i.operandCount;
         for (uint256 k = 0; k < s.count; ++k) {
@@ -241,7 +250,10 @@ contract Referee is IReferee {
             s.dtypes[k] = o.dtypeOf(k, value, pos);
             s.bits[k] = o.read(k, value, s.dtypes[k], pos);
         }
-        return MapFunctions.apply_(i.func, i.dtype, s);
+        if (!MapFunctions.isTranscendental(i.func)) return MapFunctions.apply_(i.func, i.dtype, s);
+        MapFunctions.requireTypes(i.func, i.dtype, s);
+        // SAFETY: an f32 that was read has 32 bits, a known function 8.
+        return TRANSCENDENTALS.evaluate(uint8(i.func), uint32(s.bits[0]), uint8(precision));
     }
 
     /// @dev What is accumulated. Only an argmax needs its operand's tensor to tell.

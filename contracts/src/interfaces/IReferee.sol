@@ -184,6 +184,12 @@ interface IReferee {
     error MalformedAccumulator(bytes accumulator);
     /// A witness's slot is outside the state or the data.
     error SlotOutOfRange(uint256 slot, uint256 count);
+    /// `finish` was asked for a kind that `describe` never names.
+    error UnknownAccumulator(uint8 kind);
+    /// A precision that is none of 24 ... 32.
+    error PrecisionOutOfRange(uint8 precision);
+    /// The constructor was given an address without code.
+    error TranscendentalsMissing(address given);
 
     /// @notice The right value of the leaf that `context` names.
     /// @return answer VALUE and TERMS: the digest of the right leaf. ELEMENT: the right bits.

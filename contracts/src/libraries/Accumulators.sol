@@ -93,9 +93,9 @@ library Accumulators {
         return Float32.lt(held, bits);
     }
 
-    /// @dev The bits of the element whose last accumulator this is.
-    function result(Accumulator memory a) internal pure returns (uint64) {
-        if (a.kind == AccumulatorKind.F32_SUM) return uint64(a.sum.toFloat32());
+    /// @dev The bits of the element whose last accumulator this is, at this precision.
+    function result(Accumulator memory a, uint256 precision) internal pure returns (uint64) {
+        if (a.kind == AccumulatorKind.F32_SUM) return uint64(a.sum.toFloat32(precision));
         if (a.kind == AccumulatorKind.F32_MAX) return uint64(Float32.max(uint256(a.value), uint256(a.value)));
         bool hasIndex = a.kind == AccumulatorKind.F32_ARGMAX || a.kind == AccumulatorKind.I64_ARGMAX;
         return uint64(uint256(hasIndex ? a.index : a.value));
@@ -128,11 +128,21 @@ library Accumulators {
         ok = !f32 || Float32.canonical(uint256(a.value)) == uint256(a.value);
     }
 
-    /// @dev The kind of an instruction's last accumulator, from its length where the result's dtype does not say it:
-    /// an argmax of f32 has 12 bytes and of i64 has 16. (One that lies about it fails at its leaf, where the
-    /// operand's tensor is opened.)
-    function kindOfLast(Instruction memory i, uint256 length) internal pure returns (AccumulatorKind) {
-        if (i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX) return kindOf(i, length == 12 ? Isa.F32 : Isa.I64);
-        return kindOf(i, i.dtype);
+    /// @dev What the game keeps of an instruction whose elements have accumulators, for `kindOfLast`: the kind plus
+    /// one, so that 0 is free. An argmax does not say what it is of: it has the number of `F32_ARGMAX`.
+    function code(Instruction memory i) internal pure returns (uint8) {
+        bool hasIndex = i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX;
+        return uint8(kindOf(i, hasIndex ? Isa.F32 : i.dtype)) + 1;
+    }
+
+    /// @dev The kind of a last accumulator of `length` bytes. Of an argmax the length tells the dtype, f32 has 12 bytes
+    /// and i64 has 16. (One that lies about it fails at its leaf, where the operand's tensor is opened.)
+    function kindOfLast(uint256 code_, uint256 length) internal pure returns (AccumulatorKind) {
+        // INVARIANT: a number that `code` can return.
+        if (code_ == 0 || code_ > uint256(AccumulatorKind.F32_ARGMAX) + 1) {
+            revert IReferee.UnknownAccumulator(uint8(code_));
+        }
+        AccumulatorKind kind = AccumulatorKind(code_ - 1);
+        return kind == AccumulatorKind.F32_ARGMAX && length != 12 ? AccumulatorKind.I64_ARGMAX : kind;
     }
 }

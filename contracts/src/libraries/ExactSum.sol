@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
+import {IReferee} from "../interfaces/IReferee.sol";
 import {Float32} from "./Float32.sol";
 
 /// @dev A 768-bit two's complement integer in units of 2^-298, or "not finite". Invariant: notFinite implies all zero.
@@ -67,8 +68,12 @@ library ExactSum {
         }
     }
 
-    /// @dev RN of the sum; NaN if a factor was not finite; a sum that is or rounds to zero is +0.
-    function toFloat32(Exact memory sum) internal pure returns (uint256) {
+    /// @dev RN of the sum to `precision` bits; NaN if a factor was not finite; a sum that is or rounds to zero is +0.
+    function toFloat32(Exact memory sum, uint256 precision) internal pure returns (uint256) {
+        // INVARIANT: a precision of SPEC section 5.
+        if (precision < Float32.LEAST_PRECISION || precision > Float32.FULL_PRECISION) {
+            revert IReferee.PrecisionOutOfRange(uint8(precision));
+        }
         if (sum.notFinite) return Float32.NAN;
         (uint256 w0, uint256 w1, uint256 w2) = (sum.w0, sum.w1, sum.w2);
         bool negative = w2 >> 255 != 0;
@@ -88,7 +93,7 @@ library ExactSum {
             // 256 significant bits, the rest as one sticky bit.
             uint256 magnitude = w2 << left | w1 >> (256 - left);
             if (w1 << left != 0 || w0 != 0) magnitude |= 1;
-            uint256 bits = Float32.round(negative, magnitude, exponent - int256(left));
+            uint256 bits = Float32.roundTo(negative, magnitude, exponent - int256(left), precision);
             return bits == Float32.SIGN ? 0 : bits;
         }
     }

@@ -8,6 +8,8 @@ library Float32 {
     uint256 internal constant NAN = 0x7fc00000;
     uint256 internal constant INFINITY = 0x7f800000;
     uint256 internal constant SIGN = 0x80000000;
+    uint256 internal constant FULL_PRECISION = 32;
+    uint256 internal constant LEAST_PRECISION = 24;
     uint256 private constant MAGNITUDE = 0x7fffffff;
     /// Exponent of the last place of subnormals and of the smallest normal binade.
     int256 private constant LEAST_EXPONENT = -149;
@@ -44,12 +46,25 @@ library Float32 {
     /// A caller whose exact value is not an integer times a power of two passes at least 27 bits and sets the lowest
     /// ("sticky") if anything nonzero was cut off below it. SAFETY: |exponent| < 2^32.
     function round(bool negative, uint256 magnitude, int256 exponent) internal pure returns (uint256) {
+        return roundTo(negative, magnitude, exponent, FULL_PRECISION);
+    }
+
+    /// @dev The same to `precision` bits, 24 ... 32: to the nearest of the patterns whose lowest 32 - precision bits
+    /// are zero, subnormals and infinity among them.
+    function roundTo(bool negative, uint256 magnitude, int256 exponent, uint256 precision)
+        internal
+        pure
+        returns (uint256)
+    {
         uint256 sign = negative ? SIGN : 0;
         if (magnitude == 0) return sign;
         unchecked {
-            // Exponent of the result's last place: 24 significant bits, but never below the subnormals'.
-            int256 last = exponent + int256(bitLength(magnitude)) - 24;
-            if (last < LEAST_EXPONENT) last = LEAST_EXPONENT;
+            // Exponent of the result's last place: 24 significant bits less those dropped, but never below the
+            // subnormals'.
+            uint256 dropped = FULL_PRECISION - precision;
+            int256 least = LEAST_EXPONENT + int256(dropped);
+            int256 last = exponent + int256(bitLength(magnitude) + dropped) - 24;
+            if (last < least) last = least;
             int256 cut = last - exponent;
             uint256 mantissa;
             if (cut <= 0) {
@@ -60,7 +75,7 @@ library Float32 {
                 mantissa = _roundShift(magnitude, uint256(cut));
             }
             // A mantissa of 2^24 after rounding carries into the exponent by itself; so does 2^23 from the subnormals.
-            uint256 bits = (uint256(last - LEAST_EXPONENT) << 23) + mantissa;
+            uint256 bits = (uint256(last - least) << 23) + (mantissa << dropped);
             return sign | (bits >= INFINITY ? INFINITY : bits);
         }
     }

@@ -17,11 +17,20 @@ struct Scalars {
 library MapFunctions {
     uint256 private constant MASK64 = 0xffffffffffffffff;
 
-    /// @dev f(operands), of dtype `dtype`. Reverts if the function has no such types, or is not here yet.
-    function apply_(uint256 func, uint256 dtype, Scalars memory s) internal pure returns (uint256) {
-        if (func >= Isa.EXP && func <= Isa.COS) revert IReferee.InstructionNotYetOnChain(uint8(Isa.MAP), uint8(func));
+    /// @dev Whether the function is one of `ITranscendentals`.
+    function isTranscendental(uint256 func) internal pure returns (bool) {
+        return func >= Isa.EXP && func <= Isa.COS;
+    }
+
+    /// @dev Reverts unless the function has these operand dtypes and this result dtype.
+    function requireTypes(uint256 func, uint256 dtype, Scalars memory s) internal pure {
         // INVARIANT: the dtypes are among those of SPEC 4.4.
         if (!_fits(func, dtype, s)) revert IReferee.UnsupportedInstruction(uint8(Isa.MAP), uint8(func));
+    }
+
+    /// @dev f(operands), of dtype `dtype`; not of a transcendental. Reverts if the function has no such types.
+    function apply_(uint256 func, uint256 dtype, Scalars memory s) internal pure returns (uint256) {
+        requireTypes(func, dtype, s);
         (uint256 x, uint256 y) = (s.bits[0], s.bits[1]);
         if (func == Isa.COPY) return normal(dtype, x);
         if (func == Isa.WHERE) return normal(dtype, x != 0 ? y : s.bits[2]);
@@ -50,12 +59,13 @@ library MapFunctions {
             return s.count == 3 && t == Isa.BOOL && s.dtypes[1] == dtype && s.dtypes[2] == dtype;
         }
         if (func == Isa.CAST) return s.count == 1 && t != dtype;
-        bool unary = func == Isa.COPY || func == Isa.SQRT || func == Isa.NEG || func == Isa.ABS || func == Isa.NOT;
+        bool unary = func == Isa.COPY || func == Isa.SQRT || func == Isa.NEG || func == Isa.ABS || func == Isa.NOT
+            || isTranscendental(func);
         if (s.count != (unary ? 1 : 2) || (!unary && s.dtypes[1] != t)) return false;
         bool compares = func >= Isa.LT && func <= Isa.NE;
         if (dtype != (compares ? Isa.BOOL : t)) return false;
         if (func == Isa.COPY || func == Isa.EQ || func == Isa.NE) return true;
-        if (func == Isa.DIV || func == Isa.SQRT) return t == Isa.F32;
+        if (func == Isa.DIV || func == Isa.SQRT || isTranscendental(func)) return t == Isa.F32;
         if (func == Isa.FLOORDIV || func == Isa.MOD) return t == Isa.I64;
         if (func == Isa.AND || func == Isa.OR || func == Isa.NOT) return t == Isa.BOOL;
         return t != Isa.BOOL;
