@@ -13,7 +13,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 SOURCES := protocol engine sim tiebreak tests benchmarks examples
 
-.PHONY: help setup demo test matrix models lint format types vectors contracts ci clean
+.PHONY: help setup demo test matrix models lint format types vectors hardest contracts ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ types: setup ## mypy --strict
 
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m protocol.vectors tests/vectors --check
+
+hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
+	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
 
 contracts: ## Solidity: format, build, test, compare gas and artifacts (needs Node)
 	$(MAKE) -C contracts setup fmt-check build test snapshot-check artifacts-check

@@ -32,6 +32,7 @@ from protocol.vector_inputs import (
     raw,
 )
 from protocol.vector_instructions import all_cases, evaluate, hex_of
+from protocol.vector_transcendentals import bulk
 
 Json = dict[str, Any]
 _PRECISIONS: Final = (24, 28)
@@ -308,6 +309,7 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "instructions.json": instructions,
     "philox.json": philox,
     "trees.json": trees,
+    "transcendentals.json": bulk,
 }
 """File name -> its generator."""
 

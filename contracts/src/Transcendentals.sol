@@ -11,9 +11,9 @@ import {Logarithm} from "./libraries/transcendental/Logarithm.sol";
 import {Sine} from "./libraries/transcendental/Sine.sol";
 
 /// @title exp, log, tanh, erf, sin and cos of an f32, correctly rounded
-/// @notice One evaluation in fixed point with a bound on its error, as in `protocol/transcendental.py`. A result that is
-/// not constant in sight of a limit has at least 90 right bits; no f32 has a result closer than 2^-65 of itself to a
-/// boundary of rounding (`hardest/`, an exhaustive search), so one evaluation always decides.
+/// @notice One evaluation in fixed point with a bound on its error, as in `protocol/transcendental.py`. Whatever is
+/// evaluated has more than 91 right bits, and no f32 that is evaluated has a result nearer than 2^-71 of itself to a
+/// boundary of rounding at any precision (an exhaustive search: tests/hardest), so one evaluation always decides.
 contract Transcendentals is ITranscendentals {
     uint256 private constant ONE = 0x3f800000;
     /// Patterns of positive numbers, which grow with them.

@@ -149,6 +149,41 @@ contract TranscendentalsTest is TestBase {
         }
     }
 
+    /// @dev The longest series, the largest reductions, the hardest arguments: gas of a call, the call itself included.
+    function test_gas() public view {
+        uint32[6] memory dearest = [0xc2cf0001, 0x00000001, 0x411fffff, 0x407fffff, 0x7f7fffff, 0x6f79be45];
+        for (uint256 k = 0; k < 6; ++k) {
+            uint8 func = uint8(Isa.EXP + k);
+            CONTRACT.evaluate(func, 0, 24); // the address is warm from here
+            uint256 before = gasleft();
+            CONTRACT.evaluate(func, dearest[k], 24);
+            uint256 gas = before - gasleft();
+            assertTrue(gas > 1000 && gas < (func == Isa.ERF ? 15000 : 8000), "gas of an evaluation");
+        }
+    }
+
+    function testFuzz_roundTo(uint256 magnitude, uint256 width, uint256 exponent) public pure {
+        magnitude = magnitude >> 256 - bound(width, 1, 256) | 1;
+        int256 e = int256(bound(exponent, 0, 700)) - 500;
+        assertEq(Decision.roundTo(magnitude, e, 32), Float32.round(false, magnitude, e), "as the other rounding at 32");
+    }
+
+    /// @dev Exactly between two neighbours of the format, and one unit of 2^-8 places to either side.
+    function testFuzz_roundToTies(uint256 x, uint256 b) public pure {
+        uint256 place = 1 << (32 - bound(b, 24, 32));
+        x = bound(x, 0, 0x7f7fffff) / place * place;
+        (uint256 low, int256 e) = Float32.unpack(x);
+        uint256 tie = (low << 9) + (place << 8); // in 2^(e - 9)
+        uint256 even = x / place % 2 == 0 ? x : x + place;
+        assertEq(Decision.roundTo(tie, e - 9, 32 - _log2(place)), even, "ties to even");
+        assertEq(Decision.roundTo(tie - 1, e - 9, 32 - _log2(place)), x, "below the tie");
+        assertEq(Decision.roundTo(tie + 1, e - 9, 32 - _log2(place)), x + place, "above the tie");
+    }
+
+    function _log2(uint256 powerOfTwo) private pure returns (uint256) {
+        return Float32.bitLength(powerOfTwo) - 1;
+    }
+
     function testFuzz_unknownFunction(uint8 func, uint32 bits) public {
         vm.assume(func < Isa.EXP || func > Isa.COS);
         vm.expectRevert(abi.encodeWithSelector(ITranscendentals.UnknownFunction.selector, func));

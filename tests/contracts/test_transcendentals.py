@@ -1,0 +1,114 @@
+"""`Transcendentals.sol` against the integer reference, where Python is better placed than Foundry.
+
+The bulk of the comparison is in contracts/test/TranscendentalsVectors.t.sol, which runs 36,000 cases of
+tests/vectors/transcendentals.json. Here: the artifact as checked in, the constants, the limits.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web3 import EthereumTesterProvider, Web3
+
+from protocol.chain.artifacts import load_artifact
+from protocol.chain.node import node_errors
+from protocol.isa import MapFunction
+from protocol.transcendental import FUNCTIONS, _ln2, _pi, _two_over_root_pi
+from protocol.vector_transcendentals import CASES, RUN, anchors, argument, run_digest
+from protocol.vectors import FILES, render
+from tests.hardest.search import RANGES
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "contracts" / "src"
+LIBRARIES = SOURCES / "libraries" / "transcendental"
+
+
+@cache
+def contract() -> Any:
+    """The artifact on a fresh in-process chain."""
+    artifact = load_artifact("Transcendentals")
+    web3 = Web3(EthereumTesterProvider())
+    factory = web3.eth.contract(abi=list(artifact.abi), bytecode=artifact.bytecode)
+    receipt = web3.eth.wait_for_transaction_receipt(factory.constructor().transact())
+    return web3.eth.contract(address=receipt["contractAddress"], abi=list(artifact.abi))
+
+
+def evaluate(function: int, bits: int, precision: int) -> int:
+    with node_errors():
+        return int(contract().functions.evaluate(function, bits, precision).call())
+
+
+def literal(file: Path, name: str) -> int:
+    """The value of a constant in a Solidity source."""
+    found = re.search(rf"constant {name} =\s*(0x[0-9a-f]+|\d+);", file.read_text("utf-8"))
+    assert found, f"no constant {name} in {file.name}"
+    return int(found[1], 0)
+
+
+def test_constants() -> None:
+    exponential, sine = LIBRARIES / "Exponential.sol", LIBRARIES / "Sine.sol"
+    two_over_pi = (1 << 1113) // _pi(600)
+    assert literal(exponential, "LN2") == _ln2(400) >> 280
+    assert literal(LIBRARIES / "Logarithm.sol", "LN2_200") == _ln2(400) >> 200
+    assert literal(LIBRARIES / "ErrorFunction.sol", "TWO_OVER_ROOT_PI") == _two_over_root_pi(400) >> 280
+    assert literal(LIBRARIES / "ErrorFunction.sol", "ONE") == 1 << 120
+    assert literal(sine, "HALF_PI") == _pi(400) >> 281
+    assert literal(sine, "TWO_OVER_PI_HIGH") == two_over_pi >> 256
+    assert literal(sine, "TWO_OVER_PI_LOW") == two_over_pi & (1 << 256) - 1
+
+
+def test_what_is_evaluated_was_searched() -> None:
+    """The ranges of the exhaustive search end where the contract answers without evaluating."""
+    limit = {
+        name: literal(SOURCES / "Transcendentals.sol", name)
+        for name in ("TWO_TO_MINUS_26", "TWO_TO_MINUS_13", "TWO_TO_MINUS_12", "ONE", "FOUR", "TEN", "EIGHTY_NINE")
+    }
+    hundred_and_four = literal(SOURCES / "Transcendentals.sol", "HUNDRED_AND_FOUR")
+    sign, largest = 1 << 31, 0x7F7FFFFF
+    assert {
+        MapFunction.EXP: (
+            (limit["TWO_TO_MINUS_26"], limit["EIGHTY_NINE"] - 1),
+            (sign | limit["TWO_TO_MINUS_26"], (sign | hundred_and_four) - 1),
+        ),
+        MapFunction.LOG: ((1, limit["ONE"] - 1), (limit["ONE"] + 1, largest)),
+        MapFunction.TANH: ((limit["TWO_TO_MINUS_13"], limit["TEN"] - 1),),
+        MapFunction.ERF: ((1, limit["FOUR"] - 1),),
+        MapFunction.SIN: ((limit["TWO_TO_MINUS_13"], largest),),
+        MapFunction.COS: ((limit["TWO_TO_MINUS_12"], largest),),
+    } == RANGES
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
+def test_against_the_reference(function: MapFunction, cases: Callable[[int], None]) -> None:
+    near = anchors(function)
+    chosen = {(x ^ sign, 24 + x % 9) for x in near for sign in (0, 1 << 31)}
+    drawn = {argument(function, case, near) for case in range(CASES, CASES + 40)}
+    for bits, precision in sorted(chosen)[::12] + sorted(drawn):
+        assert evaluate(function, bits, precision) == FUNCTIONS[function](bits, precision), f"{bits:#x} at {precision}"
+        cases(1)
+
+
+def test_each_end_of_each_range(cases: Callable[[], None]) -> None:
+    """Both sides of every limit, where a bound may be wrong by one."""
+    for function, ranges in RANGES.items():
+        for end in {end + step for ends in ranges for end in ends for step in (-1, 0, 1)}:
+            for precision in (24, 32):
+                assert evaluate(function, end, precision) == FUNCTIONS[function](end, precision), f"{end:#x}"
+                cases()
+
+
+def test_the_bulk_file_is_of_this_rule(cases: Callable[[int], None]) -> None:
+    """The file is made by the generator, and its digests are of the reference's results, not of nothing."""
+    content = FILES["transcendentals.json"]()
+    assert (ROOT / "tests" / "vectors" / "transcendentals.json").read_text("ascii") == render(content)
+    for function in FUNCTIONS:
+        digests = bytes.fromhex(content[function.name.lower()]["digests"][2:])
+        assert len(digests) == CASES // RUN * 4
+        near = anchors(function)
+        assert digests[-4:] == run_digest(function, CASES - RUN, near)
+        results = {FUNCTIONS[function](*argument(function, case, near)) for case in range(CASES)}
+        assert len(results) > CASES // 3
+        cases(CASES)
