@@ -93,7 +93,7 @@ class Tree:
         self._levels = [leaves]
         """By height: the nodes that are above a leaf, one after the other."""
         for height in range(self.depth):
-            self._levels.append(_level_above(self._levels[-1], height))
+            self._levels.append(level_above(self._levels[-1], height))
 
     @property
     def root(self) -> Digest:
@@ -117,7 +117,7 @@ class Tree:
         return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
 
 
-def _level_above(below: bytes, height: int) -> bytes:
+def level_above(below: bytes, height: int) -> bytes:
     """The level above the nodes of a height. Short levels are hashed here: a call of the kernel costs more."""
     if len(below) < KERNEL_NODES * DIGEST_BYTES or (kernel := hasher()) is None:
         return parent_level(below, empty_root(height))

@@ -1,0 +1,121 @@
+"""The accumulator tree of one element (SPEC section 6) in memory that hardly grows with its terms.
+
+Kept are the tree's levels above blocks of 4096 leaves, and the accumulator before each block. What lies inside a block
+is computed again when it is asked for; the last blocks asked for are held, since a walk stays in one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+from protocol.digests import DIGEST_BYTES
+from protocol.isa import DType, Instruction
+from protocol.merkle import depth_of, empty_root, level_above
+from protocol.prefixes import BLOCK_HEIGHT, BLOCK_LEAVES, Prefixes, Terms
+from protocol.tags import Digest, Tag
+
+BLOCKS_HELD: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The encodings of the leaves of a block, one after the other, and its subtree's levels by height."""
+
+    encodings: bytes
+    levels: list[bytes]
+
+
+class AccumulatorTree:
+    """What `merkle.Tree` is, over accumulators given block by block; `at` tells what stands in a leaf."""
+
+    def __init__(self, count: int, block: Callable[[int], bytes]) -> None:
+        """`count`: leaves; `block(n)`: the encodings, all of one length, of the leaves n * 4096 and on."""
+        if count < 1:
+            raise ValueError(f"expected at least one leaf, got {count}")
+        self.count = count
+        self.depth = depth_of(count)
+        self.encodings = block
+        self._height = min(self.depth, BLOCK_HEIGHT)
+        """Of the subtree over a block."""
+        self._block = lru_cache(maxsize=BLOCKS_HELD)(self._make_block)
+        self._levels = [b"".join(self._make_block(n).levels[-1] for n in range(-(-count // BLOCK_LEAVES)))]
+        """By height above the blocks: the nodes that are above a leaf, one after the other."""
+        for height in range(self._height, self.depth):
+            self._levels.append(level_above(self._levels[-1], height))
+
+    @classmethod
+    def of(
+        cls, instruction: Instruction, index: int, tensors: Sequence[bytes | memoryview], dtypes: Sequence[DType]
+    ) -> "AccumulatorTree":
+        """That of element `index` of a reduction; `tensors` and `dtypes`: data and dtype of each operand's value."""
+        prefixes = Prefixes(Terms(instruction, index, tensors, dtypes))
+        return cls(prefixes.count, prefixes.block)
+
+    @classmethod
+    def over(cls, encoded: Sequence[bytes]) -> "AccumulatorTree":
+        """The tree over these accumulators."""
+        starts = range(0, len(encoded), BLOCK_LEAVES)
+        blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
+        return cls(len(encoded), blocks.__getitem__)
+
+    @property
+    def root(self) -> Digest:
+        """The root digest."""
+        return Digest(self._levels[-1])
+
+    @property
+    def last(self) -> bytes:
+        """The encoded accumulator after all terms."""
+        return self.at(self.count - 1)
+
+    def at(self, leaf: int) -> bytes:
+        """The encoded accumulator of a leaf."""
+        if not 0 <= leaf < self.count:
+            raise ValueError(f"expected a leaf below {self.count}, got {leaf}")
+        number, place = divmod(leaf, BLOCK_LEAVES)
+        encodings = self._block(number).encodings
+        width = len(encodings) // self._leaves(number)
+        return encodings[place * width : (place + 1) * width]
+
+    def node(self, height: int, position: int) -> Digest:
+        """The node `height` levels above the leaves."""
+        if not (0 <= height <= self.depth and 0 <= position < 1 << (self.depth - height)):
+            raise ValueError(f"no node at height {height}, position {position} in a tree of depth {self.depth}")
+        if position << height >= self.count:
+            return empty_root(height)
+        if height >= self._height:
+            level = self._levels[height - self._height]
+        else:
+            above = self._height - height
+            level = self._block(position >> above).levels[height]
+            position &= (1 << above) - 1
+        return Digest(level[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
+
+    def below(self, height: int, position: int, levels: int) -> list[Digest]:
+        """The 2^levels nodes `levels` below node (height, position), left to right."""
+        first = position << levels
+        return [self.node(height - levels, first + i) for i in range(1 << levels)]
+
+    def proof(self, position: int) -> list[Digest]:
+        """Siblings of a leaf, from the leaf upwards."""
+        return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
+
+    def _leaves(self, number: int) -> int:
+        return min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)
+
+    def _make_block(self, number: int) -> _Block:
+        encodings = self.encodings(number)
+        leaves = self._leaves(number)
+        if not encodings or len(encodings) % leaves:
+            raise ValueError(f"expected {leaves} encodings of one length, got {len(encodings)} bytes")
+        levels = [_leaf_level(encodings, len(encodings) // leaves)]
+        for height in range(self._height):
+            levels.append(level_above(levels[-1], height))
+        return _Block(encodings, levels)
+
+
+def _leaf_level(encodings: bytes, width: int) -> bytes:
+    tag = Tag.ACCUMULATOR.value
+    return b"".join([sha256(tag + encodings[at : at + width]).digest() for at in range(0, len(encodings), width)])

@@ -1,0 +1,123 @@
+"""A tree that forgets its blocks against one that keeps every level."""
+
+from collections.abc import Callable
+from hashlib import sha256
+
+import pytest
+
+from protocol.accumulator import encode
+from protocol.accumulator_tree import BLOCKS_HELD, AccumulatorTree
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from protocol.merkle import Tree, empty_root, verify
+from protocol.prefixes import BLOCK_HEIGHT, BLOCK_LEAVES
+from protocol.reference import accumulators
+from protocol.tags import Tag, tagged_hash
+from tests.protocol.oracles import Stream
+
+SIZES = [1, 2, 3, 5, 64, 4095, 4096, 4097, 8192, 8193, 3 * 4096 + 77]
+
+
+def encodings(count: int, width: int = 8) -> list[bytes]:
+    return [leaf.to_bytes(width, "big") for leaf in range(count)]
+
+
+def plain(encoded: list[bytes]) -> Tree:
+    return Tree([tagged_hash(Tag.ACCUMULATOR, accumulator) for accumulator in encoded])
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_it_is_the_tree_over_its_leaves(count: int, cases: Callable[[], None]) -> None:
+    encoded = encodings(count)
+    tree, kept = AccumulatorTree.over(encoded), plain(encoded)
+    assert (tree.count, tree.depth, tree.root) == (kept.count, kept.depth, kept.root)
+    stream = Stream(f"accumulator tree {count}")
+    for height in range(tree.depth + 1):
+        width = 1 << (tree.depth - height)
+        for position in {0, width - 1, min(count, width - 1), *(stream.below(width) for _ in range(4))}:
+            assert tree.node(height, position) == kept.node(height, position)
+            levels = stream.below(min(height, 5) + 1)
+            assert tree.below(height, position, levels) == kept.below(height, position, levels)
+            cases()
+    for leaf in {0, count - 1, *(stream.below(count) for _ in range(4))}:
+        assert tree.at(leaf) == encoded[leaf]
+        assert tree.proof(leaf) == kept.proof(leaf)
+        verify(tree.root, tree.depth, leaf, tagged_hash(Tag.ACCUMULATOR, tree.at(leaf)), tree.proof(leaf))
+    assert tree.last == encoded[-1]
+
+
+def test_of_an_element_it_is_the_tree_over_the_reference_s_accumulators() -> None:
+    terms = 4 * BLOCK_LEAVES + 6
+    instruction = Instruction(
+        opcode=Opcode.REDUCE,
+        function=ReduceFunction.SUM,
+        dtype=DType.F32,
+        shape=(3,),
+        reduction=(terms,),
+        operands=(Access(0, 0, (1, 3)), Access(1, 0, (0, 1))),
+    )
+    bits = [sha256(k.to_bytes(4, "big")).digest()[:3] for k in range(3 * terms)]
+    words = [int.from_bytes(x, "big") | 0x3F000000 for x in bits]
+    data = b"".join(x.to_bytes(4, "little") for x in words)
+    dtypes = (DType.F32, DType.F32)
+    tree = AccumulatorTree.of(instruction, 2, [data, data[: 4 * terms]], dtypes)
+    found = [encode(a) for a in accumulators(instruction, 2, lambda _, where: words[where], dtypes)]
+    assert tree.root == plain(found).root
+    assert [tree.at(leaf) for leaf in (0, BLOCK_LEAVES - 1, BLOCK_LEAVES, len(found) - 1)] == [
+        found[leaf] for leaf in (0, BLOCK_LEAVES - 1, BLOCK_LEAVES, len(found) - 1)
+    ]
+
+
+def test_blocks_are_computed_again_and_few_are_held() -> None:
+    asked: list[int] = []
+    encoded = encodings(9 * BLOCK_LEAVES)
+
+    def block(number: int) -> bytes:
+        asked.append(number)
+        return b"".join(encoded[number * BLOCK_LEAVES : (number + 1) * BLOCK_LEAVES])
+
+    tree = AccumulatorTree(len(encoded), block)
+    assert asked == list(range(9)), "each once for the root"
+    asked.clear()
+    tree.below(tree.depth, 0, tree.depth - BLOCK_HEIGHT)
+    assert not asked, "what lies above blocks is kept"
+    tree.below(BLOCK_HEIGHT, 5, BLOCK_HEIGHT)
+    tree.at(5 * BLOCK_LEAVES + 1)
+    assert asked == [5], "one block for all that is asked of it"
+    for _ in range(2):
+        for number in range(BLOCKS_HELD + 1):
+            tree.at(number * BLOCK_LEAVES)
+    assert asked == [5, *range(BLOCKS_HELD + 1), *range(BLOCKS_HELD + 1)]
+
+
+def test_padding_is_empty_at_every_height_and_needs_no_block() -> None:
+    asked: list[int] = []
+    whole = b"".join(encodings(BLOCK_LEAVES))
+
+    def block(number: int) -> bytes:
+        asked.append(number)
+        return whole[: 8 * 2] if number == 4 else whole
+
+    tree = AccumulatorTree(4 * BLOCK_LEAVES + 2, block)
+    asked.clear()
+    for height in range(tree.depth - 1):
+        assert tree.node(height, (1 << tree.depth - height) - 1) == empty_root(height)
+    assert not asked
+    assert tree.node(1, 2 * BLOCK_LEAVES + 1) == empty_root(1)
+
+
+def test_what_is_no_place_of_the_tree_is_refused() -> None:
+    tree = AccumulatorTree.over(encodings(5))
+    for leaf in (-1, 5):
+        with pytest.raises(ValueError, match=f"expected a leaf below 5, got {leaf}"):
+            tree.at(leaf)
+    for height, position in ((-1, 0), (4, 0), (0, 8), (3, 1), (0, -1)):
+        with pytest.raises(ValueError, match=f"no node at height {height}, position {position}"):
+            tree.node(height, position)
+
+
+def test_accumulators_have_one_length() -> None:
+    with pytest.raises(ValueError, match="expected at least one leaf, got 0"):
+        AccumulatorTree.over([])
+    for data in (b"", bytes(7)):
+        with pytest.raises(ValueError, match=f"expected 3 encodings of one length, got {len(data)} bytes"):
+            AccumulatorTree(3, [data].__getitem__)

@@ -1,0 +1,296 @@
+"""Accumulators by the block against one term at a time, on data made to break sums, maxima and access maps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.accumulator import SUM_BYTES, Accumulator, Kind, add_term, decode, encode, initial, kind_of
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from protocol.prefixes import BLOCK_LEAVES, BLOCK_TERMS, Prefixes, Terms, after_leaves
+from protocol.reference import accumulators, pack, unpack
+from tests.protocol.oracles import INF, NAN, SIGN, Stream
+
+F32, I64 = DType.F32, DType.I64
+FLOATS = {Kind.F32_SUM, Kind.F32_MAX, Kind.F32_ARGMAX}
+ONE, LARGEST, SMALLEST_NORMAL = 0x3F800000, 0x7F7FFFFF, 0x00800000
+NOTABLE = [0, 1, 0x7FFFFF, SMALLEST_NORMAL, ONE, ONE + 1, 0x33800000, 0x4B7FFFFF, LARGEST]
+FINITE = [sign | x for x in NOTABLE for sign in (0, SIGN)]
+ODD = [INF, SIGN | INF, NAN, 0x7F800001, 0xFFFFFFFF]
+ENDS = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**32, 2**63 - 1]
+
+finite = st.one_of(st.sampled_from(FINITE), st.integers(0, 2**32 - 1).filter(lambda b: b & INF != INF))
+floats = st.one_of(finite, finite, finite, st.sampled_from(FINITE + ODD))
+ordered = st.one_of(st.sampled_from([0, SIGN, 1, SIGN | 1, ONE, *ODD]), floats)
+longs = st.one_of(st.sampled_from(ENDS), st.integers(-(2**63), 2**63 - 1))
+
+
+def array(kind: Kind, values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.uint32 if kind in FLOATS else np.int64)
+
+
+def one_by_one(start: Accumulator, terms: Sequence[tuple[int, ...] | None], first: int = 0) -> list[bytes]:
+    """The oracle: None is a term that does not match."""
+    found, held = [], start
+    for number, factors in enumerate(terms):
+        if factors is not None:
+            held = add_term(held, factors, first + number)
+        if number % 4 == 3 or number == len(terms) - 1:
+            found.append(encode(held))
+    return found
+
+
+def rows(
+    start: Accumulator, terms: Sequence[tuple[int, ...]], matches: list[bool] | None = None, first: int = 0
+) -> list:
+    factors = [array(start.kind, column) for column in zip(*terms, strict=True)]
+    mask = None if matches is None else np.array(matches)
+    return [row.tobytes() for row in after_leaves(start, factors, mask, first)]
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_kind_agrees_with_one_term_at_a_time_in_pieces_of_any_length(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(list(Kind)))
+    of_kind = {Kind.F32_SUM: floats, Kind.F32_MAX: ordered, Kind.F32_ARGMAX: ordered}.get(kind, longs)
+    arity = data.draw(st.integers(1, 2)) if kind is Kind.F32_SUM else 1
+    terms = data.draw(st.lists(st.tuples(*[of_kind] * arity), min_size=1, max_size=40))
+    wanted = one_by_one(initial(kind), terms)
+    assert rows(initial(kind), terms) == wanted
+    cut = 4 * data.draw(st.integers(0, (len(terms) - 1) // 4))
+    start = decode(kind, wanted[cut // 4 - 1]) if cut else initial(kind)
+    assert rows(start, terms[cut:], first=cut) == wanted[cut // 4 :]
+
+
+@given(st.lists(st.tuples(st.booleans(), finite, finite), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_sums_that_cancel_to_nothing_and_go_on(halves: list[tuple[bool, int, int]]) -> None:
+    there = [(x, y) for _, x, y in halves]
+    back = [(x, y ^ SIGN) if first else (x ^ SIGN, y) for first, x, y in halves]
+    filler = [(SIGN, ONE)] * (-2 * len(there) % 4)
+    terms = [*there, *back, *filler, (1, 1)]
+    found = rows(initial(Kind.F32_SUM), terms)
+    assert found == one_by_one(initial(Kind.F32_SUM), terms)
+    assert found[-2:] == [bytes(97), bytes(96) + b"\1"], "zero, then the smallest product there is"
+
+
+@given(st.lists(st.tuples(st.booleans(), floats), min_size=1, max_size=30))
+@settings(deadline=None)
+def test_what_does_not_match_is_skipped_even_if_it_is_not_finite(terms: list[tuple[bool, int]]) -> None:
+    start = initial(Kind.F32_SUM)
+    wanted = one_by_one(start, [(x,) if matches else None for matches, x in terms])
+    assert rows(start, [(x,) for _, x in terms], [matches for matches, _ in terms]) == wanted
+    assert rows(start, [(NAN,)] * 5, [False] * 5) == [bytes(97)] * 2
+
+
+@given(
+    st.integers(-(2 ** (8 * SUM_BYTES - 1)), 2 ** (8 * SUM_BYTES - 1) - 1),
+    st.lists(st.tuples(finite, finite), min_size=1, max_size=9),
+)
+@settings(deadline=None)
+def test_any_start_a_forger_can_encode_wraps_as_the_oracle_does(value: int, terms: list[tuple[int, int]]) -> None:
+    top = 2 ** (8 * SUM_BYTES - 1)
+    for held in (value, top - 1, -top, -1):
+        start = Accumulator(kind=Kind.F32_SUM, value=held)
+        assert rows(start, terms) == one_by_one(start, terms)
+    flagged = Accumulator(kind=Kind.F32_SUM, value=0, invalid=True)
+    assert rows(flagged, terms) == [b"\1" + bytes(96)] * -(-len(terms) // 4)
+
+
+@pytest.mark.parametrize("sign", [0, SIGN])
+@pytest.mark.parametrize("exponents", [(254, 254), (1, 1), (100, 29), (100, 30)], ids=str)
+def test_a_whole_block_of_the_longest_products_does_not_overflow_a_limb(exponents: tuple[int, int], sign: int) -> None:
+    """All significands 2^24 - 1, at both ends of the exponents, and shifted within a limb by 31 and by 0."""
+    x, y = (e << 23 | 0x7FFFFF for e in exponents)
+    made = after_leaves(initial(Kind.F32_SUM), [np.full(BLOCK_TERMS, z, np.uint32) for z in (x, y | sign)])
+    one = add_term(initial(Kind.F32_SUM), (x, y | sign), 0).value
+    found = [decode(Kind.F32_SUM, row.tobytes()).value for row in made]
+    assert found == [4 * n * one for n in range(1, BLOCK_LEAVES + 1)]
+    assert (sum(exponents) - 2) % 32 == {(254, 254): 26, (1, 1): 0, (100, 29): 31, (100, 30): 0}[exponents]
+
+
+def test_all_shifts_within_a_limb(cases: Callable[[], None]) -> None:
+    for total in range(2, 509):
+        x, y = min(total - 1, 254), total - min(total - 1, 254)
+        terms = [(x << 23 | 0x7FFFFF, y << 23 | 0x7FFFFF | sign) for sign in (0, SIGN, SIGN)]
+        assert rows(initial(Kind.F32_SUM), terms) == one_by_one(initial(Kind.F32_SUM), terms)
+        cases()
+
+
+def test_sizes_are_checked() -> None:
+    for count in (0, BLOCK_TERMS + 1):
+        with pytest.raises(ValueError, match=f"expected 1 to {BLOCK_TERMS} terms, got {count}"):
+            after_leaves(initial(Kind.I64_MAX), [np.zeros(count, dtype=np.int64)])
+
+
+# ---------------------------------------------------------------- through access maps
+
+
+FORMS = [
+    (Opcode.REDUCE, ReduceFunction.SUM, F32, (F32,)),
+    (Opcode.REDUCE, ReduceFunction.SUM, F32, (F32, F32)),
+    (Opcode.REDUCE, ReduceFunction.SUM, I64, (I64,)),
+    (Opcode.REDUCE, ReduceFunction.MAX, F32, (F32,)),
+    (Opcode.REDUCE, ReduceFunction.MAX, I64, (I64,)),
+    (Opcode.REDUCE, ReduceFunction.ARGMAX, I64, (F32,)),
+    (Opcode.REDUCE, ReduceFunction.ARGMAX, I64, (I64,)),
+    (Opcode.SCATTER_SUM, 0, F32, (F32, I64)),
+]
+
+
+@st.composite
+def instructions(draw: st.DrawFn) -> tuple[Instruction, list[int], tuple[DType, ...]]:
+    """A reduction, the sizes of its operands' tensors (exactly what it reaches), and their dtypes."""
+    opcode, function, dtype, dtypes = draw(st.sampled_from(FORMS))
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=opcode == Opcode.SCATTER_SUM, max_size=2)))
+    reduction = tuple(draw(st.lists(st.integers(1, 5), max_size=3)))
+    accesses, sizes = [], []
+    for number in range(len(dtypes)):
+        strides = draw(st.lists(st.integers(-7, 7), min_size=len(shape + reduction), max_size=len(shape + reduction)))
+        if draw(st.booleans()):  # row-major over the reduction: dims that are walked as one
+            for at in range(len(shape), len(strides)):
+                strides[at] = prod(reduction[at - len(shape) + 1 :])
+        low, high = Access(number, 0, tuple(strides)).extent(shape + reduction)
+        accesses.append(Access(number, -low, tuple(strides)))
+        sizes.append(high - low + 1)
+    params = ScatterParams(match=tuple(prod(shape[d + 1 :]) for d in range(len(shape))))
+    made = Instruction(
+        opcode=opcode,
+        function=function,
+        dtype=dtype,
+        shape=shape,
+        reduction=reduction,
+        operands=tuple(accesses),
+        params=params if opcode == Opcode.SCATTER_SUM else None,
+    )
+    return made, sizes, dtypes
+
+
+def by_blocks(instruction: Instruction, index: int, data: Sequence[bytes], dtypes: Sequence[DType]) -> list[bytes]:
+    prefixes = Prefixes(Terms(instruction, index, data, dtypes))
+    found = b"".join(prefixes.block(n) for n in range(-(-prefixes.count // BLOCK_LEAVES)))
+    width = len(encode(initial(kind_of(instruction, dtypes[0]))))
+    return [found[at : at + width] for at in range(0, len(found), width)]
+
+
+def by_reference(instruction: Instruction, index: int, data: Sequence[bytes], dtypes: Sequence[DType]) -> list[bytes]:
+    operands = [unpack(dtype, tensor) for dtype, tensor in zip(dtypes, data, strict=True)]
+    return [encode(a) for a in accumulators(instruction, index, lambda k, where: operands[k][where], dtypes)]
+
+
+@given(instructions(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_terms_are_read_where_the_access_maps_say(
+    made: tuple[Instruction, list[int], tuple[DType, ...]], data: st.DataObject
+) -> None:
+    instruction, sizes, dtypes = made
+    indices = st.integers(-1, instruction.numel)
+    elements = [floats if dtype == F32 else indices if number else longs for number, dtype in enumerate(dtypes)]
+    tensors = [
+        pack(dtype, data.draw(st.lists(of_operand, min_size=size, max_size=size)))
+        for dtype, size, of_operand in zip(dtypes, sizes, elements, strict=True)
+    ]
+    for index in range(instruction.numel):
+        found = by_blocks(instruction, index, tensors, dtypes)
+        assert found == by_reference(instruction, index, tensors, dtypes)
+
+
+@pytest.mark.parametrize(
+    "form", FORMS, ids=lambda form: f"{form[0].name} {form[1]} {'x'.join(t.name for t in form[3])}"
+)
+def test_over_several_blocks(form: tuple[Opcode, int, DType, tuple[DType, ...]]) -> None:
+    """Two blocks and a little, three dims of which none divides a block; the last terms are the special ones."""
+    opcode, function, dtype, dtypes = form
+    reduction = (7, 11, 433)
+    terms = prod(reduction)
+    assert 2 * BLOCK_TERMS < terms < 3 * BLOCK_TERMS
+    stream = Stream(f"prefixes {form}")
+    floats = [stream.bits(32) for _ in range(terms)]
+    floats = [x if x & INF != INF else x & ~INF for x in floats]
+    floats[-9:] = [LARGEST, LARGEST | SIGN, INF, 0, NAN, SIGN | INF, SIGN, 1, ONE]
+    longs = [stream.bits(64) - 2**63 for _ in range(terms)] if opcode == Opcode.REDUCE else [0, 1] * terms
+    strides = [(4763, 433, 1), (1, 7, 77)]
+    instruction = Instruction(
+        opcode=opcode,
+        function=function,
+        dtype=dtype,
+        shape=(2,),
+        reduction=reduction,
+        operands=tuple(Access(k, 0, (0, *strides[k])) for k in range(len(dtypes))),
+        params=ScatterParams(match=(1,)) if opcode == Opcode.SCATTER_SUM else None,
+    )
+    tensors = [pack(t, (floats if t == F32 else longs)[:terms]) for t in dtypes]
+    assert by_blocks(instruction, 1, tensors, dtypes) == by_reference(instruction, 1, tensors, dtypes)
+
+
+def test_blocks_come_in_any_order_and_again() -> None:
+    count = 2 * BLOCK_TERMS + 5
+    data = np.arange(count, dtype="<i8").tobytes()
+    terms = Terms(dot(count, dtype=I64, operands=1), 0, [data], [I64])
+    wanted = [
+        BLOCK_TERMS * (BLOCK_TERMS - 1) // 2,
+        2 * BLOCK_TERMS * (2 * BLOCK_TERMS - 1) // 2,
+        count * (count - 1) // 2,
+    ]
+    prefixes = Prefixes(terms)
+    for number in (2, 0, 1, 1, 2, 0):
+        assert int.from_bytes(prefixes.block(number)[-8:], "big") == wanted[number]
+    for number in (-1, 3):
+        with pytest.raises(ValueError, match=f"got number {number}"):
+            prefixes.block(number)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def dot(terms: int, *, dtype: DType = F32, operands: int = 2) -> Instruction:
+    return Instruction(
+        opcode=Opcode.REDUCE,
+        function=ReduceFunction.SUM,
+        dtype=dtype,
+        reduction=(terms,),
+        operands=tuple(Access(k, 0, (1,)) for k in range(operands)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("access", "message"),
+    [
+        (Access(1, 0, (1,)), "operand 1: expected elements below 9, got 0 to 9"),
+        (Access(1, -1, (1,)), "operand 1: expected elements below 9, got -1 to 8"),
+        (Access(1, 8, (-1,)), "operand 1: expected elements below 9, got -1 to 8"),
+        (Access(1, 0, (2**62,)), f"operand 1: expected elements below 9, got 0 to {9 * 2**62}"),
+    ],
+)
+def test_an_element_outside_a_tensor_is_never_read(access: Access, message: str) -> None:
+    instruction = dot(10)
+    instruction = replace(instruction, operands=(instruction.operands[0], access))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Terms(instruction, 0, [bytes(40), bytes(36)], [F32, F32])
+
+
+def test_strides_of_dims_of_one_element_may_be_anything() -> None:
+    access = Access(0, 1, (2**63 - 1, 1, -(2**63)))
+    instruction = replace(dot(1), reduction=(1, 3, 1), operands=(access,))
+    data = pack(F32, [NAN, ONE, 1, SIGN])
+    assert by_blocks(instruction, 0, [data], [F32]) == by_reference(instruction, 0, [data], [F32])
+
+
+def test_only_elements_of_reductions_have_terms() -> None:
+    for index in (-1, 1):
+        with pytest.raises(ValueError, match=f"expected an element below 1, got {index}"):
+            Terms(dot(1), index, [bytes(4)] * 2, [F32, F32])
+    with pytest.raises(ValueError, match="expected a reduction, got MAP"):
+        Terms(Instruction(opcode=Opcode.MAP, dtype=F32, operands=(Access(0, 0, ()),)), 0, [bytes(4)], [F32])
+
+
+def test_the_kinds_that_are_tried_are_all() -> None:
+    kinds = {
+        kind_of(Instruction(opcode=opcode, function=function, dtype=dtype), dtypes[0])
+        for opcode, function, dtype, dtypes in FORMS
+    }
+    assert kinds == set(Kind)
