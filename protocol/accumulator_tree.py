@@ -7,12 +7,12 @@ is computed again when it is asked for; the last blocks asked for are held, sinc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
 from typing import Final
 
-from protocol.digests import DIGEST_BYTES
+from protocol.digests import DIGEST_BYTES, record_level
 from protocol.isa import DType, Instruction
-from protocol.merkle import depth_of, empty_root, level_above
+from protocol.merkle import KERNEL_NODES, depth_of, empty_root, level_above
+from protocol.native.hashing import hasher
 from protocol.prefixes import BLOCK_HEIGHT, BLOCK_LEAVES, Prefixes, Terms
 from protocol.tags import Digest, Tag
 
@@ -117,5 +117,7 @@ class AccumulatorTree:
 
 
 def _leaf_level(encodings: bytes, width: int) -> bytes:
-    tag = Tag.ACCUMULATOR.value
-    return b"".join([sha256(tag + encodings[at : at + width]).digest() for at in range(0, len(encodings), width)])
+    """The leaves' digests. Few are hashed here: a call of the kernel costs more."""
+    if len(encodings) < KERNEL_NODES * width or (kernel := hasher()) is None:
+        return record_level(Tag.ACCUMULATOR, encodings, width)
+    return kernel.record_level(Tag.ACCUMULATOR, encodings, width)

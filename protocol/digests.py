@@ -45,3 +45,9 @@ def parent_level(below: bytes, empty: bytes) -> bytes:
         hasher.update(below[offset : offset + 2 * DIGEST_BYTES])
         nodes.append(hasher.digest())
     return b"".join(nodes)
+
+
+def record_level(tag: Tag, records: bytes, width: int) -> bytes:
+    """The digests under a tag of records of one width that stand one after the other."""
+    start = tag.value
+    return b"".join([sha256(start + records[at : at + width]).digest() for at in range(0, len(records), width)])

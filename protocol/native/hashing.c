@@ -325,6 +325,38 @@ void parents(const uint8_t *below, int64_t count, const uint8_t *empty, uint8_t 
     if (count % 2) pairs(last, 1, out + count / 2 * DIGEST);
 }
 
+/* ---- Records: short messages of one length ---- */
+
+/* `n` records of `width` bytes, 1 to 111 (two blocks with tag, padding and length), one after the other, each after the 8 bytes of the tag. */
+INLINE void some_records(int n, const uint8_t *tag, const uint8_t *data, int64_t width, uint8_t *out) {
+    uint8_t message[STREAMS][128] = {{0}};
+    State s[STREAMS];
+    const int64_t length = width + 8, end = length + 9 <= 64 ? 64 : 128;
+    UNROLL for (int j = 0; j < n; j++) {
+        s[j] = initial();
+        memcpy(message[j], tag, 8);
+        memcpy(message[j] + 8, data + j * width, (size_t)width);
+        message[j][length] = 0x80;
+        message[j][end - 2] = (uint8_t)(length * 8 >> 8);
+        message[j][end - 1] = (uint8_t)(length * 8);
+    }
+    for (int64_t at = 0; at < end; at += 64) {
+        V m[STREAMS][4];
+        UNROLL for (int j = 0; j < n; j++) {
+            UNROLL for (int i = 0; i < 4; i++) m[j][i] = load(message[j] + at + 16 * i);
+        }
+        compress(n, s, m);
+    }
+    UNROLL for (int j = 0; j < n; j++) store(s[j], out + j * DIGEST);
+}
+
+/* Digests of `count` records. */
+void records(const uint8_t *tag, const uint8_t *data, int64_t count, int64_t width, uint8_t *out) {
+    int64_t k = 0;
+    for (; k + STREAMS <= count; k += STREAMS) some_records(STREAMS, tag, data + k * width, width, out + k * DIGEST);
+    for (; k < count; k++) some_records(1, tag, data + k * width, width, out + k * DIGEST);
+}
+
 /* ---- Work that threads share ---- */
 
 typedef struct {

@@ -14,13 +14,15 @@ from typing import Final
 
 import numpy as np
 
-from protocol.digests import DIGEST_BYTES, leaf_level, one_nan, parent_level
+from protocol.digests import DIGEST_BYTES, leaf_level, one_nan, parent_level, record_level
 from protocol.isa import CHUNK_BYTES
 from protocol.native import load
-from protocol.tags import EMPTY
+from protocol.tags import EMPTY, Tag
 
 _SOURCE: Final = Path(__file__).with_name("hashing.c")
 _HEIGHTS: Final = 64
+MAX_RECORD_BYTES: Final = 111
+"""With tag, padding and length that makes two blocks of SHA-256."""
 SERIAL_BYTES: Final = 1 << 20
 """Up to which one thread is as fast as several."""
 
@@ -92,6 +94,16 @@ class Hasher:
         self.library.parents(below, count, empty, out)
         return out.raw
 
+    def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
+        """As `protocol.digests.record_level`."""
+        if not 1 <= width <= MAX_RECORD_BYTES or len(records) % width:
+            expected = f"expected records of one width, 1 to {MAX_RECORD_BYTES} bytes"
+            raise ValueError(f"{expected}, got {len(records)} bytes of records of {width}")
+        count = len(records) // width
+        out = ctypes.create_string_buffer(count * DIGEST_BYTES)
+        self.library.records(tag.value, records, count, width, out)
+        return out.raw
+
     def _top(self, level: bytes) -> bytes:
         """The root above nodes of the height of a whole piece (or the one node there is)."""
         height = _depth(self.span)
@@ -129,6 +141,8 @@ def _checked(library: ctypes.CDLL) -> Hasher | None:
     library.hash_pieces.restype = None
     library.parents.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p]
     library.parents.restype = None
+    library.records.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
+    library.records.restype = None
     library.implementation.restype = ctypes.c_char_p
     library.span.restype = ctypes.c_int64
     found = Hasher(library, library.span())
@@ -144,6 +158,9 @@ def agrees(found: Hasher) -> bool:
     wanted = [one_nan(view[:size]) if size % 4 == 0 else view[:size] for size in sizes]
     inputs = [Data(view[:size], size % 4 == 0) for size in sizes]
     levels = [leaf_level(data) for data in wanted]
+    records = [(Tag.ACCUMULATOR, view[: 7 * width].tobytes(), width) for width in (1, 47, 48, MAX_RECORD_BYTES)]
+    if any(found.record_level(*record) != record_level(*record) for record in records):
+        return False
     return found.roots(inputs, 2) == [_oracle_root(level) for level in levels] and all(
         found.leaf_level(data, 2) == level for data, level in zip(inputs, levels, strict=True)
     )

@@ -67,6 +67,15 @@ def test_of_an_element_it_is_the_tree_over_the_reference_s_accumulators() -> Non
     ]
 
 
+@pytest.mark.parametrize("width", [4, 8, 12, 16, 97])
+def test_the_kernel_makes_no_difference(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = encodings(300, width)
+    with_kernel = AccumulatorTree.over(encoded)
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    without = AccumulatorTree.over(encoded)
+    assert [without.below(9, 0, h) for h in range(10)] == [with_kernel.below(9, 0, h) for h in range(10)]
+
+
 def test_blocks_are_computed_again_and_few_are_held() -> None:
     asked: list[int] = []
     encoded = encodings(9 * BLOCK_LEAVES)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.commitments import TensorData, identify, identify_all, tensor_tree
-from protocol.digests import leaf_level, one_nan, parent_level
+from protocol.digests import leaf_level, one_nan, parent_level, record_level
 from protocol.errors import EncodingError
 from protocol.isa import CHUNK_BYTES, DType
 from protocol.merkle import Tree
 from protocol.native import hashing, load
-from protocol.native.hashing import Data, Hasher, agrees, hasher
-from protocol.tags import EMPTY
+from protocol.native.hashing import MAX_RECORD_BYTES, Data, Hasher, agrees, hasher
+from protocol.tags import EMPTY, Tag
 
 SOURCE = Path(hashing.__file__).with_name("hashing.c")
 SPAN = 256
@@ -105,6 +105,21 @@ def test_parents_of_any_count(kernels: list[Hasher], cases: Callable[[], None]) 
             cases()
 
 
+def test_records_of_every_width(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+    for width in range(1, MAX_RECORD_BYTES + 1):
+        data = noise(5 * width, width)
+        naive = [hashlib.sha256(b"tb.accum" + data[at : at + width]).digest() for at in range(0, len(data), width)]
+        assert record_level(Tag.ACCUMULATOR, data, width) == b"".join(naive)
+        for kernel in kernels:
+            for count in (0, 1, 2, 5):
+                found = kernel.record_level(Tag.ACCUMULATOR, data[: count * width], width)
+                assert found == b"".join(naive[:count])
+        cases()
+    for size, width in ((112, 112), (0, 0), (5, 2)):
+        with pytest.raises(ValueError, match=f"1 to 111 bytes, got {size} bytes of records of {width}"):
+            kernels[0].record_level(Tag.ACCUMULATOR, bytes(size), width)
+
+
 NANS = (0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF)
 NUMBERS = (0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000000, 1, 0x80000001, 0)
 
@@ -132,6 +147,7 @@ def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]
             "0x428a2f98": "0x428a2f99",  # a constant of SHA-256
             "x = 0x7fc00000": "x = 0x7fc00001",
             "empties + h * DIGEST": "empties",
+            "message[j][length] = 0x80": "message[j][length] = 0x81",
         }.items()
     ):
         path = tmp_path / f"wrong{number}.c"
