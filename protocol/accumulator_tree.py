@@ -102,6 +102,10 @@ class AccumulatorTree:
         """Siblings of a leaf, from the leaf upwards."""
         return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
 
+    def forget(self) -> None:
+        """Lets go of the blocks that are held."""
+        self._block.cache_clear()
+
     def _leaves(self, number: int) -> int:
         return min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)
 
