@@ -24,6 +24,8 @@ class _Block:
     """The encodings of the leaves of a block, one after the other, and its subtree's levels by height."""
 
     encodings: bytes
+    width: int
+    """Bytes of each."""
     levels: list[bytes]
 
 
@@ -36,7 +38,7 @@ class AccumulatorTree:
             raise ValueError(f"expected at least one leaf, got {count}")
         self.count = count
         self.depth = depth_of(count)
-        self.encodings = block
+        self._encodings = block
         self._height = min(self.depth, BLOCK_HEIGHT)
         """Of the subtree over a block."""
         self._block = lru_cache(maxsize=BLOCKS_HELD)(self._make_block)
@@ -75,9 +77,13 @@ class AccumulatorTree:
         if not 0 <= leaf < self.count:
             raise ValueError(f"expected a leaf below {self.count}, got {leaf}")
         number, place = divmod(leaf, BLOCK_LEAVES)
-        encodings = self._block(number).encodings
-        width = len(encodings) // self._leaves(number)
-        return encodings[place * width : (place + 1) * width]
+        found = self._block(number)
+        return found.encodings[place * found.width : (place + 1) * found.width]
+
+    def block(self, number: int) -> list[bytes]:
+        """The encoded accumulators of the leaves number * 4096 and on: 4096 of them, fewer in the last block."""
+        found = self._block(number)
+        return [found.encodings[at : at + found.width] for at in range(0, len(found.encodings), found.width)]
 
     def node(self, height: int, position: int) -> Digest:
         """The node `height` levels above the leaves."""
@@ -110,14 +116,15 @@ class AccumulatorTree:
         return min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)
 
     def _make_block(self, number: int) -> _Block:
-        encodings = self.encodings(number)
+        encodings = self._encodings(number)
         leaves = self._leaves(number)
         if not encodings or len(encodings) % leaves:
             raise ValueError(f"expected {leaves} encodings of one length, got {len(encodings)} bytes")
-        levels = [_leaf_level(encodings, len(encodings) // leaves)]
+        width = len(encodings) // leaves
+        levels = [_leaf_level(encodings, width)]
         for height in range(self._height):
             levels.append(level_above(levels[-1], height))
-        return _Block(encodings, levels)
+        return _Block(encodings, width, levels)
 
 
 def _leaf_level(encodings: bytes, width: int) -> bytes:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from protocol import keys, seals
+from protocol.accumulator_tree import AccumulatorTree
 from protocol.commitments import StepRecord, data_leaf, tensor_tree
 from protocol.errors import StateError, VerificationError
 from protocol.game import GameState, Level, Reason, apply, judge
@@ -43,7 +44,7 @@ from protocol.moves import (
 from protocol.program import Program, decode_instruction
 from protocol.proof import record_place
 from protocol.referee import build_openings
-from protocol.tags import Digest, Tag, tagged_hash
+from protocol.tags import Digest
 
 
 class Oracle(Protocol):
@@ -72,8 +73,8 @@ class Oracle(Protocol):
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value."""
 
-    def accumulators(self, step: int, value: int, element: int) -> list[bytes]:
-        """The encoded accumulators of one output element of a reduction, one per leaf."""
+    def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        """The accumulator tree of one output element of a reduction. Asked for at every move of a walk down it."""
 
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step."""
@@ -92,7 +93,7 @@ class Party(Protocol):
         """The next move in `state`, whose mover this is; `answered` is the opponent's last move, if there is one."""
 
 
-def level_tree(oracle: Oracle, state: GameState) -> Tree:
+def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
     """A party's own version of the tree in which the current node stands."""
     match state.level:
         case Level.RUN:
@@ -104,15 +105,10 @@ def level_tree(oracle: Oracle, state: GameState) -> Tree:
         case Level.CHUNKS:
             return tensor_tree(oracle.tensor(state.step, state.leaf))
         case Level.TERMS:
-            return accumulator_tree(oracle.accumulators(state.step, state.leaf, state.element))
+            return oracle.accumulators(state.step, state.leaf, state.element)
 
 
-def accumulator_tree(encoded: list[bytes]) -> Tree:
-    """The tree over the accumulators of one element."""
-    return Tree([tagged_hash(Tag.ACCUMULATOR, accumulator) for accumulator in encoded])
-
-
-def first_nodes(tree: Tree, job: Job) -> tuple[Digest, ...]:
+def first_nodes(tree: Tree | AccumulatorTree, job: Job) -> tuple[Digest, ...]:
     """What whoever opens a tree shows of it at once: its nodes min(r, depth) levels below the root."""
     return tuple(tree.below(tree.depth, 0, min(job.descent_levels, tree.depth)))
 
@@ -168,12 +164,11 @@ class Defender:
         return OpenTensor(instruction=encoded, siblings=siblings, nodes=first_nodes(tree, state.job))
 
     def _open_terms(self, state: GameState) -> OpenTerms:
-        encoded = self.oracle.accumulators(state.step, state.leaf, state.element)
-        tree = accumulator_tree(encoded)
+        tree = self.oracle.accumulators(state.step, state.leaf, state.element)
         return OpenTerms(
             nodes=first_nodes(tree, state.job),
-            accumulator=encoded[-1],
-            siblings=tuple(tree.proof(len(encoded) - 1)),
+            accumulator=tree.last,
+            siblings=tuple(tree.proof(tree.count - 1)),
         )
 
 
@@ -194,7 +189,7 @@ class Path:
             level = [parent(level[k], level[k + 1]) for k in range(0, len(level), 2)]
             height, first = height + 1, first // 2
 
-    def proof(self, own: Tree, leaf: int, depth: int) -> tuple[bytes, ...]:
+    def proof(self, own: Tree | AccumulatorTree, leaf: int, depth: int) -> tuple[bytes, ...]:
         """Siblings of a leaf left of the path: the revealed ones, and the own, agreed ones beside them."""
         places = [(height, (leaf >> height) ^ 1) for height in range(depth)]
         return tuple(self._nodes.get(place) or own.node(*place) for place in places)
@@ -309,10 +304,9 @@ class Challenger:
         tensors = tuple(replace(t, siblings=self._body_proof(state, tree, t.value)) for t in tensors)
         if not terms_leaf:
             return Prove(instruction=encoded, tensors=tensors, chunks=chunks)
-        own = oracle.accumulators(state.step, state.leaf, state.element)
-        terms = accumulator_tree(own)
+        terms = oracle.accumulators(state.step, state.leaf, state.element)
         siblings = self._paths[Level.TERMS].proof(terms, terms_leaf - 1, terms.depth)
-        previous = own[terms_leaf - 1]
+        previous = terms.at(terms_leaf - 1)
         return Prove(instruction=encoded, previous=previous, siblings=siblings, tensors=tensors, chunks=chunks)
 
     def _body_proof(self, state: GameState, own: Tree, value: int) -> tuple[bytes, ...]:

@@ -7,7 +7,9 @@ from engine.evidence import Evidence
 from engine.interpreter import Interpreter
 from engine.storage import RunDirectory
 from protocol.accumulator import Kind, decode_for, encode, finish
-from protocol.isa import NAN_BITS
+from protocol.accumulator_tree import AccumulatorTree
+from protocol.isa import NAN_BITS, Instruction
+from protocol.prefixes import BLOCK_LEAVES
 from sim.adversaries import Cheat
 
 _UNIT_EXPONENT = 298
@@ -29,20 +31,32 @@ class ForgedEvidence(Evidence):
         super().__init__(run, interpreter, cheat.tamper)
         self._cheat = cheat
 
-    def accumulators(self, step: int, value: int, element: int) -> list[bytes]:
+    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """Honest accumulators for honest elements; for the tampered one, a run that ends in the tampered value."""
-        honest = super().accumulators(step, value, element)
+        honest = super()._make_accumulators(step, value, element)
         cheat = self._cheat
         if (step, value, element) != (cheat.step, cheat.leaf, cheat.element):
             return honest
         instruction = self.program.body[value]
-        held = [decode_for(instruction, encoded) for encoded in honest]
+        last = decode_for(instruction, honest.last)
         claimed = int.from_bytes(self.tensor(step, value)[4 * element : 4 * element + 4], "little")
-        if held[-1].kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
+        if last.kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
             return honest  # only finite f32 sums are bent
-        missing = _exact_units(claimed) - held[-1].value
-        middle = len(held) // 2
-        bent = [replace(a, value=a.value + missing) if leaf >= middle else a for leaf, a in enumerate(held)]
-        if finish(bent[-1]) != claimed:
+        bent = replace(last, value=_exact_units(claimed))
+        if finish(bent) != claimed:
             return honest  # -0, which no sum is
-        return [encode(a) for a in bent]
+        return _bent(instruction, honest, bent.value - last.value)
+
+
+def _bent(instruction: Instruction, honest: AccumulatorTree, missing: int) -> AccumulatorTree:
+    """The tree with so many units more in every accumulator from the middle on."""
+    middle = honest.count // 2
+
+    def block(number: int) -> bytes:
+        found = honest.block(number)
+        for place in range(max(0, middle - number * BLOCK_LEAVES), len(found)):
+            held = decode_for(instruction, found[place])
+            found[place] = encode(replace(held, value=held.value + missing))
+        return b"".join(found)
+
+    return AccumulatorTree(honest.count, block)

@@ -12,6 +12,7 @@ from typing import Final
 
 from protocol import float32
 from protocol.accumulator import encode, finish
+from protocol.accumulator_tree import AccumulatorTree
 from protocol.commitments import StepRecord, data_tree, identify, state_tree, tensor_tree
 from protocol.commitments import run_tree as make_run_tree
 from protocol.eip712 import Address
@@ -443,12 +444,15 @@ class RunOracle:
         self.steps_tree = run.steps_tree
         self.record = run.record
         self.value_tree = run.value_tree
-        self.accumulators = run.accumulators
         self._run = run
 
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value."""
         return self._run.values[step][value]
+
+    def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        """The accumulator tree of an element."""
+        return AccumulatorTree.over(self._run.accumulators(step, value, element))
 
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step."""

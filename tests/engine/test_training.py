@@ -278,7 +278,7 @@ def test_evidence_is_tied_together_as_the_game_needs(new_run: NewRun) -> None:
     assert tree.root == parent(body_root, tree.node(half, 1))
     assert evidence.state_leaves(step).root == record.state_root
     value = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.REDUCE and i.terms > 4 and i.numel > 1)
-    assert len(evidence.accumulators(step, value, 1)) == -(-program.body[value].terms // 4)
+    assert evidence.accumulators(step, value, 1).count == -(-program.body[value].terms // 4)
     state = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE and i.origin.startswith("model."))
     assert evidence.state_id(step - 1, program.body[state].params.name) == tree.node(0, state)  # type: ignore[union-attr]
     assert evidence.data_id("seed") == identity(run.data()["seed"])

@@ -6,6 +6,7 @@ from functools import cache, cached_property
 
 from protocol import game
 from protocol.accumulator import Kind, decode_for, encode
+from protocol.accumulator_tree import AccumulatorTree
 from protocol.commitments import StepRecord, data_tree, identify, run_tree, state_leaf, state_tree
 from protocol.eip712 import Address, Domain
 from protocol.game import GameState
@@ -180,7 +181,11 @@ class Run:
     def tensor(self, step: int, value: int) -> bytes:
         return self.computed(step).values[value]
 
-    def accumulators(self, step: int, value: int, index: int) -> list[bytes]:
+    def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
+        return AccumulatorTree.over(self.encoded(step, value, index))
+
+    def encoded(self, step: int, value: int, index: int) -> list[bytes]:
+        """The encoded accumulators of an element, by the integer reference."""
         i = self.program.body[value]
         operands = [unpack(self.program.body[a.value].dtype, self.tensor(step, a.value)) for a in i.operands]
         types = self.program.operand_dtypes(i)
@@ -253,8 +258,8 @@ class Liar(Run):
         self._at = (at_step, at_leaf)
         self._bend_from = bend_from
 
-    def accumulators(self, step: int, value: int, index: int) -> list[bytes]:
-        true = super().accumulators(step, value, index)
+    def encoded(self, step: int, value: int, index: int) -> list[bytes]:
+        true = super().encoded(step, value, index)
         return true if (step, value) != self._at else bend(self, step, value, index, true, self._bend_from)
 
 

@@ -30,7 +30,7 @@ from protocol.moves import (
     Side,
     TensorWitness,
 )
-from protocol.player import Challenger, Defender, accumulator_tree, first_nodes
+from protocol.player import Challenger, Defender, first_nodes
 from protocol.tags import EMPTY, Digest
 from tests.protocol.runs import (
     GAME,
@@ -496,20 +496,19 @@ class FalseTerms(Defender):
         if state.phase is not Phase.OPEN_TERMS and state.level is not Level.TERMS:
             return super().move(state, answered)
         true = self.oracle.accumulators(state.step, state.leaf, state.element)
-        tree = accumulator_tree(true)
-        leaves = self._change([tree.node(0, k) for k in range(1 << tree.depth)])
-        tree = Tree(leaves, tree.depth)
+        leaves = self._change([true.node(0, k) for k in range(1 << true.depth)])
+        tree = Tree(leaves, true.depth)
         if state.phase is Phase.DESCEND:
             return Descend(nodes=tuple(tree.below(state.height, state.position, state.levels)))
         move = super().move(state, answered)
         assert isinstance(move, OpenTerms)
-        return replace(move, nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(true) - 1)))
+        return replace(move, nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(true.count - 1)))
 
 
 def test_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
     """True leaves, a false element: the first false leaf is the last; a leaf of padding cannot hide that."""
     liar = Liar(JOB, 4, ARGMAX, 0, bend_from=4)
-    assert len(liar.accumulators(4, ARGMAX, 0)) == 5
+    assert liar.accumulators(4, ARGMAX, 0).count == 5
     end = duel(liar, FalseTerms(liar, lambda x: [*x[:7], b"\1" * 32]), Challenger(HONEST))
     assert end.verdict is not None
     assert (end.verdict.reason, end.position) == (Reason.RECOMPUTED, 4)
@@ -539,7 +538,7 @@ def test_padding_and_leaves_decide_alike_for_a_challenger_that_goes_there(place:
 @pytest.mark.parametrize("first", range(4))
 def test_a_bent_sum_is_caught_at_the_leaf_where_it_bends(first: int) -> None:
     liar = Liar(JOB, 4, REDUCTION, 0, bend_from=first)
-    true = HONEST.accumulators(4, REDUCTION, 0)
+    true = HONEST.encoded(4, REDUCTION, 0)
     assert bend(liar, 4, REDUCTION, 0, true, first)[:first] == true[:first]
     end = duel(liar, Defender(liar), Challenger(HONEST))
     assert end.verdict is not None

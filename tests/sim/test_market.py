@@ -158,7 +158,7 @@ def test_evidence_of_a_fork_is_that_of_its_source(yard: Yard) -> None:
     assert ours.run_tree(3).root == theirs.run_tree(3).root
     assert ours.value_tree(5).root == theirs.value_tree(5).root
     leaf = sums_of(yard.program, 4)[0]
-    assert ours.accumulators(5, leaf, 1) == theirs.accumulators(5, leaf, 1)
+    assert ours.accumulators(5, leaf, 1).root == theirs.accumulators(5, leaf, 1).root
 
 
 def test_a_head_of_the_wrong_key_is_not_the_trainers(yard: Yard) -> None:
