@@ -13,7 +13,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 SOURCES := protocol engine sim tiebreak tests benchmarks examples
 
-.PHONY: help setup demo test matrix models lint format types vectors hardest contracts ci clean
+.PHONY: help setup demo test matrix models long-sums lint format types vectors hardest contracts ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ test: setup ## All tests, with floors on how many ran and no unexpected skips
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
 	$(BIN)/python -m pytest -n0 -m large tests/engine/models/full_size.py
+
+long-sums: setup ## A disputed sum of 2^24 terms, walked down to four of them (half a minute)
+	$(BIN)/python -m pytest -n0 -m large tests/protocol/test_long_sums.py
 
 matrix: setup ## Every combination of threads, instruction sets, orders, resumption and kernels (minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix or not matrix" tests/tiebreak/test_matrix.py tests/engine/test_golden.py tests/engine/test_devices.py

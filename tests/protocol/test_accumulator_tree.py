@@ -1,5 +1,6 @@
 """A tree that forgets its blocks against one that keeps every level."""
 
+import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
 
@@ -96,6 +97,20 @@ def test_blocks_are_computed_again_and_few_are_held() -> None:
         for number in range(BLOCKS_HELD + 1):
             tree.at(number * BLOCK_LEAVES)
     assert asked == [5, *range(BLOCKS_HELD + 1), *range(BLOCKS_HELD + 1)]
+
+
+def test_memory_does_not_grow_with_the_accumulators() -> None:
+    count = 64 * BLOCK_LEAVES
+    dtypes = (DType.F32, DType.F32)
+    same = (Access(0, 0, (0,)), Access(0, 0, (0,)))
+    instruction = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(4 * count,), operands=same)
+    tracemalloc.start()
+    tree = AccumulatorTree.of(instruction, 0, [bytes(4)] * 2, dtypes)
+    proofs = [tree.proof(leaf) for leaf in range(0, count, count // 10)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert all(len(proof) == 18 for proof in proofs)
+    assert peak < 8 << 20 < count * (97 + 32) // 4, "a quarter of the accumulators and their digests would be more"
 
 
 def test_padding_is_empty_at_every_height_and_needs_no_block() -> None:
