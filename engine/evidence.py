@@ -5,12 +5,13 @@ step once for the ids of its values, and once more for each value that is opened
 checkpoint that was not kept is computed again from the last one before it that was.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Protocol
 
 from torch import Tensor
 
 from engine.interpreter import Interpreter, Observer, State, StepResult
-from engine.storage import RunDirectory
 from engine.tensors import identity, tensor_bytes
 from engine.training import Tamper, honest, make_record
 from protocol.accumulator_tree import AccumulatorTree
@@ -23,6 +24,34 @@ from protocol.program import Program, half_and_half
 from protocol.tags import Digest
 
 
+class Source(Protocol):
+    """What a party has of its run: a run directory, or what stands for one."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    @property
+    def program(self) -> Program:
+        """Its program."""
+
+    @property
+    def path(self) -> object:
+        """Where it is, for messages."""
+
+    def records(self) -> list[StepRecord]:
+        """The records of the checkpoints so far."""
+
+    def kept_before(self, step: int) -> int:
+        """The last step, up to this one, whose state is kept."""
+
+    def state(self, step: int) -> Mapping[str, Tensor]:
+        """A kept state."""
+
+    def data(self) -> Mapping[str, Tensor]:
+        """The job's data."""
+
+
 class _Found(Exception):
     """Stops a replay once the wanted value is there."""
 
@@ -30,7 +59,7 @@ class _Found(Exception):
 class Evidence:
     """Answers `protocol.player.Oracle` from a run directory. A cheat's evidence is tampered as its run was."""
 
-    def __init__(self, run: RunDirectory, interpreter: Interpreter, tamper: Tamper = honest) -> None:
+    def __init__(self, run: Source, interpreter: Interpreter, tamper: Tamper = honest) -> None:
         self.run = run
         self._interpreter = interpreter
         self._tamper = tamper

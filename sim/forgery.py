@@ -3,9 +3,8 @@
 from dataclasses import replace
 from fractions import Fraction
 
-from engine.evidence import Evidence
+from engine.evidence import Evidence, Source
 from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
 from protocol.accumulator import Kind, decode_for, encode, finish
 from protocol.accumulator_tree import AccumulatorTree
 from protocol.isa import NAN_BITS, Instruction
@@ -27,7 +26,7 @@ def _exact_units(bits: int) -> int:
 class ForgedEvidence(Evidence):
     """`Evidence` of the tampered run; the accumulators of the tampered sum are bent, from the middle on, to fit it."""
 
-    def __init__(self, run: RunDirectory, interpreter: Interpreter, cheat: Cheat) -> None:
+    def __init__(self, run: Source, interpreter: Interpreter, cheat: Cheat) -> None:
         super().__init__(run, interpreter, cheat.tamper)
         self._cheat = cheat
 
