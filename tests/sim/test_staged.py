@@ -1,0 +1,116 @@
+"""Disputes over a run of a million steps of which one is real."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.agreement import Terms, draft_job
+from engine.arithmetic import Arithmetic
+from engine.compile import compile_task
+from engine.interpreter import Interpreter
+from protocol.errors import ConfigurationError
+from protocol.game import Level, Reason
+from protocol.job import Head, Job, SignedHead
+from protocol.moves import Side
+from sim.adversaries import Cheat, flipped_weight_bit, low_precision_sum
+from sim.market import Market
+from sim.match import Match, play, replay_on_chain
+from sim.staged import StagedEvidence, StagedForgery, StagedRun, made_up
+from tests.sim.yard import make_task, sums_of
+
+STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
+
+
+class Stage:
+    """Both parties of a job of a million steps."""
+
+    def __init__(self) -> None:
+        self.market = Market()
+        self.compiled = compile_task(replace(make_task(), steps=STEPS, checkpoint_interval=INTERVAL))
+        self.interpreter = Interpreter(self.compiled.program, Arithmetic())
+        keys = self.market.parties
+        self.job = draft_job(
+            self.compiled,
+            steps=STEPS,
+            checkpoint_interval=INTERVAL,
+            client=keys.client.address,
+            trainer=keys.trainer.address,
+            terms=Terms(descent_levels=5),
+        )
+
+    def run(self, party: bytes, job: Job | None = None, step: int = STEP) -> StagedRun:
+        compiled = self.compiled
+        return StagedRun(
+            job=job or self.job,
+            program=compiled.program,
+            step=step,
+            state_before=compiled.state,
+            inputs=compiled.data,
+            party=party,
+        )
+
+    def play(self, cheat: Cheat, job: Job, *, honest_trainer: bool = False) -> Match:
+        forgery = StagedForgery(self.run(b"lie", job), self.interpreter, cheat)
+        honest = StagedEvidence(self.run(b"truth", job), self.interpreter)
+        defender, challenger = (honest, forgery) if honest_trainer else (forgery, honest)
+        agreement = self.market.sign(job)
+        self.market.open(agreement)
+        count = job.checkpoints
+        head = Head(job_id=job.id, count=count, run_root=defender.run_tree(count).root)
+        signed = SignedHead.sign(head, agreement.domain, self.market.parties.trainer)
+        self.market.post(signed)
+        match = play(agreement, signed, defender, challenger)
+        return replay_on_chain(self.market, agreement, signed, match)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.mark.parametrize("levels", [1, 5])
+def test_a_false_sum_among_a_million_steps(stage: Stage, levels: int) -> None:
+    leaf = sums_of(stage.compiled.program, 12)[0]
+    cheat = low_precision_sum(step=STEP, leaf=leaf, element=7)
+    match = stage.play(cheat, replace(stage.job, descent_levels=levels, nonce=levels))
+    assert match.loser is Side.DEFENDER
+    assert match.final.verdict is not None
+    assert match.final.verdict.reason is Reason.RECOMPUTED
+    assert (match.final.level, match.final.step, match.final.leaf) == (Level.TERMS, STEP, leaf)
+    assert match.chain is not None
+    assert match.chain.loser is Side.DEFENDER
+    assert (1 + len(match.moves) <= 30) == (levels == 5)
+
+
+def test_a_false_weight_among_a_million_steps(stage: Stage) -> None:
+    cheat = flipped_weight_bit(stage.compiled.program, state="model.head.weight", step=STEP, element=3)
+    match = stage.play(cheat, replace(stage.job, nonce=10))
+    assert match.loser is Side.DEFENDER
+    assert match.final.level is Level.VALUES
+
+
+def test_a_mistaken_challenge_loses(stage: Stage) -> None:
+    leaf = sums_of(stage.compiled.program, 12)[0]
+    cheat = low_precision_sum(step=STEP, leaf=leaf, element=7)
+    match = stage.play(cheat, replace(stage.job, nonce=20), honest_trainer=True)
+    assert match.loser is Side.CHALLENGER
+    assert match.chain is not None
+    assert match.chain.loser is Side.CHALLENGER
+
+
+def test_parties_agree_before_the_step_and_differ_behind_it(stage: Stage) -> None:
+    one, other = stage.run(b"one").records(), stage.run(b"other").records()
+    same = [a == b for a, b in zip(one, other, strict=True)]
+    assert same == [k < STEP // INTERVAL for k in range(STEPS // INTERVAL)]
+    assert made_up(5, b"") != made_up(6, b"")
+
+
+@pytest.mark.parametrize("step", [654_001, 655_000])
+def test_the_real_step_stands_inside_a_segment(stage: Stage, step: int) -> None:
+    with pytest.raises(ConfigurationError, match="expected a step between 654001 and 655000"):
+        stage.run(b"", step=step)
+
+
+def test_there_is_one_state(stage: Stage) -> None:
+    with pytest.raises(ConfigurationError, match="expected a step from 654320 on, got 5"):
+        stage.run(b"").state(5)
