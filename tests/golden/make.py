@@ -53,7 +53,9 @@ def make(name: str) -> Expected:
 def main() -> None:
     """Make all of them, or those named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=(*NAMES, []), default=[], metavar="NAME", help="all if none is given")
+    parser.add_argument(
+        "names", nargs="*", choices=(*NAMES, []), default=[], metavar="NAME", help="all if none is given"
+    )
     torch.set_num_threads(1)
     for name in parser.parse_args().names or NAMES:
         expected = make(name)
