@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {IGame} from "../interfaces/IGame.sol";
+import {IJobBoard} from "../interfaces/IJobBoard.sol";
+import {IReferee} from "../interfaces/IReferee.sol";
+import {Commitments} from "../libraries/Commitments.sol";
+import {Isa} from "../libraries/Isa.sol";
+import {Trees} from "../libraries/Trees.sol";
+import {Segments} from "./Segments.sol";
+import {Turns} from "./Turns.sol";
+
+/// @title What the referee is told (SPEC section 10, PROVE), from a game, its job and what earlier moves fixed
+library ProofContext {
+    /// The loss of record 0: the one NaN.
+    uint32 private constant NAN_BITS = uint32(Isa.NAN_BITS);
+
+    // Places in the list of what was opened (SPEC section 11).
+    uint256 private constant RUN_ROOT = 0;
+    uint256 private constant STEPS_ROOT = 1;
+    uint256 private constant BODY_ROOT = 2;
+    uint256 private constant VALUE_SEAL = 3;
+    uint256 private constant INSTRUCTION = 4;
+    uint256 private constant ELEMENT_SEAL = 5;
+    uint256 private constant ACCUMULATOR_ROOT = 5;
+    uint256 private constant TERMS_SEAL = 6;
+
+    /// @notice Reverts unless `opened` is what the game's earlier moves fixed, all of it and in order.
+    function check(
+        IGame.GameState storage game,
+        IJobBoard.JobState storage job,
+        IGame.Level level,
+        bytes32[] calldata opened
+    ) internal view {
+        uint256 expected = level == IGame.Level.TERMS ? 7 : level == IGame.Level.CHUNKS ? 6 : 5;
+        if (level == IGame.Level.VALUES && game.instruction >> job.depth != 0) expected = 4; // a commit
+        // SAFETY: the trainer chose the run root, and might know a digest pair below it: a longer list is refused.
+        if (opened.length != expected) revert IGame.WrongOpenedCount(expected, opened.length);
+        bytes32 found = opened[RUN_ROOT];
+        for (uint256 i = 1; i < expected; ++i) {
+            found = extended(found, opened[i]);
+        }
+        // INVARIANT 9: of this length, the digest names one list.
+        if (found != game.opened) revert IGame.WrongOpened(game.opened, found);
+    }
+
+    /// @return t_{n+1} of t_n and x
+    function extended(bytes32 digest, bytes32 x) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked(digest, x));
+    }
+
+    /// @param opened as checked
+    /// @return the seal that the challenger gave when it chose the leaf that it proves
+    function sealOf(IGame.Level level, bytes32[] calldata opened) internal pure returns (bytes32) {
+        if (level == IGame.Level.VALUES) return opened[VALUE_SEAL];
+        return level == IGame.Level.CHUNKS ? opened[ELEMENT_SEAL] : opened[TERMS_SEAL];
+    }
+
+    /// @param opened as checked
+    function make(
+        IGame.GameState storage game,
+        IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
+        bytes32[] calldata opened
+    ) internal view returns (IReferee.Context memory context) {
+        IGame.Level level = turn.level;
+        context.target = level == IGame.Level.VALUES
+            ? IReferee.Target.VALUE
+            : level == IGame.Level.CHUNKS ? IReferee.Target.ELEMENT : IReferee.Target.TERMS;
+        context.depth = job.depth;
+        context.precision = job.precision;
+        context.position = game.instruction;
+        context.element = game.element;
+        context.termsLeaf = level == IGame.Level.TERMS ? turn.position : 0;
+        context.step = game.step;
+        context.stateCount = job.stateCount;
+        context.dataCount = job.dataCount;
+        // Of a commit there is none: the proof opens it.
+        context.instructionLeaf = opened.length > INSTRUCTION ? opened[INSTRUCTION] : bytes32(0);
+        context.programRoot = job.programRoot;
+        context.bodyRoot = opened[BODY_ROOT];
+        context.dataRoot = job.dataRoot;
+        context.accumulatorRoot = level == IGame.Level.TERMS ? opened[ACCUMULATOR_ROOT] : bytes32(0);
+        _previousRecord(context, job, opened);
+    }
+
+    /// @dev Where record s-1 stands: record 0, a checkpoint of the run tree, or a step of the same segment. All of
+    /// these lie left of the disputed record, so both sides agree on them (INVARIANT 2).
+    function _previousRecord(IReferee.Context memory context, IJobBoard.JobState storage job, bytes32[] calldata opened)
+        private
+        view
+    {
+        uint64 previous = context.step - 1;
+        uint64 interval = job.checkpointInterval;
+        if (previous == 0) {
+            context.recordRoot = Commitments.record(0, job.initialStateRoot, NAN_BITS, bytes32(0));
+        } else if (previous % interval == 0) {
+            context.recordRoot = opened[RUN_ROOT];
+            context.recordDepth = uint8(Trees.depthOf(Segments.checkpoints(job)));
+            context.recordPosition = previous / interval - 1;
+        } else {
+            uint64 segment = previous / interval;
+            context.recordRoot = opened[STEPS_ROOT];
+            context.recordDepth = uint8(Trees.depthOf(Segments.length(job, segment)));
+            context.recordPosition = previous - segment * interval - 1;
+        }
+    }
+}
