@@ -78,6 +78,10 @@ contract TranscendentalsTest is TestBase {
         assertEq(_f(Isa.EXP, 0xb3000001, 32), ONE - 1, "exp of the next: below it");
         assertEq(_f(Isa.TANH, 1, 32), 1, "tanh of the least subnormal");
         assertEq(_f(Isa.TANH, 0x39000000, 32), 0x39000000, "tanh 2^-13: a third of 2^-26 below, less than half a place");
+        assertEq(_f(Isa.TANH, 0x41102cb3, 32), ONE - 1, "tanh of the greatest with a result below 1");
+        assertEq(_f(Isa.TANH, 0x41102cb4, 32), ONE, "tanh of the next");
+        assertEq(_f(Isa.ERF, 0xc07ad444, 32), MINUS_ONE - 1, "erf of the least with a result above -1");
+        assertEq(_f(Isa.ERF, 0xc07ad445, 32), MINUS_ONE, "erf of the next");
         assertEq(_f(Isa.SIN, 0x807fffff, 32), 0x807fffff, "sin of a subnormal");
         assertEq(_f(Isa.ERF, 1, 32), 1, "erf of the least subnormal");
         assertEq(_f(Isa.LOG, 1, 32), 0xc2ce8ed0, "log 2^-149");

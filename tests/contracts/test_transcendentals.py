@@ -50,14 +50,12 @@ def literal(file: Path, name: str) -> int:
 
 def test_constants() -> None:
     exponential, sine = LIBRARIES / "Exponential.sol", LIBRARIES / "Sine.sol"
-    two_over_pi = (1 << 1113) // _pi(600)
     assert literal(exponential, "LN2") == _ln2(400) >> 280
     assert literal(LIBRARIES / "Logarithm.sol", "LN2_200") == _ln2(400) >> 200
     assert literal(LIBRARIES / "ErrorFunction.sol", "TWO_OVER_ROOT_PI") == _two_over_root_pi(400) >> 280
     assert literal(LIBRARIES / "ErrorFunction.sol", "ONE") == 1 << 120
     assert literal(sine, "HALF_PI") == _pi(400) >> 281
-    assert literal(sine, "TWO_OVER_PI_HIGH") == two_over_pi >> 256
-    assert literal(sine, "TWO_OVER_PI_LOW") == two_over_pi & (1 << 256) - 1
+    assert literal(sine, "TWO_OVER_PI") == (1 << 857) // _pi(600)
 
 
 def test_what_is_evaluated_was_searched() -> None:

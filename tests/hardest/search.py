@@ -146,8 +146,12 @@ def _select(found: Sequence[Near]) -> list[Near]:
 
 
 def _samples(function: MapFunction, count: int = 40) -> Iterator[tuple[int, int]]:
-    """Arguments of no distinction, with a precision."""
+    """The ends of the ranges, both sides of powers of two (series change their length there), arguments of no note."""
     stream = random.Random(int(function))
+    ends = [end for ends in RANGES[function] for end in ends]
+    powers = [(exponent << 23) - step for exponent in (115, 126, 127, 128, 129, 130, 254) for step in (0, 1)]
+    for x in ends + [x for x in powers if any(first <= x <= last for first, last in RANGES[function])]:
+        yield x, stream.randint(24, 32)
     for _ in range(count):
         yield stream.randint(*stream.choice(RANGES[function])), stream.randint(24, 32)
 

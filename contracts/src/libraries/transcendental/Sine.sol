@@ -8,9 +8,8 @@ import {Estimate} from "./Decision.sol";
 /// 2/π that meet x's.
 library Sine {
     uint256 private constant ONE = 1 << 120;
-    /// 2/π in 2^-512, rounded down: its first 256 bits, and the next.
-    uint256 internal constant TWO_OVER_PI_HIGH = 0xa2f9836e4e441529fc2757d1f534ddc0db6295993c439041fe5163abdebbc561;
-    uint256 internal constant TWO_OVER_PI_LOW = 0xb7246e3a424dd2e006492eea09d1921cfe1deb1cb129a73ee88235f52ebb4484;
+    /// 2/π in 2^-256, rounded down.
+    uint256 internal constant TWO_OVER_PI = 0xa2f9836e4e441529fc2757d1f534ddc0db6295993c439041fe5163abdebbc561;
     /// π/2 in ulp, rounded down.
     uint256 internal constant HALF_PI = 0x1921fb54442d18469898cc51701b839;
 
@@ -31,15 +30,13 @@ library Sine {
     /// @dev x = (quadrant + 4j + f · 2^-128) π/2 for some j, |f| <= 2^127, with an error of f below 2.
     function _reduce(uint256 m, int256 e) private pure returns (uint256 quadrant, int256 f) {
         unchecked {
-            // 2/π · 2^e in units of 2^-200, rounded down, modulo what overflows, a multiple of 4; m times its error is
-            // below 2^24 units.
-            uint256 window;
-            if (e <= 56) window = TWO_OVER_PI_HIGH >> uint256(56 - e);
-            else window = TWO_OVER_PI_HIGH << uint256(e - 56) | TWO_OVER_PI_LOW >> uint256(312 - e);
+            // 2/π · 2^e in units of 2^-200, modulo what overflows, a multiple of 4. Too small by less than 1 unit or by
+            // less than 2^(e - 56) <= 2^48: m times that is below 2^72 units, one of f.
+            uint256 window = e <= 56 ? TWO_OVER_PI >> uint256(56 - e) : TWO_OVER_PI << uint256(e - 56);
             uint256 turns = (m * window) << 54; // modulo 4, in units of 2^-254
             uint256 rounded = turns + (1 << 253); // half of a quadrant more, modulo 4
             quadrant = rounded >> 254;
-            // What is over the nearest quadrant, |·| <= 2^253. The shift errs by less than 1, m · window by 2^-48.
+            // What is over the nearest quadrant, |·| <= 2^253; the shift errs by less than 1.
             f = int256(turns - (quadrant << 254)) >> 126;
         }
     }
