@@ -35,7 +35,7 @@ from protocol.codec import Reader, unsigned
 from protocol.commitments import StepRecord, data_tree, state_tree
 from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from protocol.isa import DType
-from protocol.job import Job, SignedHead, SignedJob
+from protocol.job import PRECISION_F32, Job, SignedHead, SignedJob
 from protocol.program import Limits, Program
 from protocol.tags import Digest, Tag, tagged_hash
 
@@ -231,9 +231,13 @@ class RunDirectory:
     def create(
         cls, path: Path, agreement: SignedJob, program: Program, state: Mapping[str, Tensor], data: Mapping[str, Tensor]
     ) -> "RunDirectory":
-        """A new run; refuses a directory in use and inputs that are not the job's."""
+        """A new run; refuses a directory in use and inputs that are not the job's.
+
+        Raises `ConfigurationError` for a job that this engine does not compute, as `open` does.
+        """
         agreement.verify()
         job = agreement.job
+        _require_computable(job)
         job.check_program(program)
         check_spec("state", state, program.state_spec())
         check_spec("data", data, program.data_spec())
@@ -257,6 +261,7 @@ class RunDirectory:
         """An existing run, perhaps a stranger's. Raises `VerificationError` for what is not as the job says."""
         agreement = SignedJob.decode(read_file(path / "job.bin", 1 << 16))
         agreement.verify()
+        _require_computable(agreement.job)
         program = Program.decode(read_file(path / "program.tbp", MAX_PROGRAM_BYTES), limits)
         agreement.job.check_program(program)
         return cls(path, agreement, program)
@@ -430,6 +435,15 @@ class RunDirectory:
                 continue
             return step
         return 0
+
+
+def _require_computable(job: Job) -> None:
+    """Nobody trains, audits or defends without a run directory, so this comes before all work."""
+    if job.precision != PRECISION_F32:
+        raise ConfigurationError(
+            f"expected a job of precision {PRECISION_F32}, which is all that this engine computes, got {job.precision}; "
+            "the reference and the referee (protocol) know the others"
+        )
 
 
 def _check_root(what: str, expected: bytes, found: bytes) -> None:

@@ -1,6 +1,5 @@
 """The rules of the game by the number of their invariant, and every tie."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
@@ -11,15 +10,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from protocol import game
+from protocol.commitments import chunk_count
 from protocol.errors import IllegalMove, VerificationError
 from protocol.game import GameState, Level, Reason
+from protocol.isa import TRANSCENDENTALS, DType, Opcode, ReduceFunction
 from protocol.job import Head
-from protocol.merkle import Tree, fold
+from protocol.merkle import Tree, depth_of, fold
 from protocol.moves import (
     Concede,
     Descend,
     Move,
-    OpenChunk,
     Opening,
     OpenSteps,
     OpenTensor,
@@ -31,75 +31,22 @@ from protocol.moves import (
     TensorWitness,
 )
 from protocol.player import Challenger, Defender, first_nodes
-from protocol.tags import EMPTY, Digest
-from tests.protocol.runs import (
-    GAME,
-    REPLAY,
-    SECRET,
-    STEPS,
-    Liar,
-    Run,
-    bend,
-    duel,
-    lie,
-    make_job,
-    ordinary_element,
-    program,
+from protocol.reference import unpack
+from protocol.tags import Digest
+from tests.protocol.runs import GAME, STEPS, Liar, Run, bend, duel, flip, make_job, ordinary_element, program
+from tests.protocol.walks import (
+    ARGMAX,
+    HONEST,
+    JOB,
+    REDUCTION,
+    WALKS,
+    Erratic,
+    Garbage,
+    RandomChallenger,
+    at,
+    check_invariants,
+    other,
 )
-
-JOB = make_job()
-HONEST = Run(JOB)
-REDUCTION = 32
-"""A sum of 15 terms: 4 leaves of terms."""
-SCATTER = 20
-ARGMAX = 16
-"""20 terms: 5 leaves, 3 of padding."""
-COMMIT = program().leaf_of_commit(1)
-
-Walk = list[tuple[GameState, Move, GameState]]
-
-
-def walk(liar: Run, defender: Defender | None = None) -> Walk:
-    """Every move of an honest challenger's game against a liar."""
-    made: Walk = []
-    duel(liar, defender or Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
-    return made
-
-
-WALKS = {
-    "terms": walk(Liar(JOB, 4, ARGMAX, 0, bend_from=1)),
-    "element": walk(Liar(JOB, 3, 24, 299)),
-    "state source": walk(Liar(JOB, 3, 3)),
-    "state source in a segment": walk(Liar(JOB, 4, 3)),
-    "state source in the first step": walk(Liar(JOB, 1, 3)),
-    "data source": walk(Liar(JOB, 4, 0)),
-    "constant": walk(Liar(JOB, 4, 5)),
-    "commit": walk(Liar(JOB, 4, COMMIT)),
-    "segment of one step": walk(Liar(JOB, 5, 24, 3)),
-}
-
-
-def at(name: str, phase: Phase) -> tuple[GameState, Move]:
-    """A state of a walk in which a move of this kind is due, and the move that was made."""
-    return next((state, move) for state, move, _ in WALKS[name] if state.phase is phase)
-
-
-def other(digest: bytes) -> bytes:
-    return bytes([digest[0] ^ 1]) + digest[1:]
-
-
-def check_invariants(before: GameState, move: Move, after: GameState) -> None:
-    """Invariants 2, 3, 5 and 8, over one move."""
-    assert move.KIND is before.phase
-    assert before.mover is move.KIND.mover
-    assert 0 <= after.position < 1 << 64
-    assert 0 <= after.height <= 64
-    assert after.defender_rest <= before.defender_rest
-    assert after.challenger_rest <= before.challenger_rest
-    charged = max(0, after.last - before.last - before.allowance)
-    rests = before.defender_rest + before.challenger_rest
-    assert after.defender_rest + after.challenger_rest + charged == rests
-    assert (after.verdict is None) == (after.phase is not Phase.OVER)
 
 
 @pytest.mark.parametrize("name", WALKS)
@@ -156,46 +103,6 @@ def test_a_game_starts_only_against_a_head_of_the_job() -> None:
         game.start(JOB, Head(job_id=JOB.id, count=4, run_root=head.run_root), GAME, 0)
     with pytest.raises(VerificationError, match="game id: expected 32 bytes"):
         game.start(JOB, head, GAME[1:], 0)
-
-
-# ---------------------------------------------------------------- clocks
-
-
-@pytest.mark.parametrize("name", ["terms", "commit", "state source"])
-def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[], None]) -> None:
-    allowed = Counter[int]()
-    for state, move, _ in WALKS[name]:
-        state = replace(state, last=1000, defender_rest=70, challenger_rest=30)
-        rest = 70 if state.mover is Side.DEFENDER else 30
-        last = 1000 + state.allowance + rest
-        assert (state.rest, state.deadline) == (rest, last)
-        allowed[state.allowance] += 1
-        first = 1001 if state.phase is Phase.PROVE else 1000
-        for now in {first, 1000 + state.allowance - 1, 1000 + state.allowance, last - 1, last} - {999, 1000} | {first}:
-            for legal in (move, Concede()):
-                after = game.apply(state, legal, now)
-                assert after.last == now
-                assert after.defender_rest + after.challenger_rest == 100 - max(0, now - 1000 - state.allowance)
-            with pytest.raises(IllegalMove, match=f"expected an instant after {last}, got {now}"):
-                game.timeout(state, now)
-            cases()
-        for late in (move, Concede()):
-            with pytest.raises(IllegalMove, match=f"expected a move not after {last}, got one at {last + 1}"):
-                game.apply(state, late, last + 1)
-        verdict = game.timeout(state, last + 1).verdict
-        assert verdict is not None
-        assert (verdict.winner, verdict.reason) == (state.mover.other, Reason.TIMEOUT)
-        assert ("of replay" in verdict.detail) == (state.allowance > 0)
-    assert set(allowed) == {0, REPLAY}
-
-
-def test_5_time_does_not_run_backward() -> None:
-    state, move = at("terms", Phase.DESCEND)
-    state = replace(state, last=50)
-    with pytest.raises(IllegalMove, match="not before 50, got 49"):
-        game.apply(state, move, 49)
-    with pytest.raises(IllegalMove, match="not before 50, got 49"):
-        game.timeout(state, 49)
 
 
 # ---------------------------------------------------------------- lost ties and illegal moves, one by one
@@ -357,20 +264,6 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
 # ---------------------------------------------------------------- 9: an honest defender never loses
 
 
-class RandomChallenger(Challenger):
-    """Legal moves at random; what it proves is true, since only true openings verify."""
-
-    def __init__(self, oracle: Run, random: Random) -> None:
-        super().__init__(oracle, SECRET)
-        self._random = random
-
-    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
-        return self._random.randrange(len(nodes))
-
-    def pick_element(self, state: GameState, chunk: bytes) -> int:
-        return self._random.randrange(len(chunk) // state.dtype.size)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 5), st.data())
 def test_9_an_honest_defender_never_loses(random: Random, levels: int, interval: int, data: st.DataObject) -> None:
@@ -379,12 +272,12 @@ def test_9_an_honest_defender_never_loses(random: Random, levels: int, interval:
     end = duel(run, Defender(run), RandomChallenger(run, random), count=count, on_move=check_invariants)
     assert end.verdict is not None
     assert end.verdict.winner is Side.DEFENDER
-    assert end.verdict.reason in (Reason.PADDING, Reason.RECOMPUTED)
+    assert end.verdict.reason in (Reason.PADDING, Reason.RECOMPUTED, Reason.CONCEDED)
 
 
 def test_9_a_false_challenger_loses_where_it_is_wrong() -> None:
     """The challenger's own run is the tampered one."""
-    for leaf in (3, 24, ARGMAX, COMMIT):
+    for leaf in (3, 24, ARGMAX, program().leaf_of_commit(1)):
         end = duel(HONEST, Defender(HONEST), Challenger(Liar(JOB, 4, leaf, bend_from=1)))
         assert end.verdict is not None
         assert (end.verdict.winner, end.verdict.reason, end.leaf) == (Side.DEFENDER, Reason.CONCEDED, leaf)
@@ -418,60 +311,6 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
     assert end.verdict.winner is Side.CHALLENGER
     if liar.value_tree(step).node(0, leaf) != run.value_tree(step).node(0, leaf) and end.step == step:
         assert end.leaf == leaf
-
-
-class Garbage(Run):
-    """A cheat that commits to random leaves, at places that are used and at places that must be empty."""
-
-    def __init__(self, job: Run, random: Random) -> None:
-        super().__init__(job.job, lie(4, 33), 4)
-        self._random = random
-        self._kept: dict[tuple[str, int], Tree] = {}
-
-    def _spoil(self, key: tuple[str, int], tree: Tree, keep: set[int], width: int) -> Tree:
-        if key not in self._kept:
-            leaves = [tree.node(0, k) for k in range(1 << tree.depth)]
-            for _ in range(self._random.randrange(4)):
-                place = self._random.randrange(width)
-                if place not in keep:
-                    leaves[place] = Digest(self._random.choice([EMPTY, self._random.randbytes(32)]))
-            self._kept[key] = Tree(leaves, tree.depth)
-        return self._kept[key]
-
-    def run_tree(self, count: int) -> Tree:
-        tree = super().run_tree(count)
-        return self._spoil(("run", count), tree, set(), 1 << tree.depth)
-
-    def steps_tree(self, checkpoint: int) -> Tree:
-        tree = super().steps_tree(checkpoint)
-        return self._spoil(("steps", checkpoint), tree, {self.job.segment_steps(checkpoint) - 1}, 1 << tree.depth)
-
-    def value_tree(self, step: int) -> Tree:
-        half = 1 << self.job.half_depth
-        return self._spoil(("values", step), super().value_tree(step), {self.job.body_count - 1}, half)
-
-
-class Erratic(Defender):
-    """Sometimes posts something else than its own trees, of the right shape."""
-
-    def __init__(self, oracle: Run, random: Random) -> None:
-        super().__init__(oracle)
-        self._random = random
-
-    def move(self, state: GameState, answered: Move | None) -> Move:
-        move = super().move(state, answered)
-        if self._random.random() > 0.05:
-            return move
-        noise = self._random.randbytes(32)
-        if isinstance(move, Descend):
-            return replace(move, nodes=(*move.nodes[:-1], noise))
-        if isinstance(move, OpenSteps):
-            leaves = [self._random.randbytes(32) for _ in range(state.job.segment_steps(state.checkpoint))]
-            tree = Tree([*leaves[:-1], state.node])
-            return OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(len(leaves) - 1)))
-        if isinstance(move, OpenChunk):
-            return OpenChunk(chunk=self._random.randbytes(len(move.chunk)))
-        return move
 
 
 @settings(max_examples=50, deadline=None)
@@ -566,3 +405,85 @@ def test_7_the_bound_holds_for_the_longest_walk() -> None:
     assert end.moves <= game.max_moves(job)
     # run, steps, values, tensor (of one chunk), chunk, element, terms, proof
     assert end.moves == sum((2 * 1, 2 * 2, 2 * 7, 1, 1, 1, 2 * 3, 1))
+
+
+def test_7_a_run_of_a_million_steps_takes_thirty_moves_at_most() -> None:
+    """With the challenge: 1000 checkpoints of 1000 steps, 2^13 values, tensors of 256 MiB, sums of 1024 terms."""
+    depths = {"run": 10, "steps": 10, "values": 14, "chunks": 19, "terms": 8}
+    assert 1 + game.walk_moves(5, **depths) == 30
+    assert [1 + game.walk_moves(r, **depths) for r in (1, 2, 3, 4)] == [126, 66, 50, 38]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([16, 20, 24, 32]), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1))
+def test_7_a_walk_to_a_partial_sum_takes_as_many_moves_as_it_says(
+    leaf: int, levels: int, interval: int, bend_from: int
+) -> None:
+    job = make_job(levels=levels, interval=interval)
+    element = ordinary_element(4, leaf)
+    end = duel(liar := Liar(job, 4, leaf, element, bend_from=bend_from), Defender(liar), Challenger(Run(job)))
+    assert end.verdict is not None
+    assert end.verdict.reason is Reason.RECOMPUTED
+    i = program().body[leaf]
+    depths = {
+        "run": job.run_depth,
+        "steps": depth_of(job.segment_steps(job.checkpoint_of(4))),
+        "values": job.half_depth + 1,
+        "chunks": depth_of(chunk_count(i.dtype, i.shape)),
+        "terms": depth_of(-(-end.terms // 4)) if end.terms else 0,
+    }
+    assert end.moves == game.walk_moves(levels, **depths) <= game.max_moves(job)
+
+
+# ---------------------------------------------------------------- precisions below 32
+
+ROUNDED = [
+    n
+    for n, i in enumerate(program().body)
+    if (
+        i.dtype == DType.F32
+        and (i.opcode == Opcode.SCATTER_SUM or (i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM))
+    )
+    or (i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS)
+]
+"""Instructions whose results are rounded to the job's precision."""
+
+
+def at_32_bits(run: Run, leaf: int) -> bytes:
+    """The value of the first step as rounding to 32 bits leaves it, of operands that are what the job says."""
+    elements = [unpack(i.dtype, data) for i, data in zip(program().body, run.computed(1).values, strict=True)]
+    return Run(make_job())._execute(program().body[leaf], run.state(0), elements, 1)
+
+
+@pytest.mark.parametrize("precision", [24, 25, 31])
+def test_who_rounds_to_another_precision_loses_there(precision: int, cases: Callable[[], None]) -> None:
+    job = make_job(precision=precision)
+    honest, kinds = Run(job), set()
+    for leaf in ROUNDED:
+        i, fine = program().body[leaf], at_32_bits(honest, leaf)
+        if fine != honest.tensor(1, leaf):  # else each element has few enough places by itself
+            kinds.add((i.opcode, i.is_reduction and i.terms > 4))
+            rounds_too_finely(honest, leaf, fine)
+            cases()
+    assert kinds >= {(Opcode.MAP, False), (Opcode.REDUCE, True), (Opcode.SCATTER_SUM, True)}
+
+
+def rounds_too_finely(honest: Run, leaf: int, fine: bytes) -> None:
+    job, loss = honest.job, len(program().body) - 1
+
+    def tamper(step: int, at: int, data: bytes) -> bytes:
+        """Once; and shows another loss, so that the head tells of it."""
+        return fine if (step, at) == (1, leaf) else flip(data, 0, 4) if at == loss else data
+
+    liar = Run(job, tamper, 1)
+    end = duel(liar, Defender(liar), Challenger(honest))
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.leaf) == (Side.CHALLENGER, leaf)
+    if end.terms:
+        assert end.verdict.detail == "the last accumulator is not the claimed element"
+    else:
+        assert end.verdict.correct == honest.tensor(1, leaf)[4 * end.element : 4 * end.element + 4]
+        assert end.verdict.committed == fine[4 * end.element : 4 * end.element + 4]
+    false = duel(honest, Defender(honest), Challenger(liar))
+    assert false.verdict is not None
+    assert (false.verdict.winner, false.leaf) == (Side.DEFENDER, leaf)

@@ -72,14 +72,16 @@ def test_the_passphrase_is_asked_for_without_the_variable(work: Path, monkeypatc
 
 
 def test_agree_makes_a_run_both_signed(work: Path, tmp_path: Path) -> None:
-    more = ["--reward", "0.25", "--trainer-stake", "2", "--clock", "60", "--descent-levels", "4", "--nonce", "7"]
+    more = ["--reward", "0.25", "--trainer-stake", "2", "--clock", "60", "--replay-time", "9"]
+    more += ["--descent-levels", "4", "--nonce", "7"]
     assert run(tiebreak, arguments(work, tmp_path / "run", *more)) == 0
     made = RunDirectory.open(tmp_path / "run")
     job, roots = made.job, load_bundle(work / "captured").roots()
     assert job.client == load_key(work / "client.pem").address
     assert job.trainer == load_key(work / "trainer.pem").address
     assert (job.reward, job.trainer_stake, job.challenger_stake) == (25 * 10**16, 2 * 10**18, 10**17)
-    assert (job.clock, job.descent_levels, job.nonce, job.steps, job.checkpoint_interval) == (60, 4, 7, 4, 2)
+    assert (job.clock, job.replay_time, job.descent_levels, job.nonce) == (60, 9, 4, 7)
+    assert (job.steps, job.checkpoint_interval) == (4, 2)
     assert job.program_root.hex() == roots["program_root"]
     assert job.initial_state_root.hex() == roots["initial_state_root"]
     assert job.data_root.hex() == roots["data_root"]

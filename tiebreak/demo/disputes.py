@@ -96,9 +96,7 @@ def _result(
         trainer_delta=match.chain.trainer_gain,
         challenger_delta=match.chain.challenger_gain,
         seconds=time.perf_counter() - started,
-        moves=tuple(
-            Move(kind=kind_name(m.move), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves
-        ),
+        moves=tuple(Move(kind=kind_name(m.move), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves),
         walk=tuple(_walk_step(match.final, s) for s in match.selections),
     )
 

@@ -1,0 +1,186 @@
+"""Seals: the formula, the salts, and invariant 11 of the game: nobody proves what it had not sealed before."""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import game, seals
+from protocol.errors import EncodingError, IllegalMove
+from protocol.game import GameState, Level
+from protocol.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
+from protocol.player import Challenger, Defender
+from protocol.tags import Digest
+from tests.protocol.runs import GAME, SECRET, Liar, duel, program
+from tests.protocol.walks import ARGMAX, COMMIT, HONEST, JOB, WALKS
+
+digests = st.binary(min_size=32, max_size=32)
+places = st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6).map(tuple)
+
+
+@given(digests, digests, digests)
+def test_a_seal_is_the_hash_that_the_specification_says(game_id: bytes, answer: bytes, salt: bytes) -> None:
+    assert seals.seal(game_id, answer, salt) == sha256(b"tb.seal." + game_id + answer + salt).digest()
+
+
+@given(st.lists(digests, min_size=3, max_size=3, unique=True))
+def test_every_part_counts_and_in_its_place(parts: list[bytes]) -> None:
+    a, b, c = parts
+    orders = ((a, b, c), (b, a, c), (a, c, b), (c, b, a), (a, b, b), (a, a, c))
+    assert len({seals.seal(*order) for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("name", ["game id", "answer", "salt"])
+def test_a_part_of_another_length_is_refused(name: str) -> None:
+    parts = {"game_id": bytes(32), "answer": bytes(32), "salt": bytes(32)}
+    for length in (0, 31, 33):
+        with pytest.raises(EncodingError, match=f"{name}: expected 32 bytes, got {length}"):
+            seals.seal(**(parts | {name.replace(" ", "_"): bytes(length)}))
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [(b"\x01", 1), (b"\x00\x00\xc0\x7f", 0x7FC00000), (b"\xff" * 8, (1 << 64) - 1), (b"\x02" + bytes(7), 2)],
+)
+def test_an_element_is_sealed_as_the_number_of_its_bits(data: bytes, number: int) -> None:
+    assert seals.element_answer(data) == number.to_bytes(32, "big")
+
+
+@given(digests, digests, places)
+def test_salts_follow_from_secret_game_and_place(secret: bytes, game_id: bytes, place: tuple[int, ...]) -> None:
+    salt = seals.derive_salt(secret, game_id, place)
+    text = b"tiebreak: salt of a seal" + game_id + b"".join(number.to_bytes(8, "big") for number in place)
+    assert salt == hmac.new(secret, text, sha256).digest()
+    moved = (*place[:-1], (place[-1] + 1) % 2**64)
+    flipped = bytes([game_id[0] ^ 1]) + game_id[1:]
+    others = [(secret, game_id, moved), (secret, flipped, place), (bytes([secret[0] ^ 1]) + secret[1:], game_id, place)]
+    assert len({salt, *(seals.derive_salt(*other) for other in others)}) == 4
+
+
+def test_a_salt_of_a_weak_secret_is_refused() -> None:
+    for length in (0, 31, 33):
+        with pytest.raises(EncodingError, match=f"secret: expected 32 bytes, got {length}"):
+            seals.derive_salt(bytes(length), GAME, (1,))
+    with pytest.raises(EncodingError, match="game id: expected 32 bytes"):
+        seals.derive_salt(bytes(32), b"", (1,))
+
+
+# ---------------------------------------------------------------- what the honest challenger seals
+
+PROVED = {
+    "terms": Phase.SELECT, "element": Phase.SELECT_ELEMENT, "state source": Phase.SELECT, "commit": Phase.SELECT,
+    "state source in a segment": Phase.SELECT, "state source in the first step": Phase.SELECT,
+    "data source": Phase.SELECT, "constant": Phase.SELECT, "segment of one step": Phase.SELECT_ELEMENT,
+}  # fmt: skip
+"""Walk -> phase of the move that seals its answer."""
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_challenger_seals_once_and_where_it_will_prove(name: str) -> None:
+    sealed = [
+        (state, move) for state, move, _ in WALKS[name]
+        if isinstance(move, Select | SelectElement) and move.seal != NO_SEAL
+    ]  # fmt: skip
+    assert [state.phase for state, _ in sealed] == [PROVED[name]]
+    end, proof = WALKS[name][-1][2], WALKS[name][-1][1]
+    assert isinstance(proof, Prove)
+    assert end.verdict is not None
+    is_element = end.level is Level.CHUNKS
+    answer = seals.element_answer(end.verdict.correct) if is_element else end.verdict.correct
+    assert sealed[0][1].seal == seals.seal(GAME, answer, proof.salt)
+    assert end.level is Level.VALUES or end.value_seal == NO_SEAL
+
+
+# ---------------------------------------------------------------- 11: what was not sealed is not proved
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_11_a_proof_does_not_come_at_the_instant_of_the_move_before(name: str) -> None:
+    """t-1, t and t+1 of the last move, by whichever side it was."""
+    state, proof, _ = WALKS[name][-1]
+    assert state.phase is Phase.PROVE
+    state = replace(state, last=1000, challenger_rest=1)
+    with pytest.raises(IllegalMove, match="not before 1000, got 999"):
+        game.apply(state, proof, 999)
+    with pytest.raises(IllegalMove, match="expected a proof after the instant 1000 of the move before"):
+        game.apply(state, proof, 1000)
+    assert game.apply(state, proof, 1001).is_over
+    with pytest.raises(IllegalMove, match="not after 1001"):
+        game.apply(state, proof, 1002)
+    # A challenger that has used up its clock before can only concede, or wait for its `timeout`.
+    state = replace(state, challenger_rest=0)
+    for now in (1000, 1001):
+        with pytest.raises(IllegalMove):
+            game.apply(state, proof, now)
+    with pytest.raises(IllegalMove):
+        game.timeout(state, 1000)
+    assert game.timeout(state, 1001).is_over
+
+
+class Seals(Challenger):
+    """Honest but for what it seals."""
+
+    def __init__(self, change: Callable[[bytes], bytes]) -> None:
+        super().__init__(HONEST, SECRET)
+        self._change = change
+
+    def move(self, state: GameState, answered: Move | None) -> Move:
+        move = super().move(state, answered)
+        if isinstance(move, Select | SelectElement) and move.seal != NO_SEAL:
+            return replace(move, seal=self._change(move.seal))
+        return move
+
+
+@pytest.mark.parametrize("leaf", [0, 3, 5, ARGMAX, 24, COMMIT])
+def test_11_a_true_proof_of_what_was_not_sealed_is_illegal(leaf: int) -> None:
+    """In particular nothing can be proved where zero was sealed, and a wrong challenger cannot prove the truth."""
+    liar = Liar(JOB, 4, leaf, 0, bend_from=1)
+    made: list[tuple[GameState, Move, GameState]] = []
+    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
+    right = made[-1][1]
+    changes: tuple[Callable[[bytes], bytes], ...] = (lambda _: NO_SEAL, lambda seal: bytes([seal[0] ^ 1]) + seal[1:])
+    for change in changes:
+        told: list[tuple[GameState, Move, GameState]] = []
+        end = duel(liar, Defender(liar), Seals(change), on_move=lambda *x, told=told: told.append(x))  # type: ignore[misc]
+        assert end.verdict is not None
+        assert end.verdict.winner is Side.DEFENDER, "it gives up rather than send what would be refused"
+        state = told[-1][0]
+        for now in range(state.last + 1, state.deadline + 1, 20):
+            with pytest.raises(IllegalMove, match="expected the seal of the right answer"):
+                game.apply(state, right, now)
+        assert game.timeout(state, state.deadline + 1).is_over
+
+
+@pytest.mark.parametrize("leaf", [0, ARGMAX, 24, COMMIT])
+def test_11_a_seal_of_another_game_opens_nothing(leaf: int) -> None:
+    """Every move of one game, made in another against the same head: legal up to the proof."""
+    liar = Liar(JOB, 4, leaf, 0, bend_from=1)
+    made: list[Move] = []
+    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda _, move, __: made.append(move))
+    state = game.start(JOB, liar.head().head, Digest(b"\x0b" * 32), 0)
+    for move in made[:-1]:
+        state = game.apply(state, move, state.last)
+    with pytest.raises(IllegalMove, match="expected the seal of the right answer"):
+        game.apply(state, made[-1], state.last + 1)
+    assert program().instruction_at(state.leaf).opcode is not None
+    assert game.apply(replace(state, game_id=GAME), made[-1], state.last + 1).is_over, "but for the game id"
+
+
+@pytest.mark.parametrize("leaf", [24, ARGMAX])
+def test_a_leaf_that_is_not_judged_may_carry_any_seal(leaf: int) -> None:
+    """The rules cannot know at a leaf of VALUES whether it is a source: its seal is kept, and opened by nobody."""
+    liar = Liar(JOB, 4, leaf, 0, bend_from=1)
+
+    class Chatty(Challenger):
+        def move(self, state: GameState, answered: Move | None) -> Move:
+            move = super().move(state, answered)
+            at_leaf = isinstance(move, Select) and state.level is Level.VALUES and state.height == state.levels
+            return replace(move, seal=b"\7" * 32) if at_leaf else move
+
+    end = duel(liar, Defender(liar), Chatty(HONEST, SECRET))
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.value_seal) == (Side.CHALLENGER, b"\7" * 32)
