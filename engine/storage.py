@@ -441,7 +441,7 @@ def _require_computable(job: Job) -> None:
     """Nobody trains, audits or defends without a run directory, so this comes before all work."""
     if job.precision != PRECISION_F32:
         raise ConfigurationError(
-            f"expected a job of precision {PRECISION_F32}, which is all that this engine computes, got {job.precision}; "
+            f"expected a job of precision {PRECISION_F32}, all that this engine computes, got {job.precision}; "
             "the reference and the referee (protocol) know the others"
         )
 
