@@ -4,7 +4,7 @@ The only place of the project that imports web3. Everything else sees jobs, head
 """
 
 from protocol.chain.accounts import Signer
-from protocol.chain.client import Chain, Deployment
+from protocol.chain.client import Chain, Creation, Deployment
 from protocol.chain.embedded import EmbeddedChain
 from protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
 from protocol.chain.records import EndReason, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
@@ -13,6 +13,7 @@ __all__ = [
     "Chain",
     "ChainError",
     "ContractMismatch",
+    "Creation",
     "Deployment",
     "EmbeddedChain",
     "EndReason",

@@ -1,11 +1,15 @@
-"""Jobs, heads and moves as the arguments of contract calls, and back."""
+"""Jobs, heads and moves as calls of the board, and back."""
 
-from typing import Any, Final
+from typing import Any
 
+from protocol.chain import generated as g
+from protocol.chain.abi import Function
 from protocol.chain.errors import ChainError
+from protocol.game import GameState
 from protocol.job import Head, Job
 from protocol.moves import (
     ChunkOpening,
+    Concede,
     Descend,
     Move,
     OpenChunk,
@@ -21,145 +25,201 @@ from protocol.moves import (
     TensorWitness,
     Witness,
 )
+from protocol.tags import Digest
 
-ZERO: Final = bytes(32)
+ZERO = Digest(bytes(32))
 
-Arguments = tuple[Any, ...]
-
-
-def job_arguments(job: Job) -> Arguments:
-    """The struct `Job`."""
-    return job.values
+Defence = Descend | OpenSteps | OpenValues | OpenTensor | OpenChunk | OpenTerms
 
 
-def head_arguments(head: Head) -> Arguments:
-    """The struct `Head`."""
-    return (head.job_id, head.count, head.run_root)
+def job_struct(job: Job) -> g.Job:
+    """The contract's job: its fields are those of the signed type."""
+    return g.Job.from_values(job.values)
 
 
-def move_call(move: Move) -> tuple[str, Arguments]:
-    """The function that plays a move, and its arguments after the game's id."""
+def head_struct(head: Head) -> g.Head:
+    """The contract's head."""
+    return g.Head(job_id=head.job_id, count=head.count, run_root=head.run_root)
+
+
+def opened(state: GameState) -> tuple[Digest, ...]:
+    """What the board's digest of a game in phase PROVE is over: the run root, and what was opened since (SPEC 11)."""
+    fixed = (state.steps_root, state.body_root, state.value_seal, state.instruction, state.accumulator_root, state.seal)
+    return _digests((state.head.run_root, *(item for item in fixed if item)))
+
+
+def move_call(state: GameState, move: Move) -> Function[None]:
+    """The call that plays a move; `state` is the game before it."""
+    game_id = Digest(state.game_id)
+    match move:
+        case Select():
+            node, siblings, seal = Digest(move.node), _digests(move.siblings), Digest(move.seal)
+            return g.SelectCall(game_id, node=node, index=move.index, siblings=siblings, seal=seal)
+        case SelectElement():
+            return g.SelectElementCall(game_id, index=move.index, chunk=move.chunk, seal=Digest(move.seal))
+        case Prove():
+            return g.ProveCall(game_id, proof=proof_struct(move), salt=Digest(move.salt), opened=opened(state))
+        case Concede():
+            return g.ConcedeCall(game_id)
+        case _:
+            return _defence(game_id, move)
+
+
+def _defence(game_id: Digest, move: Defence) -> Function[None]:
     match move:
         case Descend():
-            return "descend", (list(move.nodes),)
-        case Select():
-            return "select", (list(move.nodes), move.index)
+            return g.DescendCall(game_id, _digests(move.nodes))
         case OpenSteps():
-            return "openSteps", (move.steps_root, list(move.siblings))
+            return g.OpenStepsCall(game_id, nodes=_digests(move.nodes), siblings=_digests(move.siblings))
         case OpenValues():
-            fields = (move.state_root, move.loss_bits, move.log_root, move.body_root)
-            return "openValues", (*fields, list(move.siblings))
+            return _values_call(game_id, move)
         case OpenTensor():
-            return "openTensor", (move.instruction, list(move.siblings), move.chunk_root)
+            siblings, nodes = _digests(move.siblings), _digests(move.nodes)
+            return g.OpenTensorCall(game_id, instruction=move.instruction, siblings=siblings, nodes=nodes)
         case OpenChunk():
-            return "openChunk", (move.chunk,)
-        case SelectElement():
-            return "selectElement", (move.index, move.chunk, move.instruction)
+            return g.OpenChunkCall(game_id, chunk=move.chunk)
         case OpenTerms():
-            return "openTerms", (move.accumulator_root, move.accumulator, list(move.siblings), move.instruction)
-        case Prove():
-            return "prove", (_proof(move),)
+            nodes, siblings = _digests(move.nodes), _digests(move.siblings)
+            return g.OpenTermsCall(game_id, nodes=nodes, accumulator=move.accumulator, siblings=siblings)
 
 
-def _proof(move: Prove) -> Arguments:
-    tensors = [(t.value, t.dtype, list(t.dims), t.chunk_root, list(t.siblings)) for t in move.tensors]
-    chunks = [(c.tensor, c.chunk, c.data, list(c.siblings)) for c in move.chunks]
-    return (move.instruction, move.previous, list(move.siblings), tensors, chunks, _witness(move.witness))
+def _digests(values: Any) -> tuple[Digest, ...]:
+    return tuple(Digest(value) for value in values)
 
 
-def _witness(witness: Witness) -> Arguments:
+def _values_call(game_id: Digest, move: OpenValues) -> Function[None]:
+    return g.OpenValuesCall(
+        game_id,
+        state_root=Digest(move.state_root),
+        loss_bits=move.loss_bits,
+        log_root=Digest(move.log_root),
+        nodes=_digests(move.nodes),
+        siblings=_digests(move.siblings),
+    )
+
+
+def proof_struct(move: Prove) -> g.Proof:
+    """The referee's part of a proof."""
+    return g.Proof(
+        instruction=move.instruction,
+        previous=move.previous,
+        siblings=_digests(move.siblings),
+        tensors=tuple(
+            g.TensorOpening(t.value, t.dtype, t.dims, Digest(t.chunk_root), _digests(t.siblings)) for t in move.tensors
+        ),
+        chunks=tuple(g.ChunkOpening(c.tensor, c.chunk, c.data, _digests(c.siblings)) for c in move.chunks),
+        witness=_witness(move.witness),
+    )
+
+
+def _witness(witness: Witness) -> g.Witness:
     match witness:
         case None:
-            return (0, ZERO, 0, ZERO, [], ZERO, [])
+            return g.Witness(0, ZERO, 0, ZERO, (), ZERO, ())
         case TensorWitness():
-            return (0, ZERO, 0, ZERO, [], witness.tensor_id, list(witness.siblings))
+            return g.Witness(0, ZERO, 0, ZERO, (), Digest(witness.tensor_id), _digests(witness.siblings))
         case StateWitness():
-            record = (witness.step, witness.state_root, witness.loss_bits, witness.log_root)
-            return (*record, list(witness.record_siblings), witness.tensor_id, list(witness.siblings))
+            return g.Witness(
+                step=witness.step,
+                state_root=Digest(witness.state_root),
+                loss_bits=witness.loss_bits,
+                log_root=Digest(witness.log_root),
+                record_siblings=_digests(witness.record_siblings),
+                tensor_id=Digest(witness.tensor_id),
+                siblings=_digests(witness.siblings),
+            )
 
 
-def read_move(function: str, a: dict[str, Any]) -> Move:
-    """The move that a call made; `a` its arguments by their names. Raises `ChainError` for another function."""
-    match function:
-        case "descend":
-            return Descend(nodes=tuple(a["nodes"]))
-        case "select":
-            return Select(nodes=tuple(a["nodes"]), index=a["index"])
-        case "openSteps":
-            return OpenSteps(steps_root=a["stepsRoot"], siblings=tuple(a["siblings"]))
-        case "openValues":
-            return _read_values(a)
-        case "openTensor":
-            siblings = tuple(a["siblings"])
-            return OpenTensor(instruction=a["instruction"], siblings=siblings, chunk_root=a["chunkRoot"])
-        case "openChunk":
-            return OpenChunk(chunk=a["chunk"])
-        case "selectElement":
-            return SelectElement(index=a["index"], chunk=a["chunk"], instruction=a["instruction"])
-        case "openTerms":
-            return _read_terms(a)
-        case "prove":
-            return _read_proof(a["proof"])
-    raise ChainError(f"expected a move of the game, got a call of {function}")
+# ---------------------------------------------------------------- and back
+
+MOVES: tuple[type[Function[Any]], ...] = (
+    g.DescendCall,
+    g.SelectCall,
+    g.OpenStepsCall,
+    g.OpenValuesCall,
+    g.OpenTensorCall,
+    g.OpenChunkCall,
+    g.SelectElementCall,
+    g.OpenTermsCall,
+    g.ProveCall,
+    g.ConcedeCall,
+)
+"""The calls that are moves."""
 
 
-def _read_values(a: dict[str, Any]) -> OpenValues:
+def read_move(call: Function[Any]) -> Move:
+    """The move that a call made. Raises `ChainError` for another call."""
+    match call:
+        case g.SelectCall():
+            return Select(node=call.node, index=call.index, siblings=call.siblings, seal=call.seal)
+        case g.SelectElementCall():
+            return SelectElement(index=call.index, chunk=call.chunk, seal=call.seal)
+        case g.ProveCall():
+            return _read_proof(call.proof, call.salt)
+        case g.ConcedeCall():
+            return Concede()
+        case _:
+            return _read_defence(call)
+
+
+def _read_defence(call: Function[Any]) -> Move:
+    match call:
+        case g.DescendCall():
+            return Descend(nodes=call.nodes)
+        case g.OpenStepsCall():
+            return OpenSteps(nodes=call.nodes, siblings=call.siblings)
+        case g.OpenValuesCall():
+            return _read_values(call)
+        case g.OpenTensorCall():
+            return OpenTensor(instruction=call.instruction, siblings=call.siblings, nodes=call.nodes)
+        case g.OpenChunkCall():
+            return OpenChunk(chunk=call.chunk)
+        case g.OpenTermsCall():
+            return OpenTerms(nodes=call.nodes, accumulator=call.accumulator, siblings=call.siblings)
+    raise ChainError(f"expected a move of the game, got a call of {call.NAME}")
+
+
+def _read_values(call: g.OpenValuesCall) -> OpenValues:
     return OpenValues(
-        state_root=a["stateRoot"],
-        loss_bits=a["lossBits"],
-        log_root=a["logRoot"],
-        body_root=a["bodyRoot"],
-        siblings=tuple(a["siblings"]),
+        state_root=call.state_root,
+        loss_bits=call.loss_bits,
+        log_root=call.log_root,
+        nodes=call.nodes,
+        siblings=call.siblings,
     )
 
 
-def _read_terms(a: dict[str, Any]) -> OpenTerms:
-    return OpenTerms(
-        accumulator_root=a["accumulatorRoot"],
-        accumulator=a["accumulator"],
-        siblings=tuple(a["siblings"]),
-        instruction=a["instruction"],
-    )
-
-
-def _read_proof(proof: dict[str, Any]) -> Prove:
+def _read_proof(proof: g.Proof, salt: bytes) -> Prove:
     tensors = (
-        TensorOpening(
-            value=t["value"],
-            dtype=t["dtype"],
-            dims=tuple(t["dims"]),
-            chunk_root=t["chunkRoot"],
-            siblings=tuple(t["siblings"]),
-        )
-        for t in proof["tensors"]
+        TensorOpening(value=t.value, dtype=t.dtype, dims=t.dims, chunk_root=t.chunk_root, siblings=t.siblings)
+        for t in proof.tensors
     )
     chunks = (
-        ChunkOpening(tensor=c["tensor"], chunk=c["chunkIndex"], data=c["data"], siblings=tuple(c["siblings"]))
-        for c in proof["chunks"]
+        ChunkOpening(tensor=c.tensor, chunk=c.chunk_index, data=c.data, siblings=c.siblings) for c in proof.chunks
     )
     return Prove(
-        instruction=proof["instruction"],
-        previous=proof["previous"],
-        siblings=tuple(proof["siblings"]),
+        instruction=proof.instruction,
+        previous=proof.previous,
+        siblings=proof.siblings,
         tensors=tuple(tensors),
         chunks=tuple(chunks),
-        witness=_read_witness(proof["witness"]),
+        witness=_read_witness(proof.witness),
+        salt=salt,
     )
 
 
-def _read_witness(w: dict[str, Any]) -> Witness:
+def _read_witness(w: g.Witness) -> Witness:
     """The contract's one struct serves three kinds of witness; unused fields are zero and empty."""
-    siblings = tuple(w["siblings"])
-    if w["stateRoot"] != ZERO or w["recordSiblings"]:
+    if w.state_root != ZERO or w.record_siblings:
         return StateWitness(
-            step=w["step"],
-            state_root=w["stateRoot"],
-            loss_bits=w["lossBits"],
-            log_root=w["logRoot"],
-            record_siblings=tuple(w["recordSiblings"]),
-            tensor_id=w["tensorId"],
-            siblings=siblings,
+            step=w.step,
+            state_root=w.state_root,
+            loss_bits=w.loss_bits,
+            log_root=w.log_root,
+            record_siblings=w.record_siblings,
+            tensor_id=w.tensor_id,
+            siblings=w.siblings,
         )
-    if w["tensorId"] != ZERO or siblings:
-        return TensorWitness(tensor_id=w["tensorId"], siblings=siblings)
+    if w.tensor_id != ZERO or w.siblings:
+        return TensorWitness(tensor_id=w.tensor_id, siblings=w.siblings)
     return None

@@ -1,35 +1,59 @@
 """The contracts as typed methods: one per function of `IJobBoard` and `IGame`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
-from eth_abi.abi import encode
 from eth_abi.exceptions import DecodingError
-from web3 import HTTPProvider, Web3
+from web3 import HTTPProvider, IPCProvider, Web3
 from web3.types import TxReceipt
 
-from protocol.chain.abi import Interface
+from protocol.chain import generated as g
+from protocol.chain.abi import Function
 from protocol.chain.accounts import Signer
-from protocol.chain.artifacts import BOARD, REFEREE, load_artifact
-from protocol.chain.calls import head_arguments, job_arguments, move_call, read_move
+from protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS
+from protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read_move
+from protocol.chain.creation import creation_code, creation_gas
 from protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from protocol.chain.node import Node, node_errors
-from protocol.chain.records import Event, GameRecord, JobRecord, Receipt, read_state
+from protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from protocol.eip712 import Address, Domain
-from protocol.errors import StateError
+from protocol.errors import ConfigurationError, StateError
+from protocol.game import GameState
 from protocol.job import Job, SignedHead
 from protocol.moves import Move
 from protocol.tags import Digest
 
 RPC_SECONDS = 30
+R = TypeVar("R")
+_LOGS: Final = {log.topic(): log for log in g.EVENTS}
+_CALLS: Final = {call.selector(): call for call in g.FUNCTIONS}
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """Where the contracts stand."""
 
+    transcendentals: Address
     referee: Address
     board: Address
+
+    def named(self) -> dict[str, Address]:
+        """By the contracts' names, in the order in which they are deployed."""
+        return {TRANSCENDENTALS: self.transcendentals, REFEREE: self.referee, BOARD: self.board}
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A contract that was put on the chain."""
+
+    name: str
+    address: Address
+    transaction: bytes
+    block: int
+    gas_used: int
 
 
 class Chain:
@@ -40,36 +64,52 @@ class Chain:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._interface = Interface(load_artifact(BOARD).abi)
         self._deployment: Deployment | None = None
 
     @classmethod
-    def connect(cls, url: str) -> "Chain":
-        """A chain behind a JSON-RPC endpoint. Raises `NodeError` if nobody answers."""
-        return cls(Node(Web3(HTTPProvider(url, request_kwargs={"timeout": RPC_SECONDS}))))
+    def connect(cls, endpoint: str) -> "Chain":
+        """A chain behind an http(s) URL or a node's IPC socket. Raises `NodeError` if nobody answers."""
+        if urlsplit(endpoint).scheme in ("http", "https"):
+            return cls(Node(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS}))))
+        if Path(endpoint).is_socket():
+            return cls(Node(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS))))
+        raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
 
     # ------------------------------------------------------------------ contracts
 
-    def deploy(self, signer: Signer) -> Deployment:
-        """Put both contracts on the chain and attach to them."""
-        referee = self._create(signer, load_artifact(REFEREE).bytecode)
-        board = self._create(signer, _board_code(referee))
-        self._deployment = Deployment(referee, board)
+    def deploy(self, signer: Signer, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:
+        """Put the contracts on the chain and attach to them. Calls `on_contract` after each.
+
+        Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
+        """
+        self._node.require_gas(signer.address, sum(map(creation_gas, CONTRACTS)))
+        made: list[Address] = []
+        for name in CONTRACTS:
+            creation = self._create(signer, name, creation_code(name, made[-1] if made else None))
+            made.append(creation.address)
+            on_contract(creation)
+        self._deployment = Deployment(*made)
         return self._deployment
 
     def attach(self, board: Address) -> Deployment:
-        """Use a board that is there. Raises `ContractMismatch` unless it and its referee are of this version."""
-        self._require_code(BOARD, board, None)
-        try:
-            found = self._interface.result("REFEREE", self._node.call(board, self._interface.call("REFEREE")))
-        except (DecodingError, ChainError) as error:
-            raise ContractMismatch(BOARD, board, "a contract without a referee") from error
-        referee = _address(found)
-        # Creating the contract in a call, without sending, gives the code that must stand there, constants included.
-        self._require_code(REFEREE, referee, load_artifact(REFEREE).bytecode)
-        self._require_code(BOARD, board, _board_code(referee))
-        self._deployment = Deployment(referee, board)
+        """Use a board that is there. Raises `ContractMismatch` unless it and what it calls are of this version."""
+        referee = self._constant(BOARD, board, g.RefereeCall())
+        transcendentals = self._constant(REFEREE, referee, g.TranscendentalsCall())
+        # Creating a contract in a call, without sending, gives the code that must stand there, constants included.
+        self._require_code(TRANSCENDENTALS, transcendentals, creation_code(TRANSCENDENTALS))
+        self._require_code(REFEREE, referee, creation_code(REFEREE, transcendentals))
+        self._require_code(BOARD, board, creation_code(BOARD, referee))
+        self._deployment = Deployment(transcendentals, referee, board)
         return self._deployment
+
+    @property
+    def chain_id(self) -> int:
+        """EIP-155."""
+        return self._node.chain_id
+
+    def code(self, address: Address) -> bytes:
+        """What stands at an address; empty for an account without code."""
+        return self._node.code(address)
 
     @property
     def deployment(self) -> Deployment:
@@ -87,77 +127,88 @@ class Chain:
 
     def create_job(self, client: Signer, job: Job, trainer_signature: bytes) -> Receipt:
         """Offer a job and pay its reward."""
-        return self._send(client, "createJob", job_arguments(job), trainer_signature, value=job.reward)
+        return self._send(client, g.CreateJobCall(job_struct(job), trainer_signature), job.reward)
 
     def cancel_job(self, client: Signer, job_id: Digest) -> Receipt:
         """Take back an offer that was not accepted."""
-        return self._send(client, "cancelJob", job_id)
+        return self._send(client, g.CancelJobCall(job_id))
 
     def accept_job(self, trainer: Signer, job_id: Digest) -> Receipt:
         """Accept an offer and pay the trainer's stake."""
-        return self._send(trainer, "acceptJob", job_id, value=self.job_state(job_id).trainer_stake)
+        return self._send(trainer, g.AcceptJobCall(job_id), self.job_state(job_id).trainer_stake)
 
     def post_head(self, sender: Signer, head: SignedHead) -> Receipt:
         """Post a head that the trainer signed."""
-        return self._send(sender, "postHead", head_arguments(head.head), head.signature)
+        return self._send(sender, g.PostHeadCall(head_struct(head.head), head.signature))
 
     def report_equivocation(self, reporter: Signer, first: SignedHead, second: SignedHead) -> Receipt:
         """Report two heads of one count with different roots."""
-        heads = (first.head.run_root, first.signature, second.head.run_root, second.signature)
-        return self._send(reporter, "reportEquivocation", first.head.job_id, first.head.count, *heads)
+        call = g.ReportEquivocationCall(
+            job_id=first.head.job_id,
+            count=first.head.count,
+            first_root=first.head.run_root,
+            first_signature=first.signature,
+            second_root=second.head.run_root,
+            second_signature=second.signature,
+        )
+        return self._send(reporter, call)
 
     def settle(self, sender: Signer, job_id: Digest) -> Receipt:
         """End a job whose final head stood a whole window."""
-        return self._send(sender, "settle", job_id)
+        return self._send(sender, g.SettleCall(job_id))
 
     def abandon(self, client: Signer, job_id: Digest) -> Receipt:
         """End a job whose trainer posts no heads."""
-        return self._send(client, "abandon", job_id)
+        return self._send(client, g.AbandonCall(job_id))
 
     def withdraw(self, owner: Signer, to: Address | None = None) -> Receipt:
         """Pull the owner's whole credit, to itself by default."""
-        return self._send(owner, "withdraw", owner.address if to is None else to)
+        return self._send(owner, g.WithdrawCall(owner.address if to is None else to))
 
     # ------------------------------------------------------------------ games
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake; the game's id and the receipt."""
         stake = self.job_state(head.head.job_id).challenger_stake
-        arguments = (head_arguments(head.head), head.signature, nonce)
-        receipt = self._send(challenger, "challenge", *arguments, value=stake)
-        return Digest(bytes(receipt.event("GameStarted").values["gameId"])), receipt
+        receipt = self._send(challenger, g.ChallengeCall(head_struct(head.head), head.signature, nonce), stake)
+        started = receipt.event("GameStarted").log
+        assert isinstance(started, g.GameStartedEvent)  # the name is this class's
+        return started.game_id, receipt
 
-    def play(self, mover: Signer, game_id: Digest, move: Move) -> Receipt:
-        """Make a move."""
-        function, arguments = move_call(move)
-        return self._send(mover, function, game_id, *arguments)
+    def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
+        """Make a move. `state`: the game before it, as the mover knows it; a proof shows again what was opened."""
+        return self._send(mover, move_call(state, move))
+
+    def concede(self, mover: Signer, game_id: Digest) -> Receipt:
+        """Lose a game whose next move is the signer's."""
+        return self._send(mover, g.ConcedeCall(game_id))
 
     def timeout(self, sender: Signer, game_id: Digest) -> Receipt:
         """Claim that the side to move has run out of time."""
-        return self._send(sender, "timeout", game_id)
+        return self._send(sender, g.TimeoutCall(game_id))
 
     def reclaim(self, sender: Signer, game_id: Digest) -> Receipt:
         """Give back the challenger's stake of a game whose job was slashed meanwhile."""
-        return self._send(sender, "reclaim", game_id)
+        return self._send(sender, g.ReclaimCall(game_id))
 
     # ------------------------------------------------------------------ reading
 
     def job_state(self, job_id: Digest) -> JobRecord:
         """Status NONE if there is no such job."""
-        return read_state(JobRecord, self._read("job", job_id))
+        return self._read(g.JobCall(job_id))
 
     def game_state(self, game_id: Digest) -> GameRecord:
         """Phase 0 if there is no such game."""
-        return read_state(GameRecord, self._read("game", game_id))
+        return self._read(g.GameCall(game_id))
 
     def mover(self, game_id: Digest) -> Address | None:
         """Whose move it is, None if nobody's."""
-        found = _address(self._read("mover", game_id))
+        found = self._read(g.MoverCall(game_id))
         return None if found == bytes(20) else found
 
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""
-        return int(self._read("credit", account))
+        return self._read(g.CreditCall(account))
 
     def balance(self, account: Address) -> int:
         """Wei that an account has."""
@@ -189,30 +240,41 @@ class Chain:
         """
         order = list(dict.fromkeys(event.transaction for event in self.events(game_id, first_block)))
         calls = [self._call_of(transaction) for transaction in order]
-        return [
-            read_move(name, arguments)
-            for name, arguments in calls
-            if name not in ("challenge", "timeout", "reclaim") and arguments["gameId"] == game_id
-        ]
+        return [read_move(call) for call in calls if isinstance(call, MOVES) and call.named()["gameId"] == game_id]
 
     # ------------------------------------------------------------------ inner workings
 
-    def _send(self, signer: Signer, function: str, *arguments: Any, value: int = 0) -> Receipt:
-        data = self._interface.call(function, *arguments)
+    def _send(self, signer: Signer, call: Function[Any], value: int = 0) -> Receipt:
+        data = call.data
         return self._receipt(self._node.send(signer, self.deployment.board, data, value), len(data))
 
-    def _read(self, function: str, *arguments: Any) -> Any:
-        data = self._node.call(self.deployment.board, self._interface.call(function, *arguments))
+    def _read(self, call: Function[R], contract: Address | None = None) -> R:
+        data = self._node.call(self.deployment.board if contract is None else contract, call.data)
         try:
-            return self._interface.result(function, data)
+            return call.result(data)
         except DecodingError as error:
-            raise NodeError(f"expected the result of {function}, got {len(data)} bytes that are none") from error
+            raise NodeError(f"expected the result of {call.NAME}, got {len(data)} bytes that are none") from error
 
-    def _create(self, signer: Signer, code: bytes) -> Address:
-        created = self._node.send(signer, None, code)["contractAddress"]
+    def _constant(self, name: str, contract: Address, call: Function[Address]) -> Address:
+        """The contract that another one was made with."""
+        self._require_code(name, contract, None)
+        try:
+            return self._read(call, contract)
+        except ChainError as error:
+            raise ContractMismatch(name, contract, f"a contract without {call.NAME}") from error
+
+    def _create(self, signer: Signer, name: str, code: bytes) -> Creation:
+        receipt = self._node.send(signer, None, code)
+        created = receipt["contractAddress"]
         if created is None:
             raise NodeError("expected the address of a new contract, got none")
-        return _address(created)
+        return Creation(
+            name=name,
+            address=_address(created),
+            transaction=bytes(receipt["transactionHash"]),
+            block=int(receipt["blockNumber"]),
+            gas_used=int(receipt["gasUsed"]),
+        )
 
     def _require_code(self, name: str, address: Address, creation: bytes | None) -> None:
         found = self._node.code(address)
@@ -233,23 +295,26 @@ class Chain:
         )
 
     def _event(self, log: Any) -> Event | None:
-        found = self._interface.read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
-        if found is None:
+        topics = [bytes(topic) for topic in log["topics"]]
+        kind = _LOGS.get(topics[0]) if topics else None
+        if kind is None:
             return None
-        return Event(*found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
+        try:
+            found = kind.read(topics[1:], bytes(log["data"]))
+        except DecodingError as error:
+            raise NodeError(f"expected the event {kind.NAME}, got a log that is none: {error}") from error
+        return Event(found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
 
-    def _call_of(self, transaction: bytes) -> tuple[str, dict[str, Any]]:
+    def _call_of(self, transaction: bytes) -> Function[Any]:
         with node_errors():
             data = bytes(self._node.web3.eth.get_transaction(transaction)["input"])  # type: ignore[arg-type]
-        call = self._interface.read_call(data)
-        if call is None:
-            raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}, got another")
-        return call
-
-
-def _board_code(referee: Address) -> bytes:
-    """Creation code of the board, its constructor's argument included."""
-    return load_artifact(BOARD).bytecode + encode(["address"], [referee])
+        kind = _CALLS.get(data[:4])
+        try:
+            if kind is not None:
+                return kind.decode(data[4:])
+        except DecodingError:
+            pass
+        raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}, got another")
 
 
 def _address(text: str) -> Address:

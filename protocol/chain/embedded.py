@@ -13,17 +13,28 @@ from protocol.eip712 import Address
 
 GAS_LIMIT: Final = 15_000_000
 """Of every transaction here: half of a block. Estimates would cost more time than they tell."""
+ACCOUNTS_PATH: Final = "m/44'/60'/0'/0"
+"""BIP-44: where wallets and anvil look for the accounts of a mnemonic, by their number."""
 DEFAULT_FUNDS: Final = 100 * 10**18
+
+
+def new_tester(mnemonic: str | None = None, accounts: int | None = None, balance: int | None = None) -> EthereumTester:
+    """An EVM with a genesis block; with accounts of a mnemonic and a balance in wei, or its own ten."""
+    with warnings.catch_warnings():
+        # py-evm announces that its maintenance ends; the version is pinned and the contracts do not need more.
+        warnings.simplefilter("ignore")
+        if mnemonic is None:
+            return EthereumTester(PyEVMBackend())
+        overrides = {} if balance is None else {"balance": balance}
+        backend = PyEVMBackend.from_mnemonic(mnemonic, overrides, num_accounts=accounts, hd_path=ACCOUNTS_PATH)
+        return EthereumTester(backend)
 
 
 class EmbeddedChain(Chain):
     """A new chain of its own. Each transaction is mined at once, in a block of its own, at least a second later."""
 
     def __init__(self) -> None:
-        with warnings.catch_warnings():
-            # py-evm announces that its maintenance ends; the version is pinned and the contracts do not need more.
-            warnings.simplefilter("ignore")
-            self._tester = EthereumTester(PyEVMBackend())
+        self._tester = new_tester()
         super().__init__(Node(Web3(EthereumTesterProvider(self._tester)), GAS_LIMIT))
 
     def fund(self, account: Address, wei: int = DEFAULT_FUNDS) -> None:

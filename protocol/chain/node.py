@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from eth_tester.exceptions import TransactionFailed
+from eth_typing import Hash32
 from eth_utils.exceptions import ValidationError
 from requests.exceptions import RequestException
 from web3 import Web3
@@ -13,8 +14,8 @@ from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3Excep
 from web3.types import TxParams, TxReceipt
 
 from protocol.chain.accounts import Signer, sign_transaction
-from protocol.chain.artifacts import decode_revert
 from protocol.chain.errors import InsufficientFunds, NodeError
+from protocol.chain.reverts import decode_revert
 from protocol.eip712 import Address
 
 RECEIPT_SECONDS: Final = 180
@@ -62,23 +63,30 @@ class Node:
         """
         tx = self._transaction(to, data, value)
         tx["from"] = Web3.to_checksum_address(signer.address)
-        fees = self._fees()
         self._check_funds(signer.address, value)
-        gas = self._try(tx)
+        sent = self.post(signer, to, data, value, gas=self._try(tx))
+        with node_errors():
+            receipt = self.web3.eth.wait_for_transaction_receipt(Hash32(sent), timeout=RECEIPT_SECONDS)
+        if receipt["status"] != 1:
+            # The chain moved on between trying and mining: trying again says what changed.
+            self._try(tx)
+            raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
+        return receipt
+
+    def post(self, signer: Signer, to: Address | None, data: bytes, value: int = 0, *, gas: int) -> bytes:
+        """Sign a transaction and send it, without trying it and without waiting: its hash."""
+        fees = self._fees()
         self._check_funds(signer.address, value + gas * fees["maxFeePerGas"])
         with node_errors():
             nonce = int(self.web3.eth.get_transaction_count(Web3.to_checksum_address(signer.address), "pending"))
             fields: dict[str, Any] = {"chainId": self.chain_id, "nonce": nonce, "value": value, "data": data}
             if to is not None:
                 fields["to"] = to
-            raw = sign_transaction(signer, {**fields, **fees, "gas": gas})
-            sent = self.web3.eth.send_raw_transaction(raw)
-            receipt = self.web3.eth.wait_for_transaction_receipt(sent, timeout=RECEIPT_SECONDS)
-        if receipt["status"] != 1:
-            # The chain moved on between trying and mining: trying again says what changed.
-            self._try(tx)
-            raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
-        return receipt
+            return bytes(self.web3.eth.send_raw_transaction(sign_transaction(signer, {**fields, **fees, "gas": gas})))
+
+    def require_gas(self, account: Address, gas: int) -> None:
+        """Raise `InsufficientFunds` unless an account can pay for so much gas."""
+        self._check_funds(account, gas * self._fees()["maxFeePerGas"])
 
     def _transaction(self, to: Address | None, data: bytes, value: int) -> TxParams:
         tx: TxParams = {"data": data, "value": Web3.to_wei(value, "wei")}
@@ -88,9 +96,11 @@ class Node:
 
     def _fees(self) -> dict[str, int]:
         with node_errors():
-            base = int(self.web3.eth.get_block("latest")["baseFeePerGas"])
+            base = self.web3.eth.get_block("latest").get("baseFeePerGas")
+            if base is None:
+                raise NodeError("expected a chain with a base fee (EIP-1559), got blocks without one")
             tip = int(self.web3.eth.max_priority_fee)
-        return {"maxFeePerGas": 2 * base + tip, "maxPriorityFeePerGas": tip}
+        return {"maxFeePerGas": 2 * int(base) + tip, "maxPriorityFeePerGas": tip}
 
     def _try(self, tx: TxParams) -> int:
         """Gas limit for the transaction. Raises `Reverted` if it would fail now."""
@@ -113,7 +123,7 @@ def node_errors() -> Iterator[None]:
     except ContractLogicError as error:
         raise decode_revert(_hex_data(error.data), str(error)) from error
     except TransactionFailed as error:
-        raise decode_revert(_embedded_data(str(error)), str(error)) from error
+        raise decode_revert(embedded_revert_data(str(error)), str(error)) from error
     except (Web3Exception, Web3ValueError, BadFunctionCallOutput, ValidationError) as error:
         raise NodeError(f"the node refused: {error}") from error
     except (RequestException, OSError) as error:
@@ -127,7 +137,7 @@ def _hex_data(data: object) -> bytes:
         return b""
 
 
-def _embedded_data(message: str) -> bytes:
+def embedded_revert_data(message: str) -> bytes:
     """eth-tester gives the revert data as the text of a bytes literal."""
     text = message.removeprefix(_EMBEDDED_PREFIX)
     if not text.startswith(("b'", 'b"')):

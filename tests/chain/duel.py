@@ -1,53 +1,70 @@
 """One game in two places at once: `protocol.game` and the contract. Every step is compared."""
 
+from collections.abc import Callable
 from itertools import count
 
+from eth_hash.auto import keccak
+
 from protocol import game
-from protocol.chain import EmbeddedChain, EndReason, GameRecord, JobStatus, Outcome, Receipt, Reverted
+from protocol.chain import Chain, EndReason, GameRecord, JobStatus, Outcome, Receipt, Reverted
 from protocol.errors import IllegalMove
-from protocol.game import GameState
+from protocol.game import GameState, Level
 from protocol.job import Head, SignedHead
+from protocol.keys import PrivateKey
 from protocol.moves import Move, Phase, Side
+from protocol.player import Challenger, Defender, Party
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
-from tests.chain.tiny import Run, make_job
+from tests.chain.tiny import Liar, Run, Setting
 
 NONCES = count(1)
-SIDES = {Side.DEFENDER: TRAINER, Side.CHALLENGER: CHALLENGER}
+SECRET = b"\x5e" * 32
+
+
+def new_job(setting: Setting, *, levels: int, **options: int):  # type: ignore[no-untyped-def]
+    """A job of its own for one duel."""
+    return setting.job(CLIENT.address, TRAINER.address, nonce=next(NONCES), levels=levels, **options)
 
 
 class Duel:
     """A game against the head of `defended` at the given count of checkpoints."""
 
-    def __init__(self, chain: EmbeddedChain, defended: Run, *, descent_levels: int, head_count: int = 3) -> None:
-        self.chain = chain
-        self.job = make_job(CLIENT.address, TRAINER.address, nonce=next(NONCES), descent_levels=descent_levels)
-        activate(chain, self.job)
+    def __init__(
+        self, chain: Chain, defended: Run, *, head_count: int = 3, challenger: PrivateKey = CHALLENGER, nonce: int = 0
+    ) -> None:
+        self.chain, self.job, self.signer = chain, defended.job, challenger
+        if chain.job_state(self.job.id).status is JobStatus.NONE:
+            activate(chain, self.job)
         head = Head(job_id=self.job.id, count=head_count, run_root=defended.run_tree(head_count).root)
-        signed = SignedHead.sign(head, chain.domain, TRAINER)
-        self.id, self.started = chain.challenge(CHALLENGER, signed, 0)
-        self.state: GameState = game.start(self.job, head, self.started.timestamp)
+        self.id, self.started = chain.challenge(challenger, SignedHead.sign(head, chain.domain, TRAINER), nonce)
+        self.state: GameState = game.start(self.job, head, self.id, self.started.timestamp)
         self.gas: dict[Phase, list[int]] = {}
         self.last_block = self.started.block
         self.accepted = self.refused = 0
+        self.refusals: set[str] = set()
+        """Names of the contract's errors that were seen."""
         self.compare()
+
+    def signers(self) -> dict[Side, PrivateKey]:
+        """Who moves for whom."""
+        return {Side.DEFENDER: TRAINER, Side.CHALLENGER: self.signer}
 
     def try_move(self, move: Move) -> bool:
         """Make a move in both places; whether it was legal, which both must agree on."""
-        phase, now = self.state.phase, self.chain.now() + 1
-        python = self._python(lambda: game.apply(self.state, move, now))
-        contract = self._contract(lambda: self.chain.play(SIDES[self.state.mover], self.id, move))
-        assert (python is None) == (contract is None), f"{phase.name}: {self._last_refusals()} for {move}"
-        return self._finish(python, contract, phase)
+        state = self.state
+        signer = self.signers()[state.mover]
+        return self._try(
+            lambda: self.chain.play(signer, state, move), lambda now: game.apply(state, move, now), state.phase
+        )
 
     def try_timeout(self) -> bool:
         """Claim the clock in both places."""
-        now = self.chain.now() + 1
-        python = self._python(lambda: game.timeout(self.state, now))
-        contract = self._contract(lambda: self.chain.timeout(CLIENT, self.id))
-        assert (python is None) == (contract is None), self._last_refusals()
-        return self._finish(python, contract, None)
+        return self._try(lambda: self.chain.timeout(CLIENT, self.id), lambda now: game.timeout(self.state, now), None)
 
-    def _finish(self, python: GameState | None, contract: Receipt | None, phase: Phase | None) -> bool:
+    def _try(self, act: Callable[[], Receipt], rule: Callable[[int], GameState], phase: Phase | None) -> bool:
+        pending = self.chain.now() + 1
+        contract = self._contract(act)
+        python = self._python(lambda: rule(pending if contract is None else contract.timestamp))
+        assert (python is None) == (contract is None), f"{phase}: {self._last_refusals()}"
         if python is None or contract is None:
             self.refused += 1
         else:
@@ -59,49 +76,62 @@ class Duel:
         self.compare()
         return python is not None
 
-    def _python(self, act) -> GameState | None:  # type: ignore[no-untyped-def]
+    def _python(self, act: Callable[[], GameState]) -> GameState | None:
         self.python_refusal = ""
         try:
-            return act()  # type: ignore[no-any-return]
+            return act()
         except IllegalMove as error:
             self.python_refusal = str(error)
             return None
 
-    def _contract(self, act) -> Receipt | None:  # type: ignore[no-untyped-def]
+    def _contract(self, act: Callable[[], Receipt]) -> Receipt | None:
         self.contract_refusal = ""
         try:
-            return act()  # type: ignore[no-any-return]
+            return act()
         except Reverted as error:
             if error.name in ("Panic", "Halted", "Unknown"):
                 raise  # a refusal is deliberate: never a panic, never out of gas
             self.contract_refusal = str(error)
+            self.refusals.add(error.name)
             return None
 
     def _last_refusals(self) -> str:
         return f"python said {self.python_refusal or 'legal'!r}, the contract {self.contract_refusal or 'legal'!r}"
 
+    # ------------------------------------------------------------------ what both remember
+
     def compare(self) -> None:
         """Both places remember the same."""
         ours, theirs = self.state, self.chain.game_state(self.id)
         assert theirs.phase == ours.phase
-        assert (theirs.level, theirs.height, theirs.position) == (ours.level, ours.height, ours.position)
-        assert theirs.node == ours.node
-        clocks = (theirs.last, theirs.defender_rest, theirs.challenger_rest)
-        if ours.verdict is None or ours.verdict.reason is not game.Reason.TIMEOUT:
-            assert clocks == (ours.last, ours.defender_rest, ours.challenger_rest)
-        assert (theirs.segment, theirs.step) == (ours.checkpoint, ours.step)
-        assert (theirs.instruction, theirs.element) == (ours.leaf, ours.element)
-        assert theirs.claimed == int.from_bytes(ours.claimed, "little")
-        self._compare_roots(theirs)
         self._compare_verdict(theirs)
+        assert (theirs.level, theirs.height, theirs.position) == (ours.level, ours.height, ours.position)
+        if ours.verdict is None or ours.verdict.reason is not game.Reason.TIMEOUT:
+            clocks = (theirs.last, theirs.defender_rest, theirs.challenger_rest)
+            assert clocks == (ours.last, ours.defender_rest, ours.challenger_rest)
+        if ours.is_over:
+            return
+        self._compare_place(theirs)
+        assert theirs.opened == opened_digest(ours)
 
-    def _compare_roots(self, theirs: GameRecord) -> None:
-        ours, zero = self.state, bytes(32)
-        assert theirs.run_root == ours.head.run_root
-        assert theirs.steps_root == (ours.steps_root or zero)
-        assert theirs.body_root == (ours.body_root or zero)
-        assert theirs.instruction_leaf == (ours.instruction or zero)
-        assert theirs.accumulator_root == (ours.accumulator_root or zero)
+    def _compare_place(self, theirs: GameRecord) -> None:
+        ours = self.state
+        judged_at_once = ours.phase is Phase.PROVE and ours.level is Level.CHUNKS
+        if ours.phase is Phase.OPEN_TERMS or judged_at_once:
+            assert int.from_bytes(theirs.node, "big") == int.from_bytes(ours.claimed, "little")
+        else:
+            assert theirs.node == ours.node
+        assert theirs.replay_time == ours.job.replay_time
+        if ours.step:
+            assert theirs.step == ours.step
+        if ours.operation is not None:
+            assert (theirs.instruction, theirs.element) == (ours.leaf, ours.element)
+        if ours.level in (Level.CHUNKS, Level.TERMS):
+            assert theirs.dtype == ours.dtype
+        if ours.phase in (Phase.DESCEND, Phase.SELECT):
+            assert theirs.fresh == (ours.height == ours.depth)
+            if ours.level in (Level.RUN, Level.STEPS, Level.CHUNKS):
+                assert theirs.leaves == ours.leaves
 
     def _compare_verdict(self, theirs: GameRecord) -> None:
         verdict = self.state.verdict
@@ -112,3 +142,45 @@ class Duel:
         assert (theirs.verdict, theirs.reason) == (lost, EndReason(verdict.reason))
         status = self.chain.job_state(self.job.id).status
         assert status is (JobStatus.ACTIVE if verdict.winner is Side.DEFENDER else JobStatus.SLASHED)
+
+
+def opened_digest(state: GameState) -> bytes:
+    """t_n of SPEC section 11, from the Python game."""
+    element_seal = state.phase is Phase.PROVE and state.level in (Level.CHUNKS, Level.TERMS)
+    found = [state.steps_root, state.body_root, state.value_seal, state.instruction, state.accumulator_root]
+    digest = bytes(state.head.run_root)
+    for item in [*found, state.seal if element_seal else b""]:
+        if item:
+            digest = bytes(keccak(digest + item))
+    return digest
+
+
+def parties(defended: Run, against: Run) -> dict[Side, Party]:
+    """The project's own players, each with its run."""
+    return {Side.DEFENDER: Defender(defended), Side.CHALLENGER: Challenger(against, SECRET)}
+
+
+def play(duel: Duel, players: dict[Side, Party]) -> None:
+    """Both sides play to the end."""
+    last: Move | None = None
+    while not duel.state.is_over:
+        last = players[duel.state.mover].move(duel.state, last)
+        assert duel.try_move(last), duel.contract_refusal
+
+
+def play_until(duel: Duel, players: dict[Side, Party], phase: Phase) -> Move:
+    """To the first state of a phase; returns the move that its mover would make there."""
+    last: Move | None = None
+    while duel.state.phase is not phase:
+        last = players[duel.state.mover].move(duel.state, last)
+        assert duel.try_move(last), duel.contract_refusal
+    return players[duel.state.mover].move(duel.state, last)
+
+
+def lying_duel(  # type: ignore[no-untyped-def]
+    chain: Chain, setting: Setting, step: int, leaf: int, *, levels: int, bend_from: int = 0, **options: int
+):
+    """A duel about one lie, and both players; nothing is played yet."""
+    job = new_job(setting, levels=levels, **options)
+    liar = Liar(setting, job, step, leaf, bend_from=bend_from)
+    return Duel(chain, liar), parties(liar, Run(setting, job))

@@ -37,6 +37,7 @@ JOB = Job(
     challenger_stake=ETHER,
     challenge_window=WINDOW,
     clock=CLOCK,
+    replay_time=0,
     descent_levels=1,
     nonce=0,
 )

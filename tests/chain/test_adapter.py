@@ -1,17 +1,18 @@
 """The adapter itself: agreement with the contracts' ABI, and every way in which a chain can disappoint."""
 
 import json
-import re
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from eth_abi.abi import encode
+from eth_abi.exceptions import DecodingError
+from eth_hash.auto import keccak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol import game
 from protocol.chain import (
     Chain,
     ChainError,
@@ -26,15 +27,19 @@ from protocol.chain import (
     Reverted,
     artifacts,
 )
-from protocol.chain.abi import Interface, abi_type, selector_of
-from protocol.chain.artifacts import BOARD, REFEREE, decode_revert, load_artifact
-from protocol.chain.calls import move_call, read_move
-from protocol.eip712 import JOB_TYPE, Address
+from protocol.chain import generated as g
+from protocol.chain.artifacts import CONTRACTS, load_artifact
+from protocol.chain.calls import MOVES, move_call, read_move
+from protocol.chain.reverts import decode_revert
+from protocol.chain_bindings import camel_case
+from protocol.eip712 import JOB_TYPE
 from protocol.errors import ConfigurationError, StateError
 from protocol.game import Level
 from protocol.game import Reason as GameReason
+from protocol.job import Head
 from protocol.moves import (
     ChunkOpening,
+    Concede,
     Descend,
     Move,
     OpenChunk,
@@ -50,48 +55,26 @@ from protocol.moves import (
     TensorOpening,
     TensorWitness,
 )
-from tests.chain.support import RUN, STRANGER
+from protocol.tags import Digest
+from tests.chain.support import JOB, RUN, STRANGER
 
-INTERFACES = Path(__file__).resolve().parents[2] / "contracts" / "src" / "interfaces"
-SNAKE = re.compile(r"(?<!^)(?=[A-Z])")
-
-
-def outputs(function: str) -> list[dict[str, Any]]:
-    (entry,) = [e for e in load_artifact(BOARD).abi if e["type"] == "function" and e["name"] == function]
-    found: list[dict[str, Any]] = entry["outputs"][0]["components"]
-    return found
-
-
-@pytest.mark.parametrize(("kind", "function"), [(JobRecord, "job"), (GameRecord, "game")])
-def test_records_have_the_contracts_fields_in_order(kind: type, function: str) -> None:
-    contract = [SNAKE.sub("_", field["name"]).lower() for field in outputs(function)]
-    assert [field.name for field in fields(kind)] == contract
+GAME = Digest(b"\x0a" * 32)
 
 
 def test_jobs_are_encoded_in_the_order_of_the_signed_type() -> None:
-    (entry,) = [e for e in load_artifact(BOARD).abi if e["type"] == "function" and e["name"] == "createJob"]
-    struct = entry["inputs"][0]["components"]
-    assert tuple((field["type"], field["name"]) for field in struct) == JOB_TYPE.fields
+    struct = {name: kind.name for name, kind in g.Job.kinds().items()}
+    assert tuple((kind, camel_case(name)) for name, kind in struct.items()) == JOB_TYPE.fields
 
 
-def solidity_enum(file: str, name: str) -> dict[str, int]:
-    """Members of an enum in the interface's source, comments removed."""
-    source = re.sub(r"//[^\n]*", "", (INTERFACES / file).read_text("utf-8"))
-    found = re.search(rf"enum {name} \{{(.*?)\}}", source, re.DOTALL)
-    assert found is not None
-    return {member.strip(): index for index, member in enumerate(found[1].split(","))}
-
-
-def test_enums_are_those_of_the_interfaces() -> None:
+def test_enums_are_those_of_the_rules() -> None:
     def members(kind: Any) -> dict[str, int]:
         return {member.name: member.value for member in kind}
 
-    assert members(JobStatus) == solidity_enum("IJobBoard.sol", "JobStatus")
-    assert members(Level) == solidity_enum("IGame.sol", "Level")
-    assert members(Outcome) == solidity_enum("IGame.sol", "Verdict")
-    assert members(EndReason) == solidity_enum("IGame.sol", "Reason")
+    assert members(Level) == members(g.Level)
+    assert {"NONE": 0, **members(Phase)} == members(g.Phase)
     assert members(GameReason).items() <= members(EndReason).items()
-    assert {"NONE": 0, **members(Phase)} == solidity_enum("IGame.sol", "Phase")
+    assert {reason.name for reason in set(EndReason) - set(map(int, GameReason))} == {"NONE", "JOB_SLASHED"}  # type: ignore[operator]
+    assert (JobRecord, GameRecord, JobStatus, Outcome) == (g.JobState, g.GameState, g.JobStatus, g.Verdict)
 
 
 # ---------------------------------------------------------------- moves as calls
@@ -125,63 +108,68 @@ tensors = st.builds(
     siblings=digests,
 )
 chunks = st.builds(ChunkOpening, tensor=u8, chunk=u64, data=data, siblings=digests)
+openings = {"tensors": st.lists(tensors, max_size=3).map(tuple), "chunks": st.lists(chunks, max_size=3).map(tuple)}
 moves = st.one_of(
     st.builds(Descend, nodes=digests),
-    st.builds(Select, nodes=digests, index=u32),
-    st.builds(OpenSteps, steps_root=digest, siblings=digests),
-    st.builds(OpenValues, state_root=digest, loss_bits=u32, log_root=digest, body_root=digest, siblings=digests),
-    st.builds(OpenTensor, instruction=data, siblings=digests, chunk_root=digest),
+    st.builds(Select, node=digest, index=u32, siblings=digests, seal=digest),
+    st.builds(OpenSteps, nodes=digests, siblings=digests),
+    st.builds(OpenValues, state_root=digest, loss_bits=u32, log_root=digest, nodes=digests, siblings=digests),
+    st.builds(OpenTensor, instruction=data, siblings=digests, nodes=digests),
     st.builds(OpenChunk, chunk=data),
-    st.builds(SelectElement, index=u32, chunk=data, instruction=data),
-    st.builds(OpenTerms, accumulator_root=digest, accumulator=data, siblings=digests, instruction=data),
-    st.builds(
-        Prove,
-        instruction=data,
-        previous=data,
-        siblings=digests,
-        tensors=st.lists(tensors, max_size=3).map(tuple),
-        chunks=st.lists(chunks, max_size=3).map(tuple),
-        witness=witnesses,
-    ),
+    st.builds(SelectElement, index=u32, chunk=data, seal=digest),
+    st.builds(OpenTerms, nodes=digests, accumulator=data, siblings=digests),
+    st.builds(Prove, instruction=data, previous=data, siblings=digests, witness=witnesses, salt=digest, **openings),
+    st.just(Concede()),
 )
+STATE = game.start(JOB, Head(job_id=JOB.id, count=1, run_root=RUN), GAME, 0)
 
 
 @settings(max_examples=150, deadline=None)
 @given(moves)
 def test_a_move_survives_its_calldata(move: Move) -> None:
-    interface = Interface(load_artifact(BOARD).abi)
-    function, arguments = move_call(move)
-    call = interface.read_call(interface.call(function, RUN, *arguments))
-    assert call is not None
-    name, values = call
-    assert values["gameId"] == RUN
-    assert read_move(name, values) == move
+    call = move_call(STATE, move)
+    found = type(call).decode(call.data[4:])
+    assert found == call
+    assert call.named()["gameId"] == GAME
+    assert read_move(found) == move
+
+
+def test_every_kind_of_move_is_a_call_of_its_own() -> None:
+    assert len(get_args(Move)) == len(MOVES) == 10
+    assert len({call.selector() for call in MOVES}) == 10
 
 
 def test_other_calls_are_no_moves() -> None:
     with pytest.raises(ChainError, match="got a call of settle"):
-        read_move("settle", {})
-    interface = Interface(load_artifact(BOARD).abi)
-    assert interface.read_call(b"\xde\xad\xbe\xef") is None
-    assert interface.read_call(interface.call("settle", RUN)[:-1]) is None
-    assert interface.read_log([], b"") is None
-    assert interface.read_log([bytes(32)], b"") is None
+        read_move(g.SettleCall(RUN))
+    with pytest.raises(DecodingError):
+        g.SettleCall.decode(g.SettleCall(RUN).data[4:-1])
+
+
+def test_a_number_that_is_no_member_of_its_enum_is_refused() -> None:
+    words = [bytes(32)] * len(JobRecord.kinds())
+    assert g.JobCall.result(b"".join(words)).status is JobStatus.NONE
+    words[list(JobRecord.kinds()).index("status")] = (7).to_bytes(32, "big")
+    with pytest.raises(DecodingError, match="7 is not a valid JobStatus"):
+        g.JobCall.result(b"".join(words))
 
 
 # ---------------------------------------------------------------- errors
 
 
 def test_every_custom_error_decodes_to_its_name_and_values(cases: Callable[..., None]) -> None:
-    samples = {"bytes32": RUN, "address": "0x" + "11" * 20, "string": "field", "bytes": b"bytes", "bool": True}
-    for name in (BOARD, REFEREE):
+    """Against the ABI as the compiler wrote it."""
+    samples = {"bytes32": RUN, "address": b"\x11" * 20, "string": "field", "bytes": b"bytes", "bool": True}
+    for name in CONTRACTS:
         for entry in load_artifact(name).abi:
             if entry["type"] != "error":
                 continue
-            types = [abi_type(field) for field in entry["inputs"]]
+            types = [field["type"] for field in entry["inputs"]]
             values = [samples.get(kind, 3) for kind in types]
-            error = decode_revert(selector_of(entry) + encode(types, values), "")
+            selector = bytes(keccak(f"{entry['name']}({','.join(types)})".encode()))[:4]
+            error = decode_revert(selector + encode(types, values), "")
             assert error.name == entry["name"]
-            assert list(error.values.values()) == values
+            assert error.values == dict(zip((field["name"] for field in entry["inputs"]), values, strict=True))
             cases()
 
 
@@ -228,7 +216,7 @@ def test_a_board_of_another_version_is_refused(chain: EmbeddedChain) -> None:
     code = code[:-1] + bytes([code[-1] ^ 1])
     # PUSH2 length, DUP1, PUSH1 offset, PUSH0, CODECOPY, PUSH0, RETURN
     creation = b"\x61" + len(code).to_bytes(2, "big") + b"\x80\x60\x0a\x5f\x39\x5f\xf3" + code
-    board = Address(chain._create(STRANGER, creation))
+    board = chain._create(STRANGER, "Copy", creation).address
     assert chain._node.code(board) == code
     with pytest.raises(ContractMismatch, match="another contract or version"):
         Chain(chain._node).attach(board)

@@ -7,6 +7,8 @@ import pytest
 
 from protocol import eip712
 from protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted
+from protocol.chain import generated as g
+from protocol.chain.calls import head_struct, job_struct
 from protocol.eip712 import Address
 from protocol.job import Head, game_id
 from protocol.moves import Descend
@@ -38,11 +40,11 @@ def refusal(error: pytest.ExceptionInfo[Reverted]) -> tuple[str, dict[str, objec
 
 def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
-    assert chain._read("hashJob", job.values) == job.id
-    assert chain._read("domainSeparator") == eip712.domain_separator(chain.domain)
+    assert chain._read(g.HashJobCall(job_struct(job))) == job.id
+    assert chain._read(g.DomainSeparatorCall()) == eip712.domain_separator(chain.domain)
     claim = Head(job_id=job.id, count=3, run_root=RUN)
-    assert chain._read("headDigest", (job.id, 3, RUN)) == claim.digest(chain.domain)
-    found = chain._read("gameIdOf", (job.id, 3, RUN), CHALLENGER.address, 2**64 - 1)
+    assert chain._read(g.HeadDigestCall(head_struct(claim))) == claim.digest(chain.domain)
+    found = chain._read(g.GameIdOfCall(head_struct(claim), CHALLENGER.address, 2**64 - 1))
     assert found == game_id(claim, chain.domain, CHALLENGER.address, 2**64 - 1)
 
 
@@ -120,7 +122,7 @@ def test_an_offer_can_be_cancelled_by_its_client_only(chain: EmbeddedChain) -> N
         chain.cancel_job(STRANGER, job.id)
     name, values = refusal(error)
     assert name == "WrongCaller"
-    assert values == {"expected": f"0x{CLIENT.address.hex()}", "actual": f"0x{STRANGER.address.hex()}"}
+    assert values == {"expected": CLIENT.address, "actual": STRANGER.address}
     chain.cancel_job(CLIENT, job.id)
     assert chain.job_state(job.id).status is JobStatus.CANCELLED
 
@@ -163,7 +165,7 @@ def test_the_defenders_clock(chain: EmbeddedChain, counted: int) -> None:
         assert refusal(error) == ("ClockRunning", {"rest": CLOCK, "used": moment - start})
     chain.travel_to(start + CLOCK + 1)
     with pytest.raises(Reverted) as error:
-        chain.play(TRAINER, game, Descend(nodes=(RUN, RUN)))
+        chain._send(TRAINER, g.DescendCall(game, (RUN, RUN)))
     assert refusal(error) == ("ClockExhausted", {"rest": CLOCK, "used": CLOCK + 1})
     before = chain.credit(CHALLENGER.address)
     chain.timeout(STRANGER, game)
@@ -178,7 +180,7 @@ def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
     game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     chain.travel_to(receipt.timestamp + CLOCK)
     # Out of the blue, but in time: the nodes do not fold, and the defender loses for that.
-    chain.play(TRAINER, game, Descend(nodes=(RUN, RUN)))
+    chain._send(TRAINER, g.DescendCall(game, (RUN, RUN)))
     assert chain.game_state(game).defender_rest == 0
     assert chain.job_state(job.id).status is JobStatus.SLASHED
 
@@ -189,7 +191,7 @@ def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> Non
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     other, _ = chain.challenge(STRANGER, head(chain, job, 3), 0)
     assert game != other
-    chain.play(TRAINER, game, Descend(nodes=(RUN, RUN)))
+    chain._send(TRAINER, g.DescendCall(game, (RUN, RUN)))
     before = chain.credit(STRANGER.address)
     chain.reclaim(CLIENT, other)
     assert chain.credit(STRANGER.address) - before == job.challenger_stake
@@ -214,12 +216,11 @@ def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 7)
-    move = Descend(nodes=(RUN, OTHER_RUN))
-    chain.play(TRAINER, game, move)
+    chain._send(TRAINER, g.DescendCall(game, (RUN, OTHER_RUN)))
     names = [event.name for event in chain.events(game)]
     assert names == ["GameStarted", "Descended", "GameEnded"]
     assert chain.events(game)[1].values["nodes"] == (RUN, OTHER_RUN)
-    assert chain.moves(game) == [move]
+    assert chain.moves(game) == [Descend(nodes=(RUN, OTHER_RUN))]
     mine = {e.name for e in chain.events() if e.values.get("jobId") == job.id}
     assert mine == {"JobCreated", "JobAccepted", "GameStarted", "JobSlashed"}
 

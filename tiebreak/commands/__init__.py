@@ -9,9 +9,23 @@ from tiebreak.commands.audit import audit
 from tiebreak.commands.capture import capture
 from tiebreak.commands.data import data
 from tiebreak.commands.demo import demo
+from tiebreak.commands.deploy import deploy
+from tiebreak.commands.devnet import devnet
 from tiebreak.commands.dispute import dispute
 from tiebreak.commands.doctor import doctor
 from tiebreak.commands.key import key
 from tiebreak.commands.train import train
 
-COMMANDS: Final[tuple[click.Command, ...]] = (demo, doctor, key, data, capture, agree, train, audit, dispute)
+COMMANDS: Final[tuple[click.Command, ...]] = (
+    demo,
+    doctor,
+    key,
+    data,
+    capture,
+    agree,
+    train,
+    audit,
+    dispute,
+    devnet,
+    deploy,
+)
