@@ -14,7 +14,7 @@ from protocol.job import Head, Job, SignedHead
 from protocol.moves import Side
 from sim.adversaries import Cheat, flipped_weight_bit, low_precision_sum
 from sim.market import Market
-from sim.match import Match, play, replay_on_chain
+from sim.match import Match, game_of, play, replay_on_chain
 from sim.staged import StagedEvidence, StagedForgery, StagedRun, made_up
 from tests.sim.yard import make_task, sums_of
 
@@ -59,7 +59,8 @@ class Stage:
         head = Head(job_id=job.id, count=count, run_root=defender.run_tree(count).root)
         signed = SignedHead.sign(head, agreement.domain, self.market.parties.trainer)
         self.market.post(signed)
-        match = play(agreement, signed, defender, challenger)
+        identity = game_of(self.market, agreement, signed)
+        match = play(agreement, signed, defender, challenger, identity=identity)
         return replay_on_chain(self.market, agreement, signed, match)
 
 
