@@ -31,6 +31,8 @@ abstract contract BoardBase {
     uint256 internal constant CHALLENGER_STAKE = 1 ether;
     uint64 internal constant WINDOW = 1000;
     uint64 internal constant CLOCK = 300;
+    uint64 internal constant REPLAY = 120;
+    uint8 internal constant PRECISION = 30;
     uint256 internal constant START = 1_700_000_000;
 
     address internal client;
@@ -76,12 +78,13 @@ abstract contract BoardBase {
             steps: 7,
             checkpointInterval: 3,
             policy: 0,
-            precision: 32,
+            precision: PRECISION,
             reward: REWARD,
             trainerStake: TRAINER_STAKE,
             challengerStake: CHALLENGER_STAKE,
             challengeWindow: WINDOW,
             clock: CLOCK,
+            replayTime: REPLAY,
             descentLevels: 1,
             nonce: nonce
         });

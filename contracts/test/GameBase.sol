@@ -8,18 +8,24 @@ import {BoardBase} from "./BoardBase.sol";
 import {GameTrees} from "./GameTrees.sol";
 
 /// @notice A synthetic run of 7 steps (segments of 3, 3 and 1) of a program of 3 body instructions and 2 commits:
-/// instruction 0 a source, 1 a long reduction with an output of 600 f32 (3 chunks), 2 the loss. Every tree that the
+/// instruction 0 a source, 1 a long reduction with an output of 300 f32 (3 chunks), 2 the loss. Every tree that the
 /// walk can enter, at every step, is built here, all with padding leaves: run 3 of 4, steps 3 of 4, body 3 of 4 and
 /// commits 2 of 4, chunks 3 of 4, accumulators 3 of 4.
 abstract contract GameBase is BoardBase {
     uint32 internal constant LOSS_BITS = 0x3f800000;
     uint64 internal constant SOURCE = 0;
     uint64 internal constant LONG = 1;
+    bytes32 internal constant SALT = keccak256("salt");
+    bytes32 internal constant WRONG = keccak256("wrong");
 
     bytes32[] internal runLeaves;
     bytes32[] internal programLeaves;
     bytes32[] internal chunkLeaves;
     bytes32[] internal termLeaves;
+    /// What the moves of the current game have opened, as `prove` has to repeat it.
+    bytes32[] internal opened;
+    /// What the challenger seals, and the referee then says.
+    bytes32 internal right = keccak256("right");
     bytes private pendingReason;
     uint8 internal levels = 1;
     JobId internal jobId;
@@ -50,28 +56,22 @@ abstract contract GameBase is BoardBase {
     // ---------------------------------------------------------------- the defender's data
 
     function _instruction(uint256 number) internal pure returns (bytes memory) {
-        return abi.encode(
-            IReferee.Description({
-                leaf: bytes32(number),
-                opcode: number == SOURCE ? 1 : number == LONG ? 3 : 10,
-                func: 0,
-                dtype: 0,
-                elements: 600,
-                dataBytes: 2400,
-                chunks: 3,
-                termLeaves: number == LONG ? 3 : 0
-            })
-        );
+        IReferee.Description memory description;
+        description.leaf = bytes32(number); // makes them different
+        description.opcode = number == SOURCE ? 1 : number == LONG ? 3 : 10;
+        (description.elements, description.dataBytes, description.chunks) = (300, 1200, 3);
+        if (number == LONG) (description.termLeaves, description.accumulator) = (3, 7);
+        return abi.encode(description);
     }
 
     function _instructionLeaf(bytes memory instruction) internal pure returns (bytes32) {
         return sha256(abi.encodePacked("tb.instr", instruction));
     }
 
-    /// @dev Bytes of chunk i of the output of instruction 1; the stub reads an element as its first byte.
+    /// @dev Bytes of chunk i of the output of instruction 1: 300 f32 whose bits are their place in the chunk.
     function _chunk(uint256 index) internal pure returns (bytes memory data) {
-        data = new bytes(index < 2 ? 1024 : 352);
-        for (uint256 i = 0; i < data.length; ++i) {
+        data = new bytes(index < 2 ? 512 : 176);
+        for (uint256 i = 0; i < data.length; i += 4) {
             data[i] = bytes1(uint8(i / 4));
         }
     }
@@ -95,14 +95,18 @@ abstract contract GameBase is BoardBase {
             leaves[i] = GameTrees.empty();
         }
         leaves[0] = keccak256(abi.encode("source", step));
-        leaves[1] = referee.outputId(_instruction(LONG), GameTrees.root(chunkLeaves));
+        leaves[1] = _outputId(_instruction(LONG), GameTrees.root(chunkLeaves));
         leaves[2] = _lossId();
         leaves[4] = keccak256(abi.encode("state", step, uint256(0)));
         leaves[5] = keccak256(abi.encode("state", step, uint256(1)));
     }
 
-    function _bodyLeaves(uint64 step) internal view returns (bytes32[] memory leaves) {
-        bytes32[] memory all = _valueLeaves(step);
+    /// @dev As the stub has it.
+    function _outputId(bytes memory instruction, bytes32 chunkRoot) internal pure returns (bytes32) {
+        return keccak256(abi.encode(instruction, chunkRoot));
+    }
+
+    function _body(bytes32[] memory all) internal pure returns (bytes32[] memory leaves) {
         leaves = new bytes32[](4);
         for (uint256 i = 0; i < 4; ++i) {
             leaves[i] = all[i];
@@ -135,7 +139,7 @@ abstract contract GameBase is BoardBase {
         pendingReason = reason;
     }
 
-    function _play(address who, bytes memory move) internal {
+    function _play(address who, bytes memory move) internal virtual {
         VM.prank(who);
         (bool success, bytes memory reason) = address(board).call(move);
         if (pendingReason.length == 0) {
@@ -157,78 +161,117 @@ abstract contract GameBase is BoardBase {
     function _startWith(bytes32[] memory leaves, uint64 count) internal {
         jobId = _activeJob(uint256(keccak256(abi.encode(levels, leaves))));
         gameId = _challenge(jobId, count, GameTrees.root(leaves), 0);
+        delete opened;
+        opened.push(GameTrees.root(leaves));
+    }
+
+    function _seal(bytes32 answer) internal view returns (bytes32) {
+        return sha256(abi.encodePacked("tb.seal.", gameId, answer, SALT));
+    }
+
+    /// @dev Through the current tree, whose leaves are given, to a leaf where no seal is kept.
+    function _walk(bytes32[] memory leaves, uint256 position) internal {
+        _walk(leaves, position, 0);
     }
 
     /// @dev Descends and selects through the current tree, whose leaves are given, to a leaf.
-    function _walk(bytes32[] memory leaves, uint256 position) internal {
+    function _walk(bytes32[] memory leaves, uint256 position, bytes32 seal) internal {
         uint256 height = GameTrees.depth(leaves);
         while (height > 0) {
             uint256 step = height < levels ? height : levels;
-            bytes32[] memory nodes = GameTrees.below(leaves, height, position >> height, step);
-            _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
+            if (board.game(gameId).phase == IGame.Phase.DESCEND) {
+                bytes32[] memory nodes = GameTrees.below(leaves, height, position >> height, step);
+                _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
+            }
             height -= step;
-            _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, (position >> height) & ((1 << step) - 1))));
+            _select(leaves, height, position >> height, height == 0 ? seal : bytes32(0));
         }
     }
 
+    /// @dev Chooses the node (height, position) of the tree.
+    function _select(bytes32[] memory leaves, uint256 height, uint256 position, bytes32 seal) internal {
+        _play(challenger, _selection(leaves, height, position, seal));
+    }
+
+    function _selection(bytes32[] memory leaves, uint256 height, uint256 position, bytes32 seal)
+        internal
+        view
+        returns (bytes memory)
+    {
+        uint256 step = GameTrees.depth(leaves) - height;
+        if (step > levels) step = (step - 1) % levels + 1;
+        bytes32[] memory siblings = GameTrees.siblingsUp(leaves, height, position, step);
+        bytes32 node = GameTrees.levelAt(leaves, height)[position];
+        return abi.encodeCall(IGame.select, (gameId, node, position & ((1 << step) - 1), siblings, seal));
+    }
+
     function _openSteps(uint64 segment) internal {
-        bytes32[] memory leaves = _stepLeaves(segment);
+        _openSteps(_stepLeaves(segment));
+    }
+
+    function _openSteps(bytes32[] memory leaves) internal {
+        bytes32[] memory nodes = GameTrees.opening(leaves, levels);
         _play(
             trainer,
-            abi.encodeCall(
-                IGame.openSteps, (gameId, GameTrees.root(leaves), GameTrees.proof(leaves, leaves.length - 1))
-            )
+            abi.encodeCall(IGame.openSteps, (gameId, nodes, GameTrees.proof(leaves, _stepLeaves(0).length - 1)))
         );
+        opened.push(GameTrees.root(leaves));
     }
 
     function _openValues(uint64 step) internal {
-        bytes32[] memory body = _bodyLeaves(step);
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openValues,
-                (gameId, _stateRoot(step), LOSS_BITS, bytes32(0), GameTrees.root(body), GameTrees.proof(body, 2))
-            )
-        );
+        _openValues(step, _valueLeaves(step));
+    }
+
+    function _openValues(uint64 step, bytes32[] memory all) internal {
+        _play(trainer, _values(step, all));
+        opened.push(GameTrees.root(_body(all)));
+    }
+
+    function _values(uint64 step, bytes32[] memory all) internal view returns (bytes memory) {
+        bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
+        bytes32[] memory nodes = GameTrees.opening(all, levels);
+        return abi.encodeCall(IGame.openValues, (gameId, _stateRoot(step), LOSS_BITS, bytes32(0), nodes, siblings));
     }
 
     function _openTensor(uint256 number) internal {
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openTensor,
-                (gameId, _instruction(number), GameTrees.proof(programLeaves, number), GameTrees.root(chunkLeaves))
-            )
-        );
+        bytes32[] memory nodes;
+        if (number != SOURCE) nodes = GameTrees.opening(chunkLeaves, levels);
+        _openTensor(_instruction(number), GameTrees.proof(programLeaves, number), nodes);
+    }
+
+    function _openTensor(bytes memory instruction, bytes32[] memory siblings, bytes32[] memory nodes) internal {
+        _play(trainer, abi.encodeCall(IGame.openTensor, (gameId, instruction, siblings, nodes)));
+        opened.push(_instructionLeaf(instruction));
     }
 
     function _openChunk(uint256 index) internal {
         _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, _chunk(index))));
     }
 
-    function _selectElement(uint256 index, uint256 chunk, uint256 number) internal {
-        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, index, _chunk(chunk), _instruction(number))));
+    /// @dev Of the long reduction: no seal is kept.
+    function _selectElement(uint256 index, uint256 chunk) internal {
+        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, index, _chunk(chunk), bytes32(0))));
     }
 
     function _openTerms() internal {
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openTerms,
-                (
-                    gameId,
-                    GameTrees.root(termLeaves),
-                    _accumulator(2),
-                    GameTrees.proof(termLeaves, 2),
-                    _instruction(LONG)
-                )
-            )
-        );
+        _terms(GameTrees.opening(termLeaves, levels), _accumulator(2), GameTrees.proof(termLeaves, 2));
+        opened.push(GameTrees.root(termLeaves));
     }
 
+    function _terms(bytes32[] memory nodes, bytes memory accumulator, bytes32[] memory siblings) internal {
+        _play(trainer, abi.encodeCall(IGame.openTerms, (gameId, nodes, accumulator, siblings)));
+    }
+
+    /// @dev A second after the move before.
     function _prove() internal {
+        _warp(current + 1);
+        referee.answerWith(right);
+        _play(challenger, _proof(SALT, opened));
+    }
+
+    function _proof(bytes32 salt, bytes32[] memory list) internal view returns (bytes memory) {
         IReferee.Proof memory proof;
-        _play(challenger, abi.encodeCall(IGame.prove, (gameId, proof)));
+        return abi.encodeCall(IGame.prove, (gameId, proof, salt, list));
     }
 
     /// @dev To phase OPEN_VALUES of a step of segment 0 or 1.
@@ -240,11 +283,12 @@ abstract contract GameBase is BoardBase {
         _walk(_stepLeaves(segment), (step - 1) % 3);
     }
 
-    /// @dev To a leaf of the value tree of that step.
+    /// @dev To a leaf of the value tree of that step that is no padding, sealing what will be right.
     function _walkToValue(uint64 step, uint256 leaf) internal {
         _walkToStep(step);
         _openValues(step);
-        _walk(_valueLeaves(step), leaf);
+        _walk(_valueLeaves(step), leaf, _seal(right));
+        opened.push(_seal(right));
     }
 
     /// @dev To phase OPEN_CHUNK of a chunk of the long reduction.
@@ -252,6 +296,21 @@ abstract contract GameBase is BoardBase {
         _walkToValue(step, LONG);
         _openTensor(LONG);
         _walk(chunkLeaves, chunk);
+    }
+
+    /// @dev To phase OPEN_TERMS of element 5 of a chunk.
+    function _walkToElement(uint64 step, uint256 chunk) internal {
+        _walkToChunk(step, chunk);
+        _openChunk(chunk);
+        _selectElement(5, chunk);
+    }
+
+    /// @dev To phase PROVE of a leaf of the partial sums.
+    function _walkToTerms(uint64 step, uint256 chunk, uint256 leaf) internal {
+        _walkToElement(step, chunk);
+        _openTerms();
+        _walk(termLeaves, leaf, _seal(right));
+        opened.push(_seal(right));
     }
 
     // ---------------------------------------------------------------- verdicts

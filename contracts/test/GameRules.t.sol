@@ -2,15 +2,13 @@
 pragma solidity ^0.8.30;
 
 import {Duration} from "../src/game/Time.sol";
-import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IGame} from "../src/interfaces/IGame.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {GameBase} from "./GameBase.sol";
 import {GameTrees} from "./GameTrees.sol";
 
-/// @notice Every rule of SPEC section 10, one at a time.
+/// @notice The rules of SPEC section 10 for the moves 1 ... 8, one at a time.
 contract GameRulesTest is GameBase {
-    bytes32 private constant WRONG = keccak256("wrong");
-
     // ---------------------------------------------------------------- 1 DESCEND, 2 SELECT
 
     function test_a_game_starts_at_the_run_root() external {
@@ -18,7 +16,12 @@ contract GameRulesTest is GameBase {
         IGame.GameState memory state = board.game(gameId);
         require(state.phase == IGame.Phase.DESCEND && state.level == IGame.Level.RUN, "start");
         _equal(GameTrees.root(runLeaves), state.node, "node");
+        _equal(GameTrees.root(runLeaves), state.opened, "opened");
         _equal(2, state.height, "height");
+        _equal(3, state.leaves, "count of the head");
+        _equal(1, state.descentLevels, "r");
+        _equal(REPLAY, Duration.unwrap(state.replayTime), "replay time");
+        require(state.fresh && state.challenger == challenger && state.jobId == jobId, "parties");
         require(board.mover(gameId) == trainer, "the defender moves first");
     }
 
@@ -42,36 +45,95 @@ contract GameRulesTest is GameBase {
         _start();
         bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 2);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, 1)));
+        _select(runLeaves, 0, 1, 0);
         IGame.GameState memory state = board.game(gameId);
-        require(state.phase == IGame.Phase.OPEN_STEPS && state.segment == 1, "one move to the leaf");
+        require(state.phase == IGame.Phase.OPEN_STEPS, "one move to the leaf");
+        _equal(4, state.step, "first step of the segment");
+        _equal(3, state.leaves, "steps of the segment");
         _equal(nodes[1], state.node, "node");
     }
 
-    function test_select_must_repeat_the_nodes() external {
+    function test_select_takes_a_node_of_the_defenders_only() external {
         _start();
         bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        bytes32[] memory swapped = new bytes32[](2);
-        (swapped[0], swapped[1]) = (nodes[1], nodes[0]);
-        bytes32 folded = sha256(abi.encodePacked("tb.node.", nodes[1], nodes[0]));
-        _expect(abi.encodeWithSelector(IGame.NodesDoNotFold.selector, GameTrees.root(runLeaves), folded));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, swapped, 0)));
-        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 4));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, new bytes32[](4), 0)));
+        bytes32[] memory siblings = new bytes32[](1);
+        siblings[0] = nodes[1];
+        bytes32 folded = sha256(abi.encodePacked("tb.node.", WRONG, nodes[1]));
+        _expect(abi.encodeWithSelector(IGame.NodeDoesNotFold.selector, GameTrees.root(runLeaves), folded));
+        _play(challenger, abi.encodeCall(IGame.select, (gameId, WRONG, 0, siblings, 0)));
+        // The right node at the other place.
+        folded = sha256(abi.encodePacked("tb.node.", nodes[1], nodes[0]));
+        _expect(abi.encodeWithSelector(IGame.NodeDoesNotFold.selector, GameTrees.root(runLeaves), folded));
+        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes[0], 1, siblings, 0)));
+    }
+
+    function test_select_needs_as_many_siblings_as_levels() external {
+        _start();
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        for (uint256 count = 0; count < 4; ++count) {
+            if (count == 1) continue;
+            _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 1, count));
+            _play(challenger, abi.encodeCall(IGame.select, (gameId, WRONG, 0, new bytes32[](count), 0)));
+        }
+        // No siblings at all would make the node its own child.
+        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 1, 0));
+        bytes32 root = GameTrees.root(runLeaves);
+        _play(challenger, abi.encodeCall(IGame.select, (gameId, root, 0, new bytes32[](0), 0)));
     }
 
     function test_select_must_point_at_a_node() external {
         _start();
         bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 2, 2));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, 2)));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, 1)));
+        bytes32[] memory siblings = new bytes32[](1);
+        siblings[0] = nodes[0];
+        uint256[3] memory indices = [uint256(2), 3, type(uint256).max];
+        for (uint256 i = 0; i < 3; ++i) {
+            _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 2, indices[i]));
+            _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes[1], indices[i], siblings, 0)));
+        }
+        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes[1], 1, siblings, 0)));
         IGame.GameState memory state = board.game(gameId);
         _equal(nodes[1], state.node, "node");
         _equal(1, state.position, "position");
         _equal(1, state.height, "height");
+        require(state.phase == IGame.Phase.DESCEND && !state.fresh, "phase");
+    }
+
+    function test_a_seal_is_refused_where_none_is_kept() external {
+        _start();
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        _refusedSeal(runLeaves, 1, 0); // inside a tree
+        _select(runLeaves, 1, 0, 0);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 1, 0, 1))));
+        _refusedSeal(runLeaves, 0, 0); // a leaf of the run
+        _select(runLeaves, 0, 0, 0);
+        _openSteps(0);
+        _select(_stepLeaves(0), 1, 0, 0);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(_stepLeaves(0), 1, 0, 1))));
+        _refusedSeal(_stepLeaves(0), 0, 0); // a leaf of the steps
+    }
+
+    function test_a_seal_is_refused_at_padding() external {
+        levels = 5;
+        _walkToStep(2);
+        _openValues(2);
+        _refusedSeal(_valueLeaves(2), 0, 3);
+        _select(_valueLeaves(2), 0, 3, 0);
+        _challengerLost(IGame.Reason.PADDING);
+    }
+
+    function test_a_seal_is_refused_at_a_chunk() external {
+        levels = 5;
+        _walkToValue(2, LONG);
+        _openTensor(LONG);
+        _refusedSeal(chunkLeaves, 0, 1);
+    }
+
+    function _refusedSeal(bytes32[] memory leaves, uint256 height, uint256 position) private {
+        _expect(abi.encodeWithSelector(IGame.UnexpectedSeal.selector, WRONG));
+        _select(leaves, height, position, WRONG);
     }
 
     // ---------------------------------------------------------------- padding
@@ -113,33 +175,30 @@ contract GameRulesTest is GameBase {
         _walk(runLeaves, 1);
         bytes32[] memory leaves = GameTrees.padded(_stepLeaves(1));
         leaves[3] = WRONG;
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, GameTrees.root(leaves), GameTrees.proof(leaves, 2))));
+        _openSteps(leaves);
         _walk(leaves, 3);
         _defenderLost(IGame.Reason.PADDING);
     }
 
     function test_padding_of_the_body() external {
-        _walkToValue(2, 3);
+        _walkToStep(2);
+        _openValues(2);
+        _walk(_valueLeaves(2), 3);
         _challengerLost(IGame.Reason.PADDING);
     }
 
     function test_padding_of_the_commits() external {
-        _walkToValue(2, 6);
+        _walkToStep(2);
+        _openValues(2);
+        _walk(_valueLeaves(2), 6);
         _challengerLost(IGame.Reason.PADDING);
     }
 
     function test_a_value_beyond_the_body_loses() external {
         _walkToStep(2);
-        bytes32[] memory body = _bodyLeaves(2);
-        body[3] = WRONG;
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openValues, (gameId, _stateRoot(2), LOSS_BITS, 0, GameTrees.root(body), GameTrees.proof(body, 2))
-            )
-        );
         bytes32[] memory all = _valueLeaves(2);
         all[3] = WRONG;
+        _openValues(2, all);
         _walk(all, 3);
         _defenderLost(IGame.Reason.PADDING);
     }
@@ -150,9 +209,7 @@ contract GameRulesTest is GameBase {
     }
 
     function test_padding_of_the_terms() external {
-        _walkToChunk(2, 1);
-        _openChunk(1);
-        _selectElement(5, 1, LONG);
+        _walkToElement(2, 1);
         _openTerms();
         _walk(termLeaves, 3);
         _challengerLost(IGame.Reason.PADDING);
@@ -160,19 +217,31 @@ contract GameRulesTest is GameBase {
 
     // ---------------------------------------------------------------- 3 OPEN_STEPS
 
+    function test_open_steps_shows_the_first_nodes() external {
+        _start();
+        _walk(runLeaves, 0);
+        _openSteps(0);
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.STEPS && state.fresh, "phase");
+        _equal(GameTrees.root(_stepLeaves(0)), state.node, "root");
+        _equal(2, state.height, "depth");
+        _equal(keccak256(abi.encode(opened[0], opened[1])), state.opened, "digest");
+    }
+
     function test_open_steps_must_end_in_the_checkpoint() external {
         _start();
         _walk(runLeaves, 0);
-        bytes32[] memory leaves = _stepLeaves(1); // another segment's
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, GameTrees.root(leaves), GameTrees.proof(leaves, 2))));
+        _openSteps(1); // another segment's
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_open_steps_needs_a_proof_as_long_as_the_tree_is_deep() external {
+    function test_open_steps_needs_nodes_and_proof_of_the_right_number() external {
         _start();
         _walk(runLeaves, 0);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, WRONG, new bytes32[](3))));
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](2), new bytes32[](3))));
+        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 1));
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](1), new bytes32[](2))));
     }
 
     function test_a_segment_of_one_step_is_opened_at_once() external {
@@ -181,9 +250,9 @@ contract GameRulesTest is GameBase {
         IGame.GameState memory state = board.game(gameId);
         require(state.phase == IGame.Phase.OPEN_VALUES && state.level == IGame.Level.STEPS, "at once");
         _equal(7, state.step, "step");
-        _equal(runLeaves[2], state.stepsRoot, "the record is the tree");
+        _equal(keccak256(abi.encode(opened[0], runLeaves[2])), state.opened, "the record is the tree");
         _openValues(7);
-        _requirePhase(gameId, IGame.Phase.DESCEND);
+        _requirePhase(gameId, IGame.Phase.SELECT);
     }
 
     // ---------------------------------------------------------------- 4 OPEN_VALUES
@@ -192,7 +261,7 @@ contract GameRulesTest is GameBase {
         _walkToStep(5);
         _openValues(5);
         IGame.GameState memory state = board.game(gameId);
-        require(state.level == IGame.Level.VALUES && state.phase == IGame.Phase.DESCEND, "level");
+        require(state.level == IGame.Level.VALUES && state.phase == IGame.Phase.SELECT, "level");
         _equal(GameTrees.root(_valueLeaves(5)), state.node, "value root");
         _equal(3, state.height, "D + 1");
         _equal(5, state.step, "step");
@@ -211,70 +280,96 @@ contract GameRulesTest is GameBase {
         leaves[2] = recordWithLog;
         _startWith(leaves, 3);
         _walk(leaves, 2);
-        bytes32[] memory body = _bodyLeaves(7);
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openValues,
-                (gameId, _stateRoot(7), LOSS_BITS, WRONG, GameTrees.root(body), GameTrees.proof(body, 2))
-            )
-        );
+        bytes32[] memory all = _valueLeaves(7);
+        bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
+        bytes32[] memory nodes = GameTrees.opening(all, 1);
+        _play(trainer, abi.encodeCall(IGame.openValues, (gameId, _stateRoot(7), LOSS_BITS, WRONG, nodes, siblings)));
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_a_body_without_the_loss_loses() external {
         _walkToStep(5);
-        bytes32[] memory body = _bodyLeaves(5);
-        body[2] = WRONG;
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, GameTrees.root(body), GameTrees.proof(body, 2))
-            )
-        );
+        bytes32[] memory all = _valueLeaves(5);
+        all[2] = WRONG;
+        _openValues(5, all);
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_open_values_needs_d_siblings() external {
+    /// The right half of the value tree is the state's, at any width of descent.
+    function testFuzz_commits_of_another_state_lose(uint256 seed) external {
+        levels = uint8(1 + seed % 5);
         _walkToStep(5);
+        bytes32[] memory all = _valueLeaves(5);
+        all[4 + (seed >> 8) % 4] = WRONG;
+        _openValues(5, all);
+        _defenderLost(IGame.Reason.BROKEN_TIE);
+    }
+
+    function test_open_values_needs_d_siblings_and_the_nodes() external {
+        _walkToStep(5);
+        bytes32[] memory three = new bytes32[](3);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 1));
-        _play(trainer, abi.encodeCall(IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, WRONG, new bytes32[](1))));
+        _play(
+            trainer,
+            abi.encodeCall(IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, new bytes32[](2), new bytes32[](1)))
+        );
+        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 3));
+        _play(trainer, abi.encodeCall(IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, three, new bytes32[](2))));
     }
 
     // ---------------------------------------------------------------- 5 OPEN_TENSOR
 
+    function test_open_tensor_keeps_what_later_moves_need() external {
+        _walkToValue(2, LONG);
+        _openTensor(LONG);
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.CHUNKS, "phase");
+        _equal(GameTrees.root(chunkLeaves), state.node, "chunk root");
+        _equal(3, state.leaves, "chunks");
+        _equal(176, state.lastChunkBytes, "last chunk");
+        _equal(3, state.termLeaves, "leaves of the terms");
+        _equal(7, state.accumulator, "what is accumulated");
+        _equal(1, state.instruction, "instruction");
+    }
+
     function test_open_tensor_of_a_source_leads_to_the_proof() external {
         _walkToValue(2, SOURCE);
+        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 0, 2));
+        bytes32[] memory siblings = GameTrees.proof(programLeaves, SOURCE);
+        _play(trainer, abi.encodeCall(IGame.openTensor, (gameId, _instruction(SOURCE), siblings, new bytes32[](2))));
         _openTensor(SOURCE);
         _requirePhase(gameId, IGame.Phase.PROVE);
-        _equal(_instructionLeaf(_instruction(SOURCE)), board.game(gameId).instructionLeaf, "instruction");
+        _equal(_valueLeaves(2)[SOURCE], board.game(gameId).node, "the leaf is what is proved");
     }
 
     function test_open_tensor_of_another_instruction_loses() external {
         _walkToValue(2, LONG);
-        bytes memory other = _instruction(2);
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openTensor, (gameId, other, GameTrees.proof(programLeaves, 2), GameTrees.root(chunkLeaves))
-            )
-        );
+        _openTensor(_instruction(2), GameTrees.proof(programLeaves, 2), GameTrees.opening(chunkLeaves, 1));
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_open_tensor_must_hash_to_the_value() external {
         _walkToValue(2, LONG);
-        _play(
-            trainer,
-            abi.encodeCall(IGame.openTensor, (gameId, _instruction(LONG), GameTrees.proof(programLeaves, LONG), WRONG))
-        );
+        bytes32[] memory nodes = new bytes32[](2);
+        (nodes[0], nodes[1]) = (WRONG, WRONG);
+        _openTensor(_instruction(LONG), GameTrees.proof(programLeaves, LONG), nodes);
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_open_tensor_needs_a_proof_of_the_program_trees_depth() external {
         _walkToValue(2, LONG);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 3, 2));
-        _play(trainer, abi.encodeCall(IGame.openTensor, (gameId, _instruction(LONG), new bytes32[](2), WRONG)));
+        _openTensor(_instruction(LONG), new bytes32[](2), new bytes32[](2));
+    }
+
+    function test_open_tensor_needs_the_nodes() external {
+        _walkToValue(2, LONG);
+        bytes32[] memory siblings = GameTrees.proof(programLeaves, LONG);
+        for (uint256 count = 0; count < 6; ++count) {
+            if (count == 2) continue;
+            _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, count));
+            _openTensor(_instruction(LONG), siblings, new bytes32[](count));
+        }
     }
 
     // ---------------------------------------------------------------- 6 OPEN_CHUNK, 7 SELECT_ELEMENT
@@ -283,368 +378,136 @@ contract GameRulesTest is GameBase {
         _walkToChunk(2, 2);
         _openChunk(2);
         _requirePhase(gameId, IGame.Phase.SELECT_ELEMENT);
-        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 88, 88));
-        _selectElement(88, 2, LONG);
-        _selectElement(87, 2, LONG);
-        _equal(599, board.game(gameId).element, "the last element");
+        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 44, 44));
+        _selectElement(44, 2);
+        _selectElement(43, 2);
+        _equal(299, board.game(gameId).element, "the last element");
     }
 
     function test_a_chunk_of_other_bytes_loses() external {
         _walkToChunk(2, 1);
         bytes memory data = _chunk(1);
-        data[1023] ^= 0x01;
+        data[511] ^= 0x01;
         _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, data)));
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
     function test_a_chunk_of_another_length_loses_though_it_hashes_right() external {
-        // The defender has committed to a second chunk of 1020 bytes.
-        bytes memory short = new bytes(1020);
+        // The defender has committed to a second chunk of 508 bytes, and to a last one of 512.
+        bytes memory short = new bytes(508);
         chunkLeaves[1] = sha256(abi.encodePacked("tb.chunk", short));
+        chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", new bytes(512)));
         _walkToChunk(2, 1);
         _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, short)));
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_select_element_must_repeat_chunk_and_instruction() external {
+    function test_a_long_last_chunk_loses_though_it_hashes_right() external {
+        bytes memory long = new bytes(512);
+        chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", long));
+        _walkToChunk(2, 2);
+        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, long)));
+        _defenderLost(IGame.Reason.BROKEN_TIE);
+    }
+
+    function test_select_element_must_repeat_the_chunk() external {
         _walkToChunk(2, 1);
         _openChunk(1);
-        bytes memory other = _chunk(2);
-        bytes32 found = sha256(abi.encodePacked("tb.chunk", other));
+        bytes32 found = sha256(abi.encodePacked("tb.chunk", _chunk(2)));
         _expect(abi.encodeWithSelector(IGame.WrongChunk.selector, chunkLeaves[1], found));
-        _selectElement(0, 2, LONG);
-        bytes32 right = _instructionLeaf(_instruction(LONG));
-        bytes32 wrong = _instructionLeaf(_instruction(2));
-        _expect(abi.encodeWithSelector(IGame.WrongInstructionBytes.selector, right, wrong));
-        _selectElement(0, 1, 2);
-        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 256, 256));
-        _selectElement(256, 1, LONG);
-        _selectElement(5, 1, LONG);
+        _selectElement(0, 2);
+        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 128, 128));
+        _selectElement(128, 1);
+        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 128, type(uint256).max));
+        _selectElement(type(uint256).max, 1);
+        _selectElement(5, 1);
         IGame.GameState memory state = board.game(gameId);
-        _equal(261, state.element, "element");
-        _equal(5, state.claimed, "bits");
+        _equal(133, state.element, "element");
+        _equal(bytes32(uint256(5)), state.node, "bits");
         _equal(1, state.position, "chunk");
         require(state.phase == IGame.Phase.OPEN_TERMS, "a long reduction");
     }
 
-    function test_an_element_of_few_terms_is_proved_at_once() external {
-        // Value 2 is not a loss here: its id is that of a tensor, and the body ends with the loss as before.
-        bytes memory plain = _instruction(SOURCE);
-        IReferee.Description memory description = abi.decode(plain, (IReferee.Description));
-        description.opcode = 2;
+    function test_no_seal_before_the_terms_are_opened() external {
+        _walkToChunk(2, 1);
+        _openChunk(1);
+        _expect(abi.encodeWithSelector(IGame.UnexpectedSeal.selector, WRONG));
+        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, 5, _chunk(1), WRONG)));
+    }
+
+    /// Bits are read least significant byte first, at each width and place.
+    function testFuzz_elements_are_little_endian(bytes32 data, uint8 dtype, uint256 index) external {
+        dtype %= 3;
+        uint256 size = dtype == 0 ? 4 : dtype == 1 ? 8 : 1;
+        index %= 32 / size;
+        bytes memory chunk = abi.encode(data);
+        IReferee.Description memory description = abi.decode(_instruction(2), (IReferee.Description));
+        (description.opcode, description.dtype, description.dataBytes, description.chunks) = (2, dtype, 32, 1);
         bytes memory instruction = abi.encode(description);
         programLeaves[LONG] = _instructionLeaf(instruction);
+        delete chunkLeaves;
+        chunkLeaves.push(sha256(abi.encodePacked("tb.chunk", chunk)));
         _walkToStep(2);
-        bytes32[] memory body = _bodyLeaves(2);
-        body[LONG] = referee.outputId(instruction, GameTrees.root(chunkLeaves));
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openValues, (gameId, _stateRoot(2), LOSS_BITS, 0, GameTrees.root(body), GameTrees.proof(body, 2))
-            )
-        );
         bytes32[] memory all = _valueLeaves(2);
-        all[LONG] = body[LONG];
-        _walk(all, LONG);
-        _play(
-            trainer,
-            abi.encodeCall(
-                IGame.openTensor,
-                (gameId, instruction, GameTrees.proof(programLeaves, LONG), GameTrees.root(chunkLeaves))
-            )
-        );
-        _walk(chunkLeaves, 0);
-        _openChunk(0);
-        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, 9, _chunk(0), instruction)));
+        all[LONG] = _outputId(instruction, chunkLeaves[0]);
+        _openValues(2, all);
+        _walk(all, LONG, _seal(right));
+        bytes32[] memory siblings = GameTrees.proof(programLeaves, LONG);
+        _openTensor(instruction, siblings, chunkLeaves);
+        // A tree of one chunk has no levels.
+        _requirePhase(gameId, IGame.Phase.OPEN_CHUNK);
+        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk)));
+        _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, index, chunk, WRONG)));
+        uint256 bits = 0;
+        for (uint256 i = size; i > 0; --i) {
+            bits = bits << 8 | uint8(chunk[index * size + i - 1]);
+        }
+        _equal(bytes32(bits), board.game(gameId).node, "bits");
+        _equal(index, board.game(gameId).element, "element");
         _requirePhase(gameId, IGame.Phase.PROVE);
-        referee.answerWith(bytes32(uint256(9)));
-        _prove();
-        _challengerLost(IGame.Reason.RECOMPUTED);
     }
 
     // ---------------------------------------------------------------- 8 OPEN_TERMS
 
-    function _walkToTerms() private {
-        _walkToChunk(2, 1);
-        _openChunk(1);
-        _selectElement(5, 1, LONG);
-    }
-
-    function _terms(bytes32 root, bytes memory accumulator, bytes32[] memory siblings, uint256 number) private {
-        _play(trainer, abi.encodeCall(IGame.openTerms, (gameId, root, accumulator, siblings, _instruction(number))));
-    }
-
-    function test_open_terms_with_a_non_canonical_accumulator_loses() external {
-        termLeaves[2] = keccak256(abi.encode(false, uint64(5)));
-        _walkToTerms();
-        _terms(GameTrees.root(termLeaves), abi.encode(false, uint64(5)), GameTrees.proof(termLeaves, 2), LONG);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
-    }
-
-    function test_open_terms_that_end_in_another_value_lose() external {
-        termLeaves[2] = keccak256(abi.encode(true, uint64(6)));
-        _walkToTerms();
-        _terms(GameTrees.root(termLeaves), abi.encode(true, uint64(6)), GameTrees.proof(termLeaves, 2), LONG);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
-    }
-
-    function test_open_terms_that_do_not_fold_lose() external {
-        _walkToTerms();
-        _terms(WRONG, _accumulator(2), GameTrees.proof(termLeaves, 2), LONG);
-        _defenderLost(IGame.Reason.BROKEN_TIE);
-    }
-
-    function test_open_terms_refuses_another_instruction_or_length() external {
-        _walkToTerms();
-        bytes32 right = _instructionLeaf(_instruction(LONG));
-        bytes32 wrong = _instructionLeaf(_instruction(2));
-        _expect(abi.encodeWithSelector(IGame.WrongInstructionBytes.selector, right, wrong));
-        _terms(WRONG, _accumulator(2), new bytes32[](2), 2);
-        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
-        _terms(WRONG, _accumulator(2), new bytes32[](3), LONG);
-    }
-
-    // ---------------------------------------------------------------- 9 PROVE
-
-    function test_the_terms_decide() external {
-        _walkToTerms();
+    function test_open_terms_enters_the_terms() external {
+        _walkToElement(2, 1);
         _openTerms();
-        _walk(termLeaves, 1);
-        _requirePhase(gameId, IGame.Phase.PROVE);
-        referee.answerWith(WRONG);
-        _prove();
-        _defenderLost(IGame.Reason.RECOMPUTED);
-    }
-
-    function test_a_right_leaf_beats_the_challenger() external {
-        _walkToTerms();
-        _openTerms();
-        _walk(termLeaves, 1);
-        referee.answerWith(termLeaves[1]);
-        _prove();
-        _challengerLost(IGame.Reason.RECOMPUTED);
-    }
-
-    function test_a_commit_is_proved_at_once() external {
-        _walkToValue(2, 5);
-        _requirePhase(gameId, IGame.Phase.PROVE);
-        referee.answerWith(_valueLeaves(2)[5]);
-        _prove();
-        _challengerLost(IGame.Reason.RECOMPUTED);
-    }
-
-    function test_a_proof_that_the_referee_refuses_is_illegal() external {
-        _walkToValue(2, 5);
-        IReferee.Proof memory proof;
-        proof.instruction = hex"00";
-        _expect(abi.encodeWithSelector(IReferee.MissingElement.selector, 0, 7));
-        _play(challenger, abi.encodeCall(IGame.prove, (gameId, proof)));
-        _requirePhase(gameId, IGame.Phase.PROVE);
-    }
-
-    function test_the_referee_is_told_what_the_game_has_fixed() external {
-        _walkToTerms();
-        _openTerms();
-        _walk(termLeaves, 1);
-        IReferee.Context memory context = _context(IReferee.Target.TERMS, LONG, 2);
-        context.element = 261;
-        context.termsLeaf = 1;
-        context.instructionLeaf = _instructionLeaf(_instruction(LONG));
-        context.accumulatorRoot = GameTrees.root(termLeaves);
-        // Step 2 reads record 1, which stands under the steps root of segment 0.
-        context.recordRoot = GameTrees.root(_stepLeaves(0));
-        context.recordDepth = 2;
-        context.recordPosition = 0;
-        _told(context);
-    }
-
-    function test_step_one_reads_record_zero() external {
-        _walkToValue(1, 4);
-        IReferee.Context memory context = _context(IReferee.Target.VALUE, 4, 1);
-        context.recordRoot =
-            sha256(abi.encodePacked("tb.recrd", uint64(0), keccak256("state 0"), uint32(0x7fc00000), bytes32(0)));
-        _told(context);
-    }
-
-    function test_the_first_step_of_a_segment_reads_the_checkpoint_before() external {
-        _walkToValue(4, 4);
-        IReferee.Context memory context = _context(IReferee.Target.VALUE, 4, 4);
-        context.recordRoot = GameTrees.root(runLeaves);
-        context.recordDepth = 2;
-        context.recordPosition = 0;
-        _told(context);
-    }
-
-    function test_later_steps_read_the_record_before_in_their_segment() external {
-        _walkToValue(6, SOURCE);
-        _openTensor(SOURCE);
-        IReferee.Context memory context = _context(IReferee.Target.VALUE, SOURCE, 6);
-        context.instructionLeaf = _instructionLeaf(_instruction(SOURCE));
-        context.recordRoot = GameTrees.root(_stepLeaves(1));
-        context.recordDepth = 2;
-        context.recordPosition = 1;
-        _told(context);
-    }
-
-    function _context(IReferee.Target target, uint64 position, uint64 step)
-        private
-        view
-        returns (IReferee.Context memory context)
-    {
-        context.target = target;
-        context.depth = 2;
-        context.position = position;
-        context.step = step;
-        context.stateCount = 2;
-        context.dataCount = 1;
-        context.programRoot = GameTrees.root(programLeaves);
-        context.bodyRoot = GameTrees.root(_bodyLeaves(step));
-        context.dataRoot = keccak256("data");
-    }
-
-    function _told(IReferee.Context memory context) private {
-        referee.expectContext(context);
-        _prove();
-        _defenderLost(IGame.Reason.RECOMPUTED);
-    }
-
-    // ---------------------------------------------------------------- turns
-
-    function test_only_the_mover_moves_and_only_the_phases_move() external {
-        _start();
-        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
-        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, trainer, challenger));
-        _play(challenger, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        _expect(abi.encodeWithSelector(IGame.WrongPhase.selector, IGame.Phase.SELECT, IGame.Phase.DESCEND));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, 0)));
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        require(board.mover(gameId) == challenger, "mover");
-        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, challenger, client));
-        _play(client, abi.encodeCall(IGame.select, (gameId, nodes, 0)));
-    }
-
-    function test_every_move_has_its_phase() external {
-        _start();
-        IReferee.Proof memory proof;
-        bytes32[] memory none = new bytes32[](0);
-        _wrongPhase(IGame.Phase.OPEN_STEPS, abi.encodeCall(IGame.openSteps, (gameId, WRONG, none)));
-        _wrongPhase(IGame.Phase.OPEN_VALUES, abi.encodeCall(IGame.openValues, (gameId, WRONG, 0, WRONG, WRONG, none)));
-        _wrongPhase(IGame.Phase.OPEN_TENSOR, abi.encodeCall(IGame.openTensor, (gameId, "", none, WRONG)));
-        _wrongPhase(IGame.Phase.OPEN_CHUNK, abi.encodeCall(IGame.openChunk, (gameId, "")));
-        _wrongPhase(IGame.Phase.SELECT_ELEMENT, abi.encodeCall(IGame.selectElement, (gameId, 0, "", "")));
-        _wrongPhase(IGame.Phase.OPEN_TERMS, abi.encodeCall(IGame.openTerms, (gameId, WRONG, "", none, "")));
-        _wrongPhase(IGame.Phase.PROVE, abi.encodeCall(IGame.prove, (gameId, proof)));
-    }
-
-    function _wrongPhase(IGame.Phase expected, bytes memory call) private {
-        VM.prank(trainer);
-        (bool success, bytes memory reason) = address(board).call(call);
-        bytes memory right = abi.encodeWithSelector(IGame.WrongPhase.selector, expected, IGame.Phase.DESCEND);
-        require(!success && keccak256(reason) == keccak256(right), "phase");
-    }
-
-    function test_no_game_and_a_game_that_is_over_take_no_moves() external {
-        GameId none = GameId.wrap(WRONG);
-        _expect(abi.encodeWithSelector(IGame.NoSuchGame.selector, none));
-        _play(address(this), abi.encodeCall(IGame.descend, (none, new bytes32[](2))));
-        require(board.mover(none) == address(0), "no mover");
-        _start();
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
-        _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
-        _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
-        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
-        require(board.mover(gameId) == address(0), "over");
-    }
-
-    function test_games_of_a_slashed_job_end_without_payment_beyond_the_stake() external {
-        _start();
-        GameId other = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
-        _play(address(this), abi.encodeCall(IGame.reclaim, (other)));
-        _equal(CHALLENGER_STAKE, board.credit(stranger), "stake back");
-        uint256 credits = board.credit(client) + board.credit(challenger) + board.credit(stranger)
-            + board.credit(board.BURN_ADDRESS());
-        _equal(address(board).balance, credits, "everything is shared out");
-    }
-
-    function test_other_games_go_on_after_a_lost_challenge() external {
-        _start();
-        GameId lost = gameId;
-        gameId = _challengeAs(challenger, jobId, 3, GameTrees.root(runLeaves), 1);
-        _warp(current + 1);
-        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
-        _play(trainer, abi.encodeCall(IGame.descend, (lost, nodes)));
-        _warp(current + CLOCK + 1);
-        _play(address(this), abi.encodeCall(IGame.timeout, (lost)));
-        _equal(CHALLENGER_STAKE, board.credit(trainer), "first stake");
-        _equal(1, board.job(jobId).openGames, "one left");
-    }
-
-    // ---------------------------------------------------------------- clocks
-
-    function test_the_defender_may_use_exactly_its_clock() external {
-        _start();
-        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
-        _warp(START + CLOCK - 1);
-        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, CLOCK, CLOCK - 1));
-        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
-        _warp(START + CLOCK);
-        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, CLOCK, CLOCK));
-        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
         IGame.GameState memory state = board.game(gameId);
-        _equal(0, Duration.unwrap(state.defenderRest), "defender's rest");
-        _equal(CLOCK, Duration.unwrap(state.challengerRest), "challenger's rest");
+        require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.TERMS, "phase");
+        _equal(GameTrees.root(termLeaves), state.node, "root");
+        _equal(2, state.height, "depth");
+        _equal(133, state.element, "the element is kept");
     }
 
-    function test_one_second_later_only_the_timeout_is_legal() external {
-        _start();
-        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
-        _warp(START + CLOCK + 1);
-        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, CLOCK, CLOCK + 1));
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
-        _defenderLost(IGame.Reason.TIMEOUT);
+    function test_accumulators_that_do_not_give_the_claimed_bits_lose() external {
+        _walkToElement(2, 1);
+        bytes memory other = abi.encode(true, uint64(6));
+        termLeaves[2] = keccak256(other);
+        _terms(GameTrees.opening(termLeaves, 1), other, GameTrees.proof(termLeaves, 2));
+        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    function test_clocks_add_up_over_moves_and_the_challengers_runs_out_too() external {
-        _start();
-        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
-        _warp(START + 100);
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        _warp(current + 250);
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, 0)));
-        nodes = GameTrees.below(runLeaves, 1, 0, 1);
-        _warp(current + 200); // 300 in all: exactly the defender's clock
-        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        _warp(current + 50); // exactly the challenger's
-        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, 50, 50));
-        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
-        _warp(current + 1);
-        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, 50, 51));
-        _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes, 0)));
-        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
-        _challengerLost(IGame.Reason.TIMEOUT);
+    function test_an_accumulator_that_is_none_loses() external {
+        _walkToElement(2, 1);
+        bytes memory other = abi.encode(false, uint64(5));
+        termLeaves[2] = keccak256(other);
+        _terms(GameTrees.opening(termLeaves, 1), other, GameTrees.proof(termLeaves, 2));
+        _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
-    // ---------------------------------------------------------------- the whole walk
+    function test_the_last_accumulator_must_stand_in_the_tree() external {
+        _walkToElement(2, 1);
+        bytes32[] memory siblings = GameTrees.proof(termLeaves, 2);
+        siblings[1] = WRONG;
+        _terms(GameTrees.opening(termLeaves, 1), _accumulator(2), siblings);
+        _defenderLost(IGame.Reason.BROKEN_TIE);
+    }
 
-    /// Any path through all trees, at any width of descent, ends in the referee's verdict.
-    function testFuzz_any_path_ends_with_the_referee(uint256 seed) external {
-        levels = uint8(1 + seed % 5);
-        uint64 step = uint64(1 + (seed >> 8) % 6);
-        uint256 chunk = (seed >> 16) % 3;
-        uint256 leaf = (seed >> 24) % 3;
-        _walkToChunk(step, chunk);
-        _openChunk(chunk);
-        _selectElement(5, chunk, LONG);
-        _openTerms();
-        _walk(termLeaves, leaf);
-        bool honest = (seed >> 32) % 2 == 0;
-        referee.answerWith(honest ? termLeaves[leaf] : WRONG);
-        _prove();
-        if (honest) _challengerLost(IGame.Reason.RECOMPUTED);
-        else _defenderLost(IGame.Reason.RECOMPUTED);
+    function test_open_terms_needs_nodes_and_proof_of_the_right_number() external {
+        _walkToElement(2, 1);
+        _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
+        _terms(new bytes32[](2), _accumulator(2), new bytes32[](3));
+        _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 4));
+        _terms(new bytes32[](4), _accumulator(2), new bytes32[](2));
     }
 }

@@ -7,9 +7,12 @@ import {IReferee} from "../src/interfaces/IReferee.sol";
 /// An instruction is an ABI-encoded `Description`; an accumulator is (canonical, bits).
 contract GameStubReferee is IReferee {
     error ContextDiffers(Context actual);
+    error NotAsked();
 
     bytes32 private _answer;
     bytes32 private _expectedContext;
+    /// What is right, by target, step, position, element and leaf; zero: the answer that was set.
+    mapping(bytes32 => bytes32) private _truth;
 
     function answerWith(bytes32 answer) external {
         _answer = answer;
@@ -20,35 +23,41 @@ contract GameStubReferee is IReferee {
         _expectedContext = keccak256(abi.encode(context));
     }
 
-    function judge(Context calldata context, Proof calldata proof) external view returns (bytes32) {
+    function teach(Target target, uint64 step, uint64 position, uint64 element, uint64 leaf, bytes32 right) external {
+        _truth[keccak256(abi.encode(target, step, position, element, leaf))] = right;
+    }
+
+    function judge(Context calldata context, Proof calldata proof) external view returns (bytes32 answer) {
         if (_expectedContext != bytes32(0) && keccak256(abi.encode(context)) != _expectedContext) {
             revert ContextDiffers(context);
         }
         if (proof.instruction.length == 1) revert MissingElement(0, 7);
-        return _answer;
+        answer = _truth[
+            keccak256(abi.encode(context.target, context.step, context.position, context.element, context.termsLeaf))
+        ];
+        if (answer == bytes32(0)) answer = _answer;
     }
 
-    function describe(bytes calldata instruction) public pure returns (Description memory description) {
-        return abi.decode(instruction, (Description));
-    }
-
-    function outputId(bytes calldata instruction, bytes32 chunkRoot) external pure returns (bytes32) {
-        return keccak256(abi.encode(instruction, chunkRoot));
+    function describe(bytes calldata instruction, bytes32 chunkRoot)
+        public
+        pure
+        returns (Description memory description)
+    {
+        description = abi.decode(instruction, (Description));
+        description.id = keccak256(abi.encode(instruction, chunkRoot));
     }
 
     function scalarId(uint8, uint64) external pure returns (bytes32) {
-        revert("not asked by the game");
+        revert NotAsked();
     }
 
-    function elementBits(uint8, bytes calldata chunk, uint256 index) external pure returns (uint64) {
-        return uint8(chunk[4 * index]);
-    }
-
-    function finish(bytes calldata, bytes calldata accumulator)
+    function finish(uint8 kind, uint8 precision, bytes calldata accumulator)
         external
         pure
         returns (bool canonical, bytes32 leaf, uint64 bits)
     {
+        // What the game was told of the instruction and the job.
+        if (kind != 7 || precision != 30) revert UnsupportedInstruction(kind, precision);
         (canonical, bits) = abi.decode(accumulator, (bool, uint64));
         leaf = keccak256(accumulator);
     }

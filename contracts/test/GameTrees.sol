@@ -66,4 +66,22 @@ library GameTrees {
             nodes[i] = level[(position << levels) + i];
         }
     }
+
+    /// @return the nodes that an opening shows: min(levels, depth) below the root
+    function opening(bytes32[] memory leaves, uint256 levels) internal pure returns (bytes32[] memory) {
+        uint256 height = depth(leaves);
+        return below(leaves, height, 0, height < levels ? height : levels);
+    }
+
+    /// @return siblings of the node (height, position), as many as `levels`
+    function siblingsUp(bytes32[] memory leaves, uint256 height, uint256 position, uint256 levels)
+        internal
+        pure
+        returns (bytes32[] memory siblings)
+    {
+        siblings = new bytes32[](levels);
+        for (uint256 k = 0; k < levels; ++k) {
+            siblings[k] = levelAt(leaves, height + k)[(position >> k) ^ 1];
+        }
+    }
 }

@@ -127,10 +127,12 @@ contract Tiebreak is JobBoard, IGame {
     function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external {
         Instant last = _games[gameId].last;
         (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.PROVE);
+        JobId jobId = state.jobId;
+        _requireStatus(jobId, JobStatus.ACTIVE); // (4)
         // SAFETY: whoever saw this proof pending had to fix the same answer in an earlier block, without it.
         if (!turn.last.isAfter(last)) revert TooEarly(last, turn.last);
         (bytes32 right, bytes32 committed) =
-            GameLogic.prove(state, _jobs[state.jobId], turn, REFEREE, GameId.unwrap(gameId), proof, salt, opened);
+            GameLogic.prove(state, _jobs[jobId], turn, REFEREE, GameId.unwrap(gameId), proof, salt, opened);
         emit Proved(gameId, right, committed);
         _close(gameId, state, turn);
     }
