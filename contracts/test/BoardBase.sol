@@ -16,6 +16,8 @@ interface BoardVm {
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function warp(uint256 timestamp) external;
     function chainId(uint256 id) external;
+    function snapshotState() external returns (uint256 id);
+    function revertToState(uint256 id) external returns (bool success);
 }
 
 /// @notice A board over a stub referee, four funded actors and a job of 7 steps with checkpoints at 3, 6 and 7.

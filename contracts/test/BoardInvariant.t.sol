@@ -144,12 +144,17 @@ contract BoardHandler is GameBase {
     function _moveOn(uint256 seed, IGame.GameState memory state) private {
         address side = board.mover(gameId);
         uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
+        if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) rest += REPLAY;
         if (current - Instant.unwrap(state.last) > rest) {
             board.timeout(gameId);
-        } else if (state.phase == IGame.Phase.DESCEND && state.level == IGame.Level.RUN && seed % 8 != 0) {
-            _play(side, abi.encodeCall(IGame.descend, (gameId, _nodes(state))));
+        } else if (seed % 16 == 0) {
+            _play(side, abi.encodeCall(IGame.concede, (gameId)));
+        } else if (state.phase == IGame.Phase.DESCEND && seed % 8 != 0) {
+            bytes32[] memory nodes = GameTrees.below(runLeaves, state.height, state.position, 1);
+            _play(side, abi.encodeCall(IGame.descend, (gameId, nodes)));
         } else if (state.phase == IGame.Phase.SELECT) {
-            _play(side, abi.encodeCall(IGame.select, (gameId, _nodes(state), seed % 2)));
+            uint256 position = 2 * uint256(state.position) + (seed >> 4) % 2;
+            _play(side, _selection(runLeaves, state.height - 1, position, 0));
         } else {
             _breakTie(side, state.phase);
         }
@@ -157,18 +162,15 @@ contract BoardHandler is GameBase {
         if (board.job(state.jobId).status == IJobBoard.JobStatus.SLASHED) ++slashed;
     }
 
-    function _nodes(IGame.GameState memory state) private view returns (bytes32[] memory) {
-        return GameTrees.below(runLeaves, state.height, state.position, 1);
-    }
-
     /// @dev A defender's move with a link that does not hold: legal, and the end of the game.
     function _breakTie(address side, IGame.Phase phase) private {
+        bytes32[] memory two = new bytes32[](2);
         if (phase == IGame.Phase.DESCEND) {
-            _play(side, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
+            _play(side, abi.encodeCall(IGame.descend, (gameId, two)));
         } else if (phase == IGame.Phase.OPEN_STEPS) {
-            _play(side, abi.encodeCall(IGame.openSteps, (gameId, 0, new bytes32[](2))));
+            _play(side, abi.encodeCall(IGame.openSteps, (gameId, two, two)));
         } else {
-            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, 0, new bytes32[](2))));
+            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two)));
         }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
+import {Duration} from "../src/game/Time.sol";
 import {Tiebreak} from "../src/board/Tiebreak.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
@@ -69,6 +70,10 @@ contract BoardJobsTest is BoardBase {
         _equal(TRAINER_STAKE, state.trainerStake, "trainer stake");
         _equal(CHALLENGER_STAKE, state.challengerStake, "challenger stake");
         _equal(1, state.descentLevels, "r");
+        _equal(PRECISION, state.precision, "b");
+        _equal(WINDOW, Duration.unwrap(state.challengeWindow), "window");
+        _equal(CLOCK, Duration.unwrap(state.clock), "clock");
+        _equal(REPLAY, Duration.unwrap(state.replayTime), "replay time");
         _equal(3, board.checkpoints(jobId), "checkpoints");
         _equal(REWARD, address(board).balance, "escrow");
     }
@@ -93,6 +98,11 @@ contract BoardJobsTest is BoardBase {
         bytes32 headHash =
             keccak256(abi.encode(keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)"), jobId, 3, ROOT));
         _equal(_typed(headHash), board.headDigest(_head(jobId, 3, ROOT)), "head");
+        bytes32 jobType = keccak256(
+            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)"
+        );
+        IJobBoard.Job memory job = _job(1);
+        _equal(keccak256(abi.encode(jobType, job)), JobId.unwrap(board.hashJob(job)), "job");
     }
 
     function test_create_refuses_each_broken_field() external {
@@ -125,8 +135,10 @@ contract BoardJobsTest is BoardBase {
         job.policy = 1;
         _refused(job, "policy", 1);
         job = _job(1);
-        job.precision = 31;
-        _refused(job, "precision", 31);
+        job.precision = 23;
+        _refused(job, "precision", 23);
+        job.precision = 33;
+        _refused(job, "precision", 33);
     }
 
     function test_create_refuses_amounts_and_times_out_of_range() external {
@@ -143,8 +155,16 @@ contract BoardJobsTest is BoardBase {
         job.challengeWindow = 0;
         _refused(job, "challengeWindow", 0);
         job = _job(1);
-        job.clock = (1 << 40) + 1;
-        _refused(job, "clock", (1 << 40) + 1);
+        job.challengeWindow = (1 << 38) + 1;
+        _refused(job, "challengeWindow", (1 << 38) + 1);
+        job = _job(1);
+        job.clock = 0;
+        _refused(job, "clock", 0);
+        job.clock = (1 << 38) + 1;
+        _refused(job, "clock", (1 << 38) + 1);
+        job = _job(1);
+        job.replayTime = (1 << 38) + 1;
+        _refused(job, "replayTime", (1 << 38) + 1);
         job = _job(1);
         job.descentLevels = 0;
         _refused(job, "descentLevels", 0);

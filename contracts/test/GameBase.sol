@@ -61,6 +61,9 @@ abstract contract GameBase is BoardBase {
         description.opcode = number == SOURCE ? 1 : number == LONG ? 3 : 10;
         (description.elements, description.dataBytes, description.chunks) = (300, 1200, 3);
         if (number == LONG) (description.termLeaves, description.accumulator) = (3, 7);
+        if (number == 2) {
+            (description.opcode, description.elements, description.dataBytes, description.chunks) = (2, 1, 4, 1);
+        }
         return abi.encode(description);
     }
 

@@ -296,6 +296,7 @@ contract GameRulesTest is GameBase {
     }
 
     /// The right half of the value tree is the state's, at any width of descent.
+    /// forge-config: ci.fuzz.runs = 500
     function testFuzz_commits_of_another_state_lose(uint256 seed) external {
         levels = uint8(1 + seed % 5);
         _walkToStep(5);
@@ -436,13 +437,14 @@ contract GameRulesTest is GameBase {
     }
 
     /// Bits are read least significant byte first, at each width and place.
+    /// forge-config: ci.fuzz.runs = 500
     function testFuzz_elements_are_little_endian(bytes32 data, uint8 dtype, uint256 index) external {
         dtype %= 3;
         uint256 size = dtype == 0 ? 4 : dtype == 1 ? 8 : 1;
         index %= 32 / size;
         bytes memory chunk = abi.encode(data);
         IReferee.Description memory description = abi.decode(_instruction(2), (IReferee.Description));
-        (description.opcode, description.dtype, description.dataBytes, description.chunks) = (2, dtype, 32, 1);
+        (description.elements, description.dtype, description.dataBytes) = (32 / size, dtype, 32);
         bytes memory instruction = abi.encode(description);
         programLeaves[LONG] = _instructionLeaf(instruction);
         delete chunkLeaves;

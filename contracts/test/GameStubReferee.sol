@@ -45,6 +45,8 @@ contract GameStubReferee is IReferee {
     {
         description = abi.decode(instruction, (Description));
         description.id = keccak256(abi.encode(instruction, chunkRoot));
+        // A scalar's is the real one: the game itself asks for that of the loss.
+        if (description.elements == 1) description.id = sha256(abi.encodePacked("tb.tensr", uint16(0), chunkRoot));
     }
 
     function scalarId(uint8, uint64) external pure returns (bytes32) {

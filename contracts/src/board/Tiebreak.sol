@@ -199,10 +199,9 @@ contract Tiebreak is JobBoard, IGame {
     {
         (state, turn) = _load(gameId); // (1)
         _requirePhase(turn, expected); // (2)
-        JobId jobId = state.jobId;
-        job_ = _jobs[jobId];
+        job_ = _jobs[state.jobId];
         _requireSide(job_.trainer); // (3)
-        _requireStatus(jobId, JobStatus.ACTIVE); // (4)
+        if (job_.status != JobStatus.ACTIVE) _requireStatus(state.jobId, JobStatus.ACTIVE); // (4)
         Turns.spend(state, turn, currentInstant()); // (5)
     }
 

@@ -35,16 +35,19 @@ library Trees {
 
     /// @dev Depth of the tree over `leaves` >= 1 leaves: ceil(log2(leaves)).
     function depthOf(uint256 leaves) internal pure returns (uint256 depth) {
-        unchecked {
-            assert(leaves >= 1);
-            // The bits of leaves - 1, counted by halves.
-            uint256 rest = leaves - 1;
-            for (uint256 half = 128; half != 0; half >>= 1) {
-                if (rest >> half == 0) continue;
-                rest >>= half;
-                depth += half;
-            }
-            if (rest != 0) ++depth;
+        assert(leaves >= 1);
+        assembly ("memory-safe") {
+            // The bits of leaves - 1: its highest one by halves, and one more unless it is zero.
+            let rest := sub(leaves, 1)
+            depth := shl(7, lt(0xffffffffffffffffffffffffffffffff, rest))
+            depth := or(depth, shl(6, lt(0xffffffffffffffff, shr(depth, rest))))
+            depth := or(depth, shl(5, lt(0xffffffff, shr(depth, rest))))
+            depth := or(depth, shl(4, lt(0xffff, shr(depth, rest))))
+            depth := or(depth, shl(3, lt(0xff, shr(depth, rest))))
+            depth := or(depth, shl(2, lt(0xf, shr(depth, rest))))
+            depth := or(depth, shl(1, lt(0x3, shr(depth, rest))))
+            depth := or(depth, lt(0x1, shr(depth, rest)))
+            depth := add(depth, lt(0, rest))
         }
     }
 

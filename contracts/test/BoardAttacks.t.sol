@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {Duration} from "../src/game/Time.sol";
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {GameBase} from "./GameBase.sol";
+import {GameTrees} from "./GameTrees.sol";
+
+/// @dev A client and challenger that, while it is being paid, makes one more call of the board.
+contract Reenterer {
+    Tiebreak private immutable BOARD;
+    bytes private again;
+    uint256 private amount;
+    uint256 public entered;
+    bool public succeeded;
+
+    constructor(Tiebreak board) {
+        BOARD = board;
+    }
+
+    function act(bytes calldata call, uint256 wei_) external payable {
+        (bool success, bytes memory reason) = address(BOARD).call{value: wei_}(call);
+        if (!success) {
+            assembly ("memory-safe") {
+                revert(add(reason, 32), mload(reason))
+            }
+        }
+    }
+
+    function pull(bytes calldata again_, uint256 amount_) external {
+        (again, amount) = (again_, amount_);
+        BOARD.withdraw(payable(address(this)));
+    }
+
+    receive() external payable {
+        // Once: the call made again may pay as well.
+        if (++entered == 1) (succeeded,) = address(BOARD).call{value: amount}(again);
+    }
+}
+
+/// @notice What a party might try with the money, and what becomes of every wei.
+contract BoardAttacksTest is GameBase {
+    JobId[] private jobs;
+
+    // ---------------------------------------------------------------- re-entry
+
+    /// A withdrawal that re-enters through any function of the board gets what it is owed and nothing else.
+    function test_reentering_through_every_entry_point() external {
+        uint256 allowed = 0;
+        for (uint256 which = 0; which < 20; ++which) {
+            uint256 snapshot = VM.snapshotState();
+            if (_reenter(which)) ++allowed;
+            require(VM.revertToState(snapshot), "back");
+            // Counted here: the snapshot takes back what the attempt did.
+        }
+        require(allowed == 0, "solvent in every case");
+    }
+
+    /// @return broken whether the board no longer owns what it owes
+    function _reenter(uint256 which) private returns (bool broken) {
+        Reenterer attacker = new Reenterer(board);
+        VM.deal(address(attacker), 100 ether);
+        JobId cancelled = _offerOf(address(attacker), 1);
+        JobId offered = _offerOf(address(attacker), 2);
+        JobId active = _offerOf(address(attacker), 3);
+        _accept(active);
+        attacker.act(abi.encodeCall(IJobBoard.cancelJob, (cancelled)), 0);
+        IJobBoard.Head memory head = _head(active, 3, GameTrees.root(runLeaves));
+        bytes memory signature = _headSignature(head);
+        attacker.act(abi.encodeCall(IGame.challenge, (head, signature, 0)), CHALLENGER_STAKE);
+        gameId = board.gameIdOf(head, address(attacker), 0);
+        (bytes memory call, uint256 wei_) = _entry(which, offered, active, head, signature);
+        attacker.pull(call, wei_);
+        _equal(attacker.entered() > 0 ? 1 : 0, 1, "it was paid, and re-entered");
+        // Withdrawing again finds nothing; what it may do, it may do at any other time.
+        if (which == 0) require(!attacker.succeeded(), "withdrawn twice");
+        return address(board).balance != _held() + _credits(address(attacker));
+    }
+
+    function _entry(uint256 which, JobId offered, JobId active, IJobBoard.Head memory head, bytes memory signature)
+        private
+        view
+        returns (bytes memory call, uint256 wei_)
+    {
+        bytes32[] memory two = new bytes32[](2);
+        IReferee.Proof memory proof;
+        if (which == 0) return (abi.encodeCall(IJobBoard.withdraw, (payable(address(this)))), 0);
+        if (which == 1) return (abi.encodeCall(IJobBoard.cancelJob, (offered)), 0);
+        if (which == 2) return (abi.encodeCall(IJobBoard.acceptJob, (offered)), TRAINER_STAKE);
+        if (which == 3) return (abi.encodeCall(IJobBoard.postHead, (head, signature)), 0);
+        if (which == 4) return (abi.encodeCall(IJobBoard.settle, (active)), 0);
+        if (which == 5) return (abi.encodeCall(IJobBoard.abandon, (active)), 0);
+        if (which == 6) return (abi.encodeCall(IGame.challenge, (head, signature, 1)), CHALLENGER_STAKE);
+        if (which == 7) return (abi.encodeCall(IGame.descend, (gameId, two)), 0);
+        if (which == 8) return (abi.encodeCall(IGame.select, (gameId, WRONG, 0, two, 0)), 0);
+        if (which == 9) return (abi.encodeCall(IGame.openSteps, (gameId, two, two)), 0);
+        if (which == 10) return (abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two)), 0);
+        if (which == 11) return (abi.encodeCall(IGame.openTensor, (gameId, "", two, two)), 0);
+        if (which == 12) return (abi.encodeCall(IGame.openChunk, (gameId, "")), 0);
+        if (which == 13) return (abi.encodeCall(IGame.selectElement, (gameId, 0, "", 0)), 0);
+        if (which == 14) return (abi.encodeCall(IGame.openTerms, (gameId, two, "", two)), 0);
+        if (which == 15) return (abi.encodeCall(IGame.prove, (gameId, proof, 0, two)), 0);
+        if (which == 16) return (abi.encodeCall(IGame.concede, (gameId)), 0);
+        if (which == 17) return (abi.encodeCall(IGame.timeout, (gameId)), 0);
+        if (which == 18) return (abi.encodeCall(IGame.reclaim, (gameId)), 0);
+        IJobBoard.Job memory job = _job(99);
+        return (abi.encodeCall(IJobBoard.createJob, (job, "")), REWARD);
+    }
+
+    function _offerOf(address owner, uint256 nonce) private returns (JobId jobId_) {
+        IJobBoard.Job memory job = _job(nonce);
+        job.client = owner;
+        bytes memory signature = _jobSignature(job);
+        Reenterer(payable(owner)).act(abi.encodeCall(IJobBoard.createJob, (job, signature)), REWARD);
+        jobId_ = board.hashJob(job);
+        jobs.push(jobId_);
+    }
+
+    // ---------------------------------------------------------------- nothing is stuck
+
+    function test_every_wei_of_a_cancelled_job_can_be_withdrawn() external {
+        jobId = _offer(_job(1));
+        VM.prank(client);
+        board.cancelJob(jobId);
+        _drained(0);
+    }
+
+    function test_every_wei_of_a_settled_job_can_be_withdrawn() external {
+        _start();
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
+        _post(jobId, 3, GameTrees.root(runLeaves));
+        _warp(current + WINDOW + 1);
+        board.settle(jobId);
+        _drained(0);
+    }
+
+    function test_every_wei_of_an_abandoned_job_can_be_withdrawn() external {
+        jobId = _activeJob(1);
+        _warp(current + WINDOW + 1);
+        VM.prank(client);
+        board.abandon(jobId);
+        _drained(0);
+    }
+
+    function test_every_wei_of_a_convicted_job_can_be_withdrawn_or_is_burned() external {
+        _start();
+        GameId other = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _play(address(this), abi.encodeCall(IGame.reclaim, (other)));
+        _drained(TRAINER_STAKE - TRAINER_STAKE / 2);
+    }
+
+    function test_every_wei_after_equivocation_can_be_withdrawn_or_is_burned() external {
+        _start();
+        (bytes32 root, bytes32 other) = (GameTrees.root(runLeaves), keccak256("other run"));
+        bytes memory first = _headSignature(_head(jobId, 3, root));
+        bytes memory second = _headSignature(_head(jobId, 3, other));
+        VM.prank(stranger);
+        board.reportEquivocation(jobId, 3, root, first, other, second);
+        _play(address(this), abi.encodeCall(IGame.reclaim, (gameId)));
+        _drained(TRAINER_STAKE - TRAINER_STAKE / 2);
+    }
+
+    /// @dev After everyone has withdrawn, only what was burned is left.
+    function _drained(uint256 burned) private {
+        address[4] memory all = [client, trainer, challenger, stranger];
+        for (uint256 i = 0; i < 4; ++i) {
+            if (board.credit(all[i]) == 0) continue;
+            VM.prank(all[i]);
+            board.withdraw(payable(all[i]));
+        }
+        _equal(burned, board.credit(board.BURN_ADDRESS()), "burned");
+        _equal(burned, address(board).balance, "left");
+    }
+
+    function test_wei_forced_upon_the_board_change_nothing() external {
+        jobId = _offer(_job(1));
+        VM.deal(address(board), REWARD + 5 ether);
+        VM.prank(client);
+        board.cancelJob(jobId);
+        VM.prank(client);
+        _equal(REWARD, board.withdraw(payable(client)), "what is owed, no more");
+    }
+
+    // ---------------------------------------------------------------- griefing
+
+    function test_nobody_can_take_anothers_game_id() external {
+        _start();
+        // The same head and nonce by another challenger is another game.
+        GameId other = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
+        require(GameId.unwrap(other) != GameId.unwrap(gameId), "ids");
+        _equal(2, board.job(jobId).openGames, "both are open");
+    }
+
+    /// A trainer that challenges itself holds up nothing: games end with the clocks, and then settlement is open.
+    function test_a_stalled_game_ends_within_clocks_and_allowances() external {
+        _start();
+        _post(jobId, 3, GameTrees.root(runLeaves));
+        _warp(START + WINDOW + 1);
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+    }
+
+    function test_self_challenge_loses_half_of_the_stake() external {
+        jobId = _activeJob(1);
+        uint256 before = trainer.balance + board.credit(trainer);
+        gameId = _challengeAs(trainer, jobId, 3, GameTrees.root(runLeaves), 0);
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _equal(before + TRAINER_STAKE / 2, trainer.balance + board.credit(trainer), "half is burned");
+    }
+
+    // ---------------------------------------------------------------- the ends of the ranges
+
+    function _extreme() private view returns (IJobBoard.Job memory job) {
+        job = _job(1);
+        (job.reward, job.trainerStake, job.challengerStake) = (MAX, MAX, MAX);
+        (job.challengeWindow, job.clock, job.replayTime) = (1 << 38, 1 << 38, 1 << 38);
+        (job.steps, job.checkpointInterval) = (type(uint64).max, 1);
+        (job.bodyCount, job.stateCount, job.dataCount) = (1 << 20, 1 << 20, 1 << 20);
+        job.descentLevels = 5;
+    }
+
+    uint256 private constant MAX = type(uint128).max;
+
+    function _fund() private {
+        address[3] memory all = [client, trainer, challenger];
+        for (uint256 i = 0; i < 3; ++i) {
+            VM.deal(all[i], MAX);
+        }
+    }
+
+    function test_the_largest_amounts_are_shared_out_exactly() external {
+        _fund();
+        jobId = _offer(_extreme());
+        _accept(jobId);
+        gameId = _challenge(jobId, type(uint64).max, WRONG, 0);
+        _equal(64, board.game(gameId).height, "the deepest run");
+        _equal(20, board.job(jobId).depth, "D");
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _equal(MAX, board.credit(client), "client");
+        _equal(MAX + MAX / 2, board.credit(challenger), "challenger");
+        _equal(MAX - MAX / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _drained(MAX - MAX / 2);
+    }
+
+    function test_the_longest_times_do_not_overflow() external {
+        _fund();
+        jobId = _offer(_extreme());
+        _accept(jobId);
+        uint256 longest = 1 << 38;
+        _warp(START + longest); // the last second of the window
+        gameId = _challenge(jobId, type(uint64).max, WRONG, 0);
+        _warp(current + longest);
+        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, longest, longest));
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _warp(current + 1);
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _defenderConvicted();
+    }
+
+    function _defenderConvicted() private view {
+        require(board.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST, "convicted");
+    }
+
+    /// The last step of the longest run: position 2^64 - 2, step 2^64 - 1.
+    function test_the_last_step_of_the_longest_run() external {
+        _fund();
+        jobId = _offer(_extreme());
+        _accept(jobId);
+        uint256 last = type(uint64).max - 1;
+        (bytes32[] memory path, bytes32[] memory siblings) = _deepPath(last);
+        gameId = _challenge(jobId, type(uint64).max, path[64], 0);
+        uint256 height = 64;
+        while (height > 0) {
+            uint256 step = height < 5 ? height : 5;
+            bytes32[] memory up = new bytes32[](step);
+            for (uint256 k = 0; k < step; ++k) {
+                up[k] = siblings[height - step + k];
+            }
+            _play(trainer, abi.encodeCall(IGame.descend, (gameId, _spread(path[height - step], last, height, up))));
+            height -= step;
+            uint256 index = (last >> height) & ((1 << step) - 1);
+            _play(challenger, abi.encodeCall(IGame.select, (gameId, path[height], index, up, 0)));
+        }
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.OPEN_VALUES, "a segment of one step");
+        _equal(type(uint64).max, state.step, "step");
+    }
+
+    /// @dev Nodes of a path by height, where every node off the path is the root of equal children down to `up`.
+    function _deepPath(uint256 position) private pure returns (bytes32[] memory path, bytes32[] memory siblings) {
+        (path, siblings) = (new bytes32[](65), new bytes32[](64));
+        path[0] = keccak256("record");
+        bytes32 filler = keccak256("filler");
+        for (uint256 k = 0; k < 64; ++k) {
+            siblings[k] = filler;
+            bool isRight = (position >> k) & 1 == 1;
+            path[k + 1] = isRight
+                ? sha256(abi.encodePacked("tb.node.", filler, path[k]))
+                : sha256(abi.encodePacked("tb.node.", path[k], filler));
+            filler = sha256(abi.encodePacked("tb.node.", filler, filler));
+        }
+    }
+
+    /// @dev The level under a node of the path: its fillers and one node of the path.
+    function _spread(bytes32 node, uint256 position, uint256 height, bytes32[] memory up)
+        private
+        pure
+        returns (bytes32[] memory nodes)
+    {
+        nodes = new bytes32[](1 << up.length);
+        uint256 own = (position >> (height - up.length)) & (nodes.length - 1);
+        for (uint256 i = 0; i < nodes.length; ++i) {
+            nodes[i] = i == own ? node : up[0];
+        }
+    }
+
+    // ---------------------------------------------------------------- what the board owes
+
+    function _held() private view returns (uint256 sum) {
+        for (uint256 i = 0; i < jobs.length; ++i) {
+            IJobBoard.JobState memory job = board.job(jobs[i]);
+            if (job.status == IJobBoard.JobStatus.OFFERED) sum += job.reward;
+            if (job.status == IJobBoard.JobStatus.ACTIVE) sum += uint256(job.reward) + job.trainerStake;
+            sum += uint256(job.openGames) * job.challengerStake;
+        }
+    }
+
+    function _credits(address attacker) private view returns (uint256 sum) {
+        address[6] memory all = [client, trainer, challenger, stranger, attacker, board.BURN_ADDRESS()];
+        for (uint256 i = 0; i < 6; ++i) {
+            sum += board.credit(all[i]);
+        }
+    }
+}

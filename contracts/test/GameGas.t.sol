@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Referee} from "../src/Referee.sol";
+import {Transcendentals} from "../src/Transcendentals.sol";
+import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {BoardBase} from "./BoardBase.sol";
+
+/// @dev What the isolated tests measure with: each call is a transaction of its own.
+interface GasVm {
+    struct Gas {
+        uint64 gasLimit;
+        uint64 gasTotalUsed;
+        uint64 gasMemoryUsed;
+        int64 gasRefunded;
+        uint64 gasRemaining;
+    }
+
+    function lastCallGas() external view returns (Gas memory);
+    function snapshotValue(string calldata group, string calldata name, uint256 value) external;
+}
+
+/// @notice Gas of each move as a whole transaction (base cost, calldata of its real bytes, execution, refunds), in a
+/// game as large as GPT-2's: 1024 checkpoints of 1024 steps, D = 13, 2^17 chunks of random bytes, an instruction of
+/// 200 bytes (a convolution), 192 partial sums; one level a move; the real referee.
+///
+/// Trees are too large to be made: a path of random siblings and the root to which it folds cost the same.
+contract GameGasTest is BoardBase {
+    GasVm private constant GAS_VM = GasVm(address(VM));
+
+    /// What Cartesi PRT publishes for a move is 65 000 ... 90 000.
+    uint256 private constant BAR = 65_000;
+
+    uint32 private constant LOSS_BITS = 0x40a51d3c;
+    uint256 private constant CHUNK = 0xb3a5;
+    uint256 private constant VALUE = 1707;
+    uint256 private constant LEAF = 77;
+
+    /// Moves that are above the bar, and why: see `_bar`.
+    mapping(bytes32 => uint256) private bars;
+    /// Names of the moves that were.
+    string private above;
+
+    JobId private jobId;
+    GameId private gameId;
+    bytes private chunk;
+    bytes private instruction;
+    bytes private accumulator;
+    bytes32[] private opened;
+
+    struct Path {
+        bytes32 leaf;
+        uint256 position;
+        bytes32[] siblings;
+    }
+
+    Path private run;
+    Path private steps;
+    Path private loss;
+    Path private value;
+    Path private program;
+    Path private chunks;
+    Path private lastTerms;
+    Path private terms;
+    bytes32 private stateRoot = keccak256("state");
+    bytes32 private stateHalf;
+
+    function setUp() public override {
+        super.setUp();
+        board = new Tiebreak(new Referee(new Transcendentals()));
+        _makeInstruction();
+        _makeElement();
+        _makeProgram();
+        _makeStep();
+        jobId = _activeJob(1);
+        // Balances of trainer and others are not the first of their kind on a board that is in use.
+    }
+
+    function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
+        job = super._job(nonce);
+        (job.programRoot, job.bodyCount, job.stateCount) = (_root(program), 5000, 444);
+        (job.steps, job.checkpointInterval, job.precision) = (1 << 20, 1 << 10, 32);
+    }
+
+    // ---------------------------------------------------------------- the trees
+
+    function _bytes(string memory name, uint256 length) private pure returns (bytes memory data) {
+        for (uint256 i = 0; i < length; i += 32) {
+            data = bytes.concat(data, keccak256(abi.encode(name, i)));
+        }
+        assembly ("memory-safe") {
+            mstore(data, length)
+        }
+    }
+
+    /// @dev A path of random siblings.
+    function _path(string memory name, bytes32 leaf, uint256 position, uint256 depth)
+        private
+        pure
+        returns (Path memory p)
+    {
+        (p.leaf, p.position, p.siblings) = (leaf, position, new bytes32[](depth));
+        for (uint256 k = 0; k < depth; ++k) {
+            p.siblings[k] = keccak256(abi.encode(name, k));
+        }
+    }
+
+    /// @dev Makes two paths one tree, in whose halves they stand.
+    function _join(Path memory left, Path memory right) private pure {
+        uint256 top = left.siblings.length - 1;
+        left.siblings[top] = _node(right, top);
+        right.siblings[top] = _node(left, top);
+    }
+
+    /// @dev The node of the path at a height.
+    function _node(Path memory p, uint256 height) private pure returns (bytes32 node) {
+        node = p.leaf;
+        for (uint256 k = 0; k < height; ++k) {
+            bytes32 s = p.siblings[k];
+            bool isRight = (p.position >> k) & 1 == 1;
+            node = sha256(isRight ? abi.encodePacked("tb.node.", s, node) : abi.encodePacked("tb.node.", node, s));
+        }
+    }
+
+    function _root(Path memory p) private pure returns (bytes32) {
+        return _node(p, p.siblings.length);
+    }
+
+    /// @dev The two children of the path's node at a height.
+    function _children(Path memory p, uint256 height) private pure returns (bytes32[] memory nodes) {
+        nodes = new bytes32[](2);
+        uint256 bit = (p.position >> (height - 1)) & 1;
+        nodes[bit] = _node(p, height - 1);
+        nodes[1 - bit] = p.siblings[height - 1];
+    }
+
+    /// @dev A convolution: output of rank 4, reduction of rank 3, two operands.
+    function _makeInstruction() private {
+        bytes memory data = abi.encodePacked(uint8(3), uint8(0), uint8(0), uint8(4), uint8(3), uint8(2));
+        data = abi.encodePacked(data, uint64(8), uint64(16), uint64(1024), uint64(128));
+        data = abi.encodePacked(data, uint64(768), uint64(1), uint64(1));
+        data = abi.encodePacked(data, uint32(1601), int64(-12345));
+        data = abi.encodePacked(data, int64(786432), int64(0), int64(768), int64(-128), int64(1), int64(96), int64(3));
+        data = abi.encodePacked(data, uint32(1204), int64(0));
+        data = abi.encodePacked(data, int64(0), int64(98304), int64(0), int64(768), int64(1), int64(96), int64(3));
+        instruction = abi.encodePacked(data, uint16(0));
+        _equal(200, instruction.length, "bytes of the instruction");
+    }
+
+    /// @dev A chunk of random bytes, one element of which is what its last accumulator says.
+    function _makeElement() private {
+        // About 1.6 in units of 2^-298: 37 bytes from the lowest on may be set, random products fill them to 2^-60 or so.
+        accumulator = abi.encodePacked(uint8(0), new bytes(58), uint8(1), _bytes("sum", 8), new bytes(29));
+        _equal(97, accumulator.length, "bytes of an accumulator");
+        IReferee.Description memory d = board.REFEREE().describe(instruction, 0);
+        (bool canonical, bytes32 leaf, uint64 bits) = board.REFEREE().finish(d.accumulator, 32, accumulator);
+        require(canonical && d.termLeaves == 192 && d.chunks == 1 << 17, "the element's accumulators");
+        chunk = _bytes("chunk", 512);
+        for (uint256 i = 0; i < 4; ++i) {
+            chunk[4 * 37 + i] = bytes1(uint8(bits >> (8 * i)));
+        }
+        Path memory last = _path("last terms", leaf, 191, 8);
+        Path memory disputed = _path("terms", keccak256("terms"), LEAF, 8);
+        _join(disputed, last);
+        (lastTerms, terms) = (last, disputed);
+    }
+
+    function _makeProgram() private {
+        program = _path("program", sha256(bytes.concat("tb.instr", instruction)), VALUE, 14);
+        chunks = _path("chunks", sha256(bytes.concat("tb.chunk", chunk)), CHUNK, 17);
+    }
+
+    function _makeStep() private {
+        bytes32 id = board.REFEREE().describe(instruction, _root(chunks)).id;
+        Path memory disputed = _path("value", id, VALUE, 13);
+        Path memory last = _path("loss", board.REFEREE().scalarId(0, LOSS_BITS), 4999, 13);
+        _join(disputed, last);
+        bytes32 empty = sha256("tb.empty");
+        bytes32 padded = stateRoot;
+        for (uint256 k = 0; k < 13; ++k) {
+            if (k >= 9) padded = sha256(abi.encodePacked("tb.node.", padded, empty));
+            empty = sha256(abi.encodePacked("tb.node.", empty, empty));
+        }
+        stateHalf = padded;
+        loss = last;
+        // The whole value tree: the body half with the state half beside it.
+        bytes32[] memory siblings = new bytes32[](14);
+        for (uint256 k = 0; k < 13; ++k) {
+            siblings[k] = disputed.siblings[k];
+        }
+        siblings[13] = padded;
+        value = Path(id, VALUE, siblings);
+        // The last step of segment 1022.
+        bytes32 record = sha256(abi.encodePacked("tb.recrd", uint64(1023 << 10), stateRoot, LOSS_BITS, bytes32(0)));
+        steps = _path("steps", record, 1023, 10);
+        run = _path("run", record, 1022, 10);
+    }
+
+    // ---------------------------------------------------------------- playing
+
+    /// @dev Makes a move as a transaction, and reports its gas if it has a name.
+    function _move(string memory name, address who, bytes memory data, uint256 wei_) private {
+        VM.prank(who);
+        (bool success, bytes memory result) = address(board).call{value: wei_}(data);
+        uint256 gas = GAS_VM.lastCallGas().gasTotalUsed;
+        if (!success) {
+            assembly ("memory-safe") {
+                revert(add(result, 32), mload(result))
+            }
+        }
+        _equalAtLeast(gas, _calldataGas(data));
+        if (bytes(name).length == 0) return;
+        GAS_VM.snapshotValue("GameGas", name, gas);
+        uint256 bar = bars[keccak256(bytes(name))];
+        if (bar == 0) bar = BAR;
+        if (gas > bar) above = string.concat(above, " ", name);
+    }
+
+    /// @dev No transaction costs less than this (EIP-2028): so what was measured is a whole one.
+    function _calldataGas(bytes memory data) private pure returns (uint256 gas) {
+        gas = 21_000;
+        for (uint256 i = 0; i < data.length; ++i) {
+            gas += data[i] == 0 ? 4 : 16;
+        }
+    }
+
+    function _equalAtLeast(uint256 gas, uint256 least) private pure {
+        require(gas > least, "a whole transaction");
+    }
+
+    function _descend(string memory name, Path memory p, uint256 height) private {
+        _move(name, trainer, abi.encodeCall(IGame.descend, (gameId, _children(p, height))), 0);
+    }
+
+    function _select(string memory name, Path memory p, uint256 height, bytes32 seal) private {
+        uint256 index = (p.position >> (height - 1)) & 1;
+        bytes32[] memory siblings = new bytes32[](1);
+        siblings[0] = p.siblings[height - 1];
+        bytes32 node = _node(p, height - 1);
+        _move(name, challenger, abi.encodeCall(IGame.select, (gameId, node, index, siblings, seal)), 0);
+    }
+
+    /// @dev From the node at `height` to the leaf; names are given to the moves that differ from others.
+    function _walk(Path memory p, uint256 height, string memory first, string memory last, bytes32 seal) private {
+        bool shown = board.game(gameId).phase == IGame.Phase.SELECT;
+        for (uint256 h = height; h > 0; --h) {
+            if (!shown) _descend(h == 8 ? "descend" : "", p, h);
+            shown = false;
+            _select(h == height ? first : h == 1 ? last : h == 2 ? "select" : "", p, h, h == 1 ? seal : bytes32(0));
+        }
+    }
+
+    function _begin() private {
+        IJobBoard.Head memory head = _head(jobId, 1024, _root(run));
+        bytes memory signature = _headSignature(head);
+        bars[keccak256("challenge")] = 200_000;
+        gameId = board.gameIdOf(head, challenger, 7);
+        _move("challenge", challenger, abi.encodeCall(IGame.challenge, (head, signature, 7)), CHALLENGER_STAKE);
+        opened.push(head.runRoot);
+    }
+
+    function _openSteps() private {
+        _move("openSteps", trainer, abi.encodeCall(IGame.openSteps, (gameId, _children(steps, 10), steps.siblings)), 0);
+        opened.push(_root(steps));
+    }
+
+    function _openValues() private {
+        bytes32[] memory nodes = _children(value, 14);
+        _equal(stateHalf, nodes[1], "the state's half");
+        _move(
+            "openValues",
+            trainer,
+            abi.encodeCall(IGame.openValues, (gameId, stateRoot, LOSS_BITS, bytes32(0), nodes, loss.siblings)),
+            0
+        );
+        opened.push(nodes[0]);
+    }
+
+    function _openTensor() private {
+        _move(
+            "openTensor",
+            trainer,
+            abi.encodeCall(IGame.openTensor, (gameId, instruction, program.siblings, _children(chunks, 17))),
+            0
+        );
+        opened.push(program.leaf);
+    }
+
+    function _openTerms() private {
+        _move(
+            "openTerms",
+            trainer,
+            abi.encodeCall(IGame.openTerms, (gameId, _children(terms, 8), accumulator, lastTerms.siblings)),
+            0
+        );
+        opened.push(_root(terms));
+    }
+
+    /// forge-config: default.isolate = true
+    function test_gas_of_every_move() external {
+        _begin();
+        _descend("descend first", run, 10);
+        _walk(run, 10, "select first", "select checkpoint", 0);
+        _openSteps();
+        _walk(steps, 10, "select first step node", "select step", 0);
+        _openValues();
+        _walk(value, 14, "select first value node", "select value", keccak256("seal"));
+        _openTensor();
+        _walk(chunks, 17, "", "select chunk", 0);
+        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk)), 0);
+        _move("selectElement", challenger, abi.encodeCall(IGame.selectElement, (gameId, 37, chunk, 0)), 0);
+        _openTerms();
+        _walk(terms, 8, "select first terms node", "select terms", keccak256("seal"));
+        require(board.game(gameId).phase == IGame.Phase.PROVE, "walked to the proof");
+        bars[keccak256("concede")] = 100_000;
+        _move("concede", challenger, abi.encodeCall(IGame.concede, (gameId)), 0);
+        require(bytes(above).length == 0, string.concat("moves above the bar:", above));
+    }
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Duration, Instant} from "../src/game/Time.sol";
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {GameBase} from "./GameBase.sol";
+import {GameTrees} from "./GameTrees.sol";
+
+/// @notice Who may move, when, and how a game ends without a leaf.
+contract GameTurnsTest is GameBase {
+    // ---------------------------------------------------------------- turns
+
+    function test_only_the_mover_moves_and_only_the_phases_move() external {
+        _start();
+        bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 1);
+        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, trainer, challenger));
+        _play(challenger, abi.encodeCall(IGame.descend, (gameId, nodes)));
+        _expect(abi.encodeWithSelector(IGame.WrongPhase.selector, IGame.Phase.SELECT, IGame.Phase.DESCEND));
+        _select(runLeaves, 1, 0, 0);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
+        require(board.mover(gameId) == challenger, "mover");
+        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, challenger, client));
+        _play(client, _selection(runLeaves, 1, 0, 0));
+    }
+
+    function test_every_move_has_its_phase() external {
+        _start();
+        IReferee.Proof memory proof;
+        bytes32[] memory none = new bytes32[](0);
+        _wrongPhase(IGame.Phase.SELECT, abi.encodeCall(IGame.select, (gameId, WRONG, 0, none, 0)));
+        _wrongPhase(IGame.Phase.OPEN_STEPS, abi.encodeCall(IGame.openSteps, (gameId, none, none)));
+        _wrongPhase(IGame.Phase.OPEN_VALUES, abi.encodeCall(IGame.openValues, (gameId, WRONG, 0, WRONG, none, none)));
+        _wrongPhase(IGame.Phase.OPEN_TENSOR, abi.encodeCall(IGame.openTensor, (gameId, "", none, none)));
+        _wrongPhase(IGame.Phase.OPEN_CHUNK, abi.encodeCall(IGame.openChunk, (gameId, "")));
+        _wrongPhase(IGame.Phase.SELECT_ELEMENT, abi.encodeCall(IGame.selectElement, (gameId, 0, "", 0)));
+        _wrongPhase(IGame.Phase.OPEN_TERMS, abi.encodeCall(IGame.openTerms, (gameId, none, "", none)));
+        _wrongPhase(IGame.Phase.PROVE, abi.encodeCall(IGame.prove, (gameId, proof, SALT, none)));
+    }
+
+    function _wrongPhase(IGame.Phase expected, bytes memory call) private {
+        _expect(abi.encodeWithSelector(IGame.WrongPhase.selector, expected, IGame.Phase.DESCEND));
+        _play(trainer, call);
+    }
+
+    function test_no_game_and_a_game_that_is_over_take_no_moves() external {
+        GameId none = GameId.wrap(WRONG);
+        bytes memory noGame = abi.encodeWithSelector(IGame.NoSuchGame.selector, none);
+        _expect(noGame);
+        _play(address(this), abi.encodeCall(IGame.descend, (none, new bytes32[](2))));
+        _expect(noGame);
+        _play(address(this), abi.encodeCall(IGame.concede, (none)));
+        _expect(noGame);
+        _play(address(this), abi.encodeCall(IGame.reclaim, (none)));
+        require(board.mover(none) == address(0), "no mover");
+        _start();
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
+        bytes memory over = abi.encodeWithSelector(IGame.GameIsOver.selector, gameId);
+        _expect(over);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
+        _expect(over);
+        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
+        _expect(over);
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _expect(over);
+        _play(challenger, abi.encodeCall(IGame.reclaim, (gameId)));
+        require(board.mover(gameId) == address(0), "over");
+    }
+
+    // ---------------------------------------------------------------- slashed jobs
+
+    /// The first of several challengers to win has the reward; the others take their stakes back.
+    function test_the_first_of_several_challengers_is_rewarded() external {
+        levels = 5;
+        _start();
+        GameId first = gameId;
+        GameId second = _challengeAs(stranger, jobId, 3, GameTrees.root(runLeaves), 0);
+        GameId third = _challengeAs(client, jobId, 3, GameTrees.root(runLeaves), 0);
+        _play(trainer, abi.encodeCall(IGame.descend, (third, GameTrees.below(runLeaves, 2, 0, 2))));
+        _play(trainer, abi.encodeCall(IGame.descend, (second, new bytes32[](4))));
+        bytes memory slashed = abi.encodeWithSelector(
+            IJobBoard.WrongJobStatus.selector, jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED
+        );
+        // No move of the defender, and nothing that would end a game, is legal any more.
+        _expect(slashed);
+        _play(trainer, abi.encodeCall(IGame.descend, (first, new bytes32[](4))));
+        _expect(slashed);
+        _play(trainer, abi.encodeCall(IGame.concede, (first)));
+        _expect(slashed);
+        _play(client, abi.encodeCall(IGame.concede, (third)));
+        gameId = third;
+        _expect(slashed);
+        _play(client, _selection(runLeaves, 0, 3, 0)); // padding would be a verdict
+        _warp(current + CLOCK + 1);
+        _expect(slashed);
+        _play(address(this), abi.encodeCall(IGame.timeout, (first)));
+        _play(address(this), abi.encodeCall(IGame.reclaim, (first)));
+        _play(address(this), abi.encodeCall(IGame.reclaim, (third)));
+        _equal(CHALLENGER_STAKE, board.credit(challenger), "stake back");
+        _equal(CHALLENGER_STAKE + TRAINER_STAKE / 2, board.credit(stranger), "reward and stake");
+        _equal(CHALLENGER_STAKE + REWARD, board.credit(client), "stake back, and the client's refund");
+        _equal(0, board.job(jobId).openGames, "no game left");
+    }
+
+    function test_other_games_go_on_after_a_lost_challenge() external {
+        _start();
+        GameId lost = gameId;
+        gameId = _challengeAs(challenger, jobId, 3, GameTrees.root(runLeaves), 1);
+        _warp(current + 1);
+        _play(trainer, abi.encodeCall(IGame.descend, (lost, GameTrees.below(runLeaves, 2, 0, 1))));
+        _warp(current + CLOCK + 1);
+        _play(address(this), abi.encodeCall(IGame.timeout, (lost)));
+        _equal(CHALLENGER_STAKE, board.credit(trainer), "first stake");
+        _equal(1, board.job(jobId).openGames, "one left");
+    }
+
+    // ---------------------------------------------------------------- concession
+
+    function test_the_defender_may_concede() external {
+        _start();
+        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, trainer, challenger));
+        _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _defenderLost(IGame.Reason.CONCEDED);
+    }
+
+    function test_the_challenger_may_concede() external {
+        _walkToTerms(2, 1, 1);
+        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, challenger, trainer));
+        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
+        _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
+        _challengerLost(IGame.Reason.CONCEDED);
+    }
+
+    // ---------------------------------------------------------------- clocks
+
+    function test_the_defender_may_use_exactly_its_clock() external {
+        _start();
+        _edge(0);
+        _warp(START + CLOCK - 1);
+        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, CLOCK, CLOCK - 1));
+        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
+        _warp(START + CLOCK);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        IGame.GameState memory state = board.game(gameId);
+        _equal(0, Duration.unwrap(state.defenderRest), "defender's rest");
+        _equal(CLOCK, Duration.unwrap(state.challengerRest), "challenger's rest");
+    }
+
+    function test_one_second_later_only_the_timeout_is_legal() external {
+        _start();
+        _warp(START + CLOCK + 1);
+        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, CLOCK, CLOCK + 1));
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _defenderLost(IGame.Reason.TIMEOUT);
+    }
+
+    function test_clocks_add_up_over_moves_and_the_challengers_runs_out_too() external {
+        _start();
+        _warp(START + 100);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        _warp(current + 250);
+        _select(runLeaves, 1, 0, 0);
+        _warp(current + 200); // 300 in all: exactly the defender's clock
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 1, 0, 1))));
+        _warp(current + 50); // exactly the challenger's
+        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, 50, 50));
+        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
+        _warp(current + 1);
+        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, 50, 51));
+        _play(challenger, _selection(runLeaves, 0, 0, 0));
+        _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
+        _challengerLost(IGame.Reason.TIMEOUT);
+    }
+
+    /// Each move's allowance, to the second, along a whole game. The defender moves where phase and level say so.
+    function test_moves_that_need_replay_have_an_allowance() external {
+        _start();
+        _edge(0); // DESCEND of the run
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        _edge(0); // first SELECT of the run: the challenger has replayed it all before
+        _select(runLeaves, 1, 0, 0);
+        _walkRest(runLeaves, 0);
+        _edge(REPLAY); // OPEN_STEPS
+        _openSteps(0);
+        _edge(REPLAY); // first SELECT of the steps
+        _select(_stepLeaves(0), 1, 0, 0);
+        _edge(0); // DESCEND
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(_stepLeaves(0), 1, 0, 1))));
+        _edge(0); // later SELECT
+        _select(_stepLeaves(0), 0, 1, 0);
+        _edge(REPLAY); // OPEN_VALUES
+        _openValues(2);
+        _edge(REPLAY); // first SELECT of the values
+        _walk(_valueLeaves(2), LONG, _seal(right));
+        _edge(0); // OPEN_TENSOR
+        _openTensor(LONG);
+        _edge(0); // first SELECT of the chunks
+        _walk(chunkLeaves, 1);
+        _edge(0); // OPEN_CHUNK
+        _openChunk(1);
+        _edge(0); // SELECT_ELEMENT
+        _selectElement(5, 1);
+        _edge(REPLAY); // OPEN_TERMS
+        _openTerms();
+        _edge(REPLAY); // first SELECT of the terms
+        _walk(termLeaves, 1, _seal(right));
+        _edge(0); // PROVE
+    }
+
+    function _walkRest(bytes32[] memory leaves, uint256 position) private {
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(leaves, 1, position >> 1, 1))));
+        _select(leaves, 0, position, 0);
+    }
+
+    /// @dev The mover may use its rest and the allowance, to the second; then only the timeout is legal.
+    function _edge(uint256 allowance) private {
+        uint256 snapshot = VM.snapshotState();
+        address side = board.mover(gameId);
+        IGame.GameState memory state = board.game(gameId);
+        uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
+        _warp(Instant.unwrap(state.last) + rest + allowance);
+        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, rest, rest));
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _warp(current + 1);
+        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, rest, rest + 1));
+        _play(side, abi.encodeCall(IGame.concede, (gameId)));
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        require(board.game(gameId).reason == IGame.Reason.TIMEOUT, "timed out");
+        bool lost = board.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST;
+        require(lost == (side == trainer), "the mover lost");
+        require(VM.revertToState(snapshot), "back");
+        // Within the allowance nothing is charged.
+        if (allowance == 0) return;
+        _warp(Instant.unwrap(state.last) + allowance);
+    }
+
+    /// What is charged: the time since the last move less the allowance, at every length of wait.
+    /// forge-config: ci.fuzz.runs = 500
+    function testFuzz_the_allowance_is_not_charged(uint256 wait) external {
+        _start();
+        _walk(runLeaves, 0);
+        wait %= REPLAY + CLOCK + 1;
+        _warp(current + wait);
+        _openSteps(0);
+        uint256 charged = wait > REPLAY ? wait - REPLAY : 0;
+        _equal(CLOCK - charged, Duration.unwrap(board.game(gameId).defenderRest), "rest");
+        _equal(current, Instant.unwrap(board.game(gameId).last), "last");
+    }
+}
