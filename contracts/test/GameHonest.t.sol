@@ -34,6 +34,10 @@ contract HonestHandler is GameBase {
 
     function setUp() public override {
         super.setUp();
+        address[4] memory all = [client, trainer, challenger, stranger];
+        for (uint256 i = 0; i < 4; ++i) {
+            VM.deal(all[i], 1e9 ether);
+        }
         _teach();
     }
 

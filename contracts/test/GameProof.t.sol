@@ -271,6 +271,46 @@ contract GameProofTest is GameBase {
         _defenderLost(IGame.Reason.RECOMPUTED);
     }
 
+    // ---------------------------------------------------------------- runs without a tree
+
+    /// @dev A run of `steps` steps and one checkpoint: the run root is the record of its last step.
+    function _startShort(uint64 steps) private {
+        IJobBoard.Job memory job = _job(steps);
+        (job.steps, job.checkpointInterval) = (steps, steps);
+        jobId = _offer(job);
+        _accept(jobId);
+        gameId = _challenge(jobId, 1, _record(steps), 0);
+        delete opened;
+        opened.push(_record(steps));
+        _equal(_record(steps), board.game(gameId).node, "node");
+    }
+
+    function test_a_run_of_one_step_begins_with_its_values() external {
+        _startShort(1);
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.OPEN_VALUES && state.level == IGame.Level.STEPS, "phase");
+        _equal(1, state.step, "step");
+        opened.push(_record(1));
+        _openValues(1);
+        _walk(_valueLeaves(1), 4, _seal(right));
+        opened.push(_seal(right));
+        _prove();
+        _defenderLost(IGame.Reason.RECOMPUTED);
+    }
+
+    function test_a_run_of_one_checkpoint_begins_with_its_steps() external {
+        _startShort(3);
+        IGame.GameState memory state = board.game(gameId);
+        require(state.phase == IGame.Phase.OPEN_STEPS && state.level == IGame.Level.RUN, "phase");
+        _openSteps(0);
+        _walk(_stepLeaves(0), 1);
+        _openValues(2);
+        _walk(_valueLeaves(2), 4, _seal(right));
+        opened.push(_seal(right));
+        _prove();
+        _defenderLost(IGame.Reason.RECOMPUTED);
+    }
+
     // ---------------------------------------------------------------- who can copy a proof
 
     /// A mirror plays the same game beside the challenger, move for move, and copies its proof from the queue.

@@ -444,7 +444,7 @@ contract GameRulesTest is GameBase {
         index %= 32 / size;
         bytes memory chunk = abi.encode(data);
         IReferee.Description memory description = abi.decode(_instruction(2), (IReferee.Description));
-        (description.elements, description.dtype, description.dataBytes) = (32 / size, dtype, 32);
+        (description.elements, description.dtype, description.dataBytes) = (uint64(32 / size), dtype, 32);
         bytes memory instruction = abi.encode(description);
         programLeaves[LONG] = _instructionLeaf(instruction);
         delete chunkLeaves;

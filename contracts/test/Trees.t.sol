@@ -121,8 +121,56 @@ contract TreesTest is TestBase {
         assertEq(harness.fold(leaf, position, siblings), node, "fold");
     }
 
+    /// Levels of 1 ... 32 nodes, as a move may show them.
+    function testFuzz_foldNodes(bytes32[32] calldata nodes, uint256 height) public view {
+        bytes32[] memory level = new bytes32[](1 << bound(height, 0, 5));
+        for (uint256 k = 0; k < level.length; ++k) {
+            level[k] = nodes[k];
+        }
+        bytes32 found = harness.foldNodes(level);
+        for (uint256 count = level.length / 2; count > 0; count /= 2) {
+            for (uint256 k = 0; k < count; ++k) {
+                level[k] = _parent(level[2 * k], level[2 * k + 1]);
+            }
+        }
+        assertEq(found, level[0], "root over the level");
+    }
+
+    /// Naive twin of `depthOf`: the least d with 2^d >= leaves.
+    function testFuzz_depthOf(uint256 leaves, uint256 width) public view {
+        leaves = 1 + (leaves >> bound(width, 1, 255));
+        uint256 depth = 0;
+        while ((uint256(1) << depth) < leaves) ++depth;
+        assertEq(harness.depthOf(leaves), depth, "depth");
+    }
+
+    function testFuzz_lossId(uint32 bits) public view {
+        assertEq(Commitments.lossId(bits), Commitments.scalarId(0, bits), "id of the loss");
+    }
+
+    function testFuzz_seal(bytes32 gameId, bytes32 answer, bytes32 salt) public pure {
+        bytes32 expected = sha256(abi.encodePacked("tb.seal.", gameId, answer, salt));
+        assertEq(Commitments.seal(gameId, answer, salt), expected, "seal");
+    }
+
+    function test_emptyRoots() public view {
+        bytes32 empty = sha256("tb.empty");
+        assertEq(Trees.EMPTY_ROOTS.length, 20 * 32, "20 depths");
+        for (uint256 depth = 0; depth < 20; ++depth) {
+            assertEq(bytes32(word(Trees.EMPTY_ROOTS, 32 * depth, 32)), empty, "empty tree");
+            empty = _parent(empty, empty);
+        }
+    }
+
+    function test_padReachesNoFurtherThanItsTable() public {
+        harness.pad(0, 19, 20);
+        vm.expectRevert(abi.encodeWithSignature("Panic(uint256)", 1));
+        harness.pad(0, 19, 21);
+    }
+
     function testFuzz_pad(bytes32 root, uint256 depth, uint256 more) public view {
-        (depth, more) = (bound(depth, 0, 8), bound(more, 0, 8));
+        depth = bound(depth, 0, 20);
+        more = bound(more, 0, 20 - depth);
         bytes32 empty = Trees.EMPTY;
         for (uint256 k = 0; k < depth; ++k) {
             empty = _parent(empty, empty);

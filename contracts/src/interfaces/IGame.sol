@@ -26,6 +26,7 @@ type GameId is bytes32;
 ///  8. There is a verdict, and a reason, exactly when the phase is OVER; it never changes, and no move is legal any more.
 ///  9. `opened` is the digest of one list: run root, steps root, body root, ... (SPEC section 11); `prove` is given that list.
 /// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block.
+///     (So a challenger keeps a second of its clock for the proof.)
 ///
 /// The job of a game may have been slashed meanwhile, by another game or for equivocation. Then no move, timeout or
 /// concession can end the game (`WrongJobStatus`), and the defender has none at all; `reclaim` ends it.
