@@ -29,7 +29,8 @@ settings.load_profile("tiebreak")
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = Path(__file__).with_name("floors.json")
 EXPECTED_SKIPS = tuple(
-    re.compile(reason) for reason in (r"needs a CUDA device", r"needs a CPU with avx(2|512)", r"needs a C compiler")
+    re.compile(reason)
+    for reason in (r"needs a CUDA device", r"needs a CPU with avx(2|512)", r"needs a C compiler", r"needs anvil")
 )
 """Reasons, whole, with which a test may be skipped. Add one only for what a machine may honestly lack."""
 

@@ -1,0 +1,91 @@
+"""Random play in both machines at once: legal moves, broken ones, and ones from other moments of the game."""
+
+from dataclasses import fields, is_dataclass, replace
+from random import Random
+from typing import Any
+
+from protocol.chain import Chain
+from protocol.errors import EncodingError
+from protocol.moves import Move, Side
+from protocol.player import Challenger, Party
+from tests.chain.duel import Duel, new_job, parties
+from tests.chain.tiny import EVERY, STEPS, Liar, Run, lying_index
+
+
+def break_something(thing: Any, rng: Random) -> Any:
+    """A copy with one thing changed, somewhere: a bit, a length, a number. It may still be well-formed."""
+    if isinstance(thing, bytes):
+        if thing and rng.random() < 0.8:
+            at = rng.randrange(len(thing))
+            return thing[:at] + bytes([thing[at] ^ 1 << rng.randrange(8)]) + thing[at + 1 :]
+        # Digests have their length from their type, so only other bytes can be cut or grow.
+        return thing if len(thing) == 32 else thing[:-1] if rng.random() < 0.5 else thing + b"\x00"
+    if isinstance(thing, int):
+        return max(0, thing + rng.choice((-1, 1, 2)))
+    if isinstance(thing, tuple):
+        choice = rng.randrange(4)
+        if not thing or choice == 0:
+            return thing[:-1]
+        if choice == 1:
+            return (*thing, thing[-1])
+        at = rng.randrange(len(thing))
+        return (*thing[:at], break_something(thing[at], rng), *thing[at + 1 :])
+    if is_dataclass(thing) and fields(thing):
+        name = rng.choice([field.name for field in fields(thing)])
+        return replace(thing, **{name: break_something(getattr(thing, name), rng)})  # type: ignore[type-var]
+    return thing
+
+
+def broken(move: Move, rng: Random) -> Move | None:
+    """A changed move that can be made at all; None if none was found."""
+    for _ in range(50):
+        try:
+            found: Move = break_something(move, rng)
+        except EncodingError:
+            continue  # the types refuse what no message can carry
+        if found != move:
+            return found
+    return None
+
+
+class RandomWalker(Challenger):
+    """Where nothing differs it goes anywhere, also into padding."""
+
+    rng: Random
+
+    def pick(self, state: Any, nodes: Any) -> int:
+        """Mostly the first difference, sometimes any."""
+        return self.rng.randrange(len(nodes)) if self.rng.random() < 0.15 else super().pick(state, nodes)
+
+
+def random_game(chain: Chain, seed: int, attempts: int) -> Duel:
+    """A game of random runs and widths; before each move some broken ones and some from earlier are tried."""
+    rng = Random(seed)
+    job = new_job(EVERY, levels=rng.randrange(1, 6))
+    honest = Run(EVERY, job)
+    leaf, step = rng.randrange(len(EVERY.program.body)), rng.randrange(1, STEPS + 1)
+    lies = rng.random() < 0.8 and lying_index(honest, step, leaf) is not None
+    run = Liar(EVERY, job, step, leaf) if lies else honest
+    duel, players = Duel(chain, run), parties(run, honest)
+    walker = RandomWalker(honest, b"\x5e" * 32)
+    walker.rng = rng
+    players[Side.CHALLENGER] = walker
+    last: Move | None = None
+    seen: list[Move] = []
+    while not duel.state.is_over:
+        last = _turn(duel, players[duel.state.mover], last, seen, rng, attempts)
+        seen.append(last)
+    return duel
+
+
+def _turn(duel: Duel, player: Party, last: Move | None, seen: list[Move], rng: Random, attempts: int) -> Move:
+    """One accepted move, the player's or a broken one that was legal."""
+    move = player.move(duel.state, last)
+    # A defender's broken link ends the game, so it breaks rarely; a challenger's broken move is mostly refused.
+    count = attempts if duel.state.mover is Side.CHALLENGER else int(rng.random() < 0.05)
+    tried = [broken(move, rng) for _ in range(count)] + rng.sample(seen, min(len(seen), attempts // 2))
+    for attempt in tried:
+        if attempt is not None and duel.try_move(attempt):
+            return attempt
+    assert duel.try_move(move), duel.contract_refusal
+    return move

@@ -1,0 +1,123 @@
+"""The same games on anvil, a real node: over HTTP, with estimated gas, and by thousands of random moves."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from protocol import game
+from protocol.chain import Chain, ContractMismatch, NodeError, Reverted
+from protocol.chain.anvil import Anvil, find_anvil
+from protocol.chain.calls import move_call
+from protocol.chain.devnet import MNEMONIC, dev_secrets
+from protocol.game import Reason
+from protocol.keys import PrivateKey
+from protocol.moves import Phase, Prove, Side
+from tests.chain.duel import lying_duel, play
+from tests.chain.random_play import random_game
+from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER
+from tests.chain.tiny import EVERY, FUNCTIONS
+
+BINARY = find_anvil()
+pytestmark = pytest.mark.skipif(BINARY is None, reason="needs anvil")
+LOSS = len(FUNCTIONS.program.body) - 1
+GAMES, LEAST_MOVES = 16, 1000
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def anvil() -> Iterator[Anvil]:
+    assert BINARY is not None
+    with Anvil(BINARY, port=free_port(), mnemonic=MNEMONIC, accounts=3) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def chain(anvil: Anvil) -> Chain:
+    chain = Chain.connect(anvil.url)
+    for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
+        rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(10_000 * ETHER))
+    # A second passes with every block, as on the embedded chain; else a proof could be in the second of its seal.
+    rpc(chain, "anvil_setBlockTimestampInterval", 1)
+    chain.deploy(PrivateKey.from_int(dev_secrets(1)[0]))
+    return chain
+
+
+def rpc(chain: Chain, method: str, *params: object) -> object:
+    return chain._node.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
+
+
+def test_what_was_deployed_can_be_attached_to(chain: Chain) -> None:
+    assert Chain.connect(chain._node.web3.provider.endpoint_uri).attach(chain.deployment.board) == chain.deployment  # type: ignore[attr-defined]
+    with pytest.raises(ContractMismatch):
+        Chain(chain._node).attach(chain.deployment.referee)
+
+
+@pytest.mark.parametrize(("levels", "precision"), [(1, 32), (3, 24), (5, 32)])
+def test_a_duel_on_anvil(chain: Chain, levels: int, precision: int) -> None:
+    duel, players = lying_duel(chain, FUNCTIONS, 4, LOSS, levels=levels, precision=precision, bend_from=41)
+    play(duel, players)
+    assert duel.state.verdict is not None
+    assert (duel.state.verdict.winner, duel.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
+    assert len(chain.moves(duel.id)) == duel.state.moves
+
+
+def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
+    """The move that seals and the proof in one block: the first counts, the second does not, and does a block later."""
+    duel, players = lying_duel(chain, EVERY, 3, 24, levels=4)
+    last = None
+    while duel.state.phase is not Phase.SELECT_ELEMENT:
+        last = players[duel.state.mover].move(duel.state, last)
+        assert duel.try_move(last)
+    choice = players[Side.CHALLENGER].move(duel.state, last)
+    after = game.apply(duel.state, choice, duel.state.last + 1)
+    proof = players[Side.CHALLENGER].move(after, last)
+    assert isinstance(proof, Prove)
+    board, node = chain.deployment.board, chain._node
+    rpc(chain, "evm_setAutomine", False)
+    try:
+        node.post(CHALLENGER, board, move_call(duel.state, choice).data, gas=3_000_000)
+        early = node.post(CHALLENGER, board, move_call(after, proof).data, gas=3_000_000)
+        rpc(chain, "evm_mine")
+    finally:
+        rpc(chain, "evm_setAutomine", True)
+    assert node.web3.eth.get_transaction_receipt(early)["status"] == 0  # type: ignore[arg-type]
+    assert chain.game_state(duel.id).phase == Phase.PROVE
+    with pytest.raises(Reverted) as wrong:
+        chain.play(CHALLENGER, after, replace(proof, salt=bytes(32)))
+    assert wrong.value.name == "WrongSeal"
+    chain.play(CHALLENGER, after, proof)
+    assert chain.game_state(duel.id).phase == Phase.OVER
+
+
+def test_thousands_of_random_moves_have_one_fate(chain: Chain) -> None:
+    duels = [random_game(chain, 1000 + seed, attempts=10) for seed in range(GAMES)]
+    accepted, refused = sum(d.accepted for d in duels), sum(d.refused for d in duels)
+    assert accepted + refused >= LEAST_MOVES
+    assert min(accepted, refused) >= LEAST_MOVES // 8
+    assert len({name for duel in duels for name in duel.refusals}) >= 8
+
+
+def test_a_dead_anvil_is_named(tmp_path: object) -> None:
+    assert BINARY is not None
+    with (
+        pytest.raises(NodeError, match="ended with code"),
+        Anvil(BINARY, port=free_port(), mnemonic="not a mnemonic", accounts=1),
+    ):
+        pass
+
+
+def test_a_busy_port_is_named(anvil: Anvil) -> None:
+    assert BINARY is not None
+    port = int(anvil.url.rpartition(":")[2])
+    with (
+        pytest.raises(NodeError, match="choose another --port"),
+        Anvil(BINARY, port=port, mnemonic=MNEMONIC, accounts=1),
+    ):
+        pass

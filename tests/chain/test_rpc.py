@@ -1,0 +1,143 @@
+"""The JSON-RPC server over the embedded EVM: what a client gets, and everything that is no request."""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.chain import Chain, InsufficientFunds, NodeError, Reverted
+from protocol.chain.deployments import check_deployment, document, read_deployment
+from protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
+from protocol.chain.embedded import new_tester
+from protocol.chain.rpc import HOST, MAX_BATCH, MAX_BODY_BYTES, RpcNode, RpcServer
+from protocol.errors import ConfigurationError, VerificationError
+from protocol.keys import PrivateKey
+from tests.chain.support import PAUPER
+
+KEYS = [PrivateKey.from_int(secret) for secret in dev_secrets(2)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RpcServer]:
+    with RpcServer(RpcNode(new_tester(MNEMONIC, 2, BALANCE)), 0) as server:
+        yield server
+
+
+def post(server: RpcServer, body: bytes, **headers: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(HOST, server.server_address[1], timeout=30)
+    connection.request("POST", "/", body, headers)
+    response = connection.getresponse()
+    text = response.read()
+    return response.status, json.loads(text) if text else None
+
+
+def call(server: RpcServer, method: str, *params: object) -> Any:
+    request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": list(params)}
+    status, answer = post(server, json.dumps(request).encode())
+    assert (status, answer["id"]) == (200, 7)
+    return answer
+
+
+def test_accounts_are_those_of_the_mnemonic_and_have_money(server: RpcServer) -> None:
+    # The first account of this mnemonic in every wallet.
+    assert KEYS[0].address.hex() == "f39fd6e51aad88f6f4ce6ab8827279cfffb92266"
+    for key in KEYS:
+        assert int(call(server, "eth_getBalance", "0x" + key.address.hex(), "latest")["result"], 16) == BALANCE
+
+
+def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
+    chain = Chain.connect(server.url)
+    made: list[Any] = []
+    with pytest.raises(InsufficientFunds) as poor:
+        chain.deploy(PAUPER)
+    assert poor.value.needed > 10**12
+    deployment = chain.deploy(KEYS[0], made.append)
+    assert [c.name for c in made] == list(deployment.named())
+    assert Chain.connect(server.url).attach(deployment.board) == deployment
+    with pytest.raises(Reverted) as refused:
+        chain.settle(KEYS[1], bytes(32))  # type: ignore[arg-type]
+    assert refused.value.name == "WrongJobStatus"
+
+    path = tmp_path / "deployment.json"
+    content = document(chain, KEYS[0].address, made)
+    path.write_text(json.dumps(content))
+    check_deployment(chain, read_deployment(path))
+    for change, error in (
+        ({"chainId": 1}, ConfigurationError),
+        ({"version": 2}, ConfigurationError),
+        ({"contracts": {}}, ConfigurationError),
+        ({"contracts": {**content["contracts"], "Tiebreak": content["contracts"]["Referee"]}}, Exception),
+    ):
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(error):
+            check_deployment(chain, read_deployment(path))
+    content["contracts"]["Referee"]["codeHash"] = "0x" + "11" * 32
+    path.write_text(json.dumps(content))
+    with pytest.raises(VerificationError, match="Referee: expected code of hash 0x1111"):
+        check_deployment(chain, read_deployment(path))
+
+
+def test_time_can_be_moved_and_follows_the_clock(server: RpcServer) -> None:
+    chain = Chain.connect(server.url)
+    call(server, "evm_increaseTime", 1000)
+    call(server, "evm_mine")
+    assert chain.now() >= int(time.time()) + 995
+    target = chain.now() + 5000
+    call(server, "evm_setNextBlockTimestamp", target)
+    call(server, "evm_mine")
+    assert chain.now() in (target, target + 1)
+    assert call(server, "evm_setNextBlockTimestamp", 1)["error"]["code"] == -32602
+
+
+def test_batches_and_notifications(server: RpcServer) -> None:
+    one = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"}
+    status, answers = post(server, json.dumps([one, {**one, "id": "b"}, {"method": "net_version"}, 5]).encode())
+    assert status == 200
+    assert [a.get("id") for a in answers] == [1, "b", None]
+    assert answers[0]["result"] == answers[1]["result"]
+    assert answers[2]["error"]["code"] == -32600
+    assert post(server, json.dumps({"method": "eth_chainId"}).encode()) == (200, None)
+    assert post(server, b"[]")[1]["error"]["code"] == -32600
+    assert post(server, json.dumps([one] * (MAX_BATCH + 1)).encode())[1]["error"]["code"] == -32600
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"{", -32700),
+        (b"\xff\xfe", -32700),
+        (b"[" * 100_000, -32700),
+        (b"null", -32600),
+        (b"{}", -32600),
+        (b'{"id": 1, "method": 5}', -32600),
+        (b'{"id": 1, "method": "eth_nothing"}', -32601),
+        (b'{"id": 1, "method": "testing_timeTravel", "params": [9]}', -32601),
+        (b'{"id": 1, "method": "eth_getBalance", "params": {}}', -32602),
+        (b'{"id": 1, "method": "eth_getBalance", "params": []}', -32602),
+        (b'{"id": 1, "method": "eth_call", "params": [5]}', -32602),
+        (b'{"id": 1, "method": "eth_call", "params": [{}, "latest", {}]}', -32602),
+        (b'{"id": 1, "method": "evm_increaseTime", "params": [-5]}', -32602),
+        (b'{"id": 1, "method": "evm_increaseTime", "params": [true]}', -32602),
+        (b'{"id": 1, "method": "eth_sendRawTransaction", "params": ["0x00"]}', None),
+    ],
+)
+def test_what_is_no_request_gets_an_error(server: RpcServer, body: bytes, code: int | None) -> None:
+    status, answer = post(server, body)
+    assert status == 200
+    assert answer["error"]["code"] == code if code is not None else answer["error"]["code"] < 0
+    assert call(server, "eth_chainId")["result"]  # and the server lives
+
+
+def test_bodies_have_a_limit_and_a_length(server: RpcServer) -> None:
+    assert post(server, b"", **{"Content-Length": str(MAX_BODY_BYTES + 1)})[0] == 413
+    assert post(server, b"", **{"Content-Length": "-1"})[0] == 411
+    assert post(server, b"", **{"Transfer-Encoding": "chunked"})[0] == 411
+    assert post(server, b"{}", Host="evil.example")[0] == 403
+
+
+def test_a_port_that_is_taken_is_named(server: RpcServer) -> None:
+    with pytest.raises(NodeError, match="choose another --port"):
+        RpcServer(server.node, server.server_address[1])
