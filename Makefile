@@ -62,6 +62,9 @@ hardest: setup ## Search all 2^32 arguments of each transcendental for the harde
 contracts: ## Solidity: format, build, test, compare gas and artifacts (needs Node)
 	$(MAKE) -C contracts setup fmt-check build test snapshot-check artifacts-check
 
+anvil: setup ## The games on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
+	$(BIN)/python -m pytest -n0 tests/chain/test_anvil.py
+
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from eth_abi.exceptions import DecodingError
@@ -67,7 +67,7 @@ class Chain:
         self._deployment: Deployment | None = None
 
     @classmethod
-    def connect(cls, endpoint: str) -> "Chain":
+    def connect(cls, endpoint: str) -> Self:
         """A chain behind an http(s) URL or a node's IPC socket. Raises `NodeError` if nobody answers."""
         if urlsplit(endpoint).scheme in ("http", "https"):
             return cls(Node(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS}))))

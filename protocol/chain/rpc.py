@@ -6,6 +6,7 @@ its data, as Ethereum's nodes do. Time is the machine's clock, plus what `evm_in
 """
 
 import json
+import re
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -28,6 +29,7 @@ from protocol.chain.node import embedded_revert_data
 HOST: Final = "127.0.0.1"
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_BATCH: Final = 100
+MAX_DEPTH: Final = 32
 NAMESPACES: Final = ("eth_", "net_", "web3_", "evm_")
 SOCKET_SECONDS: Final = 30
 BLOOM_BYTES: Final = 256
@@ -65,8 +67,9 @@ class RpcNode:
     def answer(self, body: bytes) -> Json:
         """The response to a request's body; None if nothing in it wants one."""
         try:
+            _require_flat(body)
             request = json.loads(body)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return _response(None, RpcError(PARSE_ERROR, f"expected JSON, got something else: {error}"))
         if not isinstance(request, list):
             return self._one(request)
@@ -111,9 +114,11 @@ class RpcNode:
             raise _revert(error) from error
         except (ValidationError, Web3Exception) as error:
             raise RpcError(REFUSED, str(error)) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
-            # What the tester trips over when parameters are not what a method takes.
-            raise RpcError(INVALID_PARAMS, f"{method} does not take these parameters: {error}") from error
+        except RpcError:
+            raise
+        except Exception as error:
+            # Parameters that are not what a method takes trip the tester up in as many ways as it has parsers.
+            raise RpcError(INVALID_PARAMS, f"{method} does not take these parameters: {error!r}") from error
         if "error" in response:
             raise RpcError(NO_METHOD, f"{method} is not known here: {response['error']}")
         return _json(_completed(method, response.get("result")))
@@ -173,6 +178,15 @@ def _tester_params(method: str, params: list[Any]) -> list[Any]:
         tx["data"] = given["input"]
     # The tester runs calls on the pending block, as `latest` would be on a chain that mines at once.
     return [tx] if method != "eth_call" else [tx, *(params[1:] or ["pending"])]
+
+
+def _require_flat(body: bytes) -> None:
+    """Refuse deep nesting: the EVM raises Python's limit of recursion, so the parser would run out of stack instead."""
+    depth = 0
+    for character in re.findall(rb"[\[\]{}]", body):
+        depth += 1 if character in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"expected at most {MAX_DEPTH} levels, got more")
 
 
 def _completed(method: str, result: Any) -> Any:
