@@ -153,7 +153,7 @@ contract TreesTest is TestBase {
         assertEq(Commitments.seal(gameId, answer, salt), expected, "seal");
     }
 
-    function test_emptyRoots() public view {
+    function test_emptyRoots() public pure {
         bytes32 empty = sha256("tb.empty");
         assertEq(Trees.EMPTY_ROOTS.length, 20 * 32, "20 depths");
         for (uint256 depth = 0; depth < 20; ++depth) {
