@@ -454,8 +454,8 @@ contract GameHonestTest {
 
     /// forge-config: default.invariant.runs = 8
     /// forge-config: default.invariant.depth = 96
-    /// forge-config: ci.invariant.runs = 32
-    /// forge-config: ci.invariant.depth = 192
+    /// forge-config: ci.invariant.runs = 16
+    /// forge-config: ci.invariant.depth = 128
     function invariant_the_honest_never_lose() external view {
         IGame games = IGame(handler.boardAddress());
         for (uint256 i = 0; i < handler.playCount(); ++i) {

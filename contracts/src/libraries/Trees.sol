@@ -65,7 +65,8 @@ library Trees {
     }
 
     /// @dev The root that a proof leads to; `siblings` from the leaf upwards. Bits of `position` above the number of
-    /// siblings are ignored: `verify` and the callers that fold without it bound the position first.
+    /// siblings are ignored: `verify` and the callers that fold without it bound the position first. They also hold
+    /// the number of siblings against the tree's depth, at most 64; here it must be at most 251.
     function fold(bytes32 leaf, uint256 position, bytes32[] calldata siblings) internal view returns (bytes32 node) {
         bytes8 tag = Tags.NODE;
         assembly ("memory-safe") {
