@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.agreement import sign_job
 from engine.storage import RunDirectory
-from protocol.chain import EmbeddedChain
+from protocol.chain import Chain, EmbeddedChain
 from protocol.errors import ConfigurationError
 from protocol.job import Job, SignedHead, SignedJob
 from protocol.keys import PrivateKey
@@ -32,11 +32,10 @@ class Parties:
 class Market:
     """Job board, referee and accounts on a chain of its own."""
 
-    def __init__(self, parties: Parties | None = None) -> None:
+    def __init__(self, parties: Parties | None = None, chain: Chain | None = None) -> None:
+        """`chain`: one on which the parties have money; else an embedded chain of its own."""
         self.parties = Parties.generate() if parties is None else parties
-        self.chain = EmbeddedChain()
-        for key in (self.parties.client, self.parties.trainer, self.parties.challenger):
-            self.chain.fund(key.address, FUNDS)
+        self.chain = _embedded(self.parties) if chain is None else chain
         self.chain.deploy(self.parties.client)
 
     def sign(self, job: Job) -> SignedJob:
@@ -56,6 +55,13 @@ class Market:
     def worth(self, key: PrivateKey) -> int:
         """What a party can withdraw, in wei; its balance pays gas, which is counted apart."""
         return self.chain.credit(key.address)
+
+
+def _embedded(parties: Parties) -> EmbeddedChain:
+    chain = EmbeddedChain()
+    for key in (parties.client, parties.trainer, parties.challenger):
+        chain.fund(key.address, FUNDS)
+    return chain
 
 
 def another(job: Job) -> Job:

@@ -1,0 +1,163 @@
+"""What a dispute costs at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
+
+The disputed step is real: executed, hashed, opened and refereed. The records of the other 999,999 are made up
+(`sim.staged`). Gas is a transaction's whole gas on anvil where it is installed, else on the embedded chain: base cost,
+calldata (EIP-7623), execution. `python -m benchmarks.million_steps --layers N` plays with fewer layers.
+"""
+
+import argparse
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from rich.console import Console
+
+from benchmarks.dispute import match_rows
+from benchmarks.table import Row, publish
+from benchmarks.workloads import gpt2
+from engine.agreement import Terms, draft_job
+from engine.arithmetic import Arithmetic
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
+from protocol.chain import Chain
+from protocol.chain.devnet import dev_secrets, running_node
+from protocol.isa import MapFunction, Opcode
+from protocol.job import Head, Job, SignedHead
+from protocol.keys import PrivateKey
+from protocol.program import Program
+from sim.adversaries import Cheat, flip_bit, flipped_weight_bit, long_sums, low_precision_sum
+from sim.market import Market, Parties, another
+from sim.match import Match, play, replay_on_chain
+from sim.staged import StagedEvidence, StagedForgery, StagedRun
+
+STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
+GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"
+CONSOLE = Console()
+
+
+@contextmanager
+def market() -> Iterator[tuple[Market, str]]:
+    """A market on a development node, and the kind of the node."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with running_node(port=port, accounts=3) as node:
+        keys = Parties(*(PrivateKey.from_int(secret) for secret in dev_secrets(3)))
+        yield Market(keys, Chain.connect(node.url)), node.kind
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The job and its honest party; cheats are made for it one by one."""
+
+    market: Market
+    compiled: Compiled
+    interpreter: Interpreter
+    job: Job
+
+    def run(self, party: bytes) -> StagedRun:
+        """A party's run."""
+        return StagedRun(
+            job=self.job,
+            program=self.compiled.program,
+            step=STEP,
+            state_before=self.compiled.state,
+            inputs=self.compiled.data,
+            party=party,
+        )
+
+    @cached_property
+    def honest(self) -> StagedEvidence:
+        """The challenger's evidence."""
+        return StagedEvidence(self.run(b"truth"), self.interpreter)
+
+    def forgery(self, cheat: Cheat) -> StagedForgery:
+        """The trainer's."""
+        return StagedForgery(self.run(b"lie"), self.interpreter, cheat)
+
+    def fight(self, forgery: StagedForgery, levels: int) -> Match:
+        """The whole dispute. The trees do not depend on the job's number nor on r, so evidence is used again."""
+        job = replace(another(self.job), descent_levels=levels)
+        for evidence in (forgery, self.honest):
+            evidence.run = replace(evidence.run, job=job)
+        agreement = self.market.sign(job)
+        self.market.open(agreement)
+        head = Head(job_id=job.id, count=job.checkpoints, run_root=forgery.run_tree(job.checkpoints).root)
+        signed = SignedHead.sign(head, agreement.domain, self.market.parties.trainer)
+        self.market.post(signed)
+        match = play(agreement, signed, forgery, self.honest)
+        return replay_on_chain(self.market, agreement, signed, match)
+
+
+def make_stage(market: Market, layers: int) -> Stage:
+    """Captures the model and drafts the job."""
+    task = replace(gpt2(layers), steps=STEPS, checkpoint_interval=INTERVAL)
+    compiled = compile_task(task)
+    job = draft_job(
+        compiled,
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+        client=market.parties.client.address,
+        trainer=market.parties.trainer.address,
+        terms=Terms(),
+    )
+    return Stage(market, compiled, Interpreter(compiled.program, Arithmetic()), job)
+
+
+def cheats(program: Program) -> dict[str, Cheat]:
+    """The largest product's element, the longest reduction's, a transcendental's, a weight's."""
+    products = [n for n in long_sums(program, 700) if len(program.body[n].operands) == 2]
+    largest = max(products, key=lambda n: program.body[n].numel)
+    longest = max(products, key=lambda n: program.body[n].terms)
+    exps = [n for n, i in enumerate(program.body) if (i.opcode, i.function) == (Opcode.MAP, MapFunction.EXP)]
+    exp = max(exps, key=lambda n: program.body[n].numel)
+    last = {n: program.body[n].numel * 2 // 3 for n in (largest, longest, exp)}
+    weight = next(name for name in program.state_spec() if name.endswith("wte.weight") and name.startswith("model."))
+    return {
+        f"sum of {program.body[largest].terms} products": low_precision_sum(
+            step=STEP, leaf=largest, element=last[largest]
+        ),
+        f"sum of {program.body[longest].terms} products": low_precision_sum(
+            step=STEP, leaf=longest, element=last[longest]
+        ),
+        "exp": Cheat(
+            name="exp", gain="-", step=STEP, leaf=exp, element=last[exp], change=lambda value: flip_bit(value, 0)
+        ),
+        "weight": flipped_weight_bit(program, state=weight, step=STEP, element=5),
+    }
+
+
+def rows_of(case: str, match: Match) -> list[Row]:
+    """Gas and transactions, with the targets of this benchmark."""
+    targets = {"gas in all": GAS_TARGET, "transactions": TRANSACTIONS_TARGET}
+    found = [replace(row, target=targets.get(row.metric, "")) for row in match_rows(case, match)]
+    return [row for row in found if row.metric != "bytes of messages"]
+
+
+def main() -> None:
+    """Play the largest product at each r, the other lies at r = 5."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=12, help="layers of the model (default: 12, GPT-2 124M)")
+    layers = parser.parse_args().layers
+    torch.set_num_threads(2)
+    rows: list[Row] = []
+    with market() as (place, kind):
+        stage = make_stage(place, layers)
+        program = stage.compiled.program
+        CONSOLE.print(f"{len(program.body)} instructions, D = {program.half_depth}, on {kind}")
+        for number, (name, cheat) in enumerate(cheats(program).items()):
+            forgery = stage.forgery(cheat)
+            for levels in range(1, 6) if number == 0 else (5,):
+                match = stage.fight(forgery, levels)
+                CONSOLE.print(f"{name}, r = {levels}: {len(match.moves)} moves, {match.final.verdict}")
+                rows += rows_of(f"{name}, r = {levels}", match)
+    note = f"one lie in a job of {STEPS:,} steps of GPT-2 with {layers} layers, checkpoints every {INTERVAL}"
+    facts = [("chain", kind), ("instructions", str(len(program.body))), ("D", str(program.half_depth))]
+    publish("million_steps" if layers == 12 else f"million_steps_{layers}", rows, note, environment=facts)
+
+
+if __name__ == "__main__":
+    main()
