@@ -30,7 +30,7 @@ from protocol.keys import PrivateKey
 from protocol.program import Program
 from sim.adversaries import Cheat, flip_bit, flipped_weight_bit, long_sums, low_precision_sum
 from sim.market import Market, Parties, another
-from sim.match import Match, play, replay_on_chain
+from sim.match import Match, game_of, play, replay_on_chain
 from sim.staged import StagedEvidence, StagedForgery, StagedRun
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
@@ -88,7 +88,8 @@ class Stage:
         head = Head(job_id=job.id, count=job.checkpoints, run_root=forgery.run_tree(job.checkpoints).root)
         signed = SignedHead.sign(head, agreement.domain, self.market.parties.trainer)
         self.market.post(signed)
-        match = play(agreement, signed, forgery, self.honest)
+        identity = game_of(self.market, agreement, signed)
+        match = play(agreement, signed, forgery, self.honest, identity=identity)
         return replay_on_chain(self.market, agreement, signed, match)
 
 

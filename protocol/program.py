@@ -27,7 +27,6 @@ from protocol.isa import (
     MAX_OPERANDS,
     MAX_RANK,
     MAX_TERMS,
-    TRANSCENDENTALS,
     Access,
     DType,
     GatherParams,
@@ -241,16 +240,6 @@ class Program:
     def data_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
         """Name -> (dtype, shape) of every data entry, in slot order."""
         return {_slot(i).name: (i.dtype, i.shape) for i in self.data_slots}
-
-    @property
-    def off_chain_only(self) -> tuple[int, ...]:
-        """Numbers of the body instructions that version 1 of the contract cannot judge (SPEC section 11).
-
-        Over a job with any, a lie in one of these wins on chain: whoever challenges it can prove nothing.
-        """
-        functions = [(n, i.opcode, i.function) for n, i in enumerate(self.body)]
-        random = (Opcode.RANDOM, Opcode.SHUFFLE)
-        return tuple(n for n, o, f in functions if o in random or (o == Opcode.MAP and f in TRANSCENDENTALS))
 
     def encode(self) -> bytes:
         """The program as a file."""

@@ -22,7 +22,6 @@ from protocol.isa import (
     WindowParams,
 )
 from protocol.reference import element, pack, unpack
-from tests.protocol.programs import every_kind
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
@@ -149,12 +148,3 @@ def test_windows_iotas_and_draws_at_the_ends() -> None:
                 params=ShuffleParams(n=n, stream=7),
             )
             check(shuffle, RAW[I64], scalar, scalar, types=(I64, I64, I64))
-
-
-def test_what_the_contract_cannot_judge_is_known_before_anyone_signs() -> None:
-    program = every_kind()
-    found = {program.body[n].opcode for n in program.off_chain_only}
-    assert {Opcode.RANDOM, Opcode.SHUFFLE} <= found
-    for number, i in enumerate(program.body):
-        unjudged = i.opcode in (Opcode.RANDOM, Opcode.SHUFFLE) or (i.opcode == Opcode.MAP and 10 <= i.function <= 15)
-        assert (number in program.off_chain_only) == unjudged

@@ -18,7 +18,7 @@ from engine.storage import RunDirectory
 from engine.task import SGD, Batch, Rows, Task
 from engine.training import Worker
 from protocol.chain import JobStatus
-from protocol.isa import TRANSCENDENTALS, Instruction, MapFunction, Opcode
+from protocol.isa import Instruction, Opcode
 from protocol.job import Job, SignedHead, SignedJob
 from protocol.moves import Side
 from protocol.program import Program
@@ -81,15 +81,6 @@ def make_task() -> Task:
         checkpoint_interval=INTERVAL,
         seed=3,
     )
-
-
-def is_on_chain(program: Program, leaf: int) -> bool:
-    """Whether version 1 of the contract can recompute what a leaf of the value tree names."""
-    if leaf >= 1 << program.half_depth:
-        return True
-    i = program.body[leaf]
-    transcendental = i.opcode == Opcode.MAP and MapFunction(i.function) in TRANSCENDENTALS
-    return not transcendental and i.opcode not in (Opcode.RANDOM, Opcode.SHUFFLE)
 
 
 def kind_of(i: Instruction) -> tuple[str, int]:

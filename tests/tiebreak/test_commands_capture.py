@@ -31,8 +31,6 @@ def test_a_captured_job_is_shown(
     assert shown["program"] == f"{len(bundle.program.body)} instructions, {len(bundle.state)} state entries"
     kinds = shown["instructions"].split(", ")
     assert sum(int(kind.split()[0]) for kind in kinds) == len(bundle.program.body)
-    gaps = len(bundle.program.off_chain_only)
-    assert shown["not yet on chain"] == f"{gaps} instructions (a lie in one of them wins there)"
     numbers = 6 * 8 + 8 + 8 * 3 + 3
     # float32 weights and momenta and three losses; 20 examples of 6 numbers and a label, 7 rates, a seed
     assert shown["model"] == f"{numbers} numbers; state {numbers * 8 + 12} B, data {20 * (24 + 8) + 7 * 4 + 8} B"

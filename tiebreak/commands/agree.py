@@ -121,9 +121,6 @@ def agree(
         terms=Terms(**terms),
         domain=Domain(chain_id=chain_id, contract=contract),
     )
-    if contract != OFF_CHAIN and (gaps := run.program.off_chain_only):
-        first = f"{len(gaps)} instructions (the first: {gaps[0]})"
-        click.echo(f"warning: the contract cannot judge {first}; a lie in one of them wins there", err=True)
     click.echo(f"job     {run.job.id.hex()}")
     click.echo(f"client  0x{run.job.client.hex()}")
     click.echo(f"trainer 0x{run.job.trainer.hex()}")

@@ -67,13 +67,11 @@ def show(bundle: Bundle, folder: Path, more: dict[str, str] | None = None) -> No
     """Print what a bundle holds, a line for each thing; `more` comes after what is counted."""
     program, cost = bundle.program, cost_of(bundle.program)
     parameters = sum(t.numel() for name, t in bundle.state.items() if name.startswith(MODEL))
-    gaps = program.off_chain_only
     rows = {
         "job": bundle.name,
         "steps": f"{bundle.steps}, a checkpoint every {bundle.checkpoint_interval}",
         "program": f"{len(program.body)} instructions, {len(bundle.state)} state entries",
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
-        "not yet on chain": f"{len(gaps)} instructions" + (" (a lie in one of them wins there)" if gaps else ""),
         "model": f"{parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
         **(more or {}),
