@@ -1,5 +1,6 @@
 """The contracts as typed methods: one per function of `IJobBoard` and `IGame`."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,19 @@ from protocol.chain.accounts import Signer
 from protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS
 from protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read_move
 from protocol.chain.creation import creation_code, creation_gas
-from protocol.chain.errors import ChainError, ContractMismatch, NodeError
+from protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
 from protocol.chain.node import Node, node_errors
 from protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from protocol.eip712 import Address, Domain
 from protocol.errors import ConfigurationError, StateError
 from protocol.game import GameState
 from protocol.job import Job, SignedHead
-from protocol.moves import Move
+from protocol.moves import Move, Prove
 from protocol.tags import Digest
 
 RPC_SECONDS = 30
+PROOF_SECONDS: Final = 60
+"""How long a proof waits for a second later than its seal's: some blocks of any chain."""
 R = TypeVar("R")
 _LOGS: Final = {log.topic(): log for log in g.EVENTS}
 _CALLS: Final = {call.selector(): call for call in g.FUNCTIONS}
@@ -176,8 +179,19 @@ class Chain:
         return started.game_id, receipt
 
     def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
-        """Make a move. `state`: the game before it, as the mover knows it; a proof shows again what was opened."""
-        return self._send(mover, move_call(state, move))
+        """Make a move. `state`: the game before it, as the mover knows it; a proof shows again what was opened.
+
+        A proof is illegal in the second of its seal, so it waits up to `PROOF_SECONDS` for a later one.
+        """
+        call = move_call(state, move)
+        for _ in range(PROOF_SECONDS if isinstance(move, Prove) else 0):
+            try:
+                return self._send(mover, call)
+            except Reverted as early:
+                if early.name != "TooEarly":
+                    raise
+                time.sleep(1)
+        return self._send(mover, call)
 
     def concede(self, mover: Signer, game_id: Digest) -> Receipt:
         """Lose a game whose next move is the signer's."""

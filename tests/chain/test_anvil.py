@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from protocol import game
-from protocol.chain import Chain, ContractMismatch, NodeError, Receipt, Reverted, Signer
+from protocol.chain import Chain, ContractMismatch, NodeError, Reverted
 from protocol.chain.anvil import Anvil, find_anvil
 from protocol.chain.calls import move_call
 from protocol.chain.devnet import MNEMONIC, dev_secrets
-from protocol.game import GameState, Reason
+from protocol.game import Reason
 from protocol.keys import PrivateKey
-from protocol.moves import Move, Phase, Prove, Side
+from protocol.moves import Phase, Prove, Side
 from tests.chain.duel import lying_duel, play
 from tests.chain.random_play import random_game
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER
@@ -38,22 +38,12 @@ def anvil() -> Iterator[Anvil]:
         yield node
 
 
-class AnvilChain(Chain):
-    """anvil tries calls at the newest block's time: a proof right after its seal would be refused as too early."""
-
-    def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
-        """Let a block pass before a proof."""
-        if isinstance(move, Prove):
-            rpc(self, "evm_mine")
-        return super().play(mover, state, move)
-
-
 @pytest.fixture(scope="module")
 def chain(anvil: Anvil) -> Chain:
-    chain = AnvilChain.connect(anvil.url)
+    chain = Chain.connect(anvil.url)
     for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
         rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(10_000 * ETHER))
-    # A second passes with every block, as on the embedded chain; else a proof could be in the second of its seal.
+    # A second passes with every block, as on the embedded chain; else each proof would wait for one.
     rpc(chain, "anvil_setBlockTimestampInterval", 1)
     chain.deploy(PrivateKey.from_int(dev_secrets(1)[0]))
     return chain
@@ -104,6 +94,17 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     assert wrong.value.name == "WrongSeal"
     chain.play(CHALLENGER, after, proof)
     assert chain.game_state(duel.id).phase == Phase.OVER
+
+
+def test_a_proof_waits_for_the_next_second(chain: Chain) -> None:
+    rpc(chain, "anvil_removeBlockTimestampInterval")
+    try:
+        duel, players = lying_duel(chain, EVERY, 3, 24, levels=5)
+        play(duel, players)
+    finally:
+        rpc(chain, "anvil_setBlockTimestampInterval", 1)
+    assert duel.state.verdict is not None
+    assert duel.state.verdict.reason is Reason.RECOMPUTED
 
 
 def test_a_thousand_random_moves_have_one_fate(chain: Chain) -> None:
