@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from protocol import commitments
 from protocol.accumulator import Accumulator, Kind, add_term, encode, finish, initial
-from protocol.float32 import INF, ONE, SIGN
+from protocol.float32 import INF, MAX_PRECISION, MIN_PRECISION, ONE, SIGN
 from protocol.isa import MAP_SIGNATURES, NAN_BITS, TRANSCENDENTALS, DType, MapFunction
 from protocol.merkle import Tree, pad
 from protocol.philox import philox4x32, random_bits, shuffle
@@ -24,6 +24,7 @@ from protocol.tags import EMPTY, Digest
 from protocol.vector_inputs import (
     EDGES,
     I64_EDGES,
+    LONG_WALKS,
     Stream,
     f32_pairs,
     f32_singles,
@@ -36,7 +37,8 @@ from protocol.vector_transcendentals import bulk
 
 Json = dict[str, Any]
 _PRECISIONS: Final = (24, 28)
-"""Precisions below 32 that the transcendentals and sums are given for too."""
+"""Precisions below 32 that the transcendentals are given for too."""
+_ALL_PRECISIONS: Final = range(MIN_PRECISION, MAX_PRECISION + 1)
 
 
 def _word(x: int) -> bytes:
@@ -128,13 +130,14 @@ def _chains(kind: Kind) -> Json:
 
 
 def _finishes() -> Json:
-    """Records: 97-byte encoding of a sum ‖ its f32 bits at precision 32 ‖ 28 ‖ 24 (4 bytes each)."""
+    """Records: 97-byte encoding of a sum ‖ its f32 bits at precision 32 ‖ 31 ‖ … ‖ 24 (4 bytes each)."""
     s = Stream("finishes")
     sums: list[int] = [0, 1, -1]
-    for precision in (24, 28, 32):
+    for precision in _ALL_PRECISIONS:
         digits = precision - 8
         for exponent in (0, 100, 148, 149, 150, 160, 171, 172, 173, 200, 297, 298, 400, 424, 425, 426):
-            for odd in (s.bits(digits) | 1 << (digits - 1) | 1, (1 << digits) - 1, 1 << (digits - 1)):
+            odds = (s.bits(digits) | 1 << (digits - 1) | 1, (1 << digits) - 1, 1 << (digits - 1))
+            for odd in odds if precision in (24, 28, 32) else odds[:1]:
                 tie = (odd * 2 + 1) << exponent
                 sums += [tie, -tie, tie + 1, tie - 1]
     sums += [s.bits(64) << s.below(520) for _ in range(40)]
@@ -142,7 +145,7 @@ def _finishes() -> Json:
     for value in sums:
         accumulator = Accumulator(kind=Kind.F32_SUM, value=value)
         blob += encode(accumulator)
-        blob += b"".join(finish(accumulator, b).to_bytes(4, "big") for b in (32, 28, 24))
+        blob += b"".join(finish(accumulator, b).to_bytes(4, "big") for b in reversed(_ALL_PRECISIONS))
     return {"count": len(sums), "cases": hex_of(bytes(blob))}
 
 
@@ -191,9 +194,8 @@ def philox() -> Json:
         seed, step, stream, index = s.i64(), s.bits(40), s.bits(32), s.bits(40) >> s.below(40)
         drawn += b"".join(map(_word, (raw(DType.I64, seed), step, stream, index)))
         drawn += _word(random_bits(seed, step, stream, index))
-    for k in range(60):
-        n = k + 1 if k < 20 else 1 + (s.bits(40) >> s.below(39))
-        index, seed, epoch, stream = s.below(n + 1) - (k % 9 == 8), s.i64(), s.bits(36), s.bits(32)
+    places = [*_places(s), *LONG_WALKS]
+    for index, seed, epoch, n, stream in places:
         shuffled += b"".join(map(_word, (raw(DType.I64, index), raw(DType.I64, seed), epoch, n, stream)))
         shuffled += _word(raw(DType.I64, shuffle(index, seed, epoch, n, stream)))
     return {
@@ -201,9 +203,16 @@ def philox() -> Json:
         "blocks": hex_of(bytes(blob)),
         "randomCount": 40,
         "random": hex_of(bytes(drawn)),
-        "shuffleCount": 60,
+        "shuffleCount": len(places),
         "shuffle": hex_of(bytes(shuffled)),
     }
+
+
+def _places(s: Stream) -> Iterator[tuple[int, int, int, int, int]]:
+    """(index, seed, epoch, n, stream): small n, any n, and powers of two with their neighbours; some index outside."""
+    powers = [(1 << k) + d for k in (2, 3, 4, 8, 9, 16, 31, 32, 38, 39) for d in (-1, 0, 1)]
+    for k, n in enumerate([*range(1, 21), *(1 + (s.bits(40) >> s.below(39)) for _ in range(40)), *powers, 1 << 40]):
+        yield s.below(n + 1) - (k % 9 == 8), s.i64(), s.bits(36), n, s.bits(32)
 
 
 def trees() -> Json:

@@ -34,7 +34,7 @@ contract ExactSumTest is TestBase {
         assertEq(sum.w1, uint256(plain >> 138), "w1");
         assertEq(sum.w2, plain < 0 ? type(uint256).max : 0, "w2");
         uint256 expected = Float32.round(plain < 0, uint256(plain < 0 ? -plain : plain), -180);
-        assertEq(sum.toFloat32(), expected == 0x80000000 ? 0 : expected, "rounded");
+        assertEq(sum.toFloat32(32), expected == 0x80000000 ? 0 : expected, "rounded");
     }
 
     function testFuzz_anyOrderAndCancellation(uint256[6] memory seeds) public pure {
@@ -53,14 +53,14 @@ contract ExactSumTest is TestBase {
         }
         Exact memory zero;
         assertEq(backward.encode(), zero.encode(), "cancelled");
-        assertEq(backward.toFloat32(), 0, "a zero sum is +0");
+        assertEq(backward.toFloat32(32), 0, "a zero sum is +0");
     }
 
     function testFuzz_oneTermIsItself(uint256 x) public pure {
         x = _finite(x);
         Exact memory value;
         value.addValue(x);
-        assertEq(value.toFloat32(), x << 1 == 1 << 32 || x == 0 ? 0 : x, "the value, zero as +0");
+        assertEq(value.toFloat32(32), x << 1 == 1 << 32 || x == 0 ? 0 : x, "the value, zero as +0");
         Exact memory product;
         product.addProduct(x, 0x3f800000);
         assertEq(product.encode(), value.encode(), "times one");
@@ -71,7 +71,7 @@ contract ExactSumTest is TestBase {
         Exact memory sum;
         sum.addProduct(x, y);
         uint256 expected = Float32.mul(x, y);
-        assertEq(sum.toFloat32(), expected == 0x80000000 ? 0 : expected, "mul");
+        assertEq(sum.toFloat32(32), expected == 0x80000000 ? 0 : expected, "mul");
     }
 
     function testFuzz_twoTermsRoundAsAdd(uint256 x, uint256 y) public pure {
@@ -80,7 +80,7 @@ contract ExactSumTest is TestBase {
         sum.addValue(x);
         sum.addValue(y);
         uint256 expected = Float32.add(x, y);
-        assertEq(sum.toFloat32(), expected == 0x80000000 ? 0 : expected, "add");
+        assertEq(sum.toFloat32(32), expected == 0x80000000 ? 0 : expected, "add");
     }
 
     function testFuzz_notFiniteIsForGood(uint256 x, uint256 y, uint256 payload) public pure {
@@ -92,6 +92,6 @@ contract ExactSumTest is TestBase {
         else sum.addProduct(0, bad);
         sum.addValue(_finite(y));
         assertTrue(sum.notFinite && sum.w0 | sum.w1 | sum.w2 == 0, "flag 1 and integer 0");
-        assertEq(sum.toFloat32(), 0x7fc00000, "NaN");
+        assertEq(sum.toFloat32(32), 0x7fc00000, "NaN");
     }
 }

@@ -1,153 +1,625 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
-import {Referee} from "../src/Referee.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
-import {Commitments} from "../src/libraries/Commitments.sol";
-import {RefereeBase} from "./support/RefereeBase.sol";
+import {Tags} from "../src/libraries/Tags.sol";
+import {Isa} from "../src/libraries/Isa.sol";
+import {GasBase, Operand} from "./support/GasBase.sol";
 
-/// @notice Gas of judging one leaf, by kind, as `make snapshot` records it: a body of 2^11 instructions and operands of
-/// 2^20 elements, as in a real model, with one whole chunk opened for each operand. Only the call is metered. (A
-/// transaction adds 21000 and its calldata.)
-contract RefereeGasTest is RefereeBase {
-    uint8 private constant BODY_DEPTH = 11;
-    uint256 private constant CHUNK_DEPTH = 12;
+/// @notice Gas of proving a leaf, for every kind of instruction and every function of `map`, as `make snapshot` records
+/// it: the whole transaction, see `GasBase`. Where a kind's price depends on its operands, they are dear ones.
+contract RefereeGasTest is GasBase {
+    uint256 private constant MEDIAN_BAR = 250_000;
+    uint256 private constant WORST_BAR = 600_000;
+    /// Of an f32 and of an i64 operand: elements from the first of a chunk to the first of the next opened one.
+    int64 private constant F32_STRIDE = int64(CHUNK_DISTANCE) * 128;
+    int64 private constant I64_STRIDE = int64(CHUNK_DISTANCE) * 64;
 
-    function setUp() public override {
-        referee = new Referee();
-    }
-
-    function _access(uint32 value, int64 stride) private pure returns (bytes memory) {
-        return abi.encodePacked(value, int64(0), stride);
-    }
-
-    /// @dev Operands of value 0 and 1 over 2^20 elements.
-    function _binary(uint8 opcode, uint8 func, uint8 dtype) private pure returns (bytes memory) {
-        bytes memory head = abi.encodePacked(opcode, func, dtype, uint8(1), uint8(0), uint8(2), uint64(1 << 20));
-        return abi.encodePacked(head, _access(0, 1), _access(1, 1), uint16(0));
-    }
-
-    function _unary(uint8 opcode, uint8 func, uint8 dtype) private pure returns (bytes memory) {
-        bytes memory head = abi.encodePacked(opcode, func, dtype, uint8(1), uint8(0), uint8(1), uint64(1 << 20));
-        return abi.encodePacked(head, _access(0, 1), uint16(0));
-    }
-
-    /// @dev One element, `terms` terms that lie side by side.
-    function _reduction(uint8 func, uint8 operands, uint64 terms) private pure returns (bytes memory data) {
-        data = abi.encodePacked(uint8(3), func, uint8(func == 2 ? 1 : 0), uint8(0), uint8(1), operands, terms);
-        for (uint32 k = 0; k < operands; ++k) {
-            data = abi.encodePacked(data, _access(k, 1));
-        }
-        return abi.encodePacked(data, uint16(0));
-    }
-
-    /// @dev Siblings that are no real tree's, and the root that they lead to: gas is the same.
-    function _path(uint256 depth) private pure returns (bytes32[] memory siblings) {
-        siblings = new bytes32[](depth);
-        for (uint256 k = 0; k < depth; ++k) {
-            siblings[k] = keccak256(abi.encode(depth, k));
-        }
-    }
-
-    function _fold(bytes32 node, uint256 position, bytes32[] memory siblings) private pure returns (bytes32) {
-        for (uint256 k = 0; k < siblings.length; ++k) {
-            bytes32 s = siblings[k];
-            bool right = (position >> k) & 1 == 1;
-            node = sha256(right ? abi.encodePacked("tb.node.", s, node) : abi.encodePacked("tb.node.", node, s));
-        }
-        return node;
-    }
-
-    /// @dev f32 values between 1 and 2, of both signs.
-    function _data() private pure returns (bytes memory data) {
-        data = new bytes(512);
-        for (uint256 k = 0; k < 256; ++k) {
-            uint256 r = uint256(keccak256(abi.encode(k)));
-            data[4 * k] = bytes1(uint8(r));
-            data[4 * k + 1] = bytes1(uint8(r >> 8));
-            data[4 * k + 2] = bytes1(uint8(r >> 16) | 0x80);
-            data[4 * k + 3] = bytes1(uint8(r >> 24) & 0x80 | 0x3f);
-        }
-    }
-
-    function _judge(bytes memory instruction, uint256 operands, uint64 leaf, bytes memory previous) private view {
-        vm.pauseGasMetering();
-        IReferee.Context memory c;
-        IReferee.Proof memory p;
-        _replace(c, p, instruction);
-        (c.depth, c.position, c.step) = (BODY_DEPTH, 9, 3);
-        p.tensors = new IReferee.TensorOpening[](operands);
-        p.chunks = new IReferee.ChunkOpening[](operands);
-        bytes32[] memory chunkPath = _path(CHUNK_DEPTH);
-        bytes32 chunkRoot = _fold(sha256(abi.encodePacked("tb.chunk", _data())), 0, chunkPath);
-        bytes32 id = Commitments.tensorId(0, abi.encodePacked(uint64(1 << 20)), chunkRoot);
-        bytes32[] memory path = _path(BODY_DEPTH);
-        path[0] = id; // both operands are the same tensor: each is the other's sibling
-        c.bodyRoot = _fold(id, 0, path);
-        for (uint32 k = 0; k < operands; ++k) {
-            p.tensors[k].value = k;
-            p.tensors[k].dims = new uint64[](1);
-            p.tensors[k].dims[0] = 1 << 20;
-            (p.tensors[k].chunkRoot, p.tensors[k].siblings) = (chunkRoot, path);
-            (p.chunks[k].tensor, p.chunks[k].data, p.chunks[k].siblings) = (uint8(k), _data(), chunkPath);
-        }
-        c.target = IReferee.Target.ELEMENT;
-        if (leaf != 0) _terms(c, p, leaf, previous);
-        bytes memory data = abi.encodeCall(IReferee.judge, (c, p));
-        vm.resumeGasMetering();
-        (bool ok, bytes memory answer) = address(referee).staticcall(data);
-        vm.pauseGasMetering();
-        assertTrue(ok && answer.length == 32, "judged");
-    }
-
-    function _terms(IReferee.Context memory c, IReferee.Proof memory p, uint64 leaf, bytes memory previous)
+    /// @dev A body instruction's header and its dims: (4096, 16384) of output, 2^24 terms of a reduction.
+    function _head(uint8 opcode, uint8 func, uint8 dtype, bool reduces, uint256 operands)
         private
         pure
+        returns (bytes memory head)
     {
-        (c.target, c.termsLeaf) = (IReferee.Target.TERMS, leaf);
-        p.previous = previous;
-        p.siblings = _path(8); // 192 leaves
-        c.accumulatorRoot = _fold(sha256(abi.encodePacked("tb.accum", previous)), leaf - 1, p.siblings);
+        head = abi.encodePacked(opcode, func, dtype, uint8(2), uint8(reduces ? 1 : 0), uint8(operands));
+        head = abi.encodePacked(head, uint64(4096), uint64(16384));
+        if (reduces) head = abi.encodePacked(head, uint64(1 << 24));
     }
 
-    function test_gasElementOfAdd() public view {
-        _judge(_binary(2, 1, 0), 2, 0, "");
+    /// @dev An operand's access; value k stands at the k-th quarter of the body.
+    function _access(bytes memory data, uint256 k, int64 offset) private pure returns (bytes memory) {
+        return abi.encodePacked(data, uint32(k << (BODY_DEPTH - 2)), offset, int64(16384), int64(1));
     }
 
-    function test_gasElementOfDiv() public view {
-        _judge(_binary(2, 4, 0), 2, 0, "");
+    function _operands(uint256 count, uint8 dtype, uint8 chunks, uint64 first)
+        private
+        pure
+        returns (Operand[] memory o)
+    {
+        o = new Operand[](count);
+        for (uint256 k = 0; k < count; ++k) {
+            o[k] = Operand({dtype: dtype, chunks: chunks, first: first});
+        }
     }
 
-    function test_gasElementOfSqrt() public view {
-        _judge(_unary(2, 5, 0), 1, 0, "");
+    function _map(uint8 func, uint8 dtype, Operand[] memory operands) private view returns (uint256) {
+        bytes memory data = _head(2, func, dtype, false, operands.length);
+        for (uint256 k = 0; k < operands.length; ++k) {
+            data = _access(data, k, 0);
+        }
+        return _element(abi.encodePacked(data, uint16(0)), operands);
     }
 
-    function test_gasElementOfSumOf4() public view {
-        _judge(_reduction(0, 1, 4), 1, 0, "");
+    /// @dev A function of floats, at 1.5 or another number.
+    function _float(uint8 func, uint256 count, uint64 x) private view returns (uint256) {
+        return _map(func, func >= Isa.LT ? 2 : 0, _operands(count, 0, 1, x));
     }
 
-    function test_gasLeafOfProducts() public view {
-        _judge(_reduction(0, 2, 768), 2, 5, new bytes(97));
+    function _integer(uint8 func, uint256 count) private view returns (uint256) {
+        return _map(func, func >= Isa.LT && func <= Isa.NE ? 2 : 1, _operands(count, 1, 1, 0x8000000000000001));
     }
 
-    function test_gasLeafOfSum() public view {
-        _judge(_reduction(0, 1, 768), 1, 5, new bytes(97));
+    function _logic(uint8 func, uint256 count) private view returns (uint256) {
+        return _map(func, 2, _operands(count, 2, 1, 1));
     }
 
-    function test_gasLeafOfMax() public view {
-        _judge(_reduction(1, 1, 768), 1, 5, hex"3f800000");
+    /// @dev A reduction of 2^24 terms at its second leaf; each term stands in a chunk of its own.
+    function _reduce(uint8 func, uint8 dtype, Operand[] memory operands, bytes memory previous)
+        private
+        view
+        returns (uint256)
+    {
+        bytes memory data = _head(3, func, dtype, true, operands.length);
+        int64 stride = operands[0].dtype == 0 ? F32_STRIDE : I64_STRIDE;
+        for (uint256 k = 0; k < operands.length; ++k) {
+            data = abi.encodePacked(_access(data, k, -4 * stride), stride);
+        }
+        return _leaf(abi.encodePacked(data, uint16(0)), operands, previous);
     }
 
-    function test_gasLeafOfArgmax() public view {
-        _judge(_reduction(2, 1, 768), 1, 5, hex"3f8000000000000000000002");
+    /// @dev A sum that is negative, so that all of its words are to be carried through.
+    function _sum() private pure returns (bytes memory) {
+        return abi.encodePacked(uint8(0), type(uint256).max, keccak256("1"), keccak256("2"));
     }
 
-    function test_gasReadAnInstruction() public view {
+    function _where(uint8 dtype) private view returns (uint256) {
+        Operand[] memory operands = _operands(3, dtype, 1, 1);
+        operands[0].dtype = 2;
+        return _map(27, dtype, operands);
+    }
+
+    /// @dev A sum of products whose terms stand side by side: one chunk an operand, as in a matmul of weights' rows.
+    function _sideBySide() private view returns (uint256) {
+        Operand[] memory operands = _operands(2, 0, 1, 0x3fc00001);
+        bytes memory data = abi.encodePacked(_access(_head(3, 0, 0, true, 2), 0, -4), int64(1));
+        data = abi.encodePacked(_access(data, 1, -4), int64(1), uint16(0));
+        return _leaf(data, operands, _sum());
+    }
+
+    /// @dev A reduction of 4 terms, which is judged as an element, rounding included.
+    function _few() private view returns (uint256) {
+        bytes memory data = abi.encodePacked(uint8(3), uint16(0), uint8(2), uint8(1), uint8(2));
+        data = abi.encodePacked(data, uint64(4096), uint64(16384), uint64(4));
+        data = abi.encodePacked(_access(data, 0, 0), F32_STRIDE);
+        data = abi.encodePacked(_access(data, 1, 0), F32_STRIDE, uint16(0));
+        return _element(data, _operands(2, 0, 4, 0xbfc00001));
+    }
+
+    /// @dev An index of 1, which is in the table's second opened chunk.
+    function _gather(uint8 dtype) private view returns (uint256) {
+        Operand[] memory operands = _operands(2, dtype, 1, 1);
+        (operands[0].chunks, operands[1].dtype) = (2, 1);
+        int64 stride = int64(CHUNK_DISTANCE) * int64(uint64(Isa.CHUNK_BYTES / Isa.size(dtype)));
+        bytes memory data = _access(_access(_head(4, 0, dtype, false, 2), 0, 0), 1, 0);
+        return _element(abi.encodePacked(data, uint16(16), stride, uint64(50_257)), operands);
+    }
+
+    /// @dev Four indices in four chunks, which all match, and their sources.
+    function _scatter() private view returns (uint256) {
+        Operand[] memory operands = _operands(2, 0, 4, 0xbfc00001);
+        (operands[1].dtype, operands[1].first) = (1, 0);
+        bytes memory data = _head(5, 0, 0, true, 2);
+        data = abi.encodePacked(data, uint32(0), -4 * F32_STRIDE, int64(0), int64(1), F32_STRIDE);
+        data = abi.encodePacked(data, uint32(1 << (BODY_DEPTH - 2)), -4 * I64_STRIDE, int64(0), int64(0), I64_STRIDE);
+        return _leaf(abi.encodePacked(data, uint16(16), int64(1), int64(0)), operands, _sum());
+    }
+
+    /// @dev Inside the box of function 0 and outside that of function 1: each reads an operand.
+    function _window(uint8 func, uint8 dtype) private view returns (uint256) {
+        bytes memory data = _access(_head(6, func, dtype, false, func + 1), 0, 0);
+        if (func == 1) data = _access(data, 1, 0);
+        uint64 lo = func == 1 ? 1 : 0;
+        bytes memory box = abi.encodePacked(lo, uint64(4096), uint64(1), lo, uint64(16384), uint64(1));
+        data = abi.encodePacked(data, uint16(func == 1 ? 48 : 56), box);
+        if (func == 0) data = abi.encodePacked(data, uint64(0));
+        return _element(data, _operands(func + 1, dtype, 1, 1));
+    }
+
+    function _iota() private view returns (uint256) {
+        bytes memory data = abi.encodePacked(_head(7, 0, 1, false, 0), uint16(24), int64(5), int64(1 << 62), int64(-9));
+        return _element(data, new Operand[](0));
+    }
+
+    /// @dev `random` or `shuffle`: operands of rank 0 but for the index that a shuffle moves.
+    function _drawn(uint8 opcode, bytes memory params, uint256 count, uint64 seed) private view returns (uint256) {
+        Operand[] memory operands = _operands(count, 1, 255, seed);
+        bytes memory data = _head(opcode, 0, opcode == 8 ? 0 : 1, false, count);
+        for (uint32 k = 0; k < count; ++k) {
+            if (opcode == 9 && k == 0) operands[0].chunks = 1;
+            data = abi.encodePacked(data, k << uint32(BODY_DEPTH - 2), int64(0), int64(0), int64(0));
+        }
+        return _element(abi.encodePacked(data, params), operands);
+    }
+
+    /// @dev The longest walk that a search over 14 million seeds found: see LONG_WALKS in protocol/vector_inputs.py.
+    function _longWalk() private view returns (uint256) {
+        Operand[] memory operands = _operands(3, 1, 255, 3);
+        (operands[0].chunks, operands[0].first, operands[1].first) = (1, 1 << 19, 4603285);
+        bytes memory data = _head(9, 0, 1, false, 3);
+        for (uint32 k = 0; k < 3; ++k) {
+            data = abi.encodePacked(data, k << uint32(BODY_DEPTH - 2), int64(0), int64(0), int64(0));
+        }
+        return _element(abi.encodePacked(data, uint16(12), uint64((1 << 20) + 1), uint32(1)), operands);
+    }
+
+    function _value(bytes memory instruction)
+        private
+        pure
+        returns (IReferee.Context memory c, IReferee.Proof memory p)
+    {
+        (c, p) = _proof(instruction, new Operand[](0));
+        c.target = IReferee.Target.VALUE;
+    }
+
+    function _scalar(bytes memory head, bytes memory bits) private view returns (uint256) {
         vm.pauseGasMetering();
-        bytes memory data = abi.encodeCall(IReferee.describe, (_reduction(0, 2, 768)));
-        vm.resumeGasMetering();
-        (bool ok,) = address(referee).staticcall(data);
+        (IReferee.Context memory c, IReferee.Proof memory p) = _value(abi.encodePacked(head, bits));
+        return _price(c, p, 5);
+    }
+
+    /// @dev `source` of state (2) or data (3), slot 700 of 1024; the record before stands in a run of 2^13 checkpoints.
+    function _slotted(uint8 func) private view returns (uint256) {
         vm.pauseGasMetering();
-        assertTrue(ok, "described");
+        bytes memory name = "transformer.h.11.attn.c_proj.weight";
+        bytes memory data = abi.encodePacked(uint8(1), func, uint8(0), uint8(2), uint16(0), uint64(768), uint64(768));
+        data = abi.encodePacked(data, uint16(6 + name.length), uint32(700), uint16(name.length), name);
+        (IReferee.Context memory c, IReferee.Proof memory p) = _value(data);
+        (c.stateCount, c.dataCount) = (1024, 1024);
+        IReferee.Witness memory w = p.witness;
+        (w.tensorId, w.siblings) = (keccak256("id"), _path(10, 1));
+        bytes8 tag = func == 2 ? Tags.STATE_ENTRY : Tags.DATA_ENTRY;
+        bytes32 root = _fold(sha256(abi.encodePacked(tag, uint16(name.length), name, w.tensorId)), 700, w.siblings);
+        if (func == 3) {
+            c.dataRoot = root;
+            return _price(c, p, 5);
+        }
+        (w.step, w.stateRoot, w.lossBits, w.recordSiblings) = (999, root, 0x3f800000, _path(13, 2));
+        (c.recordDepth, c.recordPosition) = (13, 998);
+        bytes32 record = sha256(abi.encodePacked("tb.recrd", w.step, w.stateRoot, w.lossBits, w.logRoot));
+        c.recordRoot = _fold(record, 998, w.recordSiblings);
+        return _price(c, p, 5);
+    }
+
+    function _commit() private view returns (uint256) {
+        vm.pauseGasMetering();
+        bytes memory name = "transformer.h.11.attn.c_proj.weight";
+        bytes memory data = abi.encodePacked(uint8(10), uint8(0), uint8(0), uint8(2), uint8(0), uint8(1));
+        data = abi.encodePacked(data, uint64(768), uint64(768), uint32(5), int64(0), int64(768), int64(1));
+        data = abi.encodePacked(data, uint16(6 + name.length), uint32(700), uint16(name.length), name);
+        (IReferee.Context memory c, IReferee.Proof memory p) = _value(data);
+        c.position = uint64(1 << BODY_DEPTH) + 700;
+        p.siblings = _path(BODY_DEPTH + 1, 1);
+        c.programRoot = _fold(c.instructionLeaf, c.position, p.siblings);
+        (p.witness.tensorId, p.witness.siblings) = (keccak256("id"), _path(BODY_DEPTH, 2));
+        c.bodyRoot = _fold(p.witness.tensorId, 5, p.witness.siblings);
+        return _price(c, p, 4);
+    }
+
+    function test_gas_map_copy_f32() public view returns (uint256) {
+        return _float(0, 1, 0x3fc00000);
+    }
+
+    function test_gas_map_sqrt_f32() public view returns (uint256) {
+        return _float(5, 1, 0x3fc00000);
+    }
+
+    function test_gas_map_neg_f32() public view returns (uint256) {
+        return _float(6, 1, 0x3fc00000);
+    }
+
+    function test_gas_map_abs_f32() public view returns (uint256) {
+        return _float(7, 1, 0x3fc00000);
+    }
+
+    function test_gas_map_add_f32() public view returns (uint256) {
+        return _float(1, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_sub_f32() public view returns (uint256) {
+        return _float(2, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_mul_f32() public view returns (uint256) {
+        return _float(3, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_div_f32() public view returns (uint256) {
+        return _float(4, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_max_f32() public view returns (uint256) {
+        return _float(8, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_min_f32() public view returns (uint256) {
+        return _float(9, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_lt_f32() public view returns (uint256) {
+        return _float(20, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_le_f32() public view returns (uint256) {
+        return _float(21, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_eq_f32() public view returns (uint256) {
+        return _float(22, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_ne_f32() public view returns (uint256) {
+        return _float(23, 2, 0x3fc00001);
+    }
+
+    function test_gas_map_exp_f32() public view returns (uint256) {
+        return _float(10, 1, 0x41178feb);
+    }
+
+    function test_gas_map_log_f32() public view returns (uint256) {
+        return _float(11, 1, 0x00400000);
+    }
+
+    function test_gas_map_tanh_f32() public view returns (uint256) {
+        return _float(12, 1, 0x3eee0566);
+    }
+
+    function test_gas_map_erf_f32() public view returns (uint256) {
+        return _float(13, 1, 0x3f9d70a4);
+    }
+
+    function test_gas_map_sin_f32() public view returns (uint256) {
+        return _float(14, 1, 0x7e967699);
+    }
+
+    function test_gas_map_cos_f32() public view returns (uint256) {
+        return _float(15, 1, 0x7e967699);
+    }
+
+    function test_gas_map_copy_i64() public view returns (uint256) {
+        return _integer(0, 1);
+    }
+
+    function test_gas_map_neg_i64() public view returns (uint256) {
+        return _integer(6, 1);
+    }
+
+    function test_gas_map_abs_i64() public view returns (uint256) {
+        return _integer(7, 1);
+    }
+
+    function test_gas_map_add_i64() public view returns (uint256) {
+        return _integer(1, 2);
+    }
+
+    function test_gas_map_sub_i64() public view returns (uint256) {
+        return _integer(2, 2);
+    }
+
+    function test_gas_map_mul_i64() public view returns (uint256) {
+        return _integer(3, 2);
+    }
+
+    function test_gas_map_max_i64() public view returns (uint256) {
+        return _integer(8, 2);
+    }
+
+    function test_gas_map_min_i64() public view returns (uint256) {
+        return _integer(9, 2);
+    }
+
+    function test_gas_map_lt_i64() public view returns (uint256) {
+        return _integer(20, 2);
+    }
+
+    function test_gas_map_le_i64() public view returns (uint256) {
+        return _integer(21, 2);
+    }
+
+    function test_gas_map_eq_i64() public view returns (uint256) {
+        return _integer(22, 2);
+    }
+
+    function test_gas_map_ne_i64() public view returns (uint256) {
+        return _integer(23, 2);
+    }
+
+    function test_gas_map_floordiv_i64() public view returns (uint256) {
+        return _integer(30, 2);
+    }
+
+    function test_gas_map_mod_i64() public view returns (uint256) {
+        return _integer(31, 2);
+    }
+
+    function test_gas_map_copy_bool() public view returns (uint256) {
+        return _logic(0, 1);
+    }
+
+    function test_gas_map_not_bool() public view returns (uint256) {
+        return _logic(26, 1);
+    }
+
+    function test_gas_map_and_bool() public view returns (uint256) {
+        return _logic(24, 2);
+    }
+
+    function test_gas_map_or_bool() public view returns (uint256) {
+        return _logic(25, 2);
+    }
+
+    function test_gas_map_eq_bool() public view returns (uint256) {
+        return _logic(22, 2);
+    }
+
+    function test_gas_map_ne_bool() public view returns (uint256) {
+        return _logic(23, 2);
+    }
+
+    function test_gas_map_cast_f32_to_i64() public view returns (uint256) {
+        return _map(28, 1, _operands(1, 0, 1, 1));
+    }
+
+    function test_gas_map_cast_f32_to_bool() public view returns (uint256) {
+        return _map(28, 2, _operands(1, 0, 1, 1));
+    }
+
+    function test_gas_map_cast_i64_to_f32() public view returns (uint256) {
+        return _map(28, 0, _operands(1, 1, 1, 1));
+    }
+
+    function test_gas_map_cast_i64_to_bool() public view returns (uint256) {
+        return _map(28, 2, _operands(1, 1, 1, 1));
+    }
+
+    function test_gas_map_cast_bool_to_f32() public view returns (uint256) {
+        return _map(28, 0, _operands(1, 2, 1, 1));
+    }
+
+    function test_gas_map_cast_bool_to_i64() public view returns (uint256) {
+        return _map(28, 1, _operands(1, 2, 1, 1));
+    }
+
+    function test_gas_map_where_f32() public view returns (uint256) {
+        return _where(0);
+    }
+
+    function test_gas_map_where_i64() public view returns (uint256) {
+        return _where(1);
+    }
+
+    function test_gas_map_where_bool() public view returns (uint256) {
+        return _where(2);
+    }
+
+    function test_gas_reduce_sumOfValues() public view returns (uint256) {
+        return _reduce(0, 0, _operands(1, 0, 4, 0x3fc00001), _sum());
+    }
+
+    function test_gas_reduce_sumOfProducts() public view returns (uint256) {
+        return _reduce(0, 0, _operands(2, 0, 4, 0xbfc00001), _sum());
+    }
+
+    function test_gas_reduce_sumOfProductsSideBySide() public view returns (uint256) {
+        return _sideBySide();
+    }
+
+    function test_gas_reduce_sumOf4Products() public view returns (uint256) {
+        return _few();
+    }
+
+    function test_gas_reduce_sum_i64() public view returns (uint256) {
+        return _reduce(0, 1, _operands(1, 1, 4, 5), abi.encodePacked(type(int64).min));
+    }
+
+    function test_gas_reduce_max_f32() public view returns (uint256) {
+        return _reduce(1, 0, _operands(1, 0, 4, 0x3fc00001), hex"3f800000");
+    }
+
+    function test_gas_reduce_max_i64() public view returns (uint256) {
+        return _reduce(1, 1, _operands(1, 1, 4, 5), abi.encodePacked(int64(3)));
+    }
+
+    function test_gas_reduce_argmax_f32() public view returns (uint256) {
+        return _reduce(2, 1, _operands(1, 0, 4, 0x3fc00001), abi.encodePacked(uint32(0x3f800000), int64(2)));
+    }
+
+    function test_gas_reduce_argmax_i64() public view returns (uint256) {
+        return _reduce(2, 1, _operands(1, 1, 4, 5), abi.encodePacked(int64(3), int64(2)));
+    }
+
+    function test_gas_gather_f32() public view returns (uint256) {
+        return _gather(0);
+    }
+
+    function test_gas_gather_i64() public view returns (uint256) {
+        return _gather(1);
+    }
+
+    function test_gas_gather_bool() public view returns (uint256) {
+        return _gather(2);
+    }
+
+    function test_gas_scatterSum() public view returns (uint256) {
+        return _scatter();
+    }
+
+    function test_gas_window_fill_f32() public view returns (uint256) {
+        return _window(0, 0);
+    }
+
+    function test_gas_window_else_f32() public view returns (uint256) {
+        return _window(1, 0);
+    }
+
+    function test_gas_window_fill_i64() public view returns (uint256) {
+        return _window(0, 1);
+    }
+
+    function test_gas_window_else_i64() public view returns (uint256) {
+        return _window(1, 1);
+    }
+
+    function test_gas_window_fill_bool() public view returns (uint256) {
+        return _window(0, 2);
+    }
+
+    function test_gas_window_else_bool() public view returns (uint256) {
+        return _window(1, 2);
+    }
+
+    function test_gas_iota() public view returns (uint256) {
+        return _iota();
+    }
+
+    function test_gas_random() public view returns (uint256) {
+        return _drawn(8, abi.encodePacked(uint16(4), uint32(7)), 2, 3);
+    }
+
+    function test_gas_shuffle() public view returns (uint256) {
+        return _drawn(9, abi.encodePacked(uint16(12), uint64(50_000), uint32(7)), 3, 3);
+    }
+
+    function test_gas_shuffleWithALongWalk() public view returns (uint256) {
+        return _longWalk();
+    }
+
+    function test_gas_source_const() public view returns (uint256) {
+        return _scalar(hex"010000000000000800000000", hex"3f800000");
+    }
+
+    function test_gas_source_step() public view returns (uint256) {
+        return _scalar(hex"0101010000000000", "");
+    }
+
+    function test_gas_source_state() public view returns (uint256) {
+        return _slotted(2);
+    }
+
+    function test_gas_source_data() public view returns (uint256) {
+        return _slotted(3);
+    }
+
+    function test_gas_commit() public view returns (uint256) {
+        return _commit();
+    }
+
+    /// @dev Every price above, in their order.
+    function _prices() private view returns (uint256[] memory prices) {
+        function() view returns (uint256)[77] memory all = [
+            test_gas_map_copy_f32,
+            test_gas_map_sqrt_f32,
+            test_gas_map_neg_f32,
+            test_gas_map_abs_f32,
+            test_gas_map_add_f32,
+            test_gas_map_sub_f32,
+            test_gas_map_mul_f32,
+            test_gas_map_div_f32,
+            test_gas_map_max_f32,
+            test_gas_map_min_f32,
+            test_gas_map_lt_f32,
+            test_gas_map_le_f32,
+            test_gas_map_eq_f32,
+            test_gas_map_ne_f32,
+            test_gas_map_exp_f32,
+            test_gas_map_log_f32,
+            test_gas_map_tanh_f32,
+            test_gas_map_erf_f32,
+            test_gas_map_sin_f32,
+            test_gas_map_cos_f32,
+            test_gas_map_copy_i64,
+            test_gas_map_neg_i64,
+            test_gas_map_abs_i64,
+            test_gas_map_add_i64,
+            test_gas_map_sub_i64,
+            test_gas_map_mul_i64,
+            test_gas_map_max_i64,
+            test_gas_map_min_i64,
+            test_gas_map_lt_i64,
+            test_gas_map_le_i64,
+            test_gas_map_eq_i64,
+            test_gas_map_ne_i64,
+            test_gas_map_floordiv_i64,
+            test_gas_map_mod_i64,
+            test_gas_map_copy_bool,
+            test_gas_map_not_bool,
+            test_gas_map_and_bool,
+            test_gas_map_or_bool,
+            test_gas_map_eq_bool,
+            test_gas_map_ne_bool,
+            test_gas_map_cast_f32_to_i64,
+            test_gas_map_cast_f32_to_bool,
+            test_gas_map_cast_i64_to_f32,
+            test_gas_map_cast_i64_to_bool,
+            test_gas_map_cast_bool_to_f32,
+            test_gas_map_cast_bool_to_i64,
+            test_gas_map_where_f32,
+            test_gas_map_where_i64,
+            test_gas_map_where_bool,
+            test_gas_reduce_sumOfValues,
+            test_gas_reduce_sumOfProducts,
+            test_gas_reduce_sumOfProductsSideBySide,
+            test_gas_reduce_sumOf4Products,
+            test_gas_reduce_sum_i64,
+            test_gas_reduce_max_f32,
+            test_gas_reduce_max_i64,
+            test_gas_reduce_argmax_f32,
+            test_gas_reduce_argmax_i64,
+            test_gas_gather_f32,
+            test_gas_gather_i64,
+            test_gas_gather_bool,
+            test_gas_scatterSum,
+            test_gas_window_fill_f32,
+            test_gas_window_else_f32,
+            test_gas_window_fill_i64,
+            test_gas_window_else_i64,
+            test_gas_window_fill_bool,
+            test_gas_window_else_bool,
+            test_gas_iota,
+            test_gas_random,
+            test_gas_shuffle,
+            test_gas_shuffleWithALongWalk,
+            test_gas_source_const,
+            test_gas_source_step,
+            test_gas_source_state,
+            test_gas_source_data,
+            test_gas_commit
+        ];
+        prices = new uint256[](all.length);
+        for (uint256 k = 0; k < all.length; ++k) {
+            prices[k] = all[k]();
+        }
+    }
+
+    function test_bars() public view {
+        uint256[] memory prices = _prices();
+        vm.pauseGasMetering();
+        for (uint256 k = 1; k < prices.length; ++k) {
+            for (uint256 j = k; j != 0 && prices[j - 1] > prices[j]; --j) {
+                (prices[j - 1], prices[j]) = (prices[j], prices[j - 1]);
+            }
+        }
+        assertTrue(prices[0] > 21000 + BOARD, "prices are transactions'");
+        assertTrue(prices[prices.length / 2] <= MEDIAN_BAR, "the median");
+        assertTrue(prices[prices.length - 1] <= WORST_BAR, "the worst");
     }
 }

@@ -90,9 +90,9 @@ contract AccumulatorHarness {
         return a.encode();
     }
 
-    function result(AccumulatorKind kind, bytes calldata data) external pure returns (uint64) {
+    function result(AccumulatorKind kind, bytes calldata data, uint256 precision) external pure returns (uint64) {
         (, Accumulator memory a) = Accumulators.decode(kind, data);
-        return a.result();
+        return a.result(precision);
     }
 
     /// @dev Records of before ‖ factors ‖ position ‖ after, as in tests/vectors/accumulators.json; each must hold.
@@ -113,11 +113,17 @@ contract AccumulatorHarness {
         }
     }
 
-    /// @dev Records of 97-byte sum ‖ u32 at precision 32 ‖ two more.
+    /// @dev Records of 97-byte sum ‖ u32 at precision 32 ‖ 31 ‖ ... ‖ 24; each number that is right counts.
     function countRounded(bytes calldata cases) external pure returns (uint256 count) {
-        for (uint256 pos = 0; pos < cases.length; pos += 109) {
+        for (uint256 pos = 0; pos < cases.length; pos += 133) {
             (bool ok, Exact memory sum) = ExactSum.decode(cases[pos:pos + 97]);
-            if (ok && ExactSum.toFloat32(sum) == uint32(bytes4(cases[pos + 97:]))) ++count;
+            for (uint256 k = 0; ok && k < 9; ++k) {
+                if (ExactSum.toFloat32(sum, 32 - k) == uint32(bytes4(cases[pos + 97 + 4 * k:]))) ++count;
+            }
         }
+    }
+
+    function rounded(Exact memory sum, uint256 precision) external pure returns (uint256) {
+        return ExactSum.toFloat32(sum, precision);
     }
 }

@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {Referee} from "../../src/Referee.sol";
+import {Transcendentals} from "../../src/Transcendentals.sol";
 import {IReferee} from "../../src/interfaces/IReferee.sol";
 import {Commitments} from "../../src/libraries/Commitments.sol";
 import {Isa} from "../../src/libraries/Isa.sol";
@@ -16,7 +17,7 @@ abstract contract RefereeBase is TestBase {
     string internal json;
 
     function setUp() public virtual {
-        referee = new Referee();
+        referee = new Referee(new Transcendentals());
         json = vectors("instructions.json");
     }
 
@@ -61,6 +62,14 @@ abstract contract RefereeBase is TestBase {
             p >>= 1;
         }
         return (nodes[0], siblings);
+    }
+
+    /// @dev Bits of element e of little-endian data.
+    function _bits(uint256 dtype, bytes memory data, uint256 e) internal pure returns (uint64 bits) {
+        uint256 size = Isa.size(dtype);
+        for (uint256 k = 0; k < size; ++k) {
+            bits |= uint64(uint8(data[e * size + k])) << uint64(8 * k);
+        }
     }
 
     function _chunk(bytes memory data, uint256 c) internal pure returns (bytes memory) {
@@ -115,7 +124,7 @@ abstract contract RefereeBase is TestBase {
     function _honest(uint256 k) internal view returns (IReferee.Context memory context, IReferee.Proof memory proof) {
         proof.instruction = vm.parseJsonBytes(json, _case(k, "instruction"));
         context.target = IReferee.Target.ELEMENT;
-        context.depth = DEPTH;
+        (context.depth, context.precision) = (DEPTH, 32);
         context.position = 6;
         context.step = 3;
         context.instructionLeaf = sha256(abi.encodePacked("tb.instr", proof.instruction));
