@@ -310,8 +310,6 @@ contract Referee is IReferee {
         (bool inside, int256 pos) = _insideBox(i, element);
         if (inside) return MapFunctions.normal(i.dtype, o.read(0, i.operandValue(0), i.dtype, pos));
         if (i.func == Isa.WINDOW_FILL) return i.paramUnsigned(24 * i.rank);
-        // INVARIANT: `else` has the operand that it reads outside the box.
-        if (i.operandCount != 2) revert UnsupportedInstruction(uint8(i.opcode), uint8(i.func));
         pos = i.baseElement(1, element);
         return MapFunctions.normal(i.dtype, o.read(1, i.operandValue(1), i.dtype, pos));
     }
@@ -326,8 +324,8 @@ contract Referee is IReferee {
             element /= size;
             int256 lo = i.paramSigned(24 * d);
             int256 step = int256(i.paramUnsigned(24 * d + 16));
-            // INVARIANT: a step of 0 (no valid program has one) is no box, rather than a division by zero.
-            if (step == 0 || c < lo || c >= i.paramSigned(24 * d + 8) || (c - lo) % step != 0) return (false, 0);
+            // SAFETY: a step is at least 1.
+            if (c < lo || c >= i.paramSigned(24 * d + 8) || (c - lo) % step != 0) return (false, 0);
             pos += (c - lo) / step * i.outputStride(0, d);
         }
         return (true, pos);

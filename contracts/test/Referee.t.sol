@@ -370,7 +370,7 @@ contract RefereeRefusalsTest is RefereeBase {
         referee.judge(c, p);
     }
 
-    function test_finishRefuses() public {
+    function test_finishRefuses() public view {
         bytes memory sum = vm.parseJsonBytes(json, _case(_find("sum of 5"), "instruction"));
         uint8 kind = referee.describe(sum, 0).accumulator;
         (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(kind, 32, new bytes(96));

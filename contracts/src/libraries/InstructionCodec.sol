@@ -2,7 +2,9 @@
 pragma solidity ^0.8.30;
 
 import {IReferee} from "../interfaces/IReferee.sol";
+import {Float32} from "./Float32.sol";
 import {Isa} from "./Isa.sol";
+import {MapFunctions} from "./MapFunctions.sol";
 
 /// @dev One instruction, read from calldata: its header, and where in calldata its tables stand. Only valid inside
 /// the call in whose calldata it was found. Made by `InstructionCodec.decode` alone, so that every table it points at
@@ -32,12 +34,14 @@ struct Instruction {
 
 /// @title Reads the encoding of an instruction (SPEC 4.1) and its access maps (SPEC 4.2)
 /// @notice Accepts exactly the encodings of instructions that have the form the SPEC demands of one instruction on
-/// its own: known opcode, function and dtype, ranks, dims, sizes, operand count, parameter length and names. What
-/// needs the rest of the program (operands' numbers and dtypes, bounds) was checked by both parties before they
-/// signed the program's root, and is not checked again: an instruction that is opened under that root obeys it.
+/// its own: known opcode, function and dtype, ranks, dims, sizes, operand count, parameters and names, and a result
+/// that the opcode can have. What needs the rest of the program (operands' numbers and dtypes, bounds) was checked by
+/// both parties before they signed the program's root, and is not checked again: an instruction that is opened under
+/// that root obeys it.
 /// @dev Offsets are unchecked: a calldata offset plus what ranks <= 8 and operands <= 3 can add.
 library InstructionCodec {
     uint256 private constant HEADER = 6;
+    uint256 private constant MAX_STEP = 1 << 32;
 
     /// @dev The instruction that these bytes are. Reverts with `MalformedInstruction` if they are none.
     function decode(bytes calldata data) internal pure returns (Instruction memory i) {
@@ -73,6 +77,7 @@ library InstructionCodec {
         i.elements = _product(i.dimsAt, i.rank, Isa.MAX_NUMEL, start);
         i.terms = _product(i.dimsAt + 8 * i.rank, i.reductionRank, Isa.MAX_TERMS, start);
         _checkParams(i, start);
+        _checkForm(i);
     }
 
     /// @dev Whether an element has an accumulator tree or terms at all.
@@ -223,6 +228,87 @@ library InstructionCodec {
             // INVARIANT: printable ASCII without blanks.
             if (char < 0x21 || char > 0x7e) revert IReferee.MalformedInstruction(pos + 6 + k - start);
         }
+    }
+
+    /// @dev Reverts unless the instruction obeys every rule of SPEC 4.3 and 4.4 that it can break on its own, without
+    /// its program: a result of its opcode from as many operands, and parameters in their ranges.
+    function _checkForm(Instruction memory i) private pure {
+        uint256 pos = i.paramsAt;
+        // INVARIANT: the opcode, function, result's dtype and number of operands go together.
+        if (!_hasSignature(i)) revert IReferee.MalformedInstruction(2);
+        if (i.opcode == Isa.SOURCE && i.func < Isa.SOURCE_STATE) {
+            // INVARIANT: a constant and the step number have rank 0.
+            if (i.rank != 0) revert IReferee.MalformedInstruction(3);
+            if (i.func == Isa.SOURCE_CONST) _requireConstant(i, pos);
+        } else if (i.opcode == Isa.GATHER) {
+            _requireRange(i, pos + 8); // bound
+        } else if (i.opcode == Isa.SHUFFLE) {
+            _requireRange(i, pos); // n
+        } else if (i.opcode == Isa.SCATTER_SUM) {
+            _requireMatch(i);
+        } else if (i.opcode == Isa.WINDOW) {
+            _requireBox(i);
+        }
+    }
+
+    function _hasSignature(Instruction memory i) private pure returns (bool) {
+        (uint256 opcode, uint256 dtype) = (i.opcode, i.dtype);
+        if (opcode == Isa.MAP) return MapFunctions.makes(i.func, dtype, i.operandCount);
+        if (opcode == Isa.REDUCE) {
+            if (i.func == Isa.REDUCE_SUM) return dtype == Isa.F32 || (dtype == Isa.I64 && i.operandCount == 1);
+            return i.operandCount == 1 && (dtype == Isa.I64 || (dtype == Isa.F32 && i.func == Isa.REDUCE_MAX));
+        }
+        if (opcode == Isa.SCATTER_SUM || opcode == Isa.RANDOM) return dtype == Isa.F32;
+        if (opcode == Isa.WINDOW) return i.operandCount == 1 + i.func; // fill takes one, else takes two
+        bool integer =
+            opcode == Isa.IOTA || opcode == Isa.SHUFFLE || (opcode == Isa.SOURCE && i.func == Isa.SOURCE_STEP);
+        return !integer || dtype == Isa.I64;
+    }
+
+    /// @dev INVARIANT: the u64 at this calldata offset, a number of elements, is 1 ... 2^40.
+    function _requireRange(Instruction memory i, uint256 pos) private pure {
+        uint256 x = _word(pos) >> 192;
+        if (x == 0 || x > Isa.MAX_NUMEL) _refuse(i, pos);
+    }
+
+    /// @dev INVARIANT: the u64 at this calldata offset is the bits of an element, a NaN being the one NaN.
+    function _requireConstant(Instruction memory i, uint256 pos) private pure {
+        uint256 bits = _word(pos) >> 192;
+        if (i.dtype == Isa.BOOL && bits > 1) _refuse(i, pos);
+        if (i.dtype == Isa.F32 && (bits >> 32 != 0 || Float32.canonical(bits) != bits)) _refuse(i, pos);
+    }
+
+    /// @dev INVARIANT: the match strides of the matched dims, at least one, are the row-major strides of the box that
+    /// they span, and no operand moves along a matched dim.
+    function _requireMatch(Instruction memory i) private pure {
+        uint256 stride = 1;
+        bool matches = false;
+        for (uint256 d = i.rank; d != 0;) {
+            --d;
+            uint256 pos = i.paramsAt + 8 * d;
+            int256 found = _signed(pos);
+            if (found == 0) continue;
+            if (found != int256(stride) || outputStride(i, 0, d) != 0 || outputStride(i, 1, d) != 0) _refuse(i, pos);
+            matches = true;
+            stride *= dim(i, d); // SAFETY: at most the number of elements
+        }
+        if (!matches) _refuse(i, i.paramsAt);
+    }
+
+    /// @dev INVARIANT: the box lies inside the output, with steps of 1 ... 2^32; the fill is an element.
+    function _requireBox(Instruction memory i) private pure {
+        uint256 pos = i.paramsAt;
+        for (uint256 d = 0; d < i.rank; ++d) {
+            (int256 lo, int256 hi, uint256 step) = (_signed(pos), _signed(pos + 8), _word(pos + 16) >> 192);
+            // SAFETY: a dim is at most 2^40.
+            if (lo < 0 || lo >= hi || hi > int256(dim(i, d)) || step == 0 || step > MAX_STEP) _refuse(i, pos);
+            pos += 24;
+        }
+        if (i.func == Isa.WINDOW_FILL) _requireConstant(i, pos);
+    }
+
+    function _refuse(Instruction memory i, uint256 pos) private pure {
+        revert IReferee.MalformedInstruction(pos + HEADER - i.dimsAt);
     }
 
     function _product(uint256 pos, uint256 count, uint256 limit, uint256 start) private pure returns (uint256 product) {

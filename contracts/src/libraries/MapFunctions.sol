@@ -52,23 +52,29 @@ library MapFunctions {
         return dtype == Isa.F32 ? Float32.canonical(bits) : bits;
     }
 
+    /// @dev Whether the function has rows of the type table with this result dtype and number of operands.
+    function makes(uint256 func, uint256 dtype, uint256 count) internal pure returns (bool) {
+        if (func == Isa.WHERE) return count == 3;
+        if (func == Isa.COPY || func == Isa.CAST) return count == 1;
+        if (func == Isa.SQRT || isTranscendental(func)) return count == 1 && dtype == Isa.F32;
+        if (func == Isa.NEG || func == Isa.ABS) return count == 1 && dtype != Isa.BOOL;
+        if (func == Isa.NOT) return count == 1 && dtype == Isa.BOOL;
+        if (count != 2) return false;
+        if (func == Isa.DIV) return dtype == Isa.F32;
+        if (func == Isa.FLOORDIV || func == Isa.MOD) return dtype == Isa.I64;
+        return (dtype == Isa.BOOL) == (func >= Isa.LT && func <= Isa.OR);
+    }
+
     /// @dev The rows of the type table: operand count, operand dtypes, result dtype.
     function _fits(uint256 func, uint256 dtype, Scalars memory s) private pure returns (bool) {
+        if (!makes(func, dtype, s.count)) return false;
         uint256 t = s.dtypes[0];
-        if (func == Isa.WHERE) {
-            return s.count == 3 && t == Isa.BOOL && s.dtypes[1] == dtype && s.dtypes[2] == dtype;
-        }
-        if (func == Isa.CAST) return s.count == 1 && t != dtype;
-        bool unary = func == Isa.COPY || func == Isa.SQRT || func == Isa.NEG || func == Isa.ABS || func == Isa.NOT
-            || isTranscendental(func);
-        if (s.count != (unary ? 1 : 2) || (!unary && s.dtypes[1] != t)) return false;
-        bool compares = func >= Isa.LT && func <= Isa.NE;
-        if (dtype != (compares ? Isa.BOOL : t)) return false;
-        if (func == Isa.COPY || func == Isa.EQ || func == Isa.NE) return true;
-        if (func == Isa.DIV || func == Isa.SQRT || isTranscendental(func)) return t == Isa.F32;
-        if (func == Isa.FLOORDIV || func == Isa.MOD) return t == Isa.I64;
-        if (func == Isa.AND || func == Isa.OR || func == Isa.NOT) return t == Isa.BOOL;
-        return t != Isa.BOOL;
+        if (func == Isa.WHERE) return t == Isa.BOOL && s.dtypes[1] == dtype && s.dtypes[2] == dtype;
+        if (func == Isa.CAST) return t != dtype;
+        if (s.count == 2 && s.dtypes[1] != t) return false;
+        if (func == Isa.EQ || func == Isa.NE) return true;
+        if (func == Isa.LT || func == Isa.LE) return t != Isa.BOOL;
+        return t == dtype;
     }
 
     function _float(uint256 func, uint256 x, uint256 y) private pure returns (uint256) {

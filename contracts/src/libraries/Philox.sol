@@ -17,38 +17,61 @@ library Philox {
     /// Second counter word of a shuffle's blocks; `random` cannot reach it (2^40 elements / 4 / 2^32 < 2^31).
     uint256 private constant SHUFFLE_MARK = 1 << 31;
 
-    /// @dev The block of four 32-bit words at a counter; key = the seed as u64. Counter words below 2^32.
-    /// The rounds are written out. What is kept is wider than 32 bits where the next round cuts it anyway: products
-    /// whole in place of their low halves, and round keys as sums that do not wrap.
+    /// @dev The block of four 32-bit words at a counter of words below 2^32; key = the seed as u64.
+    /// Ten rounds (c0, c1, c2, c3) <- (high(p1) ^ c1 ^ k0, low(p1), high(p0) ^ c3 ^ k1, low(p0)) with p0 = c0 · M0 and
+    /// p1 = c2 · M1, written out two by two so that no word moves. What is kept is wider than 32 bits where the next
+    /// round cuts it anyway: whole products in place of their low halves, and round keys as sums that do not wrap.
     function block_(uint256 c0, uint256 c1, uint256 c2, uint256 c3, uint256 key)
         internal
         pure
         returns (uint256 w0, uint256 w1, uint256 w2, uint256 w3)
     {
         assembly ("memory-safe") {
-            let m := 0xffffffff
-            let k0 := and(key, m)
-            let k1 := and(shr(32, key), m)
-            // One round: (c0, c1, c2, c3) <- (high(p1) ^ c1 ^ k0, low(p1), high(p0) ^ c3 ^ k1, low(p0)).
-            for { let r := 0 } lt(r, 5) { r := add(r, 1) } {
-                let p0 := mul(c0, 0xd2511f53)
-                let p1 := mul(c2, 0xcd9e8d57)
-                c0 := and(xor(xor(shr(32, p1), c1), k0), m)
-                c2 := and(xor(xor(shr(32, p0), c3), k1), m)
-                c1 := mul(c0, 0xd2511f53)
-                c3 := mul(c2, 0xcd9e8d57)
-                c0 := and(xor(xor(shr(32, c3), p1), add(k0, 0x9e3779b9)), m)
-                c2 := and(xor(xor(shr(32, c1), p0), add(k1, 0xbb67ae85)), m)
-                let low := c1
-                c1 := c3
-                c3 := low
-                k0 := add(k0, 0x13c6ef372)
-                k1 := add(k1, 0x176cf5d0a)
-            }
+            let high := shr(32, key)
+            let p0 := mul(c0, 0xd2511f53)
+            let p1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, p1), c1), key), 0xffffffff)
+            c2 := and(xor(xor(shr(32, p0), c3), high), 0xffffffff)
+            c3 := mul(c0, 0xd2511f53)
+            c1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, c1), p1), add(key, 0x9e3779b9)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, c3), p0), add(high, 0xbb67ae85)), 0xffffffff)
+            p0 := mul(c0, 0xd2511f53)
+            p1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, p1), c1), add(key, 0x13c6ef372)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, p0), c3), add(high, 0x176cf5d0a)), 0xffffffff)
+            c3 := mul(c0, 0xd2511f53)
+            c1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, c1), p1), add(key, 0x1daa66d2b)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, c3), p0), add(high, 0x232370b8f)), 0xffffffff)
+            p0 := mul(c0, 0xd2511f53)
+            p1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, p1), c1), add(key, 0x278dde6e4)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, p0), c3), add(high, 0x2ed9eba14)), 0xffffffff)
+            c3 := mul(c0, 0xd2511f53)
+            c1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, c1), p1), add(key, 0x31715609d)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, c3), p0), add(high, 0x3a9066899)), 0xffffffff)
+            p0 := mul(c0, 0xd2511f53)
+            p1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, p1), c1), add(key, 0x3b54cda56)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, p0), c3), add(high, 0x4646e171e)), 0xffffffff)
+            c3 := mul(c0, 0xd2511f53)
+            c1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, c1), p1), add(key, 0x45384540f)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, c3), p0), add(high, 0x51fd5c5a3)), 0xffffffff)
+            p0 := mul(c0, 0xd2511f53)
+            p1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, p1), c1), add(key, 0x4f1bbcdc8)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, p0), c3), add(high, 0x5db3d7428)), 0xffffffff)
+            c3 := mul(c0, 0xd2511f53)
+            c1 := mul(c2, 0xcd9e8d57)
+            c0 := and(xor(xor(shr(32, c1), p1), add(key, 0x58ff34781)), 0xffffffff)
+            c2 := and(xor(xor(shr(32, c3), p0), add(high, 0x696a522ad)), 0xffffffff)
             w0 := c0
-            w1 := and(c1, m)
+            w1 := and(c1, 0xffffffff)
             w2 := c2
-            w3 := and(c3, m)
+            w3 := and(c3, 0xffffffff)
         }
     }
 

@@ -9,6 +9,7 @@ interface Vm {
     function pauseGasMetering() external view;
     function resumeGasMetering() external view;
     function readFile(string calldata path) external view returns (string memory);
+    function readFileBinary(string calldata path) external view returns (bytes memory);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
     function parseJsonBytes32(string calldata json, string calldata key) external pure returns (bytes32);

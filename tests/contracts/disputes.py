@@ -1,0 +1,367 @@
+"""Honest disputes about random instructions of every kind: what a game holds at PROVE, and a proof for it.
+
+Elements are adversarial: subnormals, ties and their neighbours, sums that cancel to nothing or overflow, signed zeros,
+the ends of i64. The verdict of Python's referee on any of them, changed or not, is `Dispute.off_chain`.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import Any, Final
+
+from protocol import proof
+from protocol.accumulator import encode
+from protocol.commitments import identify, tensor_tree
+from protocol.errors import VerificationError
+from protocol.float32 import MAX_PRECISION, MIN_PRECISION
+from protocol.isa import (
+    MAP_SIGNATURES,
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    WindowFunction,
+    WindowParams,
+    row_major,
+)
+from protocol.job import Job
+from protocol.merkle import Tree
+from protocol.moves import ChunkOpening, Prove, TensorOpening
+from protocol.program import decode_alone, encode_instruction, instruction_digest
+from protocol.reference import accumulators, pack, unpack
+from protocol.tags import Tag, tagged_hash
+from tests.chain.support import JOB
+from tests.contracts.context import Context, Target
+
+F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+SLOTS: Final = 3
+REFUSED: Final = "refused"
+DEPTH: Final = 2
+SMALL: Final = replace(JOB, body_count=4, state_count=SLOTS, data_count=SLOTS)
+Data = tuple[DType, tuple[int, ...], bytes]
+"""dtype, shape and data of a tensor."""
+Made = tuple[Instruction, list[Data]]
+"""An instruction and its operands' tensors: operand k reads value k."""
+
+F32_EDGES = (
+    0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x33800000, 0x34000000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x5EFFFFFF,
+)  # fmt: skip
+I64_EDGES = (0, 1, -1, 2, 3, -7, 1 << 24, (1 << 24) + 1, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), -(1 << 63) + 1)
+
+
+def element(rng: random.Random, dtype: DType) -> int:
+    """An element of a dtype; edges, near neighbours and cancelling values are likely."""
+    if dtype == BOOL:
+        return rng.randrange(2)
+    if dtype == I64:
+        return rng.choice((rng.choice(I64_EDGES), rng.randrange(-9, 9), rng.randrange(-(1 << 63), 1 << 63)))
+    moderate = rng.randrange(120, 135) << 23 | rng.getrandbits(23)
+    bits = rng.choice((rng.choice(F32_EDGES), moderate, moderate, rng.getrandbits(31)))
+    bits = bits if bits & 0x7FFFFFFF <= 0x7F800000 else 0x7FC00000
+    return bits if bits == 0x7FC00000 else bits | rng.getrandbits(1) << 31
+
+
+def summands(rng: random.Random, count: int) -> list[int]:
+    """Terms of a sum of floats: of one binade or all, cancelling in pairs, ties, subnormal, next to overflow."""
+    style = rng.randrange(6)
+    sign = rng.getrandbits(count + 1)
+    if style == 0:
+        return [element(rng, F32) for _ in range(count)]
+    if style == 1:  # pairs that cancel, or all but
+        half = [rng.randrange(1, 255) << 23 | rng.getrandbits(23) for _ in range(count // 2 + 1)]
+        near = [min(max(x + rng.choice((0, 0, 0, 1, -1)), 0), 0x7F7FFFFF) | 1 << 31 for x in half]
+        found = [x for pair in zip(half, near, strict=True) for x in pair][:count]
+        rng.shuffle(found)
+        return found
+    if style == 2:  # 1, halves of its last place, and something tiny
+        return [rng.choice((0x3F800000, 0x33800000, 0xB3800000, 0x33000000, 1, 1 << 31 | 1)) for _ in range(count)]
+    low, high = ((0, 3), (252, 255), (100, 150))[style - 3]
+    return [(rng.randrange(low, high) << 23 | rng.getrandbits(23)) | (sign >> k & 1) << 31 for k in range(count)]
+
+
+def tensor(rng: random.Random, dtype: DType, count: int, pool: Sequence[int] = ()) -> Data:
+    """A tensor of rank 1 with random elements, of `pool` if given."""
+    elements = [rng.choice(pool) if pool else element(rng, dtype) for _ in range(count)]
+    return dtype, (count,), pack(dtype, elements)
+
+
+@cache
+def job_of(precision: int) -> Job:
+    """The job of all disputes, at a precision."""
+    return replace(SMALL, precision=precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """What a game holds when it comes to PROVE, a proof for it, and the leaf's Python verdict."""
+
+    job: Job
+    context: Context
+    move: Prove
+
+    def off_chain(self) -> bytes | str:
+        """What `protocol.proof` says: the right leaf or bits, or that it refuses."""
+        c = self.context
+        try:
+            if c.target is Target.VALUE and c.position >> c.depth:
+                return proof.judge_commit(self.job, c.position, c.body_root, self.move)
+            if instruction_digest(self.move.instruction) != c.instruction_leaf:
+                return REFUSED
+            instruction = decode_alone(self.move.instruction)
+            if c.target is Target.VALUE:
+                if instruction.opcode != Opcode.SOURCE:
+                    return REFUSED
+                place = proof.RecordPlace(root=c.record_root, depth=c.record_depth, position=c.record_position)
+                return proof.judge_source(self.job, instruction, c.step, place, self.move)
+            if c.target is Target.ELEMENT:
+                data = proof.judge_element(self.job, instruction, c.step, c.element, c.body_root, self.move)
+                return int.from_bytes(data, "little").to_bytes(32, "big")
+            leaves = -(-instruction.terms // 4)
+            terms = proof.TermsPlace(element=c.element, leaf=c.terms_leaf, leaves=leaves, root=c.accumulator_root)
+            return proof.judge_terms(self.job, instruction, terms, c.body_root, self.move)
+        except VerificationError:
+            return REFUSED
+
+
+def open_operands(tensors: Sequence[Data], depth: int) -> tuple[bytes, Prove]:
+    """Body root, and a proof (without instruction) that opens all chunks of all tensors; tensor k is value k."""
+    trees = [tensor_tree(data) for _, _, data in tensors]
+    body = Tree([identify(*t) for t in tensors], depth)
+    opened, chunks = [], []
+    for k, ((dtype, shape, data), tree) in enumerate(zip(tensors, trees, strict=True)):
+        siblings = tuple(body.proof(k))
+        opened.append(TensorOpening(value=k, dtype=int(dtype), dims=shape, chunk_root=tree.root, siblings=siblings))
+        for c in range(tree.count):
+            part = data[512 * c : 512 * (c + 1)]
+            chunks.append(ChunkOpening(tensor=k, chunk=c, data=part, siblings=tuple(tree.proof(c))))
+    return body.root, Prove(instruction=b"", tensors=tuple(opened), chunks=tuple(chunks))
+
+
+def dispute_of(
+    instruction: Instruction,
+    tensors: Sequence[Data],
+    index: int,
+    leaf: int | None = None,
+    precision: int = MAX_PRECISION,
+) -> Dispute:
+    """An honest dispute about an element, or about a leaf of its accumulator tree."""
+    encoded = encode_instruction(instruction)
+    body_root, move = open_operands(tensors, DEPTH)
+    move = replace(move, instruction=encoded)
+    context = Context(
+        target=Target.ELEMENT,
+        depth=DEPTH,
+        precision=precision,
+        position=3,
+        element=index,
+        instruction_leaf=instruction_digest(encoded),
+        body_root=body_root,
+    )
+    if leaf is None:
+        return Dispute(job_of(precision), context, move)
+    chain = [encode(a) for a in accumulators_of(instruction, tensors, index)]
+    return at_leaf(Dispute(job_of(precision), context, move), chain, leaf)
+
+
+def at_leaf(dispute: Dispute, chain: Sequence[bytes], leaf: int) -> Dispute:
+    """The dispute at a leaf of the tree over these accumulators."""
+    tree = Tree([tagged_hash(Tag.ACCUMULATOR, encoding) for encoding in chain])
+    context = replace(dispute.context, target=Target.TERMS, terms_leaf=leaf, accumulator_root=tree.root)
+    if leaf == 0:
+        return replace(dispute, context=context)
+    siblings = tuple(tree.proof(leaf - 1))
+    return replace(dispute, context=context, move=replace(dispute.move, previous=chain[leaf - 1], siblings=siblings))
+
+
+def accumulators_of(instruction: Instruction, tensors: Sequence[Data], index: int) -> list[Any]:
+    """The accumulators of one element, from whole tensors."""
+    elements = [unpack(dtype, data) for dtype, _, data in tensors]
+    return accumulators(instruction, index, lambda k, where: elements[k][where], [t[0] for t in tensors])
+
+
+SIGNATURES = [(f, row) for f, rows in MAP_SIGNATURES.items() for row in rows]
+
+
+def map_of(function: MapFunction, dtype: DType, arity: int, count: int) -> Instruction:
+    """A function of `map` on whole tensors of `count` elements."""
+    operands = tuple(Access(k, 0, (1,)) for k in range(arity))
+    return Instruction(opcode=Opcode.MAP, function=function, dtype=dtype, shape=(count,), operands=operands)
+
+
+def affine(
+    rng: random.Random, value: int, dims: Sequence[int], free: Sequence[bool] | None = None
+) -> tuple[Access, int]:
+    """A random access over these dims, negative and zero strides included, and the size of tensor that it needs."""
+    strides = [rng.randrange(-3, 4) if free is None or free[d] else 0 for d in range(len(dims))]
+    reach = [stride * (dim - 1) for stride, dim in zip(strides, dims, strict=True)]
+    offset = rng.randrange(3) - sum(r for r in reach if r < 0)
+    return Access(value, offset, tuple(strides)), offset + sum(r for r in reach if r > 0) + 1 + rng.randrange(2)
+
+
+def shape(rng: random.Random, most: int = 4) -> tuple[int, ...]:
+    """0 to 3 dims of 1 to `most`."""
+    return tuple(rng.randrange(1, most + 1) for _ in range(rng.randrange(4)))
+
+
+def random_map(rng: random.Random) -> Made:
+    """Any function of any of its types."""
+    function, (types, result) = rng.choice(SIGNATURES)
+    dims = shape(rng)
+    made = [affine(rng, k, dims) for k in range(len(types))]
+    tensors = [tensor(rng, dtype, size) for dtype, (_, size) in zip(types, made, strict=True)]
+    operands = tuple(access for access, _ in made)
+    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=dims, operands=operands), tensors
+
+
+def random_reduce(rng: random.Random, function: ReduceFunction, dtype: DType) -> Made:
+    """A reduction of this dtype; of floats, sums of values and of products."""
+    is_sum = function == ReduceFunction.SUM and dtype == F32
+    arity = 2 if is_sum and rng.randrange(3) else 1
+    dims, reduction = shape(rng, 3), shape(rng)
+    made = [affine(rng, k, dims + reduction) for k in range(arity)]
+    pool = [element(rng, dtype) for _ in range(3)] if not is_sum and rng.randrange(3) == 0 else ()  # ties
+    tensors = [tensor(rng, dtype, size, pool) for _, size in made]
+    if is_sum:
+        tensors = [(F32, (size,), pack(F32, summands(rng, size))) for _, size in made]
+    return Instruction(
+        opcode=Opcode.REDUCE,
+        function=function,
+        dtype=I64 if function == ReduceFunction.ARGMAX else dtype,
+        shape=dims,
+        reduction=reduction,
+        operands=tuple(access for access, _ in made),
+    ), tensors
+
+
+def random_gather(rng: random.Random) -> Made:
+    """Rows, columns and backwards; indices in bounds, next to them and far out."""
+    dtype, dims = rng.choice(list(DType)), shape(rng)
+    (table, size), (index, indices) = affine(rng, 0, dims), affine(rng, 1, dims)
+    stride, bound = rng.randrange(-3, 4), rng.randrange(1, 5)
+    reach = stride * (bound - 1)
+    table = replace(table, offset=table.offset - min(0, reach))
+    return Instruction(
+        opcode=Opcode.GATHER,
+        dtype=dtype,
+        shape=dims,
+        operands=(table, index),
+        params=GatherParams(index_stride=stride, bound=bound),
+    ), [
+        tensor(rng, dtype, size + abs(reach)),
+        tensor(rng, I64, indices, [*range(-1, bound + 1), (1 << 63) - 1, -(1 << 63)]),
+    ]
+
+
+def random_scatter(rng: random.Random) -> Made:
+    """One or more matched dims, indices in their box and next to it."""
+    dims = (rng.randrange(1, 4), *shape(rng, 3))
+    matched = [d == 0 or rng.randrange(2) == 0 for d in range(len(dims))]
+    box = iter(row_major(tuple(dim for d, dim in enumerate(dims) if matched[d])))
+    match = tuple(next(box) if m else 0 for m in matched)
+    reduction = shape(rng)
+    free = [not m for m in matched] + [True] * len(reduction)
+    made = [affine(rng, k, dims + reduction, free) for k in range(2)]
+    size = prod(dim for d, dim in enumerate(dims) if matched[d])
+    return Instruction(
+        opcode=Opcode.SCATTER_SUM,
+        dtype=F32,
+        shape=dims,
+        reduction=reduction,
+        operands=tuple(access for access, _ in made),
+        params=ScatterParams(match=match),
+    ), [
+        (F32, (made[0][1],), pack(F32, summands(rng, made[0][1]))),
+        tensor(rng, I64, made[1][1], range(-1, size + 1)),
+    ]
+
+
+def random_window(rng: random.Random, function: WindowFunction) -> Made:
+    """A box with steps, up to one that has a single place."""
+    dtype, dims = rng.choice(list(DType)), shape(rng, 5)
+    lo = tuple(rng.randrange(dim) for dim in dims)
+    hi = tuple(rng.randrange(low + 1, dim + 1) for low, dim in zip(lo, dims, strict=True))
+    step = tuple(rng.choice((1, 1, 2, 3, 1 << 32)) for _ in dims)
+    fill = int.from_bytes(pack(dtype, [element(rng, dtype)]), "little") if function == WindowFunction.FILL else 0
+    params = WindowParams(lo=lo, hi=hi, step=step, fill=fill)
+    made = [affine(rng, 0, params.extents)] + [affine(rng, 1, dims)] * (function == WindowFunction.ELSE)
+    return Instruction(
+        opcode=Opcode.WINDOW,
+        function=function,
+        dtype=dtype,
+        shape=dims,
+        operands=tuple(access for access, _ in made),
+        params=params,
+    ), [tensor(rng, dtype, size) for _, size in made]
+
+
+def random_iota(rng: random.Random) -> Made:
+    """Any offset and strides: it wraps."""
+    dims = shape(rng, 5)
+    params = IotaParams(offset=element(rng, I64), strides=tuple(element(rng, I64) for _ in dims))
+    return Instruction(opcode=Opcode.IOTA, dtype=I64, shape=dims, params=params), []
+
+
+def random_random(rng: random.Random) -> Made:
+    """Any seed, step and stream."""
+    dims = shape(rng, 9)
+    operands = tuple(Access(k, rng.randrange(3), (0,) * len(dims)) for k in range(2))
+    params = RandomParams(stream=rng.getrandbits(32))
+    drawn = Instruction(opcode=Opcode.RANDOM, dtype=F32, shape=dims, operands=operands, params=params)
+    return drawn, [tensor(rng, I64, operand.offset + 1) for operand in operands]
+
+
+def random_shuffle(rng: random.Random) -> Made:
+    """Any n: small, a power of two or next to one, or anything; indices inside and outside."""
+    dims = shape(rng, 3)
+    power = (1 << rng.randrange(41)) + rng.randrange(-1, 2)
+    n = min(max(rng.choice((rng.randrange(1, 20), power, rng.randrange(1 << 40))), 1), 1 << 40)
+    (index, size), (epoch, epochs) = affine(rng, 0, dims), affine(rng, 2, dims)
+    seed = Access(1, rng.randrange(2), (0,) * len(dims))
+    places = [
+        0,
+        n - 1,
+        n // 2,
+        rng.randrange(n),
+        rng.randrange(n),
+        rng.randrange(n),
+        rng.choice((-1, n, I64_EDGES[-2])),
+    ]
+    params = ShuffleParams(n=n, stream=rng.getrandbits(32))
+    shuffled = Instruction(opcode=Opcode.SHUFFLE, dtype=I64, shape=dims, operands=(index, seed, epoch), params=params)
+    return shuffled, [tensor(rng, I64, size, places), tensor(rng, I64, seed.offset + 1), tensor(rng, I64, epochs)]
+
+
+KINDS: dict[str, Callable[[random.Random], Made]] = {
+    "map": random_map,
+    "reduce_sum_f32": lambda rng: random_reduce(rng, ReduceFunction.SUM, F32),
+    "reduce_sum_i64": lambda rng: random_reduce(rng, ReduceFunction.SUM, I64),
+    "reduce_max": lambda rng: random_reduce(rng, ReduceFunction.MAX, rng.choice((F32, I64))),
+    "reduce_argmax": lambda rng: random_reduce(rng, ReduceFunction.ARGMAX, rng.choice((F32, I64))),
+    "gather": random_gather,
+    "scatter_sum": random_scatter,
+    "window_fill": lambda rng: random_window(rng, WindowFunction.FILL),
+    "window_else": lambda rng: random_window(rng, WindowFunction.ELSE),
+    "iota": random_iota,
+    "random": random_random,
+    "shuffle": random_shuffle,
+}
+"""Kind -> a random instruction of it, with operands. Sources and commits are in `tests.contracts.slotted`."""
+SUMS: Final = ("reduce_sum_f32", "scatter_sum")
+
+
+def random_dispute(rng: random.Random, kind: str) -> Dispute:
+    """An honest dispute about a random element (or leaf) of a random instruction of this kind, at any precision."""
+    instruction, tensors = KINDS[kind](rng)
+    index = rng.randrange(instruction.numel)
+    leaf = rng.randrange(-(-instruction.terms // 4)) if instruction.terms > 4 else None
+    precision = rng.randrange(MIN_PRECISION, MAX_PRECISION + 1)
+    return dispute_of(instruction, tensors, index, leaf, precision)

@@ -1,0 +1,80 @@
+"""Instructions as bytes, well-formed or nearly, and what `describe` and `finish` must say of them."""
+
+import random
+
+from protocol.accumulator import Kind, decode, encode, finish, kind_of
+from protocol.commitments import tensor_id
+from protocol.errors import EncodingError, VerificationError
+from protocol.isa import DType, Instruction, Opcode, ReduceFunction
+from protocol.program import decode_alone, encode_instruction, instruction_digest
+from protocol.reference import to_raw
+from protocol.tags import Tag, tagged_hash
+from tests.contracts.abi import word
+from tests.contracts.disputes import KINDS
+from tests.contracts.hostile import any_accumulator, flipped
+from tests.contracts.slotted import SOURCES, slotted
+
+CODES = {Kind.F32_SUM: 1, Kind.I64_SUM: 2, Kind.F32_MAX: 3, Kind.I64_MAX: 4, Kind.F32_ARGMAX: 5, Kind.I64_ARGMAX: 5}
+"""What `Description.accumulator` says; an argmax does not say what it is of."""
+
+
+def any_instruction(rng: random.Random) -> bytes:
+    """An encoding of any kind, often with something changed."""
+    kind = rng.choice((*KINDS, "commit", *SOURCES))
+    made = encode_instruction(KINDS[kind](rng)[0]) if kind in KINDS else slotted(rng, kind).move.instruction
+    for _ in range(rng.randrange(3)):
+        head = bytearray(made.ljust(6, b"\x00"))
+        head[rng.randrange(6)] = rng.randrange(12)
+        made = rng.choice(
+            (bytes(head), flipped(rng, made), flipped(rng, made), made[: rng.randrange(len(made))], made + b"\x00")
+        )
+        made = made or b"\x01"
+    return bytes(4097) if rng.randrange(500) == 0 else made
+
+
+def description(encoded: bytes, chunk_root: bytes) -> bytes | None:
+    """What `describe` returns, or None if it refuses."""
+    try:
+        i = decode_alone(encoded)
+    except VerificationError:
+        return None
+    size = i.numel * i.dtype.size
+    leaves = -(-i.terms // 4) if i.terms > 4 else 0
+    numbers = (int(i.opcode), int(i.dtype), i.numel, size, -(-size // 512), leaves, code_of(i) if leaves else 0)
+    head = instruction_digest(encoded) + tensor_id(i.dtype, i.shape, chunk_root)
+    return head + b"".join(map(word, numbers))
+
+
+def code_of(i: Instruction) -> int:
+    """`Description.accumulator` of a reduction."""
+    argmax = i.opcode == Opcode.REDUCE and i.function == ReduceFunction.ARGMAX
+    return CODES[kind_of(i, DType.F32 if argmax else i.dtype)]
+
+
+def any_last(rng: random.Random) -> tuple[Kind, bytes]:
+    """A kind and bytes that may be its last accumulator: canonical or not, sums of every size, next to ties."""
+    kind = rng.choice((*Kind, Kind.F32_SUM, Kind.F32_SUM, Kind.F32_SUM))
+    length = {Kind.F32_SUM: 97, Kind.F32_MAX: 4, Kind.F32_ARGMAX: 12, Kind.I64_ARGMAX: 16}.get(kind, 8)
+    if kind != Kind.F32_SUM or rng.randrange(4) == 0:
+        return kind, any_accumulator(rng, length)
+    # As many significant bits as a precision keeps, one half, and a last unit more or less; anywhere from below the
+    # least subnormal to above the greatest number.
+    digits = rng.randrange(15, 26)
+    half = (1 << digits - 1 | rng.getrandbits(digits)) * 2 + 1
+    value = (half << rng.randrange(120, 430)) + rng.choice((0, 0, 1, -1))
+    value = -value if rng.randrange(2) else value
+    return kind, b"\x00" + value.to_bytes(96, "big", signed=True)
+
+
+def finished(kind: Kind, encoded: bytes, precision: int) -> bytes:
+    """What `finish` returns: canonical, leaf, bits. The length tells what an argmax is of."""
+    if kind in (Kind.F32_ARGMAX, Kind.I64_ARGMAX):
+        kind = Kind.F32_ARGMAX if len(encoded) == 12 else Kind.I64_ARGMAX
+    try:
+        last = decode(kind, encoded)
+    except EncodingError:
+        return bytes(96)
+    assert encode(last) == encoded
+    dtype = DType.F32 if kind in (Kind.F32_SUM, Kind.F32_MAX) else DType.I64
+    bits = to_raw(dtype, finish(last, precision))
+    return word(1) + tagged_hash(Tag.ACCUMULATOR, encoded) + word(bits)

@@ -1,0 +1,168 @@
+"""What a hostile party makes of an honest dispute: a change, operands the program does not have, forged accumulators."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from protocol.errors import EncodingError
+from protocol.isa import DType, Opcode
+from protocol.moves import ChunkOpening, Prove, StateWitness, TensorOpening, TensorWitness
+from protocol.program import decode_instruction
+from tests.contracts.context import Target
+from tests.contracts.disputes import F32, KINDS, Dispute, at_leaf, dispute_of
+
+
+def flipped(rng: random.Random, data: bytes) -> bytes:
+    """One bit changed; a byte if there was none."""
+    if not data:
+        return b"\x00"
+    k = rng.randrange(len(data))
+    return data[:k] + bytes([data[k] ^ 1 << rng.randrange(8)]) + data[k + 1 :]
+
+
+def changed_list(rng: random.Random, items: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """An item changed, dropped, repeated or moved."""
+    if not items:
+        return items
+    k = rng.randrange(len(items))
+    return rng.choice(
+        (
+            (*items[:k], change(items[k]), *items[k + 1 :]),
+            (*items[:k], change(items[k]), *items[k + 1 :]),
+            items[:k] + items[k + 1 :],
+            (*items, items[k]),
+            (*items[k:], *items[:k]),
+        )
+    )
+
+
+def changed_siblings(rng: random.Random, siblings: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return changed_list(rng, siblings, lambda s: flipped(rng, s)) or (bytes(32),)
+
+
+def changed_tensor(rng: random.Random, t: TensorOpening) -> TensorOpening:
+    dims = rng.choice(((), (0,), (*t.dims, 1), (t.dims[0] + 1,), (1 << 40, 2), (1,) * 8))
+    return rng.choice(
+        (
+            lambda: replace(t, value=rng.choice((t.value ^ 1, 4, (1 << 32) - 1))),
+            lambda: replace(t, dtype=rng.choice((0, 1, 2, 3, 255))),
+            lambda: replace(t, dims=dims),
+            lambda: replace(t, chunk_root=flipped(rng, t.chunk_root)),
+            lambda: replace(t, siblings=changed_siblings(rng, t.siblings)),
+        )
+    )()
+
+
+def changed_chunk(rng: random.Random, c: ChunkOpening) -> ChunkOpening:
+    return rng.choice(
+        (
+            lambda: replace(c, tensor=rng.choice((c.tensor ^ 1, 7, 255))),
+            lambda: replace(c, chunk=rng.choice((c.chunk + 1, (1 << 64) - 1))),
+            lambda: replace(c, data=flipped(rng, c.data)),
+            lambda: replace(c, data=rng.choice((c.data[:-1], c.data[:511] + b"\x00", b""))),
+            lambda: replace(c, siblings=changed_siblings(rng, c.siblings)),
+        )
+    )()
+
+
+def changed_witness(rng: random.Random, move: Prove) -> Prove:
+    w = move.witness
+    options: list[Callable[[], Any]] = [
+        lambda: TensorWitness(tensor_id=bytes([1] * 32), siblings=()),
+        lambda: TensorWitness(tensor_id=bytes(32), siblings=(bytes(32),)),
+    ]
+    if w is not None:
+        options += [
+            lambda: replace(w, tensor_id=flipped(rng, w.tensor_id)),
+            lambda: replace(w, siblings=changed_siblings(rng, w.siblings)),
+        ]
+    if isinstance(w, StateWitness):
+        options += [
+            lambda: replace(w, step=w.step ^ 1),
+            lambda: replace(w, state_root=flipped(rng, w.state_root)),
+            lambda: replace(w, loss_bits=w.loss_bits ^ 1 << rng.randrange(32)),
+            lambda: replace(w, log_root=flipped(rng, w.log_root)),
+            lambda: replace(w, record_siblings=changed_siblings(rng, w.record_siblings)),
+        ]
+    return replace(move, witness=rng.choice(options)())
+
+
+def changed(rng: random.Random, dispute: Dispute) -> Dispute:
+    """One thing changed, anywhere in the proof, or the element or leaf that it is asked for."""
+    move, c = dispute.move, dispute.context
+    some = rng.randrange(1 << 16)
+    changes: list[Callable[[], Dispute]] = [
+        lambda: replace(dispute, move=replace(move, instruction=flipped(rng, move.instruction))),
+        lambda: replace(dispute, move=replace(move, previous=flipped(rng, move.previous))),
+        lambda: replace(dispute, move=replace(move, siblings=changed_siblings(rng, move.siblings))),
+        lambda: replace(dispute, move=changed_witness(rng, move)),
+        lambda: replace(dispute, context=replace(c, element=rng.choice((c.element + 1, some, (1 << 64) - 1)))),
+        lambda: replace(dispute, context=replace(c, body_root=flipped(rng, c.body_root))),
+    ]
+    if c.target is Target.TERMS:
+        changes.append(lambda: replace(dispute, context=replace(c, terms_leaf=rng.choice((c.terms_leaf + 1, some)))))
+        changes.append(lambda: replace(dispute, context=replace(c, accumulator_root=flipped(rng, c.accumulator_root))))
+    if move.tensors:
+        tensors: Callable[[], Any] = lambda: changed_list(rng, move.tensors, lambda t: changed_tensor(rng, t))  # noqa: E731
+        chunks: Callable[[], Any] = lambda: changed_list(rng, move.chunks, lambda t: changed_chunk(rng, t))  # noqa: E731
+        changes += [lambda: replace(dispute, move=replace(move, tensors=tensors()))] * 4
+        changes += [lambda: replace(dispute, move=replace(move, chunks=chunks()))] * 4
+    return rng.choice(changes)()
+
+
+def changed_often(rng: random.Random, dispute: Dispute, count: int) -> Iterator[Dispute]:
+    """Changes that can be sent at all: the moves' own limits (digests of 32 bytes, u32 ...) hold on both sides."""
+    made = 0
+    while made < count:
+        try:
+            other = changed(rng, dispute)
+        except EncodingError:
+            continue
+        made += 1
+        yield other
+
+
+def foreign(rng: random.Random, kind: str) -> Dispute:
+    """A defender's value tree may hold anything: other dtypes, sizes, NaN payloads, bools that are none."""
+    instruction, tensors = KINDS[kind](rng)
+    precision = rng.randrange(24, 33)
+    if tensors:
+        k = rng.randrange(len(tensors))
+        dtype = rng.choice((*DType, tensors[k][0], tensors[k][0]))
+        count = rng.choice((1, tensors[k][1][0], tensors[k][1][0], 300))
+        data = rng.randbytes(count * dtype.size)
+        if rng.randrange(2) and dtype == F32:  # NaNs of all kinds
+            data = ((b"\x01\x00\x80\x7f" + rng.randbytes(3) + b"\xff") * (count // 2 + 1))[: 4 * count]
+        tensors[k] = (dtype, (count,), data)
+    dispute = dispute_of(instruction, tensors, rng.randrange(instruction.numel), precision=precision)
+    if instruction.is_reduction and instruction.terms > 4:
+        return at_leaf(dispute, [b""] * -(-instruction.terms // 4), 0)
+    return dispute
+
+
+def forged(rng: random.Random, honest: Dispute) -> Dispute:
+    """The accumulator before may be any that the defender committed: huge sums, flags, NaN, other lengths."""
+    instruction = decode_instruction(honest.move.instruction)
+    if instruction.opcode not in (Opcode.REDUCE, Opcode.SCATTER_SUM) or instruction.terms <= 4:
+        return honest
+    leaves = -(-instruction.terms // 4)
+    plain = replace(honest, move=replace(honest.move, previous=b"", siblings=()))
+    return at_leaf(plain, [any_accumulator(rng, len(honest.move.previous))] * leaves, rng.randrange(1, leaves))
+
+
+def any_accumulator(rng: random.Random, likely: int) -> bytes:
+    """Bytes of a length that some accumulator has, `likely` before all, canonical or not."""
+    length = rng.choice((97, 97, 8, 4, 12, 16, likely, likely, likely))
+    pattern = rng.randbytes(max(1, rng.randrange(length + 1))) if length else b""
+    zeros = bytes(max(0, length - len(pattern)))
+    return rng.choice(
+        (
+            rng.randbytes(length),
+            b"\x00" + rng.randbytes(max(0, length - 1)),
+            b"\xff" * length,
+            (b"\x00" + zeros + pattern)[:length] or b"\x00",
+            (b"\x01" + bytes(length))[:length],
+            (b"\x7f\xc0\x00\x00" + rng.randbytes(length))[:length],
+        )
+    )

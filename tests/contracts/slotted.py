@@ -1,0 +1,91 @@
+"""Honest disputes about leaves of the value tree: every `source`, and `commit`."""
+
+import random
+from dataclasses import replace
+
+from protocol.commitments import StepRecord, data_leaf, state_leaf
+from protocol.isa import Access, DType, Instruction, Opcode, Params, Slot, SourceConst, SourceKind
+from protocol.merkle import Tree
+from protocol.moves import Prove, StateWitness, TensorWitness
+from protocol.program import encode_instruction, instruction_digest
+from protocol.reference import pack
+from protocol.tags import Digest
+from tests.contracts.context import Context, Target
+from tests.contracts.disputes import DEPTH, F32, I64, SLOTS, SMALL, Dispute, element
+
+SOURCES = ("state", "data", "const", "step")
+
+
+def slotted(rng: random.Random, kind: str) -> Dispute:
+    """An honest dispute about a `source` of this kind, or about a "commit"."""
+    slot, name = rng.randrange(SLOTS), rng.choice(("w", "layer.0/weight", "~" * 255))
+    tensor_digest = rng.randbytes(32)
+    position, step = rng.randrange(4), rng.randrange(1, 9)
+    context = Context(
+        target=Target.VALUE,
+        depth=DEPTH,
+        position=position,
+        step=step,
+        state_count=SLOTS,
+        data_count=SLOTS,
+        body_root=rng.randbytes(32),
+    )
+    if kind in ("const", "step"):
+        return _scalar(rng, context, kind)
+    if kind == "commit":
+        return _commit(context, slot, name, tensor_digest)
+    leaf = (state_leaf if kind == "state" else data_leaf)(name, tensor_digest)
+    leaves = [rng.randbytes(32) for _ in range(SLOTS)]
+    leaves[slot] = leaf
+    tree = Tree(leaves)
+    function = SourceKind.STATE if kind == "state" else SourceKind.DATA
+    params = Slot(slot=slot, name=name)
+    encoded = encode_instruction(Instruction(opcode=Opcode.SOURCE, function=function, dtype=F32, params=params))
+    context = replace(context, instruction_leaf=instruction_digest(encoded))
+    siblings = tuple(tree.proof(slot))
+    if kind == "data":
+        witness = TensorWitness(tensor_id=tensor_digest, siblings=siblings)
+        job = replace(SMALL, data_root=tree.root)
+        return Dispute(job, replace(context, data_root=tree.root), Prove(instruction=encoded, witness=witness))
+    record = StepRecord(
+        step=step - 1, state_root=tree.root, loss_bits=rng.getrandbits(32), log_root=Digest(rng.randbytes(32))
+    )
+    depth = rng.randrange(4)
+    place = rng.randrange(1 << depth)
+    records = Tree([record.digest if k == place else rng.randbytes(32) for k in range(1 << depth)])
+    state = StateWitness(
+        step=record.step,
+        state_root=record.state_root,
+        loss_bits=record.loss_bits,
+        log_root=record.log_root,
+        record_siblings=tuple(records.proof(place)),
+        tensor_id=tensor_digest,
+        siblings=siblings,
+    )
+    context = replace(context, record_root=records.root, record_depth=depth, record_position=place)
+    return Dispute(SMALL, context, Prove(instruction=encoded, witness=state))
+
+
+def _scalar(rng: random.Random, context: Context, kind: str) -> Dispute:
+    dtype = rng.choice(list(DType)) if kind == "const" else I64
+    params: Params = None
+    if kind == "const":
+        params = SourceConst(bits=int.from_bytes(pack(dtype, [element(rng, dtype)]), "little"))
+    function = SourceKind.CONST if kind == "const" else SourceKind.STEP
+    encoded = encode_instruction(Instruction(opcode=Opcode.SOURCE, function=function, dtype=dtype, params=params))
+    return Dispute(SMALL, replace(context, instruction_leaf=instruction_digest(encoded)), Prove(instruction=encoded))
+
+
+def _commit(context: Context, slot: int, name: str, tensor_digest: bytes) -> Dispute:
+    value = context.position
+    body = Tree([tensor_digest if k == value else bytes([k] * 32) for k in range(4)])
+    params = Slot(slot=slot, name=name)
+    encoded = encode_instruction(
+        Instruction(opcode=Opcode.COMMIT, dtype=F32, operands=(Access(value, 0, ()),), params=params)
+    )
+    leaf = (1 << DEPTH) + slot
+    program = Tree([instruction_digest(encoded) if k == leaf else bytes([k] * 32) for k in range(2 << DEPTH)])
+    witness = TensorWitness(tensor_id=tensor_digest, siblings=tuple(body.proof(value)))
+    move = Prove(instruction=encoded, siblings=tuple(program.proof(leaf)), witness=witness)
+    job = replace(SMALL, program_root=program.root)
+    return Dispute(job, replace(context, position=leaf, body_root=body.root, program_root=program.root), move)
