@@ -62,9 +62,8 @@ contract DifferentialTest is TestBase {
         view
         returns (bool ok, bytes memory returned)
     {
-        bytes4 selector = func == 0
-            ? IReferee.judge.selector
-            : func == 1 ? IReferee.describe.selector : IReferee.finish.selector;
+        bytes4 selector =
+            func == 0 ? IReferee.judge.selector : func == 1 ? IReferee.describe.selector : IReferee.finish.selector;
         for (uint256 k = 0; k < 4; ++k) {
             data[pos + k] = selector[k];
         }

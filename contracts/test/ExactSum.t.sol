@@ -56,6 +56,24 @@ contract ExactSumTest is TestBase {
         assertEq(backward.toFloat32(32), 0, "a zero sum is +0");
     }
 
+    /// @dev The same sum as one plain integer, rounded to every precision; subnormal results among them.
+    function testFuzz_atEveryPrecision(uint256[4] memory seeds, uint256 binade) public pure {
+        binade = bound(binade, 0, 40);
+        Exact memory sum;
+        int256 plain = 0; // in units of 2^-180
+        for (uint256 k = 0; k < 4; ++k) {
+            uint256 x = uint32(seeds[k]) & 0x807fffff | bound(seeds[k] >> 40, 0, 20 + binade) << 23;
+            sum.addValue(x);
+            (uint256 m, int256 e) = Float32.unpack(x);
+            int256 value = int256(m << uint256(e + 180));
+            plain += x >> 31 == 1 ? -value : value;
+        }
+        for (uint256 b = 24; b <= 32; ++b) {
+            uint256 expected = Float32.roundTo(plain < 0, uint256(plain < 0 ? -plain : plain), -180, b);
+            assertEq(sum.toFloat32(b), expected == 0x80000000 ? 0 : expected, "rounded");
+        }
+    }
+
     function testFuzz_oneTermIsItself(uint256 x) public pure {
         x = _finite(x);
         Exact memory value;

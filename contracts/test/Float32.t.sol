@@ -48,6 +48,55 @@ contract Float32Test is TestBase {
         assertEq(found, _nearest(negative, magnitude << exponent), "round");
     }
 
+    /// @dev At a precision the numbers are the patterns whose lowest 32 - b bits are zero: as `_nearest`, over them.
+    function _nearestTo(uint256 units, uint256 precision) private pure returns (uint256) {
+        uint256 step = 32 - precision;
+        uint256 low = 0;
+        uint256 high = (225 << 23) >> step;
+        while (high - low > 1) {
+            uint256 middle = (low + high) / 2;
+            if (_units(middle << step) <= units) low = middle;
+            else high = middle;
+        }
+        uint256 down = units - _units(low << step);
+        uint256 up = _units(high << step) - units;
+        return (down < up || (down == up && low % 2 == 0) ? low : high) << step;
+    }
+
+    function testFuzz_roundToAPrecision(uint256 magnitude, uint256 width, uint256 exponent, uint256 b) public pure {
+        magnitude >>= 256 - bound(width, 1, 200);
+        (exponent, b) = (bound(exponent, 0, 40), bound(b, 24, 32));
+        uint256 found = Float32.roundTo(false, magnitude, int256(exponent) - 150, b);
+        assertEq(found, _nearestTo(magnitude << exponent, b), "round to a precision");
+        assertEq(Float32.roundTo(true, magnitude, int256(exponent) - 150, b), found | 1 << 31, "and its negative");
+    }
+
+    function testFuzz_tiesOfAPrecision(uint256 x, uint256 offset, uint256 b) public pure {
+        b = bound(b, 24, 32);
+        // Exactly between two neighbours, and one unit to either side.
+        x = bound(x, 0, 200 << 23) >> (32 - b) << (32 - b);
+        uint256 magnitude = (_units(x) + _units(x + (1 << (32 - b)))) / 2 + bound(offset, 0, 2);
+        if (magnitude != 0) --magnitude;
+        assertEq(Float32.roundTo(false, magnitude, -150, b), _nearestTo(magnitude, b), "near a tie");
+    }
+
+    /// @dev The greatest number of b bits, and the tie above it, which is infinite.
+    function test_overflowAtEveryPrecision() public pure {
+        for (uint256 b = 24; b <= 32; ++b) {
+            uint256 digits = b - 8;
+            int256 exponent = int256(128 - digits);
+            uint256 most = (1 << digits) - 1;
+            uint256 pattern = 0x7f7fffff >> (32 - b) << (32 - b);
+            assertEq(Float32.roundTo(false, most, exponent, b), pattern, "the greatest");
+            assertEq(Float32.roundTo(false, 4 * most + 1, exponent - 2, b), pattern, "and a little");
+            assertEq(Float32.roundTo(false, 4 * most + 2, exponent - 2, b), 0x7f800000, "the tie above");
+            uint256 least = 1 << (32 - b);
+            assertEq(Float32.roundTo(false, least, -149, b), least, "the least subnormal");
+            assertEq(Float32.roundTo(false, least, -150, b), 0, "half of it ties to zero");
+            assertEq(Float32.roundTo(false, 2 * least + 1, -151, b), least, "more than half");
+        }
+    }
+
     function testFuzz_roundTies(uint256 x, uint256 offset) public pure {
         // Exactly between two neighbours, and one unit to either side.
         x = bound(x, 0, 200 << 23);

@@ -123,7 +123,7 @@ def rounded(count: int) -> Iterator[Call]:
     rng = random.Random("differential/finish")
     for _ in range(count):
         (kind, encoded), precision = any_last(rng), rng.randrange(MIN_PRECISION, MAX_PRECISION + 1)
-        if rng.randrange(50) == 0:
+        if rng.randrange(10) == 0:
             yield 2, abi.finish(rng.choice((0, 6, 255)), precision, encoded), None
         else:
             yield 2, abi.finish(CODES[kind], precision, encoded), finished(kind, encoded, precision)

@@ -38,15 +38,34 @@ from protocol.merkle import Tree
 from protocol.moves import ChunkOpening, Prove, TensorOpening
 from protocol.program import decode_alone, encode_instruction, instruction_digest
 from protocol.reference import accumulators, pack, unpack
-from protocol.tags import Tag, tagged_hash
-from tests.chain.support import JOB
+from protocol.tags import EMPTY, Tag, tagged_hash
 from tests.contracts.context import Context, Target
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SLOTS: Final = 3
 REFUSED: Final = "refused"
 DEPTH: Final = 2
-SMALL: Final = replace(JOB, body_count=4, state_count=SLOTS, data_count=SLOTS)
+SMALL: Final = Job(
+    client=b"\x01" * 20,
+    trainer=b"\x02" * 20,
+    program_root=EMPTY,
+    body_count=4,
+    state_count=SLOTS,
+    data_count=SLOTS,
+    initial_state_root=EMPTY,
+    data_root=EMPTY,
+    steps=7,
+    checkpoint_interval=3,
+    reward=0,
+    trainer_stake=0,
+    challenger_stake=0,
+    challenge_window=1,
+    clock=1,
+    replay_time=0,
+    descent_levels=1,
+    nonce=0,
+)
+"""A job of which a leaf's verdict needs the roots, the counts and the precision."""
 Data = tuple[DType, tuple[int, ...], bytes]
 """dtype, shape and data of a tensor."""
 Made = tuple[Instruction, list[Data]]

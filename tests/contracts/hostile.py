@@ -1,4 +1,4 @@
-"""What a hostile party makes of an honest dispute: a change, operands the program does not have, forged accumulators."""
+"""What a hostile party makes of an honest dispute: something changed, foreign operands, forged accumulators."""
 
 import random
 from collections.abc import Callable, Iterator
