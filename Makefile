@@ -59,8 +59,8 @@ vectors: setup ## Regenerate the test vectors and compare them with those checke
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
 
-contracts: ## Solidity: format, build, test, compare gas and artifacts (needs Node)
-	$(MAKE) -C contracts setup fmt-check build test snapshot-check artifacts-check
+contracts: setup ## Solidity: format, build, test, compare with Python, gas and artifacts (needs Node)
+	$(MAKE) -C contracts setup fmt-check build test differential snapshot-check artifacts-check
 
 anvil: setup ## The games on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
 	$(BIN)/python -m pytest -n0 tests/chain/test_anvil.py
