@@ -157,6 +157,17 @@ abstract contract GasBase is RefereeBase {
         return _price(c, p, 5);
     }
 
+    function _leafProof(bytes memory instruction, Operand[] memory operands, bytes memory previous)
+        internal
+        pure
+        returns (IReferee.Context memory c, IReferee.Proof memory p)
+    {
+        (c, p) = _proof(instruction, operands);
+        (c.target, c.termsLeaf, p.previous) = (IReferee.Target.TERMS, 1, previous);
+        p.siblings = _path(TERMS_DEPTH, 5);
+        c.accumulatorRoot = _fold(sha256(abi.encodePacked("tb.accum", previous)), 0, p.siblings);
+    }
+
     /// @dev The price of proving leaf 1 of 2^22 of an accumulator tree.
     function _leaf(bytes memory instruction, Operand[] memory operands, bytes memory previous)
         internal
@@ -164,10 +175,7 @@ abstract contract GasBase is RefereeBase {
         returns (uint256)
     {
         vm.pauseGasMetering();
-        (IReferee.Context memory c, IReferee.Proof memory p) = _proof(instruction, operands);
-        (c.target, c.termsLeaf, p.previous) = (IReferee.Target.TERMS, 1, previous);
-        p.siblings = _path(TERMS_DEPTH, 5);
-        c.accumulatorRoot = _fold(sha256(abi.encodePacked("tb.accum", previous)), 0, p.siblings);
+        (IReferee.Context memory c, IReferee.Proof memory p) = _leafProof(instruction, operands, previous);
         return _price(c, p, 7);
     }
 

@@ -66,12 +66,16 @@ abstract contract GasCases is GasBase {
         view
         returns (uint256)
     {
-        bytes memory data = _head(3, func, dtype, true, operands.length);
+        return _leaf(_reduction(func, dtype, operands), operands, previous);
+    }
+
+    function _reduction(uint8 func, uint8 dtype, Operand[] memory operands) internal pure returns (bytes memory data) {
+        data = _head(3, func, dtype, true, operands.length);
         int64 stride = operands[0].dtype == 0 ? F32_STRIDE : I64_STRIDE;
         for (uint256 k = 0; k < operands.length; ++k) {
             data = abi.encodePacked(_access(data, k, -4 * stride), stride);
         }
-        return _leaf(abi.encodePacked(data, uint16(0)), operands, previous);
+        return abi.encodePacked(data, uint16(0));
     }
 
     /// @dev A sum that is negative, so that all of its words are to be carried through.

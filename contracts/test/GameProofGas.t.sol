@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {IGame} from "../src/interfaces/IGame.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {GameBase} from "./GameBase.sol";
+import {GasCases} from "./support/GasCases.sol";
+
+interface LastCall {
+    struct Gas {
+        uint64 gasLimit;
+        uint64 gasTotalUsed;
+        uint64 gasMemoryUsed;
+        int64 gasRefunded;
+        uint64 gasRemaining;
+    }
+
+    function lastCallGas() external view returns (Gas memory);
+}
+
+/// @notice The largest proof: a sum of products whose terms stand in eight chunks.
+contract LargestProof is GasCases {
+    uint256 public constant ALLOWANCE = BOARD;
+
+    function make() external pure returns (IReferee.Proof memory proof) {
+        bytes memory instruction = _reduction(0, 0, _operands(2, 0, 4, 0xbfc00001));
+        (, proof) = _leafProof(instruction, _operands(2, 0, 4, 0xbfc00001), _sum());
+    }
+}
+
+/// @notice What `prove` costs besides its calldata and the referee's work, which `RefereeGasTest` takes as an allowance:
+/// with a referee that answers at once, from storage as a transaction finds it; and what handing over the largest proof
+/// adds to a small one.
+contract GameProofGasTest is GameBase {
+    LargestProof private immutable MAKER = new LargestProof();
+
+    function _small() private returns (bytes memory data) {
+        _walkToTerms(2, 1, 1);
+        _warp(current + 1);
+        referee.answerWith(right);
+        return _proof(SALT, opened);
+    }
+
+    function _used(bytes memory data) private returns (uint256) {
+        VM.prank(challenger);
+        uint256 before = gasleft();
+        (bool ok,) = address(board).call(data);
+        uint256 used = before - gasleft();
+        require(ok, "proved");
+        return used;
+    }
+
+    function _handOver() private returns (uint256) {
+        bytes memory small = _small();
+        bytes memory large = abi.encodeCall(IGame.prove, (gameId, MAKER.make(), SALT, opened));
+        uint256 id = VM.snapshotState();
+        uint256 least = _used(small);
+        VM.revertToState(id);
+        uint256 most = _used(large);
+        require(most > least, "the larger costs more");
+        return most - least;
+    }
+
+    /// @dev More than the copying: 150,000 would leave no leaf of the worst kind below its bar.
+    function test_handingOverTheLargestProof() external {
+        require(_handOver() < 40_000, "hand over");
+    }
+
+    /// forge-config: default.isolate = true
+    function test_theBoardsPartOfAProof() external {
+        bytes memory data = _small();
+        VM.prank(challenger);
+        (bool ok,) = address(board).call(data);
+        require(ok, "proved");
+        uint256 used = LastCall(address(VM)).lastCallGas().gasTotalUsed - 21_000;
+        for (uint256 k = 0; k < data.length; ++k) {
+            used -= data[k] == 0 ? 4 : 16;
+        }
+        require(used > 60_000 && used <= MAKER.ALLOWANCE() - 40_000, "the board's part");
+        _defenderLost(IGame.Reason.RECOMPUTED);
+    }
+}
