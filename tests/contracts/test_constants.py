@@ -7,6 +7,7 @@ from pathlib import Path
 from protocol import isa
 from protocol.chain.artifacts import REFEREE, load_artifact
 from protocol.isa import DType, MapFunction, Opcode, ReduceFunction, SourceKind, WindowFunction
+from protocol.merkle import empty_root
 from protocol.tags import EMPTY, Tag
 
 CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
@@ -16,8 +17,8 @@ LIBRARIES = CONTRACTS / "src" / "libraries"
 def constants(name: str) -> dict[str, str]:
     """Name -> text of every internal constant of a library."""
     text = (LIBRARIES / f"{name}.sol").read_text("utf-8")
-    found = re.findall(r"^ +\w+ internal constant (\w+) = (.+);$", text, re.MULTILINE)
-    assert len(found) == text.count(" internal constant "), "one constant a line"
+    found = re.findall(r"^ +\w+ internal constant (\w+) = ([^;]+);$", text, re.MULTILINE)
+    assert len(found) == text.count(" internal constant "), "each constant's value ends its line"
     return dict(found)
 
 
@@ -44,7 +45,11 @@ def test_instruction_set() -> None:
 
 def test_tags() -> None:
     assert constants("Tags") == {tag.name: f'"{tag.value.decode()}"' for tag in Tag}
-    assert constants("Trees") == {"EMPTY": "0x" + EMPTY.hex()}
+    trees = constants("Trees")
+    assert set(trees) == {"EMPTY", "EMPTY_ROOTS"}
+    assert trees["EMPTY"] == "0x" + EMPTY.hex()
+    roots = b"".join(empty_root(depth) for depth in range(20))
+    assert "".join(re.findall(r'hex"([0-9a-f]+)"', trees["EMPTY_ROOTS"])) == roots.hex()
 
 
 def test_every_error_of_the_referee_is_named_in_a_foundry_test(cases: Callable[[], None]) -> None:
