@@ -20,7 +20,8 @@ interface LastCall {
 
 /// @notice The largest proof: a sum of products whose terms stand in eight chunks.
 contract LargestProof is GasCases {
-    uint256 public constant ALLOWANCE = BOARD;
+    uint256 public constant ofTheBoard = BOARD;
+    uint256 public constant ofEachWord = HAND_OVER;
 
     function make() external pure returns (IReferee.Proof memory proof) {
         bytes memory instruction = _reduction(0, 0, _operands(2, 0, 4, 0xbfc00001));
@@ -50,20 +51,16 @@ contract GameProofGasTest is GameBase {
         return used;
     }
 
-    function _handOver() private returns (uint256) {
+    function test_handingOverTheLargestProof() external {
         bytes memory small = _small();
         bytes memory large = abi.encodeCall(IGame.prove, (gameId, MAKER.make(), SALT, opened));
         uint256 id = VM.snapshotState();
         uint256 least = _used(small);
         VM.revertToState(id);
         uint256 most = _used(large);
-        require(most > least, "the larger costs more");
-        return most - least;
-    }
-
-    /// @dev More than the copying: 150,000 would leave no leaf of the worst kind below its bar.
-    function test_handingOverTheLargestProof() external {
-        require(_handOver() < 40_000, "hand over");
+        require(large.length > 10_000, "the largest proof");
+        uint256 allowed = MAKER.ofEachWord() * (large.length - small.length) / 32;
+        require(most > least && most - least <= allowed, "handing on");
     }
 
     /// forge-config: default.isolate = true
@@ -76,7 +73,7 @@ contract GameProofGasTest is GameBase {
         for (uint256 k = 0; k < data.length; ++k) {
             used -= data[k] == 0 ? 4 : 16;
         }
-        require(used > 60_000 && used <= MAKER.ALLOWANCE() - 40_000, "the board's part");
         _defenderLost(IGame.Reason.RECOMPUTED);
+        require(used > MAKER.ofTheBoard() - 20_000 && used <= MAKER.ofTheBoard(), "the board's part");
     }
 }
