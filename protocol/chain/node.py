@@ -106,7 +106,7 @@ class Node:
         """Gas limit for the transaction. Raises `Reverted` if it would fail now."""
         with node_errors():
             if self._gas_limit is None:
-                # A proof is refused in the second of its seal, so it is tried at the next block's time, not the newest's.
+                # A proof is refused in the second of its seal: it is tried at the next block's time.
                 return int(self.web3.eth.estimate_gas(tx, "pending")) * 5 // 4
             self.web3.eth.call({**tx, "gas": self._gas_limit}, "pending")
             return self._gas_limit
