@@ -1,0 +1,188 @@
+"""Checks the models of the game and of the job board with SPIN, and that each check can fail.
+
+    python model/check.py             every property of both models, exhaustively within their bounds
+    python model/check.py --mutants   each rule left out in turn: SPIN must find the harm; each outcome must be reachable
+
+Needs `spin` (6.5) and a C compiler. Nothing of the product does.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+MEMORY_MB: Final = 4000
+DEPTH: Final = 10_000
+SECONDS: Final = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One verification: a model, its defines, and whether SPIN has to find an error."""
+
+    model: str
+    what: str
+    defines: tuple[str, ...] = ()
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the verifier printed."""
+
+    errors: int
+    states: int
+    depth: int
+    megabytes: float
+    seconds: float
+    complaint: str = ""
+
+
+PROPERTIES: Final = (
+    Run(model="game", what="one game, trees of 8 leaves, clocks of 2"),
+    Run(model="game", what="one game, clocks of 3, replays of 2", defines=("CLOCK 3", "REPLAY 2")),
+    Run(model="board", what="two games, clocks of 2"),
+    Run(model="board", what="two games, clocks of 3", defines=("CLOCK 3",)),
+    Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1")),
+)
+
+MUTANTS: Final = tuple(
+    Run(model=model, what=what, defines=(define,), fails=True)
+    for model, define, what in (
+        ("game", "MUTANT_LATE_MOVES", "a move after its maker's clock"),
+        ("game", "MUTANT_EARLY_TIMEOUT", "timeout with nothing left, but nothing over"),
+        ("game", "MUTANT_NO_ALLOWANCE", "replays at the cost of the clock"),
+        ("game", "MUTANT_ANY_LIE", "the challenger takes a lie that is not the first"),
+        ("game", "MUTANT_NO_TIE_DESCEND", "nodes need not fold to the node above"),
+        ("game", "MUTANT_NO_TIE_STEPS", "the last record need not be the checkpoint"),
+        ("game", "MUTANT_NO_TIE_VALUES", "loss and state need not be the record's"),
+        ("game", "MUTANT_NO_TIE_TERMS", "the last accumulator need not round to the claim"),
+        ("game", "MUTANT_PADDING_CONVICTS", "the defender loses at padding, whatever is there"),
+        ("game", "MUTANT_PADDING_ACQUITS", "the defender wins at padding, whatever is there"),
+        ("game", "RESERVE 0", "the honest challenger keeps no block for its proof"),
+        ("board", "MUTANT_NO_SEAL", "a proof needs no seal"),
+        ("board", "MUTANT_SEAL_WITHOUT_GAME", "a seal counts in every game"),
+        ("board", "MUTANT_SAME_INSTANT", "a proof in the block of its seal"),
+        ("board", "MUTANT_SETTLE_OVER_GAMES", "settle with a game open"),
+        ("board", "MUTANT_ABANDON_OVER_GAMES", "abandon with a game open"),
+        ("board", "MUTANT_SETTLE_EARLY", "settle at the last instant of the window"),
+        ("board", "MUTANT_SLASH_TWICE", "a slashed job stays active"),
+        ("board", "MUTANT_RECLAIM_TWICE", "a stake reclaimed more than once"),
+        ("board", "MUTANT_WITHDRAW_TWICE", "a credit is kept when it is withdrawn"),
+        ("board", "RESERVE 0", "the honest challenger keeps no block for its proof"),
+        ("board", "DELAY 1", "builders leave a proof out of one block"),
+    )
+)
+
+WITNESSES: Final = tuple(
+    Run(model=model, what=f"reached: {expression}", defines=(f"WITNESS ({expression})",), fails=True)
+    for model, expression in (
+        ("game", "honest == DEFENDER && reason == RECOMPUTED"),
+        ("game", "honest == DEFENDER && reason == PADDING"),
+        ("game", "honest == DEFENDER && reason == TIMEOUT"),
+        ("game", "honest == CHALLENGER && reason == RECOMPUTED && level == VALUES"),
+        ("game", "honest == CHALLENGER && reason == RECOMPUTED && level == TERMS"),
+        ("game", "honest == CHALLENGER && reason == RECOMPUTED && level == CHUNKS"),
+        ("game", "honest == CHALLENGER && reason == PADDING && level == TERMS"),
+        ("game", "honest == CHALLENGER && reason == BROKEN_TIE"),
+        ("game", "honest == NOBODY && winner == DEFENDER && nodeLies && reason == RECOMPUTED"),
+        ("board", "trainerHonest && status == SETTLED && credit[TRAINER] > REWARD + TRAINER_STAKE"),
+        ("board", "games[0].verdict == DEFENDER_LOST && games[1].verdict == VOID"),
+        ("board", "games[0].verdict == VOID && computes"),
+        ("board", "status == ABANDONED"),
+        ("board", "status == CANCELLED"),
+    )
+)
+
+
+def require_tools() -> None:
+    """Say what to install before anything fails for want of it."""
+    missing = [name for name in ("spin", "cc") if shutil.which(name) is None]
+    if missing:
+        hint = "on Debian: apt-get install spin gcc libc6-dev"
+        sys.exit(f"expected spin 6.5 and a C compiler on PATH, found no {' and no '.join(missing)}; {hint}")
+
+
+def command(arguments: list[str], folder: Path) -> str:
+    """Run one tool in a folder; what it printed."""
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        sys.exit(f"expected {arguments[0]} to succeed, got exit status {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def verify(run: Run, folder: Path) -> Iterator[Result]:
+    """Assertions and deadlocks in one search, "it ends" in a second: a search under a claim stops where the claim holds."""
+    model = (HERE / f"{run.model}.pml").read_text()
+    (folder / "model").write_text("".join(f"#define {define}\n" for define in run.defines) + model)
+    command(["spin", "-a", "model"], folder)
+    for flags, options in ((("-DSAFETY", "-DNOCLAIM"), ()), ((), ("-a",))):
+        command(["cc", "-O2", f"-DMEMLIM={MEMORY_MB}", *flags, "-o", "pan", "pan.c"], folder)
+        start = time.perf_counter()
+        printed = command([str(folder / "pan"), f"-m{DEPTH}", *options], folder)
+        result = read(printed, time.perf_counter() - start)
+        yield replace(result, complaint=complaint(run, model, folder)) if result.errors else result
+
+
+def complaint(run: Run, model: str, folder: Path) -> str:
+    """The assertion that failed, as the model has it, found by replaying the trail."""
+    replayed = command(["spin", "-t", "model"], folder)
+    line = re.search(r"spin: \S+:(\d+), Error: assertion violated", replayed)
+    return model.splitlines()[int(line[1]) - len(run.defines) - 1].strip() if line else "stuck, or for ever"
+
+
+def read(printed: str, seconds: float) -> Result:
+    """The verifier's figures. A search that was cut short is no result."""
+    for cut in ("max search depth too small", "out of memory", "reached -DMEMLIM", "Search not completed"):
+        if cut in printed and "errors: 0" in printed:
+            sys.exit(f"expected a whole search, got one that was cut short:\n{printed}")
+    figures = re.search(r"depth reached (\d+), errors: (\d+)\s+(\d+) states, stored", printed)
+    memory = re.search(r"([\d.]+)\s+total actual memory usage", printed)
+    if figures is None or memory is None:
+        sys.exit(f"expected the verifier's figures, got:\n{printed}")
+    depth, errors, states = (int(figure) for figure in figures.groups())
+    return Result(
+        errors=errors,
+        states=states,
+        depth=depth,
+        megabytes=float(memory[1]),
+        seconds=seconds,
+    )
+
+
+def check(run: Run) -> bool:
+    """Whether SPIN's answer is the one expected; prints it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, result in zip(("safety", "ends"), verify(run, Path(folder)), strict=False):
+            line = f"{run.model:5} {run.what:66} {name:6} {result.states:>10,} states, depth {result.depth:>4}"
+            print(f"{line}, {result.megabytes:5.0f} MB, {result.seconds:5.1f} s  {result.complaint}", flush=True)
+            if result.errors:
+                return run.fails
+    return not run.fails
+
+
+def main() -> None:
+    """Exit with the first unexpected answer named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", action="store_true", help="the checks that have to fail")
+    runs = (*MUTANTS, *WITNESSES) if parser.parse_args().mutants else PROPERTIES
+    require_tools()
+    wrong = [run for run in runs if not check(run)]
+    for run in wrong:
+        expected, got = ("an error", "none") if run.fails else ("no error", "one")
+        print(f"expected {expected}, got {got}: {run.model}, {run.what} {run.defines}", file=sys.stderr)
+    if wrong:
+        sys.exit(1)
+    print(f"{len(runs)} passed, 0 failed")
+
+
+if __name__ == "__main__":
+    main()
