@@ -91,7 +91,7 @@ WITNESSES: Final = tuple(
         ("game", "honest == CHALLENGER && reason == RECOMPUTED && level == VALUES"),
         ("game", "honest == CHALLENGER && reason == RECOMPUTED && level == TERMS"),
         ("game", "honest == CHALLENGER && reason == RECOMPUTED && level == CHUNKS"),
-        ("game", "honest == CHALLENGER && reason == PADDING && level == TERMS"),
+        ("game", "honest == CHALLENGER && reason == PADDING && level == VALUES"),
         ("game", "honest == CHALLENGER && reason == BROKEN_TIE"),
         ("game", "honest == NOBODY && winner == DEFENDER && nodeLies && reason == RECOMPUTED"),
         ("board", "trainerHonest && status == SETTLED && credit[TRAINER] > REWARD + TRAINER_STAKE"),
