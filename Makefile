@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # The stamp is keyed on what is installed: a change of either file installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-SOURCES := protocol engine sim tiebreak tests benchmarks examples
+SOURCES := protocol engine sim tiebreak tests benchmarks examples model contracts/scripts
 
-.PHONY: help setup demo test matrix models long-sums lint format types vectors hardest contracts ci clean
+.PHONY: help setup demo test matrix models long-sums lint format types vectors hardest contracts model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -64,6 +64,12 @@ contracts: setup ## Solidity: format, build, test, compare with Python, gas and 
 
 anvil: setup ## The games on anvil, the node that `make contracts` installs; elsewhere these tests are skipped
 	$(BIN)/python -m pytest -n0 tests/chain/test_anvil.py
+
+model: ## The game and the job board, model-checked by SPIN within bounds (needs spin and a C compiler)
+	$(PYTHON) model/check.py
+
+model-mutants: ## That SPIN refutes the models when a rule is left out, and reaches each outcome
+	$(PYTHON) model/check.py --mutants
 
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*

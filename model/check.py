@@ -1,7 +1,7 @@
 """Checks the models of the game and of the job board with SPIN, and that each check can fail.
 
     python model/check.py             every property of both models, exhaustively within their bounds
-    python model/check.py --mutants   each rule left out in turn: SPIN must find the harm; each outcome must be reachable
+    python model/check.py --mutants   each rule left out: SPIN must find the harm; each outcome is reachable
 
 Needs `spin` (6.5) and a C compiler. Nothing of the product does.
 """
@@ -120,7 +120,7 @@ def command(arguments: list[str], folder: Path) -> str:
 
 
 def verify(run: Run, folder: Path) -> Iterator[Result]:
-    """Assertions and deadlocks in one search, "it ends" in a second: a search under a claim stops where the claim holds."""
+    """Assertions and deadlocks in one search, "it ends" in another: under a claim, a search stops where it holds."""
     model = (HERE / f"{run.model}.pml").read_text()
     (folder / "model").write_text("".join(f"#define {define}\n" for define in run.defines) + model)
     command(["spin", "-a", "model"], folder)

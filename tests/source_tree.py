@@ -17,7 +17,7 @@ def committed_files() -> tuple[Path, ...]:
     if (ROOT / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         return tuple(p for name in listed.split("\0") if name and (p := ROOT / name).is_file())
-    skipped = {".venv", "node_modules", "__pycache__", "out", "cache", "demo-output", "runs", "build"}
+    skipped = {".venv", ".venv-tools", "node_modules", "__pycache__", "out", "cache", "demo-output", "runs", "build"}
     return tuple(p for p in sorted(ROOT.rglob("*")) if p.is_file() and not skipped & set(p.relative_to(ROOT).parts))
 
 

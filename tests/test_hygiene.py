@@ -81,6 +81,52 @@ def test_every_solidity_test_has_a_runner() -> None:
             assert where.endswith(".t.sol"), f"no runner collects {where}"
 
 
+def without_comments(solidity: str) -> str:
+    """Strings with // in them do not occur in what is looked for here."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", solidity, flags=re.DOTALL)
+
+
+def declared_errors(solidity: str) -> set[str]:
+    return set(re.findall(r"^\s*error (\w+)\(", without_comments(solidity), re.MULTILINE))
+
+
+def errors_expected_in_solidity(solidity: str) -> set[str]:
+    """A test can only expect an error of the contracts by its selector."""
+    return set(re.findall(r"\b(\w+)\.selector\b", without_comments(solidity)))
+
+
+def errors_expected_in_python(tree: ast.AST) -> set[str]:
+    """Whole strings in assertions: the name that `Reverted` carries is compared with one."""
+    asserted = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    constants = [node for test in asserted for node in ast.walk(test) if isinstance(node, ast.Constant)]
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+def test_every_custom_error_has_a_test_that_names_it(cases: Callable[[], None]) -> None:
+    expected: set[str] = set()
+    declared: dict[str, str] = {}
+    for path in committed_files():
+        where = path.relative_to(ROOT)
+        if path.suffix == ".sol" and where.is_relative_to("contracts/test"):
+            expected |= errors_expected_in_solidity(path.read_text())
+        elif path.suffix == ".py" and where.is_relative_to("tests"):
+            expected |= errors_expected_in_python(parse(path))
+        elif path.suffix == ".sol" and where.is_relative_to("contracts/src"):
+            declared |= dict.fromkeys(declared_errors(path.read_text()), where.as_posix())
+    assert len(declared) > 40
+    missing = {name: where for name, where in declared.items() if name not in expected}
+    assert missing == {}, "errors of the contracts that no test expects"
+    for _ in declared:
+        cases()
+
+
+def test_an_error_that_is_only_mentioned_is_seen() -> None:
+    source = "// error Old(uint256 x);\n    error Late();\n/* Late.selector */ f(Early.selector); // Late.selector\n"
+    assert declared_errors(source) == {"Late"}
+    assert errors_expected_in_solidity(source) == {"Early"}
+    assert errors_expected_in_python(ast.parse('x = "Late"\nassert e.name == "Early", "or Late"')) == {"Early"}
+
+
 def test_tags_are_unique_and_prefix_free() -> None:
     values = [tag.value for tag in Tag]
     assert len(Tag.__members__) == len(set(values)) > 10  # an alias would be a second name for one value

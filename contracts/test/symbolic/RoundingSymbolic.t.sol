@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Float32} from "../../src/libraries/Float32.sol";
+import {SymbolicBase} from "./SymbolicBase.sol";
+
+/// @title Proofs about rounding (`make -C contracts symbolic`)
+/// @dev The result is the one pattern that is nearest, of even index at a tie: x lies between the midpoints to the
+/// patterns beside it. Everything is in units of 2^lowest, so the comparison is one of integers.
+contract RoundingSymbolic is SymbolicBase {
+    uint256 private constant INFINITY = 0x7f800000;
+
+    /// @dev The value of a pattern in units of 2^lowest; infinity counts as the next number after the greatest, 2^128.
+    /// Without a branch, like all that follows: a proof is then one formula for each path of the library alone.
+    function valueOf(uint256 bits, int256 lowest) private pure returns (uint256 value) {
+        assembly ("memory-safe") {
+            let biased := shr(23, bits)
+            let isNormal := iszero(iszero(biased))
+            let mantissa := or(and(bits, 0x7fffff), shl(23, isNormal))
+            // A subnormal has the exponent of the least normal numbers.
+            value := shl(sub(sub(or(biased, iszero(isNormal)), 150), lowest), mantissa)
+        }
+    }
+
+    /// @dev Whether roundTo(m * 2^e, precision) is what it must be. lowest <= e - 32, so that midpoints are integers.
+    function isNearest(uint256 m, int256 e, int256 lowest, uint256 precision) private pure returns (bool) {
+        uint256 bits = Float32.roundTo(false, m, e, precision);
+        unchecked {
+            uint256 dropped = 32 - precision;
+            uint256 step = 1 << dropped;
+            uint256 twice = 2 * (m << uint256(e - lowest));
+            uint256 here = valueOf(bits, lowest);
+            uint256 even = ((bits >> dropped) & 1) ^ 1;
+            // Not below the midpoint to the pattern under it, and on it only if even; nor above the one over it.
+            bool above = boolOr(bits == 0, twice + even > here + valueOf(bits - step, lowest));
+            bool under = boolOr(bits == INFINITY, twice < here + valueOf(bits + step, lowest) + even);
+            return boolAnd(boolAnd(above, under), boolAnd(bits <= INFINITY, bits & (step - 1) == 0));
+        }
+    }
+
+    /// @dev Far below the least subnormal, and around half of it.
+    function check_roundIsNearestAroundZero(uint32 m) external pure {
+        assert(isNearest(m, -181, -213, 32));
+    }
+
+    /// @dev Subnormal numbers.
+    function check_roundIsNearestAmongSubnormals(uint32 m) external pure {
+        assert(isNearest(m, -165, -197, 32));
+    }
+
+    /// @dev From subnormal to normal numbers.
+    function check_roundIsNearestAtTheLeastNormal(uint32 m) external pure {
+        assert(isNearest(m, -153, -185, 32));
+    }
+
+    /// @dev Normal numbers.
+    function check_roundIsNearestAmongNormals(uint32 m) external pure {
+        assert(isNearest(m, 0, -32, 32));
+    }
+
+    /// @dev From the greatest number to infinity.
+    function check_roundIsNearestAtInfinity(uint32 m) external pure {
+        assert(isNearest(m, 98, 66, 32));
+    }
+
+    /// @dev The least precision.
+    function check_roundIsNearestAtPrecision24(uint32 m) external pure {
+        assert(isNearest(m, -153, -185, 24));
+    }
+
+    /// @dev The sign is put on afterwards, and zero keeps it.
+    function check_theSignIsApart(bool negative, uint128 m, int16 e, uint8 precision) external pure {
+        vm.assume(precision >= 24 && precision <= 32);
+        vm.assume(e >= -500 && e <= 500);
+        uint256 sign = negative ? 0x80000000 : 0;
+        assert(Float32.roundTo(negative, m, e, precision) == sign | Float32.roundTo(false, m, e, precision));
+    }
+
+    /// @dev `bitLength` is where the highest bit stands.
+    function check_bitLength(uint256 x) external pure {
+        uint256 n = Float32.bitLength(x);
+        assert(n <= 256);
+        assert(n == 0 ? x == 0 : x >> (n - 1) == 1);
+    }
+
+    /// @dev False: not every result is even, and there are subnormal ones.
+    function wrong_everyResultIsEven(uint32 m) external pure {
+        assert(Float32.round(false, m, -160) % 2 == 0);
+    }
+}
