@@ -48,7 +48,7 @@ class Result:
 
 PROPERTIES: Final = (
     Run(model="game", what="one game, trees of 8 leaves, clocks of 2"),
-    Run(model="game", what="one game, clocks of 3, replays of 2", defines=("CLOCK 3", "REPLAY 2")),
+    Run(model="game", what="one game, clocks of 3", defines=("CLOCK 3",)),
     Run(model="board", what="two games, clocks of 2"),
     Run(model="board", what="two games, clocks of 3", defines=("CLOCK 3",)),
     Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1")),

@@ -48,7 +48,7 @@ bool clean;             /* no lie left of the path in RUN, STEPS, VALUES or TERM
 byte leaves, halfDepth, body, states;   /* of the current tree; VALUES: D, B and S */
 
 /* For the invariants alone. */
-byte spent, before;
+byte spent, granted, before;
 
 /* ------------------------------------------------------------------ trees */
 
@@ -180,6 +180,9 @@ inline spend() {
     assert(inTime && !isTimedOut);
     before = rank;
     spent = spent + used;
+    granted = granted + elapsed - used;
+    /* 12: three moves a side have an allowance. */
+    assert(granted <= 6 * REPLAY);
     if
     :: defenderMoves -> defenderRest = defenderRest - used
     :: else -> challengerRest = challengerRest - used

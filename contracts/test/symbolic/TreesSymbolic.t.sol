@@ -86,14 +86,14 @@ contract TreesSymbolic is SymbolicBase {
     }
 
     /// @dev Two leaves that lead to one root from one position are one leaf: if no two pairs of the nodes on the way
-    /// have the same parent, up to depth 4. So whoever opens a position twice opens it alike, or shows a collision of SHA-256.
+    /// have the same parent, up to depth 3. So whoever opens a position twice opens it alike, or shows a collision of SHA-256.
     function check_aPositionHasOneLeaf(
         bytes32 one,
         bytes32 other,
         bytes32[DEPTH] calldata ones,
         bytes32[DEPTH] calldata others
     ) external view {
-        for (uint256 depth = 0; depth <= 4; ++depth) {
+        for (uint256 depth = 0; depth <= 3; ++depth) {
             for (uint256 position = 0; position < 2 ** depth; ++position) {
                 bytes32 root = this.fold(one, position, first(ones, depth));
                 bytes32 root_ = this.fold(other, position, first(others, depth));
