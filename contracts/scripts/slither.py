@@ -1,7 +1,7 @@
 """Compares what Slither finds in src with the explained findings of slither.json; a new or a vanished one fails.
 
 `make slither` calls it with the path of Slither's JSON report. A finding is named by its detector and the function or
-variable that it is about, not by lines, which move. The table in docs/verification.md has to hold the same explanations:
+variable that it is about, not by lines, which move. The table in docs/verification.md has to hold the same:
 `--table` prints it.
 """
 

@@ -85,8 +85,8 @@ contract TreesSymbolic is SymbolicBase {
         }
     }
 
-    /// @dev Two leaves that lead to one root from one position are one leaf: if no two pairs of the nodes on the way
-    /// have the same parent, up to depth 3. So whoever opens a position twice opens it alike, or shows a collision of SHA-256.
+    /// @dev Two leaves that lead to one root from one position are one leaf, if no two pairs of the nodes on the way have
+    /// the same parent (depth <= 3). So whoever opens a position twice opens it alike, or shows a collision of SHA-256.
     function check_aPositionHasOneLeaf(
         bytes32 one,
         bytes32 other,
