@@ -62,7 +62,7 @@ contract Referee is IReferee {
         Instruction memory i = InstructionCodec.decode(instruction);
         uint256 dataBytes = i.elements * Isa.size(i.dtype);
         d.leaf = Commitments.instructionLeaf(instruction);
-        d.id = Commitments.tensorId(i.dtype, i.outputDims(), chunkRoot);
+        d.id = Commitments.tensorIdAt(i.dtype, i.rank, i.dimsAt, chunkRoot);
         (d.opcode, d.dtype, d.elements) = (uint8(i.opcode), uint8(i.dtype), uint64(i.elements));
         (d.dataBytes, d.chunks) = (uint64(dataBytes), uint64(Commitments.chunkCount(dataBytes)));
         d.termLeaves = uint32(i.termLeaves());

@@ -202,10 +202,6 @@ contract GameProofTest is GameBase {
         context.termsLeaf = 1;
         context.instructionLeaf = _instructionLeaf(_instruction(LONG));
         context.accumulatorRoot = GameTrees.root(termLeaves);
-        // Step 2 reads record 1, which stands under the steps root of segment 0.
-        context.recordRoot = GameTrees.root(_stepLeaves(0));
-        context.recordDepth = 2;
-        context.recordPosition = 0;
         _told(context);
     }
 
@@ -243,8 +239,6 @@ contract GameProofTest is GameBase {
         context.element = 9;
         context.instructionLeaf = opened[4];
         context.bodyRoot = opened[2];
-        context.recordRoot = GameTrees.root(_stepLeaves(0));
-        context.recordDepth = 2;
         _told(context);
     }
 
@@ -258,10 +252,12 @@ contract GameProofTest is GameBase {
         context.precision = PRECISION;
         context.position = position;
         context.step = step;
+        context.bodyRoot = GameTrees.root(_body(_valueLeaves(step)));
+        // What only a value needs is told of none but a value.
+        if (target != IReferee.Target.VALUE) return context;
         context.stateCount = 2;
         context.dataCount = 1;
         context.programRoot = GameTrees.root(programLeaves);
-        context.bodyRoot = GameTrees.root(_body(_valueLeaves(step)));
         context.dataRoot = keccak256("data");
     }
 

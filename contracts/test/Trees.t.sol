@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {IReferee} from "../src/interfaces/IReferee.sol";
+import {ProofContext} from "../src/game/ProofContext.sol";
 import {Commitments} from "../src/libraries/Commitments.sol";
 import {Tags} from "../src/libraries/Tags.sol";
 import {Trees} from "../src/libraries/Trees.sol";
@@ -82,6 +83,7 @@ contract TreesTest is TestBase {
             uint256 dtype = vm.parseJsonUint(json, _at("tensors", k, "dtype"));
             bytes32 id = vm.parseJsonBytes32(json, _at("tensors", k, "id"));
             assertEq(Commitments.tensorId(dtype, encoded, root), id, "tensor id");
+            assertEq(harness.tensorIdAt(dtype, encoded, root), id, "tensor id, dims in calldata");
         }
     }
 
@@ -150,9 +152,37 @@ contract TreesTest is TestBase {
         assertEq(Commitments.lossId(bits), Commitments.scalarId(0, bits), "id of the loss");
     }
 
-    function testFuzz_seal(bytes32 gameId, bytes32 answer, bytes32 salt) public pure {
+    function testFuzz_seal(bytes32 gameId, bytes32 answer, bytes32 salt) public view {
         bytes32 expected = sha256(abi.encodePacked("tb.seal.", gameId, answer, salt));
         assertEq(Commitments.seal(gameId, answer, salt), expected, "seal");
+    }
+
+    function testFuzz_record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) public view {
+        bytes32 expected = sha256(abi.encodePacked("tb.recrd", step, stateRoot, lossBits, logRoot));
+        assertEq(Commitments.record(step, stateRoot, lossBits, logRoot), expected, "record");
+    }
+
+    function testFuzz_entry(bytes8 tag, bytes calldata name, bytes32 id) public view {
+        assertEq(harness.entry(tag, name, id), sha256(abi.encodePacked(tag, name, id)), "entry");
+    }
+
+    function testFuzz_accumulatorLeaf(bytes memory encoded) public view {
+        bytes32 expected = sha256(abi.encodePacked("tb.accum", encoded));
+        assertEq(Commitments.accumulatorLeaf(encoded), expected, "accumulator leaf");
+    }
+
+    function testFuzz_tensorIdAt(uint8 dtype, uint64[8] calldata dims, uint256 rank, bytes32 root) public view {
+        bytes memory encoded;
+        for (uint256 d = 0; d < bound(rank, 0, 8); ++d) {
+            encoded = bytes.concat(encoded, bytes8(dims[d]));
+        }
+        bytes32 expected = sha256(abi.encodePacked("tb.tensr", dtype, uint8(encoded.length / 8), encoded, root));
+        assertEq(harness.tensorIdAt(dtype, encoded, root), expected, "tensor id");
+        assertEq(Commitments.tensorId(dtype, encoded, root), expected, "its twin");
+    }
+
+    function testFuzz_extended(bytes32 digest, bytes32 x) public pure {
+        assertEq(ProofContext.extended(digest, x), keccak256(abi.encodePacked(digest, x)), "what was opened");
     }
 
     function test_emptyRoots() public pure {

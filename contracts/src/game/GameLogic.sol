@@ -8,6 +8,7 @@ import {Commitments} from "../libraries/Commitments.sol";
 import {Isa} from "../libraries/Isa.sol";
 import {Trees} from "../libraries/Trees.sol";
 import {ProofContext} from "./ProofContext.sol";
+import {RefereeCalls} from "./RefereeCalls.sol";
 import {Segments} from "./Segments.sol";
 import {Turns} from "./Turns.sol";
 
@@ -145,7 +146,7 @@ library GameLogic {
         if (Trees.fold(leaf, game.instruction, siblings) != job.programRoot) return _brokenTie(turn);
         // Whether the number of nodes is right is known only below; one that is no level's is never.
         bytes32 root = Trees.isLevel(nodes.length) ? Trees.foldNodes(nodes) : bytes32(0);
-        IReferee.Description memory description = referee.describe(instruction, root);
+        IReferee.Description memory description = RefereeCalls.describe(referee, instruction, root);
         if (description.opcode == Isa.SOURCE) {
             if (nodes.length != 0) revert IGame.WrongNodeCount(0, nodes.length);
             _extend(game, leaf);
@@ -226,7 +227,7 @@ library GameLogic {
         bytes32[] calldata opened
     ) internal view returns (bytes32 right, bytes32 committed) {
         ProofContext.check(game, job, turn.level, opened);
-        right = referee.judge(ProofContext.make(game, job, turn, opened), proof);
+        right = RefereeCalls.judge(referee, ProofContext.make(game, job, turn, opened), proof);
         bytes32 expected = ProofContext.sealOf(turn.level, opened);
         bytes32 found = Commitments.seal(gameId, right, salt);
         // INVARIANT 10: who proves had the answer when it chose the leaf, before any proof could be copied.

@@ -44,9 +44,13 @@ library ProofContext {
         if (found != game.opened) revert IGame.WrongOpened(game.opened, found);
     }
 
-    /// @return t_{n+1} of t_n and x
-    function extended(bytes32 digest, bytes32 x) internal pure returns (bytes32) {
-        return keccak256(abi.encodePacked(digest, x));
+    /// @return next t_{n+1} of t_n and x
+    function extended(bytes32 digest, bytes32 x) internal pure returns (bytes32 next) {
+        assembly ("memory-safe") {
+            mstore(0x00, digest)
+            mstore(0x20, x)
+            next := keccak256(0x00, 0x40)
+        }
     }
 
     /// @param opened as checked
@@ -73,14 +77,16 @@ library ProofContext {
         context.element = game.element;
         context.termsLeaf = level == IGame.Level.TERMS ? turn.position : 0;
         context.step = game.step;
+        context.bodyRoot = opened[BODY_ROOT];
+        // Of a commit there is none: the proof opens it.
+        if (opened.length > INSTRUCTION) context.instructionLeaf = opened[INSTRUCTION];
+        if (level == IGame.Level.TERMS) context.accumulatorRoot = opened[ACCUMULATOR_ROOT];
+        // An element is computed of operands alone: what only a value needs is zero then, and its slots are not read.
+        if (level != IGame.Level.VALUES) return context;
         context.stateCount = job.stateCount;
         context.dataCount = job.dataCount;
-        // Of a commit there is none: the proof opens it.
-        context.instructionLeaf = opened.length > INSTRUCTION ? opened[INSTRUCTION] : bytes32(0);
         context.programRoot = job.programRoot;
-        context.bodyRoot = opened[BODY_ROOT];
         context.dataRoot = job.dataRoot;
-        context.accumulatorRoot = level == IGame.Level.TERMS ? opened[ACCUMULATOR_ROOT] : bytes32(0);
         _previousRecord(context, job, opened);
     }
 

@@ -40,20 +40,20 @@ interface IReferee {
         uint64 termsLeaf;
         /// s, the number of the disputed step, from 1.
         uint64 step;
-        /// S, entries of the state.
+        /// S, entries of the state. (This and what else only a VALUE needs, the board leaves zero for other targets.)
         uint32 stateCount;
-        /// Entries of the job's data.
+        /// Entries of the job's data (VALUE).
         uint32 dataCount;
         /// H(`tb.instr` ‖ encoding), as opened in phase OPEN_TENSOR. Ignored if `position` is a commit's: that
         /// instruction is opened in the proof, under `programRoot`.
         bytes32 instructionLeaf;
-        /// Root of the program tree (depth D+1).
+        /// Root of the program tree (depth D+1) (VALUE).
         bytes32 programRoot;
         /// Root of the body half of the defender's value tree.
         bytes32 bodyRoot;
-        /// Root of the job's data entries.
+        /// Root of the job's data entries (VALUE).
         bytes32 dataRoot;
-        /// Root of a tree that holds record s-1: run tree, steps tree or, for s = 1, record 0 itself (depth 0).
+        /// Root of a tree that holds record s-1 (VALUE): run tree, steps tree or, for s = 1, record 0 itself (depth 0).
         bytes32 recordRoot;
         /// Depth of that tree.
         uint8 recordDepth;

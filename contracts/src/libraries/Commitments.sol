@@ -28,13 +28,41 @@ library Commitments {
     }
 
     /// @dev Leaf of an accumulator tree.
-    function accumulatorLeaf(bytes memory encoded) internal pure returns (bytes32) {
-        return sha256(bytes.concat(Tags.ACCUMULATOR, encoded));
+    function accumulatorLeaf(bytes memory encoded) internal view returns (bytes32 leaf) {
+        bytes8 tag = Tags.ACCUMULATOR;
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            let length := mload(encoded)
+            mstore(pos, tag)
+            mcopy(add(pos, 0x08), add(encoded, 0x20), length)
+            if iszero(staticcall(gas(), 0x02, pos, add(length, 0x08), 0x00, 0x20)) { revert(0, 0) }
+            leaf := mload(0x00)
+        }
     }
 
     /// @dev Id of a tensor. `dims` holds 8 bytes, big-endian, for each dimension.
     function tensorId(uint256 dtype, bytes memory dims, bytes32 chunkRoot) internal pure returns (bytes32) {
         return sha256(bytes.concat(Tags.TENSOR, bytes1(uint8(dtype)), bytes1(uint8(dims.length / 8)), dims, chunkRoot));
+    }
+
+    /// @dev `tensorId` with the dims taken from calldata, where `rank` of them stand as they are hashed.
+    function tensorIdAt(uint256 dtype, uint256 rank, uint256 dimsAt, bytes32 chunkRoot)
+        internal
+        view
+        returns (bytes32 id)
+    {
+        bytes8 tag = Tags.TENSOR;
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            let length := shl(3, rank)
+            mstore(pos, tag)
+            mstore8(add(pos, 0x08), dtype)
+            mstore8(add(pos, 0x09), rank)
+            calldatacopy(add(pos, 0x0a), dimsAt, length)
+            mstore(add(add(pos, 0x0a), length), chunkRoot)
+            if iszero(staticcall(gas(), 0x02, pos, add(length, 0x2a), 0x00, 0x20)) { revert(0, 0) }
+            id := mload(0x00)
+        }
     }
 
     /// @dev Id of the tensor of rank 0 that holds `bits`.
@@ -63,18 +91,48 @@ library Commitments {
     }
 
     /// @dev Leaf of the state tree (tag STATE_ENTRY) or data tree (DATA_ENTRY). `name` is its u16 length and bytes.
-    function entry(bytes8 tag, bytes calldata name, bytes32 id) internal pure returns (bytes32) {
-        return sha256(bytes.concat(tag, name, id));
+    function entry(bytes8 tag, bytes calldata name, bytes32 id) internal view returns (bytes32 leaf) {
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            calldatacopy(add(pos, 0x08), name.offset, name.length)
+            mstore(add(add(pos, 0x08), name.length), id)
+            if iszero(staticcall(gas(), 0x02, pos, add(name.length, 0x28), 0x00, 0x20)) { revert(0, 0) }
+            leaf := mload(0x00)
+        }
     }
 
     /// @dev Digest of a step record: leaf of the steps tree and of the run tree.
-    function record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) internal pure returns (bytes32) {
-        return sha256(bytes.concat(Tags.STEP_RECORD, bytes8(step), stateRoot, bytes4(lossBits), logRoot));
+    function record(uint64 step, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot)
+        internal
+        view
+        returns (bytes32 digest)
+    {
+        (bytes32 start, bytes32 loss) = (Tags.STEP_RECORD | bytes32(uint256(step) << 128), bytes4(lossBits));
+        assembly ("memory-safe") {
+            // Each word is written over the rest of the one before.
+            let pos := mload(0x40)
+            mstore(pos, start)
+            mstore(add(pos, 0x10), stateRoot)
+            mstore(add(pos, 0x30), loss)
+            mstore(add(pos, 0x34), logRoot)
+            if iszero(staticcall(gas(), 0x02, pos, 0x54, 0x00, 0x20)) { revert(0, 0) }
+            digest := mload(0x00)
+        }
     }
 
     /// @dev What a challenger fixes before it may prove: its answer, hidden by a salt, for one game only.
-    function seal(bytes32 gameId, bytes32 answer, bytes32 salt) internal pure returns (bytes32) {
-        return sha256(bytes.concat(Tags.SEAL, gameId, answer, salt));
+    function seal(bytes32 gameId, bytes32 answer, bytes32 salt) internal view returns (bytes32 digest) {
+        bytes8 tag = Tags.SEAL;
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            mstore(add(pos, 0x08), gameId)
+            mstore(add(pos, 0x28), answer)
+            mstore(add(pos, 0x48), salt)
+            if iszero(staticcall(gas(), 0x02, pos, 0x68, 0x00, 0x20)) { revert(0, 0) }
+            digest := mload(0x00)
+        }
     }
 
     /// @dev Leaves of the chunk tree of `dataBytes` bytes.

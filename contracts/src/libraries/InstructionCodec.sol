@@ -98,15 +98,6 @@ library InstructionCodec {
         }
     }
 
-    /// @dev The output dims as they are encoded, 8 bytes each.
-    function outputDims(Instruction memory i) internal pure returns (bytes memory dims) {
-        dims = new bytes(8 * i.rank);
-        uint256 from = i.dimsAt;
-        assembly ("memory-safe") {
-            calldatacopy(add(dims, 0x20), from, mload(dims))
-        }
-    }
-
     /// @dev The body instruction whose value operand k reads. k < operandCount.
     function operandValue(Instruction memory i, uint256 k) internal pure returns (uint256) {
         return _word(_operandAt(i, k)) >> 224;

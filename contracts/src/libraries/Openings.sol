@@ -5,6 +5,7 @@ import {IReferee} from "../interfaces/IReferee.sol";
 import {Commitments} from "./Commitments.sol";
 import {Float32} from "./Float32.sol";
 import {Isa} from "./Isa.sol";
+import {Tags} from "./Tags.sol";
 import {Trees} from "./Trees.sol";
 
 /// @dev Verified openings: what the operands may be read from. Made by `Openings.verify` alone.
@@ -35,12 +36,12 @@ library Openings {
         o.dataBytes = new uint256[](tensors.length);
         for (uint256 t = 0; t < tensors.length; ++t) {
             IReferee.TensorOpening calldata tensor = tensors[t];
-            bytes memory dims;
-            (dims, o.dataBytes[t]) = _shape(t, tensor.dtype, tensor.dims);
-            bytes32 id = Commitments.tensorId(tensor.dtype, dims, tensor.chunkRoot);
-            Trees.verify(bodyRoot, depth, tensor.value, id, tensor.siblings); // (1)
-            _requireNew(o.values, t, tensor.value); // (4)
-            (o.values[t], o.dtypes[t]) = (tensor.value, tensor.dtype);
+            (uint256 value, uint256 dtype) = (tensor.value, tensor.dtype);
+            bytes32 id;
+            (id, o.dataBytes[t]) = _identify(t, dtype, tensor.dims, tensor.chunkRoot);
+            Trees.verify(bodyRoot, depth, value, id, tensor.siblings); // (1)
+            _requireNew(o.values, t, value); // (4)
+            (o.values[t], o.dtypes[t]) = (value, dtype);
         }
         o.keys = new uint256[](chunks.length);
         o.dataAt = new uint256[](chunks.length);
@@ -124,30 +125,40 @@ library Openings {
         revert IReferee.MissingElement(operand, element);
     }
 
-    /// @dev The dims as they are hashed, and the bytes of data.
-    function _shape(uint256 t, uint256 dtype, uint64[] calldata shape)
+    /// @dev The tensor's id (`Commitments.tensorId`, its preimage written as the dims are read), and its bytes of data.
+    function _identify(uint256 t, uint256 dtype, uint64[] calldata dims, bytes32 chunkRoot)
         private
-        pure
-        returns (bytes memory dims, uint256 dataBytes)
+        view
+        returns (bytes32 id, uint256 dataBytes)
     {
         // INVARIANT: a known dtype and a rank of at most 8.
-        if (dtype > Isa.BOOL || shape.length > Isa.MAX_RANK) revert IReferee.MalformedTensor(t);
-        // Room for a whole word behind the last dim; the length is set when all are written.
-        dims = new bytes(8 * shape.length + 24);
+        if (dtype > Isa.BOOL || dims.length > Isa.MAX_RANK) revert IReferee.MalformedTensor(t);
+        bytes8 tag = Tags.TENSOR;
+        uint256 limit = Isa.MAX_NUMEL;
         uint256 elements = 1;
-        for (uint256 d = 0; d < shape.length; ++d) {
-            uint256 dim = shape[d];
-            elements *= dim; // SAFETY: below 2^40 · 2^64
-            // INVARIANT: dims of at least 1, and at most 2^40 elements.
-            if (elements == 0 || elements > Isa.MAX_NUMEL) revert IReferee.MalformedTensor(t);
-            assembly ("memory-safe") {
-                mstore(add(add(dims, 0x20), shl(3, d)), shl(192, dim))
-            }
-        }
+        bool isBad;
         assembly ("memory-safe") {
-            mstore(dims, shl(3, shape.length))
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            mstore8(add(pos, 0x08), dtype)
+            mstore8(add(pos, 0x09), dims.length)
+            let place := add(pos, 0x0a)
+            let end := add(dims.offset, shl(5, dims.length))
+            for { let p := dims.offset } lt(p, end) { p := add(p, 0x20) } {
+                let dim := calldataload(p)
+                elements := mul(elements, dim)
+                // SAFETY: a product of up to eight numbers wraps only behind one that is over the limit: that is kept.
+                isBad := or(isBad, or(iszero(dim), or(gt(dim, limit), gt(elements, limit))))
+                mstore(place, shl(192, dim))
+                place := add(place, 0x08)
+            }
+            mstore(place, chunkRoot)
+            if iszero(staticcall(gas(), 0x02, pos, sub(add(place, 0x20), pos), 0x00, 0x20)) { revert(0, 0) }
+            id := mload(0x00)
         }
-        return (dims, elements * Isa.size(dtype));
+        // INVARIANT: dims of at least 1, and at most 2^40 elements.
+        if (isBad) revert IReferee.MalformedTensor(t);
+        return (id, elements * Isa.size(dtype));
     }
 
     function _verifyChunk(

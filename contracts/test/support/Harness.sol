@@ -41,8 +41,17 @@ contract TreesHarness {
         return Commitments.instructionLeaf(data);
     }
 
-    function entry(bytes8 tag, bytes calldata name, bytes32 id) external pure returns (bytes32) {
+    function entry(bytes8 tag, bytes calldata name, bytes32 id) external view returns (bytes32) {
         return Commitments.entry(tag, name, id);
+    }
+
+    /// @dev Of dims that stand in calldata as they are hashed.
+    function tensorIdAt(uint256 dtype, bytes calldata dims, bytes32 root) external view returns (bytes32) {
+        uint256 pos;
+        assembly ("memory-safe") {
+            pos := dims.offset
+        }
+        return Commitments.tensorIdAt(dtype, dims.length / 8, pos, root);
     }
 }
 
