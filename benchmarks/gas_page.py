@@ -84,8 +84,8 @@ def leaves(snapshot: str) -> list[str]:
     lines = [
         "## The proof, by kind of leaf",
         "",
-        "`prove` that the challenger wins, with dear operands: 13 siblings for each value, 19 for each chunk,",
-        "chunks of 512 random bytes (`contracts/test/RefereeGas.t.sol`, `contracts/.gas-snapshot`). It holds the payout:",
+        "`prove` that the challenger wins, with dear operands: 13 siblings for each value, 19 for each chunk, and",
+        "512 random bytes a chunk (`contracts/test/RefereeGas.t.sol`, `contracts/.gas-snapshot`). It holds the payout:",
         f"credits to three accounts that had none. Median {ordered[len(ordered) // 2]:,}, least {ordered[0]:,}.",
         "`shuffleWithALongWalk` is the longest walk found in 14 million, no kind of its own.",
         "",
