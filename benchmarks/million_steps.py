@@ -24,11 +24,12 @@ from engine.compile import Compiled, compile_task
 from engine.interpreter import Interpreter
 from protocol.chain import Chain
 from protocol.chain.devnet import dev_secrets, running_node
+from protocol.errors import StateError
 from protocol.isa import MapFunction, Opcode
 from protocol.job import Head, Job, SignedHead
 from protocol.keys import PrivateKey
 from protocol.program import Program
-from sim.adversaries import Cheat, flip_bit, flipped_weight_bit, long_sums, low_precision_sum
+from sim.adversaries import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from sim.market import Market, Parties, another
 from sim.match import Match, game_of, play, replay_on_chain
 from sim.staged import StagedEvidence, StagedForgery, StagedRun
@@ -80,6 +81,8 @@ class Stage:
 
     def fight(self, forgery: StagedForgery, levels: int) -> Match:
         """The whole dispute. The trees do not depend on the job's number nor on r, so evidence is used again."""
+        if forgery.record(STEP) == self.honest.record(STEP):
+            raise StateError("expected a lie that leaves a trace in the state, got the honest record")
         job = replace(another(self.job), descent_levels=levels)
         for evidence in (forgery, self.honest):
             evidence.run = replace(evidence.run, job=job)
@@ -124,9 +127,7 @@ def cheats(program: Program) -> dict[str, Cheat]:
         f"sum of {program.body[longest].terms} products": low_precision_sum(
             step=STEP, leaf=longest, element=last[longest]
         ),
-        "exp": Cheat(
-            name="exp", gain="-", step=STEP, leaf=exp, element=last[exp], change=lambda value: flip_bit(value, 0)
-        ),
+        "exp": Cheat(name="exp", gain="-", step=STEP, leaf=exp, element=last[exp], change=lambda value: 2 * value),
         "weight": flipped_weight_bit(program, state=weight, step=STEP, element=5),
     }
 

