@@ -6,7 +6,6 @@ calldata (EIP-7623), execution. `python -m benchmarks.million_steps --layers N` 
 """
 
 import argparse
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from engine.arithmetic import Arithmetic
 from engine.compile import Compiled, compile_task
 from engine.interpreter import Interpreter
 from protocol.chain import Chain
-from protocol.chain.devnet import dev_secrets, running_node
+from protocol.chain.devnet import dev_secrets, free_port, running_node
 from protocol.errors import StateError
 from protocol.isa import MapFunction, Opcode
 from protocol.job import Head, Job, SignedHead
@@ -42,10 +41,7 @@ CONSOLE = Console()
 @contextmanager
 def market() -> Iterator[tuple[Market, str]]:
     """A market on a development node, and the kind of the node."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with running_node(port=port, accounts=3) as node:
+    with running_node(port=free_port(), accounts=3) as node:
         keys = Parties(*(PrivateKey.from_int(secret) for secret in dev_secrets(3)))
         yield Market(keys, Chain.connect(node.url)), node.kind
 

@@ -32,7 +32,7 @@ from enum import IntEnum
 from typing import Final
 
 from protocol import proof, seals
-from protocol.commitments import StepRecord, chunk_count, chunk_digest, chunk_length, loss_id, tensor_id
+from protocol.commitments import ZERO_DIGEST, StepRecord, chunk_count, chunk_digest, chunk_length, loss_id, tensor_id
 from protocol.eip712 import check_bytes
 from protocol.errors import EncodingError, IllegalMove, VerificationError
 from protocol.isa import CHUNK_BYTES, MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Instruction, Opcode
@@ -431,7 +431,7 @@ def _open_values(state: GameState, move: OpenValues) -> GameState:
         log_root=Digest(move.log_root),
     )
     _tie(record.digest == state.node, "the step record is not the disputed one")
-    _tie(move.log_root == bytes(32), "the policy is exact, but there is a rounding log")
+    _tie(move.log_root == ZERO_DIGEST, "the policy is exact, but there is a rounding log")
     loss_root = fold(loss_id(move.loss_bits), job.body_count - 1, move.siblings)
     _tie(loss_root == body_root, "the loss is not the last value under the body root")
     _tie(commit_root == pad(move.state_root, job.state_depth, depth), "the state is not the right half of the values")

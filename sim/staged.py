@@ -17,10 +17,9 @@ from protocol.commitments import StepRecord, state_tree
 from protocol.errors import ConfigurationError
 from protocol.job import Job
 from protocol.program import Program
-from protocol.tags import Digest, Tag, tagged_hash
+from protocol.tags import Tag, tagged_hash
 from sim.forgery import ForgedEvidence
 
-NO_LOG = Digest(bytes(32))
 LOSS_BITS = 0x40000000
 """2.0, the loss of every step that was not executed."""
 
@@ -28,7 +27,7 @@ LOSS_BITS = 0x40000000
 def made_up(step: int, party: bytes) -> StepRecord:
     """A record that no execution stands behind; the same for equal arguments."""
     root = tagged_hash(Tag.STEP_RECORD, b"made up" + step.to_bytes(8, "big") + party)
-    return StepRecord(step=step, state_root=root, loss_bits=LOSS_BITS, log_root=NO_LOG)
+    return StepRecord(step=step, state_root=root, loss_bits=LOSS_BITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class StagedRun:
     def before(self) -> StepRecord:
         """The record of the step before the real one: its state root is true."""
         root = state_tree(identities(self.state_before)).root
-        return StepRecord(step=self.step - 1, state_root=root, loss_bits=LOSS_BITS, log_root=NO_LOG)
+        return StepRecord(step=self.step - 1, state_root=root, loss_bits=LOSS_BITS)
 
     def record(self, step: int) -> StepRecord:
         """The record of any step but the real one."""

@@ -5,6 +5,7 @@ from typing import Any
 from protocol.chain import generated as g
 from protocol.chain.abi import Function
 from protocol.chain.errors import ChainError
+from protocol.commitments import ZERO_DIGEST
 from protocol.game import GameState
 from protocol.job import Head, Job
 from protocol.moves import (
@@ -26,8 +27,6 @@ from protocol.moves import (
     Witness,
 )
 from protocol.tags import Digest
-
-ZERO = Digest(bytes(32))
 
 Defence = Descend | OpenSteps | OpenValues | OpenTensor | OpenChunk | OpenTerms
 
@@ -115,9 +114,10 @@ def proof_struct(move: Prove) -> g.Proof:
 def _witness(witness: Witness) -> g.Witness:
     match witness:
         case None:
-            return g.Witness(0, ZERO, 0, ZERO, (), ZERO, ())
+            return g.Witness(0, ZERO_DIGEST, 0, ZERO_DIGEST, (), ZERO_DIGEST, ())
         case TensorWitness():
-            return g.Witness(0, ZERO, 0, ZERO, (), Digest(witness.tensor_id), _digests(witness.siblings))
+            identity, siblings = Digest(witness.tensor_id), _digests(witness.siblings)
+            return g.Witness(0, ZERO_DIGEST, 0, ZERO_DIGEST, (), identity, siblings)
         case StateWitness():
             return g.Witness(
                 step=witness.step,
@@ -210,7 +210,7 @@ def _read_proof(proof: g.Proof, salt: bytes) -> Prove:
 
 def _read_witness(w: g.Witness) -> Witness:
     """The contract's one struct serves three kinds of witness; unused fields are zero and empty."""
-    if w.state_root != ZERO or w.record_siblings:
+    if w.state_root != ZERO_DIGEST or w.record_siblings:
         return StateWitness(
             step=w.step,
             state_root=w.state_root,
@@ -220,6 +220,6 @@ def _read_witness(w: g.Witness) -> Witness:
             tensor_id=w.tensor_id,
             siblings=w.siblings,
         )
-    if w.tensor_id != ZERO or w.siblings:
+    if w.tensor_id != ZERO_DIGEST or w.siblings:
         return TensorWitness(tensor_id=w.tensor_id, siblings=w.siblings)
     return None

@@ -3,6 +3,7 @@
 Accounts come from one mnemonic that everybody knows: never use their keys anywhere else.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Final
 
 from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
 
-from protocol.chain.anvil import Anvil, find_anvil
+from protocol.chain.anvil import HOST, Anvil, find_anvil
 from protocol.chain.embedded import ACCOUNTS_PATH, new_tester
 from protocol.chain.rpc import RpcNode, RpcServer
 
@@ -19,6 +20,13 @@ MNEMONIC: Final = "test test test test test test test test test test test junk"
 BALANCE: Final = 10_000 * 10**18
 """Wei of each account at the start, in both kinds of node."""
 MAX_ACCOUNTS: Final = 100
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """The same games on anvil, a real node: over HTTP, with estimated gas, and by thousands of random moves."""
 
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from protocol import game
 from protocol.chain import Chain, ContractMismatch, NodeError, Reverted
 from protocol.chain.anvil import Anvil, find_anvil
 from protocol.chain.calls import move_call
-from protocol.chain.devnet import MNEMONIC, dev_secrets
+from protocol.chain.devnet import MNEMONIC, dev_secrets, free_port
 from protocol.game import Reason
 from protocol.keys import PrivateKey
 from protocol.moves import Phase, Prove, Side
@@ -23,12 +22,6 @@ BINARY = find_anvil()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs anvil")
 LOSS = len(FUNCTIONS.program.body) - 1
 GAMES, LEAST_MOVES = 24, 1000
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

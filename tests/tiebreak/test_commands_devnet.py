@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protocol.chain.devnet import free_port
 from protocol.keys import PrivateKey
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE
@@ -29,9 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def devnet(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """The command as a process of its own; it must say what it runs, and end by SIGTERM."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     arguments = ["devnet", "--embedded", "--json", "--port", str(port), "--accounts", "2", "--keys", str(folder)]
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *arguments],
