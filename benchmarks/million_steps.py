@@ -25,13 +25,13 @@ from protocol.chain import Chain
 from protocol.chain.devnet import dev_secrets, free_port, running_node
 from protocol.errors import StateError
 from protocol.isa import MapFunction, Opcode
-from protocol.job import Head, Job, SignedHead
+from protocol.job import Job
 from protocol.keys import PrivateKey
 from protocol.program import Program
 from sim.adversaries import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from sim.market import Market, Parties, another
-from sim.match import Match, game_of, play, replay_on_chain
-from sim.staged import StagedEvidence, StagedForgery, StagedRun
+from sim.match import Match
+from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"
@@ -82,14 +82,7 @@ class Stage:
         job = replace(another(self.job), descent_levels=levels)
         for evidence in (forgery, self.honest):
             evidence.run = replace(evidence.run, job=job)
-        agreement = self.market.sign(job)
-        self.market.open(agreement)
-        head = Head(job_id=job.id, count=job.checkpoints, run_root=forgery.run_tree(job.checkpoints).root)
-        signed = SignedHead.sign(head, agreement.domain, self.market.parties.trainer)
-        self.market.post(signed)
-        identity = game_of(self.market, agreement, signed)
-        match = play(agreement, signed, forgery, self.honest, identity=identity)
-        return replay_on_chain(self.market, agreement, signed, match)
+        return dispute(self.market, job, forgery, self.honest)
 
 
 def make_stage(market: Market, layers: int) -> Stage:

@@ -56,7 +56,7 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
         raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
     defender = ForgedEvidence(cheating, arena.interpreter, cheat)
     challenger = Evidence(own, arena.interpreter)
-    match = _play(market, agreement, head, defender, challenger)
+    match = play_out(market, agreement, head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)
 
 
@@ -71,13 +71,14 @@ def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0
     Worker(wrong, arena.interpreter, tamper=mistake.tamper).work()
     defender = Evidence(arena.run, arena.interpreter)
     challenger = Evidence(wrong, arena.interpreter, mistake.tamper)
-    match = _play(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
+    match = play_out(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
     return Fought(match, defender, challenger.replayed_steps)
 
 
-def _play(
+def play_out(
     market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
 ) -> Match:
+    """The whole game: as signed messages, then on the chain. The job must be on the board."""
     courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
     match = play(agreement, head, defender, challenger, courier, identity=identity)
     return replay_on_chain(market, agreement, head, match, nonce=nonce)

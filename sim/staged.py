@@ -15,10 +15,13 @@ from engine.evidence import Evidence
 from engine.tensors import identities
 from protocol.commitments import StepRecord, state_tree
 from protocol.errors import ConfigurationError
-from protocol.job import Job
+from protocol.job import Head, Job, SignedHead
 from protocol.program import Program
 from protocol.tags import Tag, tagged_hash
 from sim.forgery import ForgedEvidence
+from sim.market import Market
+from sim.match import Match
+from sim.scenario import play_out
 
 LOSS_BITS = 0x40000000
 """2.0, the loss of every step that was not executed."""
@@ -104,3 +107,13 @@ class StagedEvidence(Evidence):
 
 class StagedForgery(StagedEvidence, ForgedEvidence):
     """The cheat's: its lie stands in the real step, and its sums are bent to fit it."""
+
+
+def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> Match:
+    """Puts the job on the board, posts the defender's last head, and plays the game against it."""
+    agreement = market.sign(job)
+    market.open(agreement)
+    head = Head(job_id=job.id, count=job.checkpoints, run_root=defender.run_tree(job.checkpoints).root)
+    signed = SignedHead.sign(head, agreement.domain, market.parties.trainer)
+    market.post(signed)
+    return play_out(market, agreement, signed, defender, challenger)

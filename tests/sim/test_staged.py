@@ -10,12 +10,12 @@ from engine.compile import compile_task
 from engine.interpreter import Interpreter
 from protocol.errors import ConfigurationError
 from protocol.game import Level, Reason
-from protocol.job import Head, Job, SignedHead
+from protocol.job import Job
 from protocol.moves import Side
 from sim.adversaries import Cheat, flipped_weight_bit, low_precision_sum
 from sim.market import Market
-from sim.match import Match, game_of, play, replay_on_chain
-from sim.staged import StagedEvidence, StagedForgery, StagedRun, made_up
+from sim.match import Match
+from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
 from tests.sim.yard import make_task, sums_of
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
@@ -53,15 +53,7 @@ class Stage:
         forgery = StagedForgery(self.run(b"lie", job), self.interpreter, cheat)
         honest = StagedEvidence(self.run(b"truth", job), self.interpreter)
         defender, challenger = (honest, forgery) if honest_trainer else (forgery, honest)
-        agreement = self.market.sign(job)
-        self.market.open(agreement)
-        count = job.checkpoints
-        head = Head(job_id=job.id, count=count, run_root=defender.run_tree(count).root)
-        signed = SignedHead.sign(head, agreement.domain, self.market.parties.trainer)
-        self.market.post(signed)
-        identity = game_of(self.market, agreement, signed)
-        match = play(agreement, signed, defender, challenger, identity=identity)
-        return replay_on_chain(self.market, agreement, signed, match)
+        return dispute(self.market, job, defender, challenger)
 
 
 @pytest.fixture(scope="module")
