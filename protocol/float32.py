@@ -1,7 +1,7 @@
 """IEEE-754 binary32 in integers (SPEC 4.4 and 5): an f32 is its 32-bit pattern, and nothing here is a float.
 
 Every result is RN(exact value), ties to even, subnormals kept, overflow to infinity; the only NaN is `0x7fc00000`.
-`precision` b in 24 ... 32 rounds to a format with b - 9 fraction bits and the exponent range of f32: its numbers are
+`precision` b in 16 ... 32 rounds to a format with b - 9 fraction bits and the exponent range of f32: its numbers are
 the f32 patterns whose lowest 32 - b bits are zero, so one rule serves normal and subnormal numbers.
 """
 
@@ -16,7 +16,7 @@ ONE: Final = 0x3F800000
 FRACTION_BITS: Final = 23
 MIN_EXPONENT: Final = -149
 """Every finite f32 is an integer multiple of 2^-149."""
-MIN_PRECISION: Final = 24
+MIN_PRECISION: Final = 16
 MAX_PRECISION: Final = 32
 
 _I64_MIN: Final = -(1 << 63)

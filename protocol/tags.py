@@ -20,6 +20,7 @@ class Tag(bytes, Enum):
     STEP_RECORD = b"tb.recrd"
     INSTRUCTION = b"tb.instr"
     ACCUMULATOR = b"tb.accum"
+    LOG_WORD = b"tb.lgwrd"
     GAME = b"tb.game."
     MESSAGE = b"tb.messg"
     SEAL = b"tb.seal."
