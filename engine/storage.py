@@ -17,7 +17,6 @@ against the record that commits it before it is used.
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import RawIOBase
@@ -30,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.data import FactsCache, data_identities, open_safetensors
+from engine.disk import plain_size, read_file, replacing, size_within, storing, write_file
 from engine.tensors import PROTOCOL_DTYPES, Spec, check_spec, identities, plain_bytes
 from protocol.codec import Reader, unsigned
 from protocol.commitments import StepRecord, data_tree, state_tree
@@ -50,82 +50,11 @@ _CHECKPOINT_NAME: Final = re.compile(r"([0-9]{12,20})\.safetensors")
 _SAFETENSORS_DTYPES: Final = {DType.F32: "F32", DType.I64: "I64", DType.BOOL: "BOOL"}
 
 
-class StorageError(ConfigurationError):
-    """The disk refused: full, read-only, or not there. What was committed before is intact."""
-
-
-@contextmanager
-def _storing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise StorageError(
-            f"cannot write {path}: {error}. Nothing committed is lost; free or change the disk and run again to resume"
-        ) from error
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes `path`, durably, when the block succeeds."""
-    temporary = path.with_name(f".{path.name}.part")
-    with _storing(path):
-        try:
-            yield temporary
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_directory(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all. Raises `StorageError`."""
-    with _replacing(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def read_file(path: Path, limit: int) -> bytes:
-    """Reads a file of at most `limit` bytes. Raises `EncodingError` if it is missing, larger or no plain file."""
-    try:
-        _size_within(path, limit)
-        return path.read_bytes()
-    except OSError as error:
-        raise EncodingError(f"{path}: cannot be read: {error}") from error
-
-
-def _size_within(path: Path, limit: int) -> int:
-    """Bytes of a plain file. Raises `EncodingError` if it is missing, larger than `limit` or no plain file."""
-    try:
-        size = _plain_size(path)
-    except OSError as error:
-        raise EncodingError(f"{path}: cannot be read: {error}") from error
-    if size > limit:
-        raise EncodingError(f"{path}: expected at most {limit} bytes, got {size}")
-    return size
-
-
-def _plain_size(path: Path) -> int:
-    """Bytes of a plain file. A stranger's folder may hold a pipe, which blocks, or a link to an endless device."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise EncodingError(f"{path}: expected a plain file, got another kind")
-    return found.st_size
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors as safetensors, whole or not at all, straight from their memory. Raises `StorageError`."""
     # Widest first: so each tensor is aligned to its elements. Names break ties, so equal tensors give equal files.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    with _replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
+    with replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
         _write_whole(file, memoryview(_header(tensors, order)))
         for name in order:
             _write_whole(file, plain_bytes(tensors[name]))
@@ -157,7 +86,7 @@ def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
     """
     expected = sum(dtype.size * prod(shape) for dtype, shape in spec.values())
     try:
-        size = _plain_size(path)
+        size = plain_size(path)
         if size > expected + _HEADER_BYTES:
             raise EncodingError(f"{path}: expected about {expected} bytes, got {size}")
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -245,7 +174,7 @@ class RunDirectory:
         _check_root("data", job.data_root, data_tree(data_identities(data, cache=FactsCache())).root)
         if path.exists() and any(path.iterdir()):
             raise ConfigurationError(f"{path}: expected a new or empty directory; to go on with a run, open it")
-        with _storing(path):
+        with storing(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "heads").mkdir(exist_ok=True)
         run = cls(path, agreement, program)
@@ -307,7 +236,7 @@ class RunDirectory:
         """Number of records, by the size of their file. Raises `EncodingError` for more than the job can have."""
         path = self.path / "records.bin"
         limit = min(RECORD_BYTES * self.job.checkpoints + RECORD_BYTES - 1, MAX_RECORDS_BYTES)
-        return _size_within(path, limit) // RECORD_BYTES
+        return size_within(path, limit) // RECORD_BYTES
 
     def record_digests(self, count: int) -> Iterator[Digest]:
         """The digests of the first `count` records: each is stored as what its digest is of."""
@@ -343,7 +272,7 @@ class RunDirectory:
     def append_record(self, record: StepRecord) -> None:
         """Adds the next checkpoint's record, durably; its state must be written already, if it is to be kept."""
         path, count = self.path / "records.bin", self.recorded()
-        with _storing(path), path.open("rb+") as file:
+        with storing(path), path.open("rb+") as file:
             file.truncate(count * RECORD_BYTES)
             file.seek(0, os.SEEK_END)
             try:
@@ -373,13 +302,13 @@ class RunDirectory:
     def drop_state(self, step: int) -> None:
         """Removes the state after a step; whoever needs it computes it again from the one before it that is kept."""
         path = self.state_path(step)
-        with _storing(path):
+        with storing(path):
             path.unlink(missing_ok=True)
 
     def drop_parts(self) -> None:
         """Removes what a killed process had begun to write into the checkpoints."""
         for path in (self.path / "checkpoints").glob(".*.part"):
-            with _storing(path):
+            with storing(path):
                 path.unlink(missing_ok=True)
 
     def write_state(self, step: int, state: Mapping[str, Tensor]) -> None:
@@ -409,7 +338,7 @@ class RunDirectory:
     def add_metric(self, step: int, loss: float, seconds: float) -> None:
         """Appends one line of telemetry."""
         path = self.path / "metrics.jsonl"
-        with _storing(path), path.open("a") as file:
+        with storing(path), path.open("a") as file:
             file.write(json.dumps({"step": step, "loss": loss, "seconds": round(seconds, 6)}) + "\n")
 
     def metrics(self) -> list[dict[str, float]]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from engine.compile import Compiled
 from engine.data import FactsCache, data_identities
-from engine.storage import MAX_PROGRAM_BYTES, map_tensors, read_file, read_tensors, write_file, write_tensors
+from engine.disk import read_file, write_file
+from engine.storage import MAX_PROGRAM_BYTES, map_tensors, read_tensors, write_tensors
 from engine.tensors import check_spec, identities
 from protocol.commitments import data_tree, state_tree
 from protocol.errors import ConfigurationError, EncodingError, StateError

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from engine.builder import Builder, Ref
 from engine.capture.fingerprint import NoFingerprint, step_fingerprint
 from engine.capture.step import StepGraph, capture
-from engine.storage import read_file, write_file
+from engine.disk import read_file, write_file
 from protocol.errors import TiebreakError
 from protocol.isa import DType
 from protocol.native import cache_directory

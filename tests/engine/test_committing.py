@@ -15,10 +15,11 @@ from torch import Tensor
 
 from engine.arithmetic import Arithmetic
 from engine.auditing import audit_segment, compare
+from engine.disk import StorageError
 from engine.evidence import Evidence
 from engine.interpreter import Interpreter
 from engine.keeping import ALL, LAST, Keep
-from engine.storage import RunDirectory, StorageError, read_tensors, write_tensors
+from engine.storage import RunDirectory, read_tensors, write_tensors
 from engine.tensors import identities, plain_bytes, tensor_bytes
 from engine.training import Commit, Progress, Worker
 from protocol.commitments import run_tree

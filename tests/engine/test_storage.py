@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine.compile import Compiled
-from engine.storage import RECORD_BYTES, RunDirectory, StorageError, decode_record, encode_record, read_file, write_file
+from engine.disk import StorageError, read_file, write_file
+from engine.storage import RECORD_BYTES, RunDirectory, decode_record, encode_record
 from engine.tensors import from_bytes, identity, tensor_bytes
 from protocol.commitments import StepRecord, identify
 from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
@@ -177,7 +178,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_file(path, b"old")
     script = (
-        "import resource, sys; from pathlib import Path; from engine.storage import StorageError, write_file\n"
+        "import resource, sys; from pathlib import Path; from engine.disk import StorageError, write_file\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: write_file(Path(sys.argv[1]), b'x' * 10000)\n"
         "except StorageError as error: print(error)\n"

@@ -18,9 +18,10 @@ from engine.agreement import Terms, draft_job, sign_job
 from engine.arithmetic import Arithmetic
 from engine.auditing import audit_segment, compare
 from engine.compile import Compiled, compile_task
+from engine.disk import StorageError
 from engine.evidence import Evidence
 from engine.interpreter import Interpreter, NotFiniteError
-from engine.storage import RunDirectory, StorageError
+from engine.storage import RunDirectory
 from engine.tensors import identity
 from engine.training import Commit, Progress, Worker
 from protocol.commitments import loss_id

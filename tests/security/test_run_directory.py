@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from engine.agreement import sign_job
 from engine.builder import Builder
-from engine.storage import RunDirectory, read_file, read_tensors
+from engine.disk import read_file
+from engine.storage import RunDirectory, read_tensors
 from engine.tensors import identities
 from protocol.commitments import data_tree, state_tree
 from protocol.eip712 import Address, Domain

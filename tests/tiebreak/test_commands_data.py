@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from engine.storage import StorageError
+from engine.disk import StorageError
 from engine.task import Batch, Rows, Windows
 from engine.tensors import identity
 from protocol.errors import ConfigurationError, EncodingError, StateError

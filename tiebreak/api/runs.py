@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from engine.agreement import Terms, draft_job, sign_job
 from engine.auditing import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
+from engine.disk import read_file, write_file
 from engine.interpreter import Interpreter, NotFiniteError
 from engine.keeping import Keep
-from engine.storage import RunDirectory, read_file, write_file
+from engine.storage import RunDirectory
 from engine.task import Batch, Optimizer
 from engine.training import Progress, Worker
 from protocol.commitments import run_tree

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from engine.compile import Compiled
 from engine.data import FactsCache, data_identities
+from engine.disk import read_file, write_file
 from engine.interpreter import State
-from engine.storage import read_file, read_tensors, write_file, write_tensors
+from engine.storage import read_tensors, write_tensors
 from engine.task import Batch, Optimizer, Task
 from engine.tensors import identities
 from protocol.commitments import data_tree, state_tree

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.data import ArrayFile, FactsCache, examine, open_npy
 from engine.data.elements import Array
 from engine.data.formats import parse_json
-from engine.storage import StorageError, read_file, write_file
+from engine.disk import StorageError, read_file, write_file
 from protocol.errors import ConfigurationError, EncodingError, StateError
 from protocol.isa import DType
 

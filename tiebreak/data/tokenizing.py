@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.data.elements import Array
-from engine.storage import read_file
+from engine.disk import read_file
 from protocol.errors import ConfigurationError
 
 MAX_TOKENIZER_BYTES = 1 << 28
