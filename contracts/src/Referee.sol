@@ -54,7 +54,7 @@ contract Referee is IReferee {
         if (context.target == Target.TERMS) return _terms(context, proof, i, o);
         _requireUnused(Part.PREVIOUS, proof.previous.length == 0); // (5)
         _requireUnused(Part.SIBLINGS, proof.siblings.length == 0);
-        return bytes32(_element(i, o, context.element, context.precision));
+        return bytes32(_element(i, o, context.element, context.rounding));
     }
 
     /// @inheritdoc IReferee
@@ -67,6 +67,7 @@ contract Referee is IReferee {
         (d.dataBytes, d.chunks) = (uint64(dataBytes), uint64(Commitments.chunkCount(dataBytes)));
         d.termLeaves = uint32(i.termLeaves());
         if (d.termLeaves != 0) d.accumulator = Accumulators.code(i);
+        d.sumKind = Accumulators.sumKind(i);
     }
 
     /// @inheritdoc IReferee
@@ -75,7 +76,7 @@ contract Referee is IReferee {
     }
 
     /// @inheritdoc IReferee
-    function finish(uint8 accumulatorKind, uint8 precision, bytes calldata accumulator)
+    function finish(uint8 accumulatorKind, uint32 rounding, bytes calldata accumulator)
         external
         view
         returns (bool canonical, bytes32 leaf, uint64 bits)
@@ -84,7 +85,7 @@ contract Referee is IReferee {
         Accumulator memory last;
         (canonical, last) = Accumulators.decode(kind, accumulator);
         if (!canonical) return (false, 0, 0);
-        return (true, Commitments.tagged(Tags.ACCUMULATOR, accumulator), last.result(precision));
+        return (true, Commitments.tagged(Tags.ACCUMULATOR, accumulator), last.result(rounding));
     }
 
     /// @dev The right leaf of the value tree for commit `position - 2^depth`: the state entry of its operand.
@@ -199,19 +200,19 @@ contract Referee is IReferee {
     }
 
     /// @dev The right bits of one element. (4)
-    function _element(Instruction memory i, Operands memory o, uint256 element, uint256 precision)
+    function _element(Instruction memory i, Operands memory o, uint256 element, uint256 rounding)
         private
         view
         returns (uint256)
     {
         uint256 opcode = i.opcode;
-        if (opcode == Isa.MAP) return _map(i, o, element, precision);
+        if (opcode == Isa.MAP) return _map(i, o, element, rounding);
         if (i.isReduction()) {
             // INVARIANT: a long reduction has accumulators, and is judged by their leaves.
             if (i.terms > Isa.TERMS_PER_LEAF) revert UnsupportedInstruction(uint8(opcode), uint8(i.func));
             Accumulator memory a = Accumulators.start(_kind(i, o, element));
             _accumulate(i, o, a, element, 0, i.terms);
-            return a.result(precision);
+            return a.result(rounding);
         }
         if (opcode == Isa.GATHER) return _gather(i, o, element);
         if (opcode == Isa.WINDOW) return _window(i, o, element);
@@ -237,7 +238,7 @@ contract Referee is IReferee {
         return Philox.shuffle(index, seed, _integer(i, o, 2, element), i.paramUnsigned(0), i.paramUnsigned(8) >> 32);
     }
 
-    function _map(Instruction memory i, Operands memory o, uint256 element, uint256 precision)
+    function _map(Instruction memory i, Operands memory o, uint256 element, uint256 rounding)
         private
         view
         returns (uint256)
@@ -252,8 +253,8 @@ contract Referee is IReferee {
         }
         if (!MapFunctions.isTranscendental(i.func)) return MapFunctions.apply_(i.func, i.dtype, s);
         MapFunctions.requireTypes(i.func, i.dtype, s);
-        // SAFETY: an f32 that was read has 32 bits, a known function 8.
-        return TRANSCENDENTALS.evaluate(uint8(i.func), uint32(s.bits[0]), uint8(precision));
+        // SAFETY: an f32 that was read has 32 bits, a known function 8. Only sums are logged: the rest is the precision.
+        return TRANSCENDENTALS.evaluate(uint8(i.func), uint32(s.bits[0]), uint8(rounding));
     }
 
     /// @dev What is accumulated. Only an argmax needs its operand's tensor to tell.

@@ -28,7 +28,9 @@ contract Transcendentals is ITranscendentals {
     /// @inheritdoc ITranscendentals
     function evaluate(uint8 func, uint32 bits, uint8 precision) external pure returns (uint32 result) {
         if (func < Isa.EXP || func > Isa.COS) revert UnknownFunction(func);
-        if (precision < 24 || precision > 32) revert PrecisionOutOfRange(precision);
+        if (precision < Float32.LEAST_PRECISION || precision > Float32.FULL_PRECISION) {
+            revert PrecisionOutOfRange(precision);
+        }
         if (Float32.isNan(bits)) return uint32(Float32.NAN);
         uint256 x = uint256(bits) & ~Float32.SIGN;
         bool negative = bits & Float32.SIGN != 0;

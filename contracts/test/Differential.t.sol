@@ -102,7 +102,7 @@ contract DifferentialTest is TestBase {
             IReferee.MalformedAccumulator.selector,
             IReferee.SlotOutOfRange.selector,
             IReferee.UnknownAccumulator.selector,
-            IReferee.PrecisionOutOfRange.selector
+            IReferee.RoundingOutOfRange.selector
         ];
         for (uint256 k = 0; k < own.length; ++k) {
             if (own[k] == found) return true;

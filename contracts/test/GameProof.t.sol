@@ -249,7 +249,7 @@ contract GameProofTest is GameBase {
     {
         context.target = target;
         context.depth = 2;
-        context.precision = PRECISION;
+        context.rounding = PRECISION;
         context.position = position;
         context.step = step;
         context.bodyRoot = GameTrees.root(_body(_valueLeaves(step)));

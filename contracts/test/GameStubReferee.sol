@@ -53,13 +53,13 @@ contract GameStubReferee is IReferee {
         revert NotAsked();
     }
 
-    function finish(uint8 kind, uint8 precision, bytes calldata accumulator)
+    function finish(uint8 kind, uint32 rounding, bytes calldata accumulator)
         external
         pure
         returns (bool canonical, bytes32 leaf, uint64 bits)
     {
         // What the game was told of the instruction and the job.
-        if (kind != 7 || precision != 30) revert UnsupportedInstruction(kind, precision);
+        if (kind != 7 || rounding != 30) revert UnsupportedInstruction(kind, uint8(rounding));
         (canonical, bits) = abi.decode(accumulator, (bool, uint64));
         leaf = keccak256(accumulator);
     }

@@ -384,17 +384,24 @@ contract RefereeRefusalsTest is RefereeBase {
         assertTrue(!canonical, "that holds an integer");
     }
 
-    function test_finishOfNoKindOrPrecision() public {
+    function test_finishOfNoKindOrRounding() public {
         for (uint256 kind = 0; kind < 256; ++kind) {
             if (kind >= 1 && kind <= 5) continue;
             vm.expectRevert(abi.encodeWithSelector(IReferee.UnknownAccumulator.selector, kind));
             referee.finish(uint8(kind), 32, new bytes(97));
         }
-        for (uint256 precision = 0; precision < 256; ++precision) {
-            bool known = precision >= 24 && precision <= 32;
-            if (!known) vm.expectRevert(abi.encodeWithSelector(IReferee.PrecisionOutOfRange.selector, precision));
-            referee.finish(1, uint8(precision), new bytes(97));
+        for (uint256 x = 0; x < 256; ++x) {
+            _finish(uint32(x), x >= 16 && x <= 32);
+            _finish(uint32(32 | x << 8), x == 0 || (x >= 2 && x <= 64));
+            _finish(uint32(16 | 64 << 8 | x << 16), x <= 3);
+            _finish(uint32(24 | x << 24), x == 0);
         }
+    }
+
+    function _finish(uint32 rounding, bool known) private {
+        if (!known) vm.expectRevert(abi.encodeWithSelector(IReferee.RoundingOutOfRange.selector, rounding));
+        (bool canonical,, uint64 bits) = referee.finish(1, rounding, new bytes(97));
+        if (known) assertTrue(canonical && bits == 0, "a zero sum at any rounding");
     }
 
     function test_noTranscendentals() public {

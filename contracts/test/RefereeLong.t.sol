@@ -43,7 +43,7 @@ contract RefereeLongTest is GasBase {
         IReferee.Context memory c;
         IReferee.Proof memory p;
         _replace(c, p, _sumOver(dims));
-        (c.target, c.depth, c.precision, c.position, c.step) = (IReferee.Target.TERMS, uint8(BODY_DEPTH), 32, 9, 3);
+        (c.target, c.depth, c.rounding, c.position, c.step) = (IReferee.Target.TERMS, uint8(BODY_DEPTH), 32, 9, 3);
         c.termsLeaf = uint64(leaf);
         IReferee.Description memory d = referee.describe(p.instruction, 0);
         assertEq(d.termLeaves, (terms + 3) / 4, "leaves");
@@ -121,7 +121,7 @@ contract RefereeLongTest is GasBase {
         IReferee.Context memory c;
         IReferee.Proof memory p;
         _replace(c, p, _sumOver(_dims(1 << 16, 1 << 16)));
-        (c.target, c.precision, c.termsLeaf) = (IReferee.Target.TERMS, 32, 1 << 30);
+        (c.target, c.rounding, c.termsLeaf) = (IReferee.Target.TERMS, 32, 1 << 30);
         vm.expectRevert(abi.encodeWithSelector(IReferee.LeafOutOfRange.selector, 1 << 30, 1 << 30));
         referee.judge(c, p);
     }

@@ -72,7 +72,7 @@ library ProofContext {
             ? IReferee.Target.VALUE
             : level == IGame.Level.CHUNKS ? IReferee.Target.ELEMENT : IReferee.Target.TERMS;
         context.depth = job.depth;
-        context.precision = job.precision;
+        context.rounding = job.precision;
         context.position = game.instruction;
         context.element = game.element;
         context.termsLeaf = level == IGame.Level.TERMS ? turn.position : 0;

@@ -30,8 +30,10 @@ interface IReferee {
         Target target;
         /// D of SPEC section 4: each half of the value tree and of the program tree has 2^D leaves.
         uint8 depth;
-        /// b of the job. Invariant: 24 ... 32.
-        uint8 precision;
+        /// How the element is rounded: b of the job | n << 8 | code << 16. b: 16 ... 32. n: for a sum, the job's
+        /// tolerance for its kind, 0 or 2 ... 64. code: what the step's rounding log says of the element, 0 ... 3 (SPEC
+        /// section 5.1). Where nothing is logged n and code are 0; what is no sum reads b alone.
+        uint32 rounding;
         /// Leaf of the value tree: body instruction i at i, commit k at 2^D + k. Invariant: below 2^(D+1).
         uint64 position;
         /// Element of the tensor, row-major (ELEMENT, TERMS).
@@ -142,6 +144,8 @@ interface IReferee {
         uint32 termLeaves;
         /// What is accumulated, for `finish`; 0 if nothing is.
         uint8 accumulator;
+        /// 1 + the kind of a logged sum (SPEC section 5.1): 1 plain, 2 products, 3 scatter; 0 if it is none.
+        uint8 sumKind;
     }
 
     /// Bytes are not exactly one instruction. `offset` is where reading stopped.
@@ -186,8 +190,8 @@ interface IReferee {
     error SlotOutOfRange(uint256 slot, uint256 count);
     /// `finish` was asked for a kind that `describe` never names.
     error UnknownAccumulator(uint8 kind);
-    /// A precision that is none of 24 ... 32.
-    error PrecisionOutOfRange(uint8 precision);
+    /// A sum was to be rounded in a way that is none: see `Context.rounding`.
+    error RoundingOutOfRange(uint32 rounding);
     /// The constructor was given an address without code.
     error TranscendentalsMissing(address given);
 
@@ -207,11 +211,11 @@ interface IReferee {
 
     /// @notice What the last accumulator of an element says.
     /// @param accumulatorKind as in `Description.accumulator`
-    /// @param precision b of the job
+    /// @param rounding as in `Context`
     /// @return canonical whether the bytes are the one encoding of an accumulator of this kind
     /// @return leaf its digest in the accumulator tree (0 if not canonical)
-    /// @return bits the value of the element, rounded to the precision (0 if not canonical)
-    function finish(uint8 accumulatorKind, uint8 precision, bytes calldata accumulator)
+    /// @return bits the value of the element, a sum rounded as `rounding` says (0 if not canonical)
+    function finish(uint8 accumulatorKind, uint32 rounding, bytes calldata accumulator)
         external
         view
         returns (bool canonical, bytes32 leaf, uint64 bits);

@@ -7,7 +7,7 @@ pragma solidity ^0.8.30;
 interface ITranscendentals {
     /// `func` is none of the six (10 ... 15).
     error UnknownFunction(uint8 func);
-    /// `precision` is not 24 ... 32.
+    /// `precision` is not 16 ... 32.
     error PrecisionOutOfRange(uint8 precision);
     /// The bound on the error does not decide the result.
     error Undecided(uint8 func, uint32 bits, uint8 precision);

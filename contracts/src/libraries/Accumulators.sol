@@ -93,9 +93,9 @@ library Accumulators {
         return Float32.lt(held, bits);
     }
 
-    /// @dev The bits of the element whose last accumulator this is, at this precision.
-    function result(Accumulator memory a, uint256 precision) internal pure returns (uint64) {
-        if (a.kind == AccumulatorKind.F32_SUM) return uint64(a.sum.toFloat32(precision));
+    /// @dev The bits of the element whose last accumulator this is, a sum rounded as `Context.rounding` says.
+    function result(Accumulator memory a, uint256 rounding) internal pure returns (uint64) {
+        if (a.kind == AccumulatorKind.F32_SUM) return uint64(a.sum.toFloat32(rounding));
         if (a.kind == AccumulatorKind.F32_MAX) return uint64(Float32.max(uint256(a.value), uint256(a.value)));
         bool hasIndex = a.kind == AccumulatorKind.F32_ARGMAX || a.kind == AccumulatorKind.I64_ARGMAX;
         return uint64(uint256(hasIndex ? a.index : a.value));
@@ -133,6 +133,14 @@ library Accumulators {
     function code(Instruction memory i) internal pure returns (uint8) {
         bool hasIndex = i.opcode == Isa.REDUCE && i.func == Isa.REDUCE_ARGMAX;
         return uint8(kindOf(i, hasIndex ? Isa.F32 : i.dtype)) + 1;
+    }
+
+    /// @dev 1 + the kind of a logged sum, or 0 (SPEC section 5.1).
+    function sumKind(Instruction memory i) internal pure returns (uint8) {
+        if (i.dtype != Isa.F32) return 0;
+        if (i.opcode == Isa.SCATTER_SUM) return 3;
+        if (i.opcode != Isa.REDUCE || i.func != Isa.REDUCE_SUM) return 0;
+        return i.operandCount == 2 ? 2 : 1;
     }
 
     /// @dev The kind of a last accumulator of `length` bytes. Of an argmax the length tells the dtype, f32 has 12 bytes

@@ -68,12 +68,11 @@ library ExactSum {
         }
     }
 
-    /// @dev RN of the sum to `precision` bits; NaN if a factor was not finite; a sum that is or rounds to zero is +0.
-    function toFloat32(Exact memory sum, uint256 precision) internal pure returns (uint256) {
-        // INVARIANT: a precision of SPEC section 5.
-        if (precision < Float32.LEAST_PRECISION || precision > Float32.FULL_PRECISION) {
-            revert IReferee.PrecisionOutOfRange(uint8(precision));
-        }
+    /// @dev The sum rounded as `IReferee.Context.rounding` says, to nearest or along a log (SPEC section 5.1); NaN if a
+    /// factor was not finite; a sum that is or rounds to zero is +0.
+    function toFloat32(Exact memory sum, uint256 rounding) internal pure returns (uint256) {
+        // INVARIANT: a precision of SPEC section 5, a tolerance and a code of section 5.1, and nothing else.
+        if (!Float32.isRounding(rounding)) revert IReferee.RoundingOutOfRange(uint32(rounding));
         if (sum.notFinite) return Float32.NAN;
         (uint256 w0, uint256 w1, uint256 w2) = (sum.w0, sum.w1, sum.w2);
         bool negative = w2 >> 255 != 0;
@@ -93,7 +92,7 @@ library ExactSum {
             // 256 significant bits, the rest as one sticky bit.
             uint256 magnitude = w2 << left | w1 >> (256 - left);
             if (w1 << left != 0 || w0 != 0) magnitude |= 1;
-            uint256 bits = Float32.roundTo(negative, magnitude, exponent - int256(left), precision);
+            uint256 bits = Float32.roundTo(negative, magnitude, exponent - int256(left), rounding);
             return bits == Float32.SIGN ? 0 : bits;
         }
     }

@@ -9,7 +9,12 @@ library Float32 {
     uint256 internal constant INFINITY = 0x7f800000;
     uint256 internal constant SIGN = 0x80000000;
     uint256 internal constant FULL_PRECISION = 32;
-    uint256 internal constant LEAST_PRECISION = 24;
+    uint256 internal constant LEAST_PRECISION = 16;
+    /// Codes of a rounding log: toward zero, away from it.
+    uint256 internal constant DOWN = 1;
+    uint256 internal constant UP = 2;
+    uint256 internal constant LEAST_TOLERANCE = 2;
+    uint256 internal constant GREATEST_TOLERANCE = 64;
     uint256 private constant MAGNITUDE = 0x7fffffff;
     /// Exponent of the last place of subnormals and of the smallest normal binade.
     int256 private constant LEAST_EXPONENT = -149;
@@ -49,9 +54,11 @@ library Float32 {
         return roundTo(negative, magnitude, exponent, FULL_PRECISION);
     }
 
-    /// @dev The same to `precision` bits, 24 ... 32: to the nearest of the patterns whose lowest 32 - precision bits
-    /// are zero, subnormals and infinity among them.
-    function roundTo(bool negative, uint256 magnitude, int256 exponent, uint256 precision)
+    /// @dev The same to a precision b of 16 ... 32: to the nearest of the patterns whose lowest 32 - b bits are zero,
+    /// subnormals and infinity among them. `rounding` is b | n << 8 | code << 16: where code is DOWN or UP, n is not 0
+    /// and the number lies within 2^-n of the gap around the middle between two of them, the code chooses (SPEC section
+    /// 5.1). A caller who sets a sticky bit then passes at least 90 bits: ends of tolerances are even in their last.
+    function roundTo(bool negative, uint256 magnitude, int256 exponent, uint256 rounding)
         internal
         pure
         returns (uint256)
@@ -59,6 +66,7 @@ library Float32 {
         uint256 sign = negative ? SIGN : 0;
         if (magnitude == 0) return sign;
         unchecked {
+            uint256 precision = rounding & 0xff;
             // Exponent of the result's last place: 24 significant bits less those dropped, but never below the
             // subnormals'.
             uint256 dropped = FULL_PRECISION - precision;
@@ -67,27 +75,45 @@ library Float32 {
             if (last < least) last = least;
             int256 cut = last - exponent;
             uint256 mantissa;
-            if (cut <= 0) {
-                mantissa = magnitude << uint256(-cut); // exact: at most 24 bits
-            } else if (cut > 256) {
-                mantissa = 0; // below half of the least subnormal
-            } else {
-                mantissa = _roundShift(magnitude, uint256(cut));
-            }
+            if (cut <= 0) mantissa = magnitude << uint256(-cut); // exact: at most 24 bits
+            else mantissa = _roundShift(magnitude, uint256(cut), rounding);
             // A mantissa of 2^24 after rounding carries into the exponent by itself; so does 2^23 from the subnormals.
             uint256 bits = (uint256(last - least) << 23) + (mantissa << dropped);
             return sign | (bits >= INFINITY ? INFINITY : bits);
         }
     }
 
-    /// @dev RN(m / 2^cut), ties to even, 1 <= cut <= 256.
-    function _roundShift(uint256 m, uint256 cut) private pure returns (uint256 q) {
+    /// @dev m / 2^cut to nearest, ties to even, or as the log says if that counts; 1 <= cut.
+    function _roundShift(uint256 m, uint256 cut, uint256 rounding) private pure returns (uint256 q) {
         unchecked {
             q = m >> cut;
-            uint256 rest = m << (256 - cut); // the bits cut off, as a fraction of 2^256
+            // The bits cut off, as a fraction of 2^256. Beyond 256 the fraction is below one half, where all questions
+            // are whether it reaches a whole number: what is lost of it does not matter.
+            uint256 rest = cut > 256 ? m >> (cut - 256) : m << (256 - cut);
+            if (rounding >> 8 != 0 && _follows(rest, rounding)) return rounding >> 16 == UP ? q + 1 : q;
             uint256 half = 1 << 255;
             if (rest > half || (rest == half && q & 1 == 1)) ++q;
         }
+    }
+
+    /// @dev Whether the code of `rounding` decides: it is one, and `rest`, a fraction of 2^256, lies within its
+    /// tolerance of one half, ends included.
+    function _follows(uint256 rest, uint256 rounding) private pure returns (bool) {
+        uint256 code = rounding >> 16;
+        uint256 tolerance = (rounding >> 8) & 0xff;
+        if (tolerance == 0 || (code != DOWN && code != UP)) return false;
+        unchecked {
+            uint256 width = 1 << (256 - tolerance);
+            return rest - ((1 << 255) - width) <= 2 * width; // below the lower end it wraps
+        }
+    }
+
+    /// @dev Whether this is b | n << 8 | code << 16 with a precision, a tolerance and a code that SPEC section 5.1 knows.
+    function isRounding(uint256 rounding) internal pure returns (bool) {
+        uint256 precision = rounding & 0xff;
+        uint256 tolerance = (rounding >> 8) & 0xff;
+        return precision >= LEAST_PRECISION && precision <= FULL_PRECISION && rounding >> 18 == 0
+            && (tolerance == 0 || (tolerance >= LEAST_TOLERANCE && tolerance <= GREATEST_TOLERANCE));
     }
 
     /// @dev Position of the highest set bit plus one; 0 for 0.

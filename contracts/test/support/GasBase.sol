@@ -129,7 +129,7 @@ abstract contract GasBase is RefereeBase {
         returns (IReferee.Context memory c, IReferee.Proof memory p)
     {
         _replace(c, p, instruction);
-        (c.target, c.depth, c.precision, c.position, c.step) =
+        (c.target, c.depth, c.rounding, c.position, c.step) =
         (IReferee.Target.ELEMENT, uint8(BODY_DEPTH), 32, uint64((1 << BODY_DEPTH) - 9), 1000);
         uint256 count = 0;
         for (uint256 t = 0; t < operands.length; ++t) {

@@ -124,7 +124,7 @@ abstract contract RefereeBase is TestBase {
     function _honest(uint256 k) internal view returns (IReferee.Context memory context, IReferee.Proof memory proof) {
         proof.instruction = vm.parseJsonBytes(json, _case(k, "instruction"));
         context.target = IReferee.Target.ELEMENT;
-        (context.depth, context.precision) = (DEPTH, 32);
+        (context.depth, context.rounding) = (DEPTH, 32);
         context.position = 6;
         context.step = 3;
         context.instructionLeaf = sha256(abi.encodePacked("tb.instr", proof.instruction));

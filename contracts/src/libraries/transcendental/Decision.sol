@@ -11,7 +11,7 @@ struct Estimate {
 }
 
 /// @title Rounding to `precision` bits, and the decision whether an estimate is good enough to round (SPEC section 5)
-/// @notice A format of b = 24 ... 32 bits has 1 sign, 8 exponent and b - 9 fraction bits: its numbers are the f32
+/// @notice A format of b = 16 ... 32 bits has 1 sign, 8 exponent and b - 9 fraction bits: its numbers are the f32
 /// patterns whose lowest 32 - b bits are zero, so one rule serves normal and subnormal numbers.
 library Decision {
     /// Fraction bits of an f32, exponent of the least normal binade, and of the last place below it.
@@ -46,7 +46,7 @@ library Decision {
     }
 
     /// @dev RN(magnitude · 2^e) to `precision` bits: the pattern without a sign, overflow to infinity.
-    /// SAFETY: 0 < magnitude, |e| < 2^32 and 24 <= precision <= 32.
+    /// SAFETY: 0 < magnitude, |e| < 2^32 and 16 <= precision <= 32.
     function roundTo(uint256 magnitude, int256 e, uint256 precision) internal pure returns (uint256 bits) {
         unchecked {
             int256 fractionBits = int256(precision) - 9;
