@@ -368,6 +368,10 @@ class RunDirectory:
 
 def _require_computable(job: Job) -> None:
     """Nobody trains, audits or defends without a run directory, so this comes before all work."""
+    if job.is_logged:
+        raise ConfigurationError(
+            "expected a job of policy exact, all that this engine computes, got one of policy logged"
+        )
     if job.precision != PRECISION_F32:
         raise ConfigurationError(
             f"expected a job of precision {PRECISION_F32}, all that this engine computes, got {job.precision}; "

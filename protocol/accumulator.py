@@ -21,6 +21,7 @@ from protocol import float32
 from protocol.codec import Reader, signed, unsigned
 from protocol.errors import EncodingError
 from protocol.isa import NAN_BITS, TERMS_PER_LEAF, DType, Instruction, Opcode, ReduceFunction
+from protocol.rounding import NEAREST, Rounding, round_sum
 
 SUM_BYTES: Final = 96
 SUM_EXPONENT: Final = 2 * float32.MIN_EXPONENT
@@ -138,13 +139,13 @@ def _replaces(kind: Kind, held: int, x: int) -> bool:
     return float32.is_nan(x) or float32.less(held, x)
 
 
-def finish(accumulator: Accumulator, precision: int = float32.MAX_PRECISION) -> int:
-    """The element that the last accumulator stands for: bits of f32, or an i64."""
+def finish(accumulator: Accumulator, rounding: Rounding = NEAREST) -> int:
+    """The element that the last accumulator stands for: bits of f32 (a sum rounded as told), or an i64."""
     match accumulator.kind:
         case Kind.F32_SUM if accumulator.invalid:
             return NAN_BITS
         case Kind.F32_SUM:
-            return float32.plus_zero(float32.round_f32(accumulator.value, SUM_EXPONENT, precision=precision))
+            return round_sum(accumulator.value, SUM_EXPONENT, rounding)
         case Kind.F32_MAX:
             return float32.plus_zero(accumulator.value)
         case Kind.F32_ARGMAX | Kind.I64_ARGMAX:

@@ -55,6 +55,7 @@ JOB_TYPE: Final = StructType(
         ("uint64", "checkpointInterval"),
         ("uint8", "policy"),
         ("uint8", "precision"),
+        ("uint32", "tolerances"),
         ("uint256", "reward"),
         ("uint256", "trainerStake"),
         ("uint256", "challengerStake"),

@@ -27,16 +27,17 @@ instant of the move before it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import replace
 from typing import Final
 
 from protocol import proof, seals
 from protocol.commitments import ZERO_DIGEST, StepRecord, chunk_count, chunk_digest, chunk_length, loss_id, tensor_id
 from protocol.eip712 import check_bytes
 from protocol.errors import EncodingError, IllegalMove, VerificationError
-from protocol.isa import CHUNK_BYTES, MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Instruction, Opcode
+from protocol.game_state import GameState, Level, Reason, Verdict
+from protocol.isa import CHUNK_BYTES, MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode
 from protocol.job import Head, Job
+from protocol.logs import NO_WORD, code_in, word_leaf
 from protocol.merkle import depth_of, fold, fold_nodes, pad
 from protocol.moves import (
     NO_SEAL,
@@ -55,162 +56,21 @@ from protocol.moves import (
     Side,
 )
 from protocol.program import decode_alone, instruction_digest
+from protocol.rounding import Direction
 from protocol.tags import EMPTY, Digest
 
-
-class Level(IntEnum):
-    """The tree in which the current node stands."""
-
-    RUN = 0
-    STEPS = 1
-    VALUES = 2
-    CHUNKS = 3
-    TERMS = 4
-
-
-class Reason(IntEnum):
-    """Why a game ended; numbers as in the contract."""
-
-    BROKEN_TIE = 1
-    PADDING = 2
-    RECOMPUTED = 3
-    TIMEOUT = 4
-    CONCEDED = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Who won and why. `committed` and `correct` are what was compared: element data, or digests."""
-
-    winner: Side
-    reason: Reason
-    detail: str
-    committed: bytes = b""
-    correct: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameState:
-    """Everything the rules remember. Fields of a level that was not reached yet are empty or zero."""
-
-    job: Job
-    head: Head
-    game_id: bytes
-    """Names job, head, challenger and nonce (`protocol.job.game_id`); what the seals are bound to."""
-    phase: Phase = Phase.DESCEND
-    verdict: Verdict | None = None
-    # -- the current node
-    level: Level = Level.RUN
-    node: bytes = b""
-    height: int = 0
-    position: int = 0
-    # -- clocks, in seconds
-    defender_rest: int
-    challenger_rest: int
-    last: int
-    # -- what was chosen and opened on the way
-    checkpoint: int = 0
-    steps_root: bytes = b""
-    step: int = 0
-    state_root: bytes = b""
-    body_root: bytes = b""
-    leaf: int = 0
-    """Leaf of the value tree: body instruction i at i, commit k at 2^D + k."""
-    value_seal: bytes = b""
-    """Seal of the challenger at that leaf."""
-    instruction: bytes = b""
-    """Digest of the disputed instruction, from OPEN_TENSOR on."""
-    operation: Instruction | None = None
-    """That instruction."""
-    chunk: int = 0
-    element: int = 0
-    claimed: bytes = b""
-    """The defender's data of the element, little-endian."""
-    accumulator_root: bytes = b""
-    seal: bytes = b""
-    """Seal of the challenger at the element, or at the leaf of terms, that is judged."""
-    moves: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is a verdict."""
-        return self.verdict is not None
-
-    @property
-    def mover(self) -> Side:
-        """Whose move it is; `ValueError` once the game is over."""
-        return self.phase.mover
-
-    @property
-    def levels(self) -> int:
-        """Levels that one DESCEND reveals here, and one SELECT passes: min(r, height)."""
-        return min(self.job.descent_levels, self.height)
-
-    @property
-    def dtype(self) -> DType:
-        """Of the disputed tensor."""
-        return self._operation.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the disputed tensor."""
-        return self._operation.shape
-
-    @property
-    def terms(self) -> int:
-        """Terms of the disputed element if it has an accumulator tree, else 0."""
-        operation = self._operation
-        has_tree = operation.is_reduction and operation.terms > TERMS_PER_LEAF
-        return operation.terms if has_tree else 0
-
-    @property
-    def _operation(self) -> Instruction:
-        if self.operation is None:
-            raise ValueError(f"expected an instruction to be disputed, got a game in phase {self.phase.name}")
-        return self.operation
-
-    @property
-    def depth(self) -> int:
-        """Depth of the current tree."""
-        match self.level:
-            case Level.RUN:
-                return self.job.run_depth
-            case Level.VALUES:
-                return self.job.half_depth + 1
-            case _:
-                return depth_of(self.leaves)
-
-    @property
-    def rest(self) -> int:
-        """What is left of the mover's clock."""
-        return self.defender_rest if self.mover is Side.DEFENDER else self.challenger_rest
-
-    @property
-    def allowance(self) -> int:
-        """Seconds that the next move may take beside its maker's clock."""
-        if self.phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS):
-            return self.job.replay_time
-        replayed = self.level in (Level.STEPS, Level.VALUES, Level.TERMS)
-        is_first = self.phase is Phase.SELECT and replayed and self.height == self.depth
-        return self.job.replay_time if is_first else 0
-
-    @property
-    def deadline(self) -> int:
-        """The last instant at which the next move is in time."""
-        return self.last + self.allowance + self.rest
-
-    @property
-    def leaves(self) -> int:
-        """Leaves of the current tree that are not padding, for all trees but the value tree."""
-        match self.level:
-            case Level.RUN:
-                return self.head.count
-            case Level.STEPS:
-                return self.job.segment_steps(self.checkpoint)
-            case Level.CHUNKS:
-                return chunk_count(self.dtype, self.shape)
-            case _:
-                return -(-self.terms // TERMS_PER_LEAF)
+__all__ = [
+    "GameState",
+    "Level",
+    "Reason",
+    "Verdict",
+    "apply",
+    "judge",
+    "max_moves",
+    "start",
+    "timeout",
+    "walk_moves",
+]
 
 
 class _BrokenTieError(Exception):
@@ -379,6 +239,11 @@ def _require_no_seal(seal: bytes, what: str) -> None:
         raise IllegalMove(f"expected no seal at {what}, where nothing is judged yet, got {seal.hex()}")
 
 
+def _require_no_log(what: str, holds: bool) -> None:
+    if not holds:
+        raise IllegalMove(f"expected nothing of a rounding log with {what}, got some")
+
+
 def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
     """The root of a tree of this depth, by the nodes that whoever opens it shows."""
     _require_count("nodes", 1 << min(job.descent_levels, depth), len(nodes))
@@ -413,9 +278,22 @@ def _open_steps(state: GameState, move: OpenSteps) -> GameState:
     steps = state.job.segment_steps(state.checkpoint)
     _require_count("siblings", depth_of(steps), len(move.siblings))
     root = _root_over(state.job, move.nodes, depth_of(steps))
+    if not state.job.is_logged:
+        named = (move.state_root, move.loss_bits, move.log_root)
+        _require_no_log("the steps under policy exact", named == (ZERO_DIGEST, 0, ZERO_DIGEST))
     found = fold(state.node, steps - 1, move.siblings)
     _tie(found == root, "the checkpoint is not the last record under the steps root")
+    if state.job.is_logged:
+        record = _record(state.job.last_step(state.checkpoint), move)
+        _tie(record.digest == state.node, "the last record is not the checkpoint")
+        state = replace(state, log_root=move.log_root)
     return _enter_steps(state, root, depth_of(steps))
+
+
+def _record(step: int, move: OpenSteps | OpenValues) -> StepRecord:
+    return StepRecord(
+        step=step, state_root=Digest(move.state_root), loss_bits=move.loss_bits, log_root=Digest(move.log_root)
+    )
 
 
 def _open_values(state: GameState, move: OpenValues) -> GameState:
@@ -424,19 +302,37 @@ def _open_values(state: GameState, move: OpenValues) -> GameState:
     value_root = _root_over(job, move.nodes, depth + 1)
     half = len(move.nodes) // 2
     body_root, commit_root = fold_nodes(move.nodes[:half]), fold_nodes(move.nodes[half:])
-    record = StepRecord(
-        step=state.step,
-        state_root=Digest(move.state_root),
-        loss_bits=move.loss_bits,
-        log_root=Digest(move.log_root),
-    )
-    _tie(record.digest == state.node, "the step record is not the disputed one")
-    _tie(move.log_root == ZERO_DIGEST, "the policy is exact, but there is a rounding log")
+    _check_log_shape(state, move)
+    _tie(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
+    _tie_step_log(state, move)
     loss_root = fold(loss_id(move.loss_bits), job.body_count - 1, move.siblings)
     _tie(loss_root == body_root, "the loss is not the last value under the body root")
     _tie(commit_root == pad(move.state_root, job.state_depth, depth), "the state is not the right half of the values")
-    state = replace(state, state_root=move.state_root, body_root=body_root)
+    state = replace(
+        state, state_root=move.state_root, body_root=body_root, log_root=move.log_root, step_log=move.step_log
+    )
     return _enter(state, Level.VALUES, value_root, depth + 1)
+
+
+def _check_log_shape(state: GameState, move: OpenValues) -> None:
+    if state.job.is_logged:
+        _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
+    else:
+        is_empty = move.step_log == ZERO_DIGEST and not move.log_siblings
+        _require_no_log("the values under policy exact", is_empty)
+
+
+def _tie_step_log(state: GameState, move: OpenValues) -> None:
+    """The step's log under the record's log root, which is that of the checkpoint, so of all records of the segment."""
+    job = state.job
+    if not job.is_logged:
+        _tie(move.log_root == ZERO_DIGEST, "the policy is exact, but there is a rounding log")
+        return
+    if job.segment_steps(state.checkpoint) > 1:  # else the record is the checkpoint
+        _tie(move.log_root == state.log_root, "the log root of the record is not the checkpoint's")
+    place = state.step - job.first_step(state.checkpoint)
+    found = fold(move.step_log, place, move.log_siblings)
+    _tie(found == move.log_root, "the step log is not the step's under the log root")
 
 
 def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
@@ -457,10 +353,19 @@ def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
 
 
 def _open_chunk(state: GameState, move: OpenChunk) -> GameState:
+    if state.is_logged_sum:
+        _require_count("log siblings", state.depth + state.job.half_depth, len(move.siblings))
+    else:
+        is_empty = move.word == NO_WORD and not move.siblings
+        _require_no_log("a chunk of what is not logged", is_empty)
     length = chunk_length(state.dtype, state.shape, state.chunk)
     _tie(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
     _tie(chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
-    return replace(state, phase=Phase.SELECT_ELEMENT)
+    if state.is_logged_sum:
+        # Each value's words have the shape of its chunks, so one position says both which value and which chunk.
+        found = fold(word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
+        _tie(found == state.step_log, "the log word is not the chunk's under the step log")
+    return replace(state, word=move.word, phase=Phase.SELECT_ELEMENT)
 
 
 def _select_element(state: GameState, move: SelectElement) -> GameState:
@@ -473,6 +378,7 @@ def _select_element(state: GameState, move: SelectElement) -> GameState:
         state,
         element=state.chunk * (CHUNK_BYTES // size) + move.index,
         claimed=move.chunk[move.index * size : (move.index + 1) * size],
+        direction=code_in(state.word, move.index) if state.is_logged_sum else Direction.NONE,
     )
     if state.terms:
         _require_no_seal(move.seal, f"an element of {state.terms} terms")
@@ -486,7 +392,7 @@ def _open_terms(state: GameState, move: OpenTerms) -> GameState:
     _require_count("siblings", depth_of(leaves), len(move.siblings))
     root = _root_over(state.job, move.nodes, depth_of(leaves))
     try:
-        leaf, value = proof.finish(state.operation, move.accumulator, state.job.precision)
+        leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
     except EncodingError as error:
         raise _BrokenTieError(f"the last accumulator is not canonical: {error}") from error
     _tie(value == state.claimed, "the last accumulator is not the claimed element")
@@ -528,7 +434,8 @@ def _recompute(state: GameState, move: Prove) -> bytes:
         place = proof.record_place(job, state.step, state.head.run_root, state.steps_root)
         return proof.judge_source(job, instruction, state.step, place, move)
     if state.level is Level.CHUNKS:
-        return proof.judge_element(job, instruction, state.step, state.element, state.body_root, move)
+        where = proof.ElementPlace(step=state.step, element=state.element, rounding=state.rounding)
+        return proof.judge_element(job, instruction, where, state.body_root, move)
     terms = proof.TermsPlace(
         element=state.element, leaf=state.position, leaves=state.leaves, root=state.accumulator_root
     )

@@ -2,7 +2,7 @@
 
 Files are canonical msgpack (`protocol.packing`); 256-bit numbers are bin 32, big-endian:
 
-    job file   [1, chain id (bin 32), contract (bin 20), [20 fields of Job], client's signature, trainer's signature]
+    job file   [1, chain id (bin 32), contract (bin 20), [21 fields of Job], client's signature, trainer's signature]
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
 
 Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object
@@ -26,15 +26,15 @@ from protocol.eip712 import (
     typed_digest,
 )
 from protocol.errors import EncodingError, VerificationError
+from protocol.float32 import MAX_PRECISION, MIN_PRECISION
 from protocol.isa import MAX_INSTRUCTIONS
 from protocol.merkle import depth_of
 from protocol.packing import Fields, Packed, pack, unpack
 from protocol.program import Program
+from protocol.rounding import Policy, check_tolerances
 from protocol.tags import Digest, Tag, tagged_hash
 
-POLICY_EXACT: Final = 0
-PRECISION_F32: Final = 32
-MIN_PRECISION: Final = 24
+PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
 MAX_SECONDS: Final = 1 << 38
 """Of each of the job's times: no sum of those that occur in a game leaves 64 bits."""
@@ -47,8 +47,9 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "data_count": (0, MAX_INSTRUCTIONS),
     "steps": (1, (1 << 64) - 1),
     "checkpoint_interval": (1, (1 << 64) - 1),
-    "policy": (POLICY_EXACT, POLICY_EXACT),
-    "precision": (MIN_PRECISION, PRECISION_F32),
+    "policy": (Policy.EXACT, Policy.LOGGED),
+    "precision": (MIN_PRECISION, MAX_PRECISION),
+    "tolerances": (0, (1 << 32) - 1),
     "reward": (0, (1 << 128) - 1),
     "trainer_stake": (0, (1 << 128) - 1),
     "challenger_stake": (0, (1 << 128) - 1),
@@ -76,8 +77,10 @@ class Job:
     data_root: Digest
     steps: int
     checkpoint_interval: int
-    policy: int = POLICY_EXACT
+    policy: int = int(Policy.EXACT)
     precision: int = PRECISION_F32
+    tolerances: int = 0
+    """Of the kinds of logged sums, a byte each (`protocol.rounding`); 0 under policy `exact`."""
     reward: int
     trainer_stake: int
     challenger_stake: int
@@ -97,6 +100,9 @@ class Job:
             value = check_uint(name, getattr(self, name), 256)
             if not low <= value <= high:
                 raise VerificationError(f"job: expected {name} between {low} and {high}, got {value}")
+        check_tolerances(self.tolerances)
+        if self.tolerances and not self.is_logged:
+            raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
         if self.checkpoint_interval > self.steps:
             raise VerificationError(
                 f"job: expected a checkpoint interval of at most {self.steps} steps, got {self.checkpoint_interval}"
@@ -111,6 +117,11 @@ class Job:
     def id(self) -> Digest:
         """EIP-712 `hashStruct(Job)`."""
         return hash_struct(JOB_TYPE, self.values)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the policy is `logged`."""
+        return self.policy == Policy.LOGGED
 
     @property
     def checkpoints(self) -> int:

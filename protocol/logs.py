@@ -20,7 +20,7 @@ from protocol.merkle import KERNEL_NODES, Tree, depth_of, empty_root
 from protocol.native.hashing import hasher
 from protocol.program import Program
 from protocol.rounding import Direction, sum_kind
-from protocol.tags import EMPTY, Digest, Tag
+from protocol.tags import EMPTY, Digest, Tag, tagged_hash
 
 WORD_BYTES: Final = 32
 WORD_ELEMENTS: Final = CHUNK_BYTES // DType.F32.size
@@ -92,6 +92,10 @@ class StepLog:
             if value >= len(program.body) or sum_kind(program.body[value]) is None:
                 raise LogError("expected a sum of f32, which alone is logged", step=step, value=value)
             _check_entries(entries, program.body[value].numel, step, value)
+
+
+NO_LOG: Final = StepLog()
+"""That of a step in which nothing was logged."""
 
 
 def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:
@@ -215,6 +219,11 @@ def _digests(tag: Tag, records: _Bytes) -> _Bytes:
 def logs_tree(step_logs: Sequence[bytes]) -> Tree:
     """The tree over the step logs of a segment: its root is the log root of the segment's records."""
     return Tree(step_logs)
+
+
+def word_leaf(word: bytes) -> Digest:
+    """The leaf of a log word."""
+    return EMPTY if word == NO_WORD else tagged_hash(Tag.LOG_WORD, word)
 
 
 def code_in(word: bytes, place: int) -> Direction:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
+from protocol.commitments import ZERO_DIGEST
 from protocol.eip712 import check_bytes, check_uint
 from protocol.errors import EncodingError
 from protocol.isa import CHUNK_BYTES, MAX_INSTRUCTION_BYTES, MAX_RANK
 from protocol.job import MAX_DESCENT_LEVELS
+from protocol.logs import NO_WORD, WORD_BYTES
 from protocol.packing import Fields, Packed
 
 MAX_SIBLINGS: Final = 64
@@ -106,20 +108,32 @@ class Select:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps:
-    """Defender: nodes of the tree over the records of the segment, whose last is the disputed checkpoint."""
+    """Defender: nodes of the tree over the records of the segment, whose last is the disputed checkpoint.
+
+    Policy `logged`: also the fields of that record, which fix the segment's logs; else these are zero.
+    """
 
     KIND: ClassVar = Phase.OPEN_STEPS
     nodes: tuple[bytes, ...]
     siblings: tuple[bytes, ...]
+    state_root: bytes = ZERO_DIGEST
+    loss_bits: int = 0
+    log_root: bytes = ZERO_DIGEST
 
     def __post_init__(self) -> None:
         _digests("nodes", self.nodes, MAX_NODES)
         _digests("siblings", self.siblings, MAX_SIBLINGS)
+        check_bytes("state root", self.state_root, 32)
+        check_uint("loss bits", self.loss_bits, 32)
+        check_bytes("log root", self.log_root, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenValues:
-    """Defender: the record's fields and nodes of the step's value tree; siblings of the loss in its body half."""
+    """Defender: the record's fields and nodes of the step's value tree; siblings of the loss in its body half.
+
+    Policy `logged`: also the step log, with its siblings under the segment's log root; else zero, and none.
+    """
 
     KIND: ClassVar = Phase.OPEN_VALUES
     state_root: bytes
@@ -127,6 +141,8 @@ class OpenValues:
     log_root: bytes
     nodes: tuple[bytes, ...]
     siblings: tuple[bytes, ...]
+    step_log: bytes = ZERO_DIGEST
+    log_siblings: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         check_bytes("state root", self.state_root, 32)
@@ -134,6 +150,8 @@ class OpenValues:
         check_bytes("log root", self.log_root, 32)
         _digests("nodes", self.nodes, MAX_NODES)
         _digests("siblings", self.siblings, MAX_SIBLINGS)
+        check_bytes("step log", self.step_log, 32)
+        _digests("log siblings", self.log_siblings, MAX_SIBLINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +171,17 @@ class OpenTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenChunk:
-    """Defender: the chunk's bytes."""
+    """Defender: the chunk's bytes; of a logged sum also its log word, with the siblings under the step log."""
 
     KIND: ClassVar = Phase.OPEN_CHUNK
     chunk: bytes
+    word: bytes = NO_WORD
+    siblings: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         _data("chunk", self.chunk, CHUNK_BYTES)
+        check_bytes("log word", self.word, WORD_BYTES)
+        _digests("siblings", self.siblings, MAX_SIBLINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,13 +360,14 @@ def pack_body(move: Move) -> Packed:
         case Select():
             return [move.node, move.index, list(move.siblings), move.seal]
         case OpenSteps():
-            return [list(move.nodes), list(move.siblings)]
+            return [list(move.nodes), list(move.siblings), move.state_root, move.loss_bits, move.log_root]
         case OpenValues():
-            return [move.state_root, move.loss_bits, move.log_root, list(move.nodes), list(move.siblings)]
+            record = (move.state_root, move.loss_bits, move.log_root)
+            return [*record, list(move.nodes), list(move.siblings), move.step_log, list(move.log_siblings)]
         case OpenTensor():
             return [move.instruction, list(move.siblings), list(move.nodes)]
         case OpenChunk():
-            return [move.chunk]
+            return [move.chunk, move.word, list(move.siblings)]
         case SelectElement():
             return [move.index, move.chunk, move.seal]
         case OpenTerms():
@@ -370,7 +393,8 @@ def _unpack_select(f: Fields) -> Select:
 
 
 def _unpack_steps(f: Fields) -> OpenSteps:
-    return OpenSteps(nodes=f.digests(MAX_NODES), siblings=f.digests(MAX_SIBLINGS))
+    nodes, siblings = f.digests(MAX_NODES), f.digests(MAX_SIBLINGS)
+    return OpenSteps(nodes=nodes, siblings=siblings, state_root=f.raw(32), loss_bits=f.uint(32), log_root=f.raw(32))
 
 
 def _unpack_values(f: Fields) -> OpenValues:
@@ -381,7 +405,14 @@ def _unpack_values(f: Fields) -> OpenValues:
         log_root=log_root,
         nodes=nodes,
         siblings=f.digests(MAX_SIBLINGS),
+        step_log=f.raw(32),
+        log_siblings=f.digests(MAX_SIBLINGS),
     )
+
+
+def _unpack_chunk(f: Fields) -> OpenChunk:
+    chunk, word = f.data(CHUNK_BYTES), f.raw(WORD_BYTES)
+    return OpenChunk(chunk=chunk, word=word, siblings=f.digests(MAX_SIBLINGS))
 
 
 def _unpack_tensor(f: Fields) -> OpenTensor:
@@ -446,10 +477,10 @@ def _unpack_witness(name: str, value: Any) -> Witness:
 _READERS: Final[dict[int, tuple[str, int, Callable[[Fields], Move]]]] = {
     Phase.DESCEND: ("descend", 1, lambda f: Descend(nodes=f.digests(MAX_NODES))),
     Phase.SELECT: ("select", 4, _unpack_select),
-    Phase.OPEN_STEPS: ("open steps", 2, _unpack_steps),
-    Phase.OPEN_VALUES: ("open values", 5, _unpack_values),
+    Phase.OPEN_STEPS: ("open steps", 5, _unpack_steps),
+    Phase.OPEN_VALUES: ("open values", 7, _unpack_values),
     Phase.OPEN_TENSOR: ("open tensor", 3, _unpack_tensor),
-    Phase.OPEN_CHUNK: ("open chunk", 1, lambda f: OpenChunk(chunk=f.data(CHUNK_BYTES))),
+    Phase.OPEN_CHUNK: ("open chunk", 3, _unpack_chunk),
     Phase.SELECT_ELEMENT: ("select element", 3, _unpack_element),
     Phase.OPEN_TERMS: ("open terms", 3, _unpack_terms),
     Phase.PROVE: ("prove", 7, _unpack_proof),

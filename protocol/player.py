@@ -19,6 +19,7 @@ from protocol.errors import StateError, VerificationError
 from protocol.game import GameState, Level, Reason, apply, judge
 from protocol.isa import CHUNK_BYTES, Instruction, Opcode, Slot, SourceKind, unravel
 from protocol.job import Job
+from protocol.logs import LogTree, logs_tree
 from protocol.merkle import Tree, parent
 from protocol.moves import (
     NO_SEAL,
@@ -76,6 +77,9 @@ class Oracle(Protocol):
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """The accumulator tree of one output element of a reduction. Asked for at every move of a walk down it."""
 
+    def log_tree(self, step: int) -> LogTree:
+        """The tree of a step's rounding log; asked only of a job of policy `logged`."""
+
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step."""
 
@@ -131,20 +135,43 @@ class Defender:
                 tree = level_tree(self.oracle, state)
                 return Descend(nodes=tuple(tree.below(state.height, state.position, state.levels)))
             case Phase.OPEN_STEPS:
-                tree = self.oracle.steps_tree(state.checkpoint)
-                last = state.job.segment_steps(state.checkpoint) - 1
-                return OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(last)))
+                return self._open_steps(state)
             case Phase.OPEN_VALUES:
                 return self._open_values(state)
             case Phase.OPEN_TENSOR:
                 return self._open_tensor(state)
             case Phase.OPEN_CHUNK:
-                return OpenChunk(chunk=_chunk(self.oracle, state))
+                return self._open_chunk(state)
             case Phase.OPEN_TERMS:
                 return self._open_terms(state)
         raise StateError(f"expected a phase in which the defender moves, got {state.phase.name}")
 
+    def _open_steps(self, state: GameState) -> OpenSteps:
+        tree, last = self.oracle.steps_tree(state.checkpoint), state.job.segment_steps(state.checkpoint) - 1
+        plain = OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(last)))
+        if not state.job.is_logged:
+            return plain
+        record = self.oracle.record(state.job.last_step(state.checkpoint))
+        return replace(plain, state_root=record.state_root, loss_bits=record.loss_bits, log_root=record.log_root)
+
     def _open_values(self, state: GameState) -> OpenValues:
+        plain = self._open_record(state)
+        if not state.job.is_logged:
+            return plain
+        first, last = state.job.first_step(state.checkpoint), state.job.last_step(state.checkpoint)
+        logs = [self.oracle.log_tree(step).root for step in range(first, last + 1)]
+        place = state.step - first
+        return replace(plain, step_log=logs[place], log_siblings=tuple(logs_tree(logs).proof(place)))
+
+    def _open_chunk(self, state: GameState) -> OpenChunk:
+        chunk = _chunk(self.oracle, state)
+        if not state.is_logged_sum:
+            return OpenChunk(chunk=chunk)
+        tree = self.oracle.log_tree(state.step)
+        siblings = tuple(tree.proof(state.leaf, state.chunk))
+        return OpenChunk(chunk=chunk, word=tree.word(state.leaf, state.chunk), siblings=siblings)
+
+    def _open_record(self, state: GameState) -> OpenValues:
         record, tree = self.oracle.record(state.step), self.oracle.value_tree(state.step)
         depth = state.job.half_depth
         return OpenValues(

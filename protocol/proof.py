@@ -21,6 +21,7 @@ from protocol.job import Job
 from protocol.merkle import depth_of, verify
 from protocol.moves import Prove, StateWitness, TensorWitness
 from protocol.program import decode_alone, instruction_digest
+from protocol.rounding import Rounding
 from protocol.tags import Digest, Tag, tagged_hash
 
 
@@ -31,6 +32,15 @@ class RecordPlace:
     root: bytes
     depth: int
     position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementPlace:
+    """An element of a value of this step that is computed at once, and how it is rounded."""
+
+    step: int
+    element: int
+    rounding: Rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +65,10 @@ def record_place(job: Job, step: int, run_root: bytes, steps_root: bytes) -> Rec
     return RecordPlace(root=steps_root, depth=depth, position=before - job.first_step(checkpoint))
 
 
-def finish(instruction: Instruction, encoded: bytes, precision: int) -> tuple[Digest, bytes]:
+def finish(instruction: Instruction, encoded: bytes, rounding: Rounding) -> tuple[Digest, bytes]:
     """Leaf digest and element data of a last accumulator. Raises `EncodingError` unless it is canonical."""
     held = accumulator.decode_for(instruction, encoded)
-    value = accumulator.finish(held, precision)
+    value = accumulator.finish(held, rounding)
     return tagged_hash(Tag.ACCUMULATOR, encoded), reference.pack(instruction.dtype, [value])
 
 
@@ -106,11 +116,11 @@ def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPla
     return Digest(witness.tensor_id)
 
 
-def judge_element(job: Job, instruction: Instruction, step: int, element: int, body_root: bytes, move: Prove) -> bytes:
+def judge_element(job: Job, instruction: Instruction, place: ElementPlace, body_root: bytes, move: Prove) -> bytes:
     """The right data (little-endian) of an element that is computed at once."""
     _require_unused("element", previous=move.previous, siblings=move.siblings, witness=move.witness)  # (1)
     openings = _openings(job, body_root, move)
-    bits = referee.judge_element(instruction, element, openings, step=step, precision=job.precision)
+    bits = referee.judge_element(instruction, place.element, openings, step=place.step, rounding=place.rounding)
     return bits.to_bytes(instruction.dtype.size, "little")
 
 

@@ -19,7 +19,6 @@ from math import prod
 from protocol.accumulator import decode, encode, kind_of
 from protocol.commitments import chunk_count, chunk_digest, chunk_length, identify, tensor_id, tensor_tree
 from protocol.errors import EncodingError, ProofError
-from protocol.float32 import MAX_PRECISION
 from protocol.isa import (
     CHUNK_BYTES,
     TERMS_PER_LEAF,
@@ -32,6 +31,7 @@ from protocol.merkle import Tree, depth_of, verify
 from protocol.moves import ChunkOpening, TensorOpening
 from protocol.program import Program
 from protocol.reference import Reader, accumulate_leaf, element, needed_elements, pack, to_raw, unpack
+from protocol.rounding import NEAREST, Rounding
 from protocol.tags import Digest
 
 TensorBytes = Callable[[int], bytes | memoryview]
@@ -148,7 +148,7 @@ def _check_index(instruction: Instruction, index: int) -> None:
 
 
 def judge_element(
-    instruction: Instruction, index: int, openings: Openings, *, step: int = 1, precision: int = MAX_PRECISION
+    instruction: Instruction, index: int, openings: Openings, *, step: int = 1, rounding: Rounding = NEAREST
 ) -> int:
     """The right bits (unsigned, as in tensor data) of element `index` of an instruction's result.
 
@@ -159,7 +159,7 @@ def judge_element(
     if instruction.is_reduction and instruction.terms > TERMS_PER_LEAF:
         raise ProofError(f"expected at most {TERMS_PER_LEAF} terms, got {instruction.terms}: judge a leaf instead")
     types = openings.operand_dtypes(instruction)
-    found = element(instruction, index, openings.reader(instruction), types, step=step, precision=precision)
+    found = element(instruction, index, openings.reader(instruction), types, step=step, rounding=rounding)
     return to_raw(instruction.dtype, found)
 
 

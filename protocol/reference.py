@@ -8,6 +8,7 @@ each index, and the source where it matches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -35,8 +36,10 @@ from protocol.isa import (
     WindowParams,
     unravel,
 )
+from protocol.logs import NO_LOG, StepLog
 from protocol.philox import random_bits, shuffle
 from protocol.program import Program
+from protocol.rounding import NEAREST, Direction, Rounding, element_rounding
 
 Reader = Callable[[int, int], int]
 """(operand number, element of its value, row-major) -> the element."""
@@ -139,16 +142,18 @@ def element(
     operand_dtypes: Sequence[DType],
     *,
     step: int = 1,
-    precision: int = MAX_PRECISION,
+    rounding: Rounding = NEAREST,
 ) -> int:
     """Element `index` (row-major) of an instruction's result; not of `source` state or data, nor `commit`."""
     coordinate = unravel(index, instruction.shape)
     match instruction.opcode, instruction.params:
         case Opcode.MAP, _:
             values = [read(k, base_element(instruction, k, coordinate)) for k in range(len(instruction.operands))]
-            return scalar(MapFunction(instruction.function), operand_dtypes, instruction.dtype, values, precision)
+            return scalar(
+                MapFunction(instruction.function), operand_dtypes, instruction.dtype, values, rounding.precision
+            )
         case ((Opcode.REDUCE | Opcode.SCATTER_SUM), _):
-            return finish(accumulators(instruction, index, read, operand_dtypes)[-1], precision)
+            return finish(accumulators(instruction, index, read, operand_dtypes)[-1], rounding)
         case Opcode.GATHER, GatherParams() as params:
             return _gather(instruction, params, coordinate, read)
         case Opcode.WINDOW, WindowParams() as params:
@@ -299,15 +304,26 @@ def execute(
     data: Mapping[str, bytes],
     step: int,
     precision: int = MAX_PRECISION,
+    *,
+    tolerances: int = 0,
+    log: StepLog = NO_LOG,
 ) -> list[bytes]:
     """Run step `step` (from 1) of a validated program; the data of every body value, in order.
+
+    Under policy `logged` also by the job's tolerances and the step's log, which has been checked.
 
     `state` and `data` map names to tensor data. For small programs: a term takes microseconds. The new state is the
     values that the commits name.
     """
     values: list[list[int]] = []
-    for instruction in program.body:
-        values.append(_run(program, instruction, values, state, data, step, precision))
+    for value, instruction in enumerate(program.body):
+        if instruction.opcode == Opcode.SOURCE and isinstance(instruction.params, Slot):
+            entries = state if instruction.function == SourceKind.STATE else data
+            values.append(_source(instruction, instruction.params.name, entries))
+            continue
+        nearest = element_rounding(instruction, precision=precision, tolerances=tolerances)
+        directions = dict(log.entries[value].directions()) if value in log.entries else {}
+        values.append(_run(program, instruction, values, step, nearest, directions))
     return [pack(i.dtype, elements) for i, elements in zip(program.body, values, strict=True)]
 
 
@@ -315,21 +331,22 @@ def _run(
     program: Program,
     instruction: Instruction,
     values: Sequence[Sequence[int]],
-    state: Mapping[str, bytes],
-    data: Mapping[str, bytes],
     step: int,
-    precision: int,
+    nearest: Rounding,
+    directions: Mapping[int, Direction],
 ) -> list[int]:
-    if instruction.opcode == Opcode.SOURCE and isinstance(instruction.params, Slot):
-        entries = state if instruction.function == SourceKind.STATE else data
-        return _source(instruction, instruction.params.name, entries)
+    """The elements of a value; `directions` by element, where the log says one."""
     operands = [values[access.value] for access in instruction.operands]
     types = program.operand_dtypes(instruction)
 
     def read(operand: int, where: int) -> int:
         return operands[operand][where]
 
-    return [element(instruction, k, read, types, step=step, precision=precision) for k in range(instruction.numel)]
+    logged = {k: replace(nearest, direction=direction) for k, direction in directions.items()}
+    return [
+        element(instruction, k, read, types, step=step, rounding=logged.get(k, nearest))
+        for k in range(instruction.numel)
+    ]
 
 
 def _source(instruction: Instruction, name: str, entries: Mapping[str, bytes]) -> list[int]:

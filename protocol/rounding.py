@@ -93,6 +93,16 @@ NEAREST: Final = Rounding()
 """FP32, no log."""
 
 
+def element_rounding(
+    instruction: Instruction, *, precision: int, tolerances: int, direction: Direction = Direction.NONE
+) -> Rounding:
+    """How an element of this instruction's value is rounded in a job; a direction counts for logged sums alone."""
+    kind = sum_kind(instruction)
+    if kind is None:
+        return Rounding(precision=precision)
+    return Rounding(precision=precision, tolerance=tolerance_of(tolerances, kind), direction=direction)
+
+
 def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
     """Bits of the exact sum n * 2^e, rounded; a result that is zero is +0."""
     if rounding.direction != Direction.NONE and rounding.tolerance:

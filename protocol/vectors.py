@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from protocol import commitments
 from protocol.accumulator import Accumulator, Kind, add_term, encode, finish, initial
-from protocol.float32 import INF, MAX_PRECISION, MIN_PRECISION, ONE, SIGN
+from protocol.float32 import INF, MAX_PRECISION, ONE, SIGN
 from protocol.isa import MAP_SIGNATURES, NAN_BITS, TRANSCENDENTALS, DType, MapFunction
 from protocol.merkle import Tree, pad
 from protocol.philox import philox4x32, random_bits, shuffle
 from protocol.program import encode_instruction, instruction_digest
 from protocol.reference import scalar
+from protocol.rounding import Rounding
 from protocol.tags import EMPTY, Digest
 from protocol.vector_inputs import (
     EDGES,
@@ -38,7 +39,7 @@ from protocol.vector_transcendentals import bulk
 Json = dict[str, Any]
 _PRECISIONS: Final = (24, 28)
 """Precisions below 32 that the transcendentals are given for too."""
-_ALL_PRECISIONS: Final = range(MIN_PRECISION, MAX_PRECISION + 1)
+_ALL_PRECISIONS: Final = range(24, MAX_PRECISION + 1)
 
 
 def _word(x: int) -> bytes:
@@ -145,7 +146,9 @@ def _finishes() -> Json:
     for value in sums:
         accumulator = Accumulator(kind=Kind.F32_SUM, value=value)
         blob += encode(accumulator)
-        blob += b"".join(finish(accumulator, b).to_bytes(4, "big") for b in reversed(_ALL_PRECISIONS))
+        blob += b"".join(
+            finish(accumulator, Rounding(precision=b)).to_bytes(4, "big") for b in reversed(_ALL_PRECISIONS)
+        )
     return {"count": len(sums), "cases": hex_of(bytes(blob))}
 
 

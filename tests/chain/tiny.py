@@ -31,6 +31,7 @@ from protocol.job import Job
 from protocol.merkle import Tree
 from protocol.program import Program, half_and_half
 from protocol.reference import accumulators, element, pack, unpack
+from protocol.rounding import Rounding
 from protocol.tags import Digest
 from tests.protocol.programs import every_kind, initial_state, job_data
 from tests.protocol.runs import bend
@@ -199,12 +200,12 @@ class Run:
         if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
             return (state if i.function == SourceKind.STATE else self.setting.data)[i.params.name]
         operands = [elements[access.value] for access in i.operands]
-        types, precision = self.program.operand_dtypes(i), self.job.precision
+        types, rounding = self.program.operand_dtypes(i), Rounding(precision=self.job.precision)
 
         def read(operand: int, where: int) -> int:
             return operands[operand][where]
 
-        return pack(i.dtype, [element(i, k, read, types, step=step, precision=precision) for k in range(i.numel)])
+        return pack(i.dtype, [element(i, k, read, types, step=step, rounding=rounding) for k in range(i.numel)])
 
     # -- the oracle
 

@@ -38,6 +38,7 @@ from protocol.merkle import Tree
 from protocol.moves import ChunkOpening, Prove, TensorOpening
 from protocol.program import decode_alone, encode_instruction, instruction_digest
 from protocol.reference import accumulators, pack, unpack
+from protocol.rounding import Rounding
 from protocol.tags import EMPTY, Tag, tagged_hash
 from tests.contracts.context import Context, Target
 
@@ -142,7 +143,9 @@ class Dispute:
                 place = proof.RecordPlace(root=c.record_root, depth=c.record_depth, position=c.record_position)
                 return proof.judge_source(self.job, instruction, c.step, place, self.move)
             if c.target is Target.ELEMENT:
-                data = proof.judge_element(self.job, instruction, c.step, c.element, c.body_root, self.move)
+                rounding = Rounding(precision=c.precision)
+                element = proof.ElementPlace(step=c.step, element=c.element, rounding=rounding)
+                data = proof.judge_element(self.job, instruction, element, c.body_root, self.move)
                 return int.from_bytes(data, "little").to_bytes(32, "big")
             leaves = -(-instruction.terms // 4)
             terms = proof.TermsPlace(element=c.element, leaf=c.terms_leaf, leaves=leaves, root=c.accumulator_root)

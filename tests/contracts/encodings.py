@@ -8,6 +8,7 @@ from protocol.errors import EncodingError, VerificationError
 from protocol.isa import DType, Instruction, Opcode, ReduceFunction
 from protocol.program import decode_alone, encode_instruction, instruction_digest
 from protocol.reference import to_raw
+from protocol.rounding import Rounding
 from protocol.tags import Tag, tagged_hash
 from tests.contracts.abi import word
 from tests.contracts.disputes import KINDS
@@ -76,5 +77,5 @@ def finished(kind: Kind, encoded: bytes, precision: int) -> bytes:
         return bytes(96)
     assert encode(last) == encoded
     dtype = DType.F32 if kind in (Kind.F32_SUM, Kind.F32_MAX) else DType.I64
-    bits = to_raw(dtype, finish(last, precision))
+    bits = to_raw(dtype, finish(last, Rounding(precision=precision)))
     return word(1) + tagged_hash(Tag.ACCUMULATOR, encoded) + word(bits)

@@ -1,6 +1,6 @@
 """A short run of `programs.every_kind` by the integer reference, honest or tampered: the oracle of both players."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -13,11 +13,13 @@ from protocol.game import GameState
 from protocol.isa import Instruction, Opcode, Slot, SourceKind
 from protocol.job import Head, Job, SignedHead
 from protocol.keys import PrivateKey
+from protocol.logs import NO_LOG, LogTree, StepLog, logs_tree
 from protocol.merkle import Tree
 from protocol.moves import Move, Side
 from protocol.player import Party
 from protocol.program import Program, half_and_half
 from protocol.reference import accumulators, element, pack, unpack
+from protocol.rounding import Direction, Policy, element_rounding
 from protocol.tags import Digest
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
@@ -46,9 +48,15 @@ def program() -> Program:
 
 
 def make_job(
-    *, steps: int = STEPS, interval: int = INTERVAL, levels: int = 2, nonce: int = 7, precision: int = 32
+    *,
+    steps: int = STEPS,
+    interval: int = INTERVAL,
+    levels: int = 2,
+    nonce: int = 7,
+    precision: int = 32,
+    tolerances: int | None = None,
 ) -> Job:
-    """A job on the program."""
+    """A job on the program; with tolerances, of policy `logged`."""
     ids = {name: identify(*program().state_spec()[name], data) for name, data in initial_state().items()}
     data_ids = {name: identify(*program().data_spec()[name], data) for name, data in job_data().items()}
     return Job(
@@ -62,7 +70,9 @@ def make_job(
         data_root=data_tree(data_ids).root,
         steps=steps,
         checkpoint_interval=interval,
+        policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED),
         precision=precision,
+        tolerances=tolerances or 0,
         reward=10,
         trainer_stake=20,
         challenger_stake=5,
@@ -82,25 +92,52 @@ class Computed:
     state: dict[str, bytes]
 
 
-_HONEST: dict[tuple[int, int], Computed] = {}
-"""By precision and step."""
+Known = dict[tuple[int, int, int], Computed]
+"""By precision, tolerances and step."""
+
+_HONEST: Known = {}
+
+
+class Logs:
+    """The rounding logs of a run's steps, and what was computed by them. A step without one has an empty log."""
+
+    def __init__(self, steps: Mapping[int, StepLog]) -> None:
+        for step, log in steps.items():
+            log.check(program(), step)
+        self._steps = steps
+        self.computed: Known = {}
+        self.tree = cache(self._make_tree)
+
+    def of(self, step: int) -> StepLog:
+        """The log of a step."""
+        return self._steps.get(step, NO_LOG)
+
+    def _make_tree(self, step: int) -> LogTree:
+        return LogTree(program(), self.of(step))
+
+    def segment(self, job: Job, checkpoint: int) -> Tree:
+        """The logs tree of a checkpoint's segment."""
+        steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
+        return logs_tree([self.tree(step).root for step in steps])
 
 
 class Run:
     """Answers `protocol.player.Oracle`. `tamper` changes values as they are made; what follows follows from them."""
 
-    def __init__(self, job: Job, tamper: Tamper = honest, first: int = STEPS + 1) -> None:
-        """`first` is the first tampered step: those before it are the honest ones."""
+    def __init__(self, job: Job, tamper: Tamper = honest, first: int = STEPS + 1, *, logs: Logs | None = None) -> None:
+        """`first` is the first tampered step: those before it are the honest ones. logs: of a logged job."""
         self.job = job
+        self.logs = Logs({}) if logs is None else logs
         self.program = program()
         self._tamper = tamper
         self._first = first
-        self._steps: dict[tuple[int, int], Computed] = {}
+        self._steps: Known = {}
         self._value_trees: dict[int, Tree] = {}
 
     def computed(self, step: int) -> Computed:
         """The values of a step."""
-        known, key = _HONEST if step < self._first else self._steps, (self.job.precision, step)
+        job, honest_steps = self.job, self.logs.computed if self.job.is_logged else _HONEST
+        known, key = honest_steps if step < self._first else self._steps, (job.precision, job.tolerances, step)
         if key not in known:
             known[key] = self._compute(step)
         return known[key]
@@ -113,7 +150,8 @@ class Run:
         before, values, elements = self.state(step - 1), [], []
         tamper = honest if step < self._first else self._tamper
         for leaf, i in enumerate(self.program.body):
-            data = tamper(step, leaf, self._execute(i, before, elements, step))
+            directions = self.directions(step, leaf) if self.job.is_logged else {}
+            data = tamper(step, leaf, self._execute(i, before, elements, step, directions))
             values.append(data)
             elements.append(unpack(i.dtype, data))
         state = {}
@@ -123,7 +161,19 @@ class Run:
             state[commit.params.name] = tamper(step, leaf, values[commit.operands[0].value])
         return Computed(tuple(values), state)
 
-    def _execute(self, i: Instruction, state: dict[str, bytes], elements: list[list[int]], step: int) -> bytes:
+    def directions(self, step: int, leaf: int) -> dict[int, Direction]:
+        """What the step's log says of a value, by element."""
+        entries = self.logs.of(step).entries.get(leaf)
+        return {} if entries is None else dict(entries.directions())
+
+    def _execute(
+        self,
+        i: Instruction,
+        state: dict[str, bytes],
+        elements: list[list[int]],
+        step: int,
+        directions: Mapping[int, Direction],
+    ) -> bytes:
         if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
             return (state if i.function == SourceKind.STATE else job_data())[i.params.name]
         operands = [elements[access.value] for access in i.operands]
@@ -132,8 +182,12 @@ class Run:
         def read(operand: int, where: int) -> int:
             return operands[operand][where]
 
-        precision = self.job.precision
-        return pack(i.dtype, [element(i, k, read, types, step=step, precision=precision) for k in range(i.numel)])
+        nearest = element_rounding(i, precision=self.job.precision, tolerances=self.job.tolerances)
+        found = []
+        for k in range(i.numel):
+            rounding = replace(nearest, direction=directions[k]) if k in directions else nearest
+            found.append(element(i, k, read, types, step=step, rounding=rounding))
+        return pack(i.dtype, found)
 
     # -- the oracle
 
@@ -143,7 +197,15 @@ class Run:
 
     def _make_record(self, step: int) -> StepRecord:
         loss = int.from_bytes(self.computed(step).values[-1], "little")
-        return StepRecord(step=step, state_root=self.state_leaves(step).root, loss_bits=loss)
+        plain = StepRecord(step=step, state_root=self.state_leaves(step).root, loss_bits=loss)
+        return replace(plain, log_root=self.log_root(step)) if self.job.is_logged else plain
+
+    def log_root(self, step: int) -> Digest:
+        """The root of the logs of a step's segment."""
+        return self.logs.segment(self.job, self.job.checkpoint_of(step)).root
+
+    def log_tree(self, step: int) -> LogTree:
+        return self.logs.tree(step)
 
     def record(self, step: int) -> StepRecord:
         return self._records[step]
@@ -253,8 +315,17 @@ def lie(at_step: int, at_leaf: int, element_index: int = 0) -> Tamper:
 class Liar(Run):
     """A tampered run whose accumulators are bent to end in the claimed element."""
 
-    def __init__(self, job: Job, at_step: int, at_leaf: int, element_index: int = 0, *, bend_from: int = 0) -> None:
-        super().__init__(job, lie(at_step, at_leaf, element_index), at_step)
+    def __init__(
+        self,
+        job: Job,
+        at_step: int,
+        at_leaf: int,
+        element_index: int = 0,
+        *,
+        bend_from: int = 0,
+        logs: Logs | None = None,
+    ) -> None:
+        super().__init__(job, lie(at_step, at_leaf, element_index), at_step, logs=logs)
         self._at = (at_step, at_leaf)
         self._bend_from = bend_from
 

@@ -22,6 +22,7 @@ from protocol.accumulator import (
 )
 from protocol.errors import EncodingError
 from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from protocol.rounding import Rounding
 from tests.protocol.oracles import INF, NAN, SIGN, nearest, value
 
 finite = st.one_of(
@@ -45,7 +46,7 @@ def run(kind: Kind, terms: list[tuple[int, ...]]) -> Accumulator:
 def test_sum_of_products_is_the_rounded_rational(terms: list[tuple[int, int]], precision: int) -> None:
     exact = sum((value(x) * value(y) for x, y in terms), Fraction(0))
     expected = nearest(exact, precision)
-    assert finish(run(Kind.F32_SUM, terms), precision) == (0 if expected == SIGN else expected)
+    assert finish(run(Kind.F32_SUM, terms), Rounding(precision=precision)) == (0 if expected == SIGN else expected)
 
 
 @given(st.lists(st.tuples(finite), max_size=12))

@@ -85,7 +85,7 @@ def test_type_strings_are_those_of_the_specification() -> None:
     assert JOB_TYPE.encoded in written.replace(", ", ",")
     assert JOB_TYPE.encoded.startswith("Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,")
     assert JOB_TYPE.encoded.endswith("uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)")
-    assert len(JOB_TYPE.fields) == 20
+    assert len(JOB_TYPE.fields) == 21
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64, b"\0", True, 1.0, None])

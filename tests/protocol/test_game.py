@@ -452,7 +452,7 @@ ROUNDED = [
 def at_32_bits(run: Run, leaf: int) -> bytes:
     """The value of the first step as rounding to 32 bits leaves it, of operands that are what the job says."""
     elements = [unpack(i.dtype, data) for i, data in zip(program().body, run.computed(1).values, strict=True)]
-    return Run(make_job())._execute(program().body[leaf], run.state(0), elements, 1)
+    return Run(make_job())._execute(program().body[leaf], run.state(0), elements, 1, {})
 
 
 @pytest.mark.parametrize("precision", [24, 25, 31])

@@ -48,6 +48,7 @@ from protocol.reference import (
     to_raw,
     unpack,
 )
+from protocol.rounding import Rounding
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
@@ -188,7 +189,8 @@ def test_convolution_is_a_contraction_over_an_overlapping_view(cases: Callable[[
             pixel = image[c * side * side + (2 * y + dy) * side + 2 * x + dx]
             exact += value(pixel) * value(weight[((f * channels + c) * width + dy) * width + dx])
         for precision in (24, 32):
-            assert element(i, e, reader(image, weight), (F32, F32), precision=precision) == nearest(exact, precision)
+            rounding = Rounding(precision=precision)
+            assert element(i, e, reader(image, weight), (F32, F32), rounding=rounding) == nearest(exact, precision)
             cases()
 
 

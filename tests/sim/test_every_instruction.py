@@ -32,6 +32,7 @@ from protocol.merkle import Tree
 from protocol.moves import Prove, StateWitness, TensorWitness
 from protocol.program import Program, half_and_half, instruction_digest
 from protocol.reference import accumulators, unpack
+from protocol.rounding import NEAREST
 from protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.tasks.loader import load_task
 
@@ -147,6 +148,11 @@ def neighbours(i: Instruction, bits: int) -> set[int]:
     return {(bits + 1) % (1 << width), (bits - 1) % (1 << width)} - {bits}
 
 
+def place(element: int) -> proof.ElementPlace:
+    """In the first step."""
+    return proof.ElementPlace(step=1, element=element, rounding=NEAREST)
+
+
 def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> None:
     rng = random.Random(traced.program.root)
     on_chain: Counter[str] = Counter()
@@ -155,7 +161,7 @@ def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> N
             continue
         element = rng.randrange(i.numel)
         move = openings_of(traced, value, element, None)
-        right = proof.judge_element(traced.job, i, 1, element, traced.body_root, move)
+        right = proof.judge_element(traced.job, i, place(element), traced.body_root, move)
         size = i.dtype.size
         committed = traced.values[value][element * size : (element + 1) * size]
         assert right == committed, f"instruction {value} ({i.origin}), element {element}"
@@ -183,7 +189,7 @@ def test_every_long_reduction(traced: Traced, evm: EvmReferee, cases: object) ->
             return traced.element(i.operands[operand].value, where)
 
         held = [encode(a) for a in accumulators(i, element, read, types)]
-        digest, final = proof.finish(i, held[-1], 32)
+        digest, final = proof.finish(i, held[-1], NEAREST)
         size = i.dtype.size
         assert final == traced.values[value][element * size : (element + 1) * size], (
             f"{value} ({i.origin}) at {element}"
@@ -263,7 +269,7 @@ def test_a_forged_opening_is_refused_by_both(traced: Traced, evm: EvmReferee) ->
     forged = type(chunk)(tensor=chunk.tensor, chunk=chunk.chunk, data=data, siblings=chunk.siblings)
     bad = Prove(instruction=move.instruction, tensors=move.tensors, chunks=(forged, *move.chunks[1:]))
     with pytest.raises(ProofError):
-        proof.judge_element(traced.job, traced.program.body[value], 1, 0, traced.body_root, bad)
+        proof.judge_element(traced.job, traced.program.body[value], place(0), traced.body_root, bad)
     with pytest.raises(Reverted) as caught:
         evm.judge(context(traced, Target.ELEMENT, value), bad)
     assert caught.value.name == "WrongRoot"
