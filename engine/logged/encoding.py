@@ -31,6 +31,9 @@ FORMAT: Final = 1
 HEADER_BYTES: Final = 17
 BLOCK: Final = 1 << 16
 _LEVEL: Final = 1
+_FRAMES: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
+_WINDOW: Final = 1 << 16
+"""What a frame may ask to be held of itself: all of a part, the greatest there is."""
 _Gaps = NDArray[np.uint64]
 _Block = tuple[Integers, Mask]
 
@@ -122,9 +125,7 @@ class _Packer:
     """Makes blocks. One compressor for all of them: making one takes longer than a small block."""
 
     def __init__(self) -> None:
-        settings = zstandard.ZstdCompressionParameters.from_level(
-            _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True
-        )
+        settings = zstandard.ZstdCompressionParameters.from_level(_LEVEL, format=_FRAMES, write_content_size=True)
         self._compressor = zstandard.ZstdCompressor(compression_params=settings)
 
     def block(self, gaps: Integers, up: Mask) -> bytes:
@@ -144,7 +145,7 @@ class _Source:
 
     def __init__(self, file: BinaryIO, length: int, step: int) -> None:
         self._file, self._length, self._rest, self._step = file, length, length, step
-        self._decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS, max_window_size=BLOCK)
+        self._decompressor = zstandard.ZstdDecompressor(format=_FRAMES, max_window_size=_WINDOW)
 
     def error(self, rule: str) -> EncodingError:
         """An error that says of which step's log it is."""
@@ -181,10 +182,12 @@ class _Source:
 
     def _decompressed(self, packed: bytes, size: int) -> bytes:
         try:
-            # A frame's own word on its size is what would be allocated, so it is read before anything else.
-            stated = zstandard.get_frame_parameters(packed, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size
-            if stated != size:
-                raise self.error(f"expected a frame of {size} bytes, got one of {stated}")
+            # What a frame says of itself is what would be allocated, so it is read before anything else.
+            stated = zstandard.get_frame_parameters(packed, format=_FRAMES)
+            if stated.content_size != size:
+                raise self.error(f"expected a frame of {size} bytes, got one of {stated.content_size}")
+            if stated.window_size > _WINDOW:
+                raise self.error(f"expected a window of at most {_WINDOW} bytes, got {stated.window_size}")
             plain = self._decompressor.decompress(packed, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise self.error(f"expected a Zstandard frame: {error}") from error

@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -106,20 +107,17 @@ class LogFile:
             raise StateError(f"{self.path}: expected the log of {self._next()}, got that of step {step}")
         data = encode_sparse(log, self._program, step)
         head = unsigned(step, 8) + unsigned(len(data), 8)
-        frame = head + unsigned(zlib.crc32(data, zlib.crc32(head)), 4)
-        with storing(self.path), self.path.open("rb+") as file:
+        frame = head + unsigned(zlib.crc32(data, zlib.crc32(head)), 4) + data
+        with storing(self.path), self.path.open("rb+", buffering=0) as file:  # closing a full buffer would fail again
             file.truncate(self._end)
             file.seek(self._end)
             try:
-                file.write(frame)
-                file.write(data)
-                file.flush()
+                _write_whole(file, memoryview(frame))
             except OSError:
-                file.close()
-                os.truncate(self.path, self._end)
+                file.truncate(self._end)
                 raise
         self._frames.append(self._end)
-        self._end = self._size = self._end + len(frame) + len(data)
+        self._end = self._size = self._end + len(frame)
 
     def sync(self) -> None:
         """Makes all that was appended durable: before a record commits to it."""
@@ -229,3 +227,9 @@ class LogFile:
 
     def _next(self) -> str:
         return f"step {self.steps.stop}" if self.steps.stop <= self.segment.last else "no further step"
+
+
+def _write_whole(file: RawIOBase, data: memoryview) -> None:
+    """The system writes less than asked for when the disk fills up, and refuses the rest."""
+    while data:
+        data = data[file.write(data) or 0 :]

@@ -1,0 +1,218 @@
+"""One segment's logs in one file: appended step by step, found without reading others, torn and broken ones named."""
+
+import os
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+
+from engine.disk import StorageError
+from engine.logged import files
+from engine.logged.encoding import encode_sparse, max_sparse_bytes
+from engine.logged.files import FILE_HEADER_BYTES, LogFile, Segment
+from protocol.errors import EncodingError, StateError
+from protocol.job import SignedJob
+from protocol.logs import LogError, StepLog
+from protocol.rounding import Direction
+from protocol.tags import Digest
+
+from .log_cases import MANY, entries, log_of, program_of
+
+PROGRAM = program_of(MANY)
+SEGMENT = Segment(job_id=Digest(bytes(range(32))), first=5, last=8)
+FRAME = struct.Struct(">QQI")
+LOGS = {
+    5: log_of(PROGRAM, [(0, Direction.UP), (300, Direction.DOWN)]),
+    6: StepLog(),
+    7: log_of(PROGRAM, dict.fromkeys(range(100, 700), Direction.UP).items()),
+    8: log_of(PROGRAM, [(715, Direction.DOWN)]),
+}
+
+
+def filled(folder: Path, last: int = 8) -> LogFile:
+    logs = LogFile.create(SEGMENT.path(folder), PROGRAM, SEGMENT)
+    for step in range(5, last + 1):
+        logs.append(step, LOGS[step])
+    return logs
+
+
+def opened(path: Path) -> LogFile:
+    return LogFile.open(path, PROGRAM, SEGMENT)
+
+
+def read_all(path: Path) -> dict[int, StepLog]:
+    logs = opened(path)
+    return {step: logs.read(step) for step in range(5, 9)}
+
+
+def starts(raw: bytes) -> list[int]:
+    """Where frames begin, and where the last one ends."""
+    found = [FILE_HEADER_BYTES]
+    while found[-1] < len(raw):
+        found.append(found[-1] + FRAME.size + FRAME.unpack_from(raw, found[-1])[1])
+    assert found[-1] == len(raw)
+    return found
+
+
+def test_a_segment_of_a_job(agreement: SignedJob) -> None:
+    segment = Segment.of(agreement.job, 2)
+    assert (segment.first, segment.last, segment.job_id) == (7, 9, agreement.job.id)
+    assert segment.path(Path("logs")) == Path("logs/000000000009.log")
+
+
+def test_what_is_appended_is_read_in_any_order(tmp_path: Path) -> None:
+    filled(tmp_path).sync()
+    logs = opened(tmp_path / "000000000008.log")
+    assert logs.steps == range(5, 9)
+    assert logs.torn == 0
+    for step in (7, 5, 8, 6, 7):
+        assert logs.read(step) == LOGS[step]
+        assert dict(logs.entries(step)) == LOGS[step].entries
+
+
+def test_a_reader_sees_what_was_appended_since(tmp_path: Path) -> None:
+    writer = filled(tmp_path, 5)
+    reader = opened(writer.path)
+    assert reader.steps == range(5, 6)
+    writer.append(6, LOGS[6])
+    writer.append(7, LOGS[7])
+    assert reader.read(7) == LOGS[7]
+    assert reader.steps == range(5, 8)
+
+
+def test_appending_goes_on_after_opening_again(tmp_path: Path) -> None:
+    path = filled(tmp_path, 6).path
+    again = opened(path)
+    again.append(7, LOGS[7])
+    again.append(8, LOGS[8])
+    assert read_all(path) == LOGS
+
+
+def test_steps_are_appended_in_order_and_once(tmp_path: Path) -> None:
+    logs = filled(tmp_path, 6)
+    for step in (6, 8, 5, 4, 9):
+        with pytest.raises(StateError, match=f"expected the log of step 7, got that of step {step}"):
+            logs.append(step, StepLog())
+    logs.append(7, LOGS[7])
+    logs.append(8, LOGS[8])
+    with pytest.raises(StateError, match="expected the log of no further step, got that of step 9"):
+        logs.append(9, StepLog())
+    for step in (4, 9):
+        with pytest.raises(StateError, match=f"expected a step from 5 to 8, got {step}"):
+            logs.read(step)
+    assert read_all(logs.path) == LOGS
+
+
+def test_a_log_that_cannot_be_one_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    logs = filled(tmp_path, 6)
+    raw = logs.path.read_bytes()
+    with pytest.raises(LogError, match="step 7, instruction 0"):
+        logs.append(7, StepLog({0: entries([(0, True)])}))
+    assert logs.path.read_bytes() == raw
+    logs.append(7, LOGS[7])
+    assert logs.read(7) == LOGS[7]
+
+
+def test_creating_starts_again(tmp_path: Path) -> None:
+    path = filled(tmp_path).path
+    assert filled(tmp_path, 5).path == path
+    assert opened(path).steps == range(5, 6)
+
+
+def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = filled(tmp_path)
+    synced = []
+    monkeypatch.setattr(files.os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    logs.sync()
+    assert synced == [logs.path.stat().st_ino]
+
+
+def test_reading_a_step_decodes_no_other(tmp_path: Path) -> None:
+    path = filled(tmp_path).path
+    raw = bytearray(path.read_bytes())
+    first, second, third, *_ = starts(bytes(raw))
+    for begin, end in ((first, second), (second, third)):
+        raw[begin + FRAME.size : end] = b"\xff" * (end - begin - FRAME.size)
+    path.write_bytes(raw)
+    logs = opened(path)
+    assert logs.read(7) == LOGS[7]
+    assert logs.read(8) == LOGS[8]
+    for step in (5, 6):
+        with pytest.raises(EncodingError, match=f"{path}: expected checksum .* of the log of step {step}, got"):
+            logs.read(step)
+
+
+def test_a_file_cut_at_any_byte(tmp_path: Path) -> None:
+    """Whole frames before the cut are read, the torn one is named as such, and appending goes on in its place."""
+    path = filled(tmp_path).path
+    raw = path.read_bytes()
+    begins = starts(raw)
+    for size in range(len(raw)):
+        path.write_bytes(raw[:size])
+        if size < FILE_HEADER_BYTES:
+            with pytest.raises(EncodingError, match=f"{path}: expected"):
+                opened(path)
+            continue
+        logs = opened(path)
+        whole = sum(end <= size for end in begins[1:])
+        assert logs.steps == range(5, 5 + whole)
+        assert logs.torn == size - begins[whole]
+        torn = f", and {logs.torn} bytes of a frame that is not whole" if logs.torn else ""
+        with pytest.raises(
+            EncodingError, match=f"{path}: expected the log of step 8, got the end after {whole} logs{torn}$"
+        ):
+            logs.read(8)
+        assert {step: logs.read(step) for step in logs.steps} == {step: LOGS[step] for step in logs.steps}
+        for step in range(logs.steps.stop, 9):
+            logs.append(step, LOGS[step])
+        assert path.read_bytes() == raw
+
+
+def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
+    """The header is compared whole, a frame has a checksum: no single byte can change without being noticed."""
+    path = filled(tmp_path).path
+    raw = path.read_bytes()
+    refused = 0
+    for place in range(len(raw)):
+        for change in (1, 0x80):
+            path.write_bytes(raw[:place] + bytes([raw[place] ^ change]) + raw[place + 1 :])
+            with pytest.raises(EncodingError):
+                read_all(path)
+            refused += 1
+    assert refused == 2 * len(raw)
+
+
+def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
+    logs = filled(tmp_path, 6)
+    raw = logs.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(raw) + 10, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"000000000008\.log"):
+            logs.append(7, LOGS[7])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert logs.path.read_bytes() == raw
+    logs.append(7, LOGS[7])
+    assert logs.read(7) == LOGS[7]
+
+
+def test_a_disk_that_is_not_there(tmp_path: Path) -> None:
+    logs = filled(tmp_path, 6)
+    logs.path.unlink()
+    with pytest.raises(StorageError, match=r"000000000008\.log"):
+        logs.append(7, LOGS[7])
+    with pytest.raises(StorageError, match=r"000000000008\.log"):
+        logs.sync()
+    with pytest.raises(EncodingError, match=r"000000000008\.log: cannot be read"):
+        logs.read(5)
+    with pytest.raises(StorageError, match="logs"):
+        LogFile.create(tmp_path / "logs" / "1.log", PROGRAM, SEGMENT)
+
+
+def test_no_log_is_longer_than_the_limit() -> None:
+    everything = log_of(PROGRAM, dict.fromkeys(range(716), Direction.UP).items())
+    every_other = log_of(PROGRAM, {k: Direction(1 + k // 2 % 2) for k in range(0, 716, 2)}.items())
+    for log in (everything, every_other):
+        assert len(encode_sparse(log, PROGRAM, 1)) <= max_sparse_bytes(PROGRAM)
