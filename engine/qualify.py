@@ -111,7 +111,9 @@ def qualify(arithmetic: Arithmetic) -> Report:
     """Runs the conformance vectors on the arithmetic's device; raises `ConfigurationError` at the first mismatch."""
     started = perf_counter()
     operations: dict[str, int] = {}
-    for case, right in (*_vectors(), *(() if arithmetic.device.type == "cpu" else _large_vectors())):
+    precision = arithmetic.options.precision
+    large = () if arithmetic.device.type == "cpu" else _large_vectors(precision)
+    for case, right in (*_vectors(precision), *large):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     return Report(
         device=str(arithmetic.device),
@@ -173,22 +175,25 @@ def _elements(tensor: Tensor) -> list[int]:
 
 
 @cache
-def _vectors() -> tuple[tuple[_Case, tuple[int, ...]], ...]:
+def _vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
     """Every case with its right answers, worked out once per process."""
-    return tuple((case, _right(case)) for case in _cases())
+    return tuple((case, _right(case, precision)) for case in _cases())
 
 
 @cache
-def _large_vectors() -> tuple[tuple[_Case, tuple[int, ...]], ...]:
+def _large_vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
     """A product so large that a vendor's library may put FP64 together from smaller formats, if it does that at all."""
-    return tuple((case, _right(case)) for case in (_large_product(),))
+    return tuple((case, _right(case, precision)) for case in (_large_product(),))
 
 
-def _right(case: _Case) -> tuple[int, ...]:
+def _right(case: _Case, precision: int) -> tuple[int, ...]:
     types = [t for t, _ in case.operands]
     values = [x for _, x in case.operands]
     i = case.instruction
-    return tuple(element(i, at, lambda o, where: values[o][where], types) for at in case.elements or range(i.numel))
+    return tuple(
+        element(i, at, lambda o, where: values[o][where], types, precision=precision)
+        for at in case.elements or range(i.numel)
+    )
 
 
 def _cases() -> Iterator[_Case]:

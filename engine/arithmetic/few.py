@@ -12,9 +12,9 @@ sum; they need IEEE FP64 additions rounded to nearest, as everything here does).
 RN64(x) and r = fsum(p, -s) = RN64(x - s). x - s is 0 or at least 2^-298, so r has its sign, and is 0 only with it. If
 r = 0, s is x. Else x lies strictly between s and the FP64 neighbour of s on the side of r: at a distance of at most
 half an ulp or, below a power of two, half the smaller one. Of these two neighbours the one with an odd significand is
-x rounded *to odd* (s itself is not 0, as x is not and RN64 does not underflow). Midpoints of two FP32 numbers, and the
-value from which FP32 overflows, are FP64 numbers with even significands, so x and its rounding to odd lie on the same
-side of each of them, and one rounding to FP32 is RN32(x).
+x rounded *to odd* (s itself is not 0, as x is not and RN64 does not underflow). Midpoints of two f32 numbers of b bits,
+and the value from which they overflow, are FP64 numbers with even significands, so x and its rounding to odd lie on the
+same side of each of them, and one rounding to b bits is RN(x).
 """
 
 import math
@@ -23,6 +23,8 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from engine.arithmetic.precision import Round
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,7 +35,7 @@ FSUM_TERMS: Final = 1 << 11
 """Terms that are added one by one."""
 
 
-def add_few(terms: Floats) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def add_few(terms: Floats, rounded: Round) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Exact sums of the rows of `terms` (U, K), K > 0: (f32 results, which of them were found), each (U,).
 
     A row with a non-finite term is NaN.
@@ -54,7 +56,7 @@ def add_few(terms: Floats) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
             sums[~finite] = np.nan
             found |= ~finite
         # A sum that is zero is +0. torch rounds without a warning where FP32 overflows.
-        return torch.from_numpy(sums).to(torch.float32).add_(0.0).numpy(), found
+        return rounded(torch.from_numpy(sums)).add_(0.0).numpy(), found
 
 
 def rounded_to_odd(terms: Floats) -> Floats:

@@ -7,19 +7,23 @@ source.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.arithmetic.few import Floats, Integers
+from engine.arithmetic.near import Collector
+from engine.arithmetic.precision import Round
 from engine.arithmetic.scattering import NativeScatter, build, plan_native, run_native
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import View
-from engine.arithmetic.ziv import ExactSum, coefficient, decide, settle
-from protocol.isa import Instruction, ScatterParams
+from engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide
+from protocol.float32 import MAX_PRECISION
+from protocol.isa import Instruction, ScatterParams, row_major
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,20 @@ class ScatterPlan:
     def box(self) -> int:
         """Outputs an index can address."""
         return prod(self.matched)
+
+    def numbers(self, keys: Tensor, elements: Tensor) -> tuple[Integers, Integers]:
+        """Where elements, numbered over (keys, row), stand in the result, and which of them each is."""
+        width = prod(self.row)
+        at = elements.cpu().numpy()
+        sizes = (*self.keyed, *self.matched, *self.row)
+        places = keys.cpu().numpy()[at // width] * width + at % width
+        coordinates = np.unravel_index(places, sizes) if sizes else ()
+        strides = row_major(self.shape)
+        found = np.zeros_like(at)
+        # Dim d of the result is number order[d] of (keyed, matched, row).
+        for stride, number in zip(strides, self.order, strict=True):
+            found += coordinates[number] * stride
+        return found, np.arange(len(at))
 
 
 def plan_scatter(instruction: Instruction) -> ScatterPlan:
@@ -108,18 +126,27 @@ class ScatterRunner:
 
     exact: ExactSum
     shuffled: torch.Generator | None = None
+    rounded: Round = field(default_factory=Round)
 
-    def run(self, plan: ScatterPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
-        """The result, f32, contiguous, of the instruction's shape."""
+    def run(
+        self, plan: ScatterPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None
+    ) -> Tensor:
+        """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
         source, index = operands
-        if plan.native is not None and source.device.type == "cpu" and (library := build().library) is not None:
+        plain = near is None and self.rounded.precision == MAX_PRECISION
+        if (
+            plain
+            and plan.native is not None
+            and source.device.type == "cpu"
+            and (library := build().library) is not None
+        ):
             return run_native(library, plan.native, source, index, counts, self.shuffled)
         key, rows = self._matching(plan, source, index)
         groups = prod(plan.keyed)
         out = torch.zeros((groups * plan.box, prod(plan.row)), dtype=torch.float32, device=source.device)
         counts.elements += out.numel()
         if len(key):
-            self._sums(key, rows, out, counts)
+            self._sums(plan, key, rows, out, counts, near)
         shaped = out.view((*plan.keyed, *plan.matched, *plan.row))
         return shaped.permute(plan.order).contiguous()
 
@@ -138,7 +165,9 @@ class ScatterRunner:
             key, rows = key[order], rows[order]
         return key, rows
 
-    def _sums(self, key: Tensor, rows: Tensor, out: Tensor, counts: Counts) -> None:
+    def _sums(
+        self, plan: ScatterPlan, key: Tensor, rows: Tensor, out: Tensor, counts: Counts, near: Collector | None
+    ) -> None:
         keys, which, count = torch.unique(key, return_inverse=True, return_counts=True)
         wide = rows.to(torch.float64)
         c = torch.zeros((len(keys), rows.shape[1]), dtype=torch.float64, device=rows.device)
@@ -146,14 +175,19 @@ class ScatterRunner:
         c.index_add_(0, which, wide)
         e.index_add_(0, which, wide.abs_())
         # As `ziv.coefficient(count)`; one term is exact, and 0 times a non-finite size is NaN.
-        factor = torch.where(count > 1, (count + 3).to(torch.float64) * coefficient(-2), 0.0)
-        e = e.mul_(factor[:, None])
-        result, undecided = decide(c, e)
+        several = (count + 3).to(torch.float64) * coefficient(-2)
+        if near is not None and near.threshold is not None:
+            several = torch.full_like(several, near.coefficient(1.0))
+        e = e.mul_(torch.where(count > 1, several, 0.0)[:, None])
+        result, undecided = decide(c, e, self.rounded)
         found = Counts()
         if bool(undecided.any()):
             order = which.argsort(stable=True)
             reader = _Reader(rows[order], count.cumsum(0) - count, count, int(count.max()))
-            settle(result, undecided, c, lambda at: torch.isfinite(e.view(-1)[at]), reader, found, self.exact)
+            Settler(self.rounded, self.exact, found, near).settle(
+                result, undecided, c, lambda at: e.view(-1)[at], reader,
+                places=partial(plan.numbers, keys), count=prod(plan.summed),
+            )  # fmt: skip
         found.elements = 0  # all output elements are counted, also those that no source reaches
         counts += found
         out[keys] = result

@@ -13,6 +13,8 @@ class Counts:
     """Not decided by the first Ziv test (in FP64)."""
     undecided_twice: int = 0
     """Not decided in doubled precision either; computed in integers."""
+    logged: int = 0
+    """Not decided by the first test and reported as near ties, to be logged, instead of settled."""
     double_rounded: int = 0
     """Elements that FP64-then-round would have got wrong: the rounded FP64 value is not the exact result's rounding."""
 
@@ -23,6 +25,7 @@ class Counts:
         self.elements += other.elements
         self.undecided += other.undecided
         self.undecided_twice += other.undecided_twice
+        self.logged += other.logged
         self.double_rounded += other.double_rounded
         self.seconds_resolving += other.seconds_resolving
         return self
@@ -59,6 +62,7 @@ class Stats:
                 "elements": c.elements,
                 "undecided": c.undecided,
                 "undecided_twice": c.undecided_twice,
+                "logged": c.logged,
                 "double_rounded": c.double_rounded,
             }
             for kind, c in sorted(self.kinds.items())

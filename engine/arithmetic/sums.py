@@ -20,13 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.arithmetic import single
 from engine.arithmetic.buffers import Buffers
-from engine.arithmetic.contraction import NativePlan, build, plan_native, run_native
+from engine.arithmetic.contraction import NativePlan, build, offsets_of, plan_native, run_native
 from engine.arithmetic.few import Floats, Integers
+from engine.arithmetic.near import Collector
+from engine.arithmetic.precision import Round
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
-from engine.arithmetic.ziv import ExactSum, coefficient, decide, decide_outer, settle
-from protocol.isa import Instruction
+from engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide, decide_outer
+from protocol.float32 import MAX_PRECISION
+from protocol.isa import Instruction, row_major
 
 BLOCK = 256
 """Terms multiplied at once where K is long: the bound is (BLOCK + number of blocks) u instead of K u."""
@@ -95,6 +99,10 @@ class Load:
     Matrix products take either layout.
     """
 
+    def plain(self, base: Tensor) -> Tensor:
+        """The operand as it is, (Bt, M or N, K); nothing was to be summed before. A view where that can be."""
+        return self.view.on(base).expand(self.wide).reshape(self.shape[:3])
+
 
 @dataclass(frozen=True)
 class Part:
@@ -110,8 +118,13 @@ class Part:
     """All reduction dims in row-major order, for reading single terms again."""
     slab: int
     """Positions of the first k dim that are computed at once."""
-    order: tuple[int, ...]
-    """Permutation that takes (batch, m, n) dims to output order."""
+    placed: tuple[int, ...]
+    """Which output dim each of the dims (batch, m, n) is."""
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Permutation that takes (batch, m, n) dims to output order."""
+        return tuple(sorted(range(len(self.placed)), key=lambda i: self.placed[i]))
 
     @cached_property
     def result_shape(self) -> tuple[int, int, int]:
@@ -122,6 +135,12 @@ class Part:
     def terms(self) -> int:
         """K of SPEC: all terms of an element."""
         return _size(self.reduction)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a plain matrix product: of rows and columns, and not of what was summed or counted before."""
+        groups = self.groups
+        return bool(groups.m or groups.n) and not (groups.ra or groups.rb) and groups.times == 1 and self.terms > 1
 
     @cached_property
     def places(self) -> tuple[Integers, ...]:
@@ -138,6 +157,15 @@ class Part:
         """Coordinates along (batch, m, n) of row-major element numbers."""
         sizes = [d.size for d in self.groups.result]
         return list(np.unravel_index(elements, sizes)) if sizes else []
+
+    def numbers(self, elements: Tensor, origin: "Origin") -> tuple[Integers, Integers]:
+        """Where elements (row-major numbers) stand in the whole result, and which of them each is: some stand often."""
+        found = np.full(len(elements), origin.first)
+        for coordinate, at in zip(self.coordinates(elements.cpu().numpy()), self.placed, strict=True):
+            found += coordinate * origin.strides[at]
+        free = zip(self.output, self.spread, origin.strides, strict=True)
+        copies = offsets_of([(size, stride) for size, spread, stride in free if size != spread])
+        return (found[:, None] + copies).reshape(-1), np.repeat(np.arange(len(elements)), len(copies))
 
     @cached_property
     def slabs(self) -> tuple[tuple[Load, ...], ...]:
@@ -169,6 +197,23 @@ class Part:
         first, second = len(lead), len(lead) + len(own)
         end = second + len(k) + len(extra)
         return (*range(first), *range(second, end), *range(first, second))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a part of the output lies in the whole one: the number of its first element, and the strides there."""
+
+    first: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, root: "Part | Split") -> "Origin":
+        """Of the whole output itself."""
+        return cls(0, row_major(root.output if isinstance(root, Part) else root.shape))
+
+    def along(self, dim: int, first: int) -> "Origin":
+        """Of the part that starts at a coordinate of a dim."""
+        return Origin(self.first + first * self.strides[dim], self.strides)
 
 
 @dataclass(frozen=True)
@@ -261,16 +306,18 @@ def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limi
             return _split(output, reduction, starts, limit, max(candidates, key=lambda d: d.size), ceil(size / limit))
     sizes = tuple(d.size for d in output)
     spread = tuple(d.size if any(d.strides) else 1 for d in output)
-    return Part(groups, starts, sizes, spread, tuple(reduction), slab, _order(output, groups))
+    placed = _placed(output)
+    assert len(placed) == len(groups.result)
+    return Part(groups, starts, sizes, spread, tuple(reduction), slab, placed)
 
 
-def _order(output: list[Dim], groups: Groups) -> tuple[int, ...]:
+def _placed(output: list[Dim]) -> tuple[int, ...]:
     # Dims may be equal as values, so positions are matched group by group, each group being in output order.
     operands = len(output[0].strides) if output else 1
     wanted = [(True, True), (True, False), (False, True)] if operands == 2 else [(True,)]
-    places = [place for reads in wanted for place, d in enumerate(output) if tuple(s != 0 for s in d.strides) == reads]
-    assert len(places) == len(groups.result)
-    return tuple(sorted(range(len(places)), key=lambda i: places[i]))
+    return tuple(
+        place for reads in wanted for place, d in enumerate(output) if tuple(s != 0 for s in d.strides) == reads
+    )
 
 
 def _split(
@@ -295,11 +342,18 @@ class SumRunner:
     shuffled: torch.Generator | None = None
     buffers: Buffers | None = None
     """Where the compiled kernel takes the memory of its results from."""
+    rounded: Round = field(default_factory=Round)
     rooms: dict[str, Tensor] = field(default_factory=dict)
 
-    def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts) -> Tensor:
-        """The result, f32, contiguous, of the instruction's shape."""
-        if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+    def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None) -> Tensor:
+        """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
+        plain = near is None and self.rounded.precision == MAX_PRECISION
+        if (
+            plain
+            and plan.native is not None
+            and operands[0].device.type == "cpu"
+            and (library := build().library) is not None
+        ):
             out = (
                 torch.empty(plan.shape, dtype=torch.float32)
                 if self.buffers is None
@@ -307,26 +361,12 @@ class SumRunner:
             )
             run_native(library, plan.native, operands, out, counts, self.shuffled)
             return out
-        return self._node(plan.root, operands[::-1] if plan.swapped else operands, counts).view(plan.shape)
+        run = _Run(self, operands[::-1] if plan.swapped else operands, counts, near)
+        return run.node(plan.root, Origin.of(plan.root)).view(plan.shape)
 
-    def _node(self, node: Part | Split, operands: Sequence[Tensor], counts: Counts) -> Tensor:
-        if isinstance(node, Part):
-            return self._part(node, operands, counts)
-        out = torch.empty(node.shape, dtype=torch.float32, device=operands[0].device)
-        for first, size, inner in node.pieces:
-            out.narrow(node.dim, first, size).copy_(self._node(inner, operands, counts))
-        return out
-
-    def _part(self, part: Part, operands: Sequence[Tensor], counts: Counts) -> Tensor:
-        c, bounds = self._bounded(part, operands)
-        result, undecided = decide(c, bounds[0]) if len(bounds) == 1 else decide_outer(c, *bounds)
-        settle(result, undecided, c, partial(_finite, bounds), _Reader(part, operands), counts, self.exact)
-        if part.order != tuple(range(len(part.order))):
-            result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
-        result = result.view(part.spread)
-        return result if part.spread == part.output else result.expand(part.output).contiguous()
-
-    def _bounded(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def bounded(
+        self, part: Part, operands: Sequence[Tensor], near: Collector | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """C of a part, FP64 (Bt, M, N), and e: like C, or the factors (Bt, M) and (Bt, N) of an outer product."""
         flat = not part.groups.m and not part.groups.n
         total: list[Tensor] = []  # C, then Σ|terms| or the squares of both operands' norms
@@ -338,10 +378,12 @@ class SumRunner:
             found, depth = self._along(loaded) if flat else self._product(loaded[0], loaded[1])
             deepest = max(deepest, depth)
             total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else list(found)
-        return self._bound(part, total, deepest + len(part.slabs) - 1)
+        return self._bound(part, total, deepest + len(part.slabs) - 1, near)
 
     @staticmethod
-    def _bound(part: Part, total: Sequence[Tensor], roundings: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _bound(
+        part: Part, total: Sequence[Tensor], roundings: int, near: Collector | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         groups, c = part.groups, total[0]
         # Summing ra and rb first rounds on the way of each term, and makes products inexact.
         roundings += _size(groups.ra) + _size(groups.rb)
@@ -349,10 +391,29 @@ class SumRunner:
             c = c.mul_(float(groups.times))
             roundings += 1
         # One exact term: the bound is 0, and 0 times a non-finite size is NaN.
-        factor = (coefficient(roundings) if part.terms > 1 else 0.0) * groups.times
+        factor = coefficient(roundings) if part.terms > 1 else 0.0
+        factor = (factor if near is None else near.coefficient(factor)) * groups.times
         if len(total) == 2:
             return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
+
+    def single(self, part: Part, operands: Sequence[Tensor], near: Collector) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """C of a product computed in FP32 (`engine.arithmetic.single`) and e, both FP64 (Bt, M, N)."""
+        single.check_plain()
+        total: list[Tensor] = []
+        block = single.blocks(_size(part.groups.k), near.threshold is None)
+        for loads in part.slabs:
+            a, b = (load.plain(base) for load, base in zip(loads, operands, strict=True))
+            order = None if self.shuffled is None else self._order(a.shape[2], a.device)
+            a, b = (x if order is None else x.index_select(2, order) for x in (a, b))
+            squares = [torch.linalg.vector_norm(x, dim=2, dtype=torch.float64).square_() for x in (a, b)]
+            c = torch.zeros((a.shape[0], a.shape[1], b.shape[1]), dtype=torch.float64, device=a.device)
+            for at in range(0, a.shape[2], block):
+                c += _matmul(a[:, :, at : at + block], b[:, :, at : at + block].transpose(1, 2))
+            total = [x.add_(y) for x, y in zip(total, (c, *squares), strict=True)] if total else [c, *squares]
+        c = total[0]
+        factor = near.coefficient(single.coefficient(block), single.UNIT)
+        return c, (single.errors(c, total[1].sqrt_().mul_(factor), total[2].sqrt_(), part.terms),)
 
     def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
         """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""
@@ -418,6 +479,46 @@ class SumRunner:
         return (c, *squares), depth
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One sum being computed in torch."""
+
+    runner: SumRunner
+    operands: Sequence[Tensor]
+    counts: Counts
+    near: Collector | None
+
+    def node(self, node: Part | Split, origin: Origin) -> Tensor:
+        """A part of the output, in its own shape."""
+        if isinstance(node, Part):
+            return self._part(node, origin)
+        out = torch.empty(node.shape, dtype=torch.float32, device=self.operands[0].device)
+        for first, size, inner in node.pieces:
+            out.narrow(node.dim, first, size).copy_(self.node(inner, origin.along(node.dim, first)))
+        return out
+
+    def _part(self, part: Part, origin: Origin) -> Tensor:
+        rounded, near = self.runner.rounded, self.near
+        overflows = near is not None and near.compute == torch.float32 and part.is_product
+        if near is not None and overflows:
+            c, bounds = self.runner.single(part, self.operands, near)
+        else:
+            c, bounds = self.runner.bounded(part, self.operands, near)
+        if len(bounds) == 1:
+            result, undecided = decide(c, bounds[0], rounded)
+        else:
+            result, undecided = decide_outer(c, bounds[0], bounds[1], rounded)
+        settler = Settler(rounded, self.runner.exact, self.counts, near)
+        settler.settle(
+            result, undecided, c, partial(_errors, bounds), _Reader(part, self.operands),
+            places=partial(part.numbers, origin=origin), count=part.terms, overflows=overflows,
+        )  # fmt: skip
+        if part.order != tuple(range(len(part.order))):
+            result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
+        result = result.view(part.spread)
+        return result if part.spread == part.output else result.expand(part.output).contiguous()
+
+
 def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     """(Bt, M, K) times (Bt, K, N) in FP64, K in plainly added blocks; and the additions on the way of a term."""
     batch, m, k = a.shape
@@ -434,13 +535,14 @@ def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     return c, block + ceil(k / block)
 
 
-def _finite(bounds: Sequence[Tensor], elements: Tensor) -> Tensor:
+def _errors(bounds: Sequence[Tensor], elements: Tensor) -> Tensor:
+    """e of some elements."""
     if len(bounds) == 1:
-        return torch.isfinite(bounds[0].reshape(-1)[elements])
+        return bounds[0].reshape(-1)[elements]
     left, right = bounds
     row = elements.div(right.shape[1], rounding_mode="floor")
     column = elements - (row - row.div(left.shape[1], rounding_mode="floor")) * right.shape[1]
-    return torch.isfinite(left.reshape(-1)[row]) & torch.isfinite(right.reshape(-1)[column])
+    return left.reshape(-1)[row] * right.reshape(-1)[column]
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""exp, log, tanh, erf, sin, cos: FP64 with a relative bound, Ziv's test, integers for what it leaves.
+"""exp, log, tanh, erf, sin, cos, to b bits: FP64 with a relative bound, Ziv's test, integers for what it leaves.
 
 Every supported backend computes these in FP64 within a few ulp; the bound is 16 ulp of 2^-52 each, plus the roundings
 of y (1 -+ d). Results whose FP64 value overflows or is subnormal are far outside the range of f32 and round to
@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from engine.arithmetic.precision import Round
 from engine.arithmetic.stats import Counts
 from protocol.float32 import MAX_PRECISION
 from protocol.isa import MapFunction
@@ -34,7 +35,9 @@ FP64: Final[dict[MapFunction, Callable[[Tensor], Tensor]]] = {
 class Transcendentals:
     """The functions on one device; integer results are remembered by operand bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: int = MAX_PRECISION) -> None:
+        self.precision = precision
+        self._rounded = Round(precision)
         self._known: dict[tuple[MapFunction, int], int] = {}
 
     def apply(self, function: MapFunction, x: Tensor, counts: Counts) -> Tensor:
@@ -50,22 +53,24 @@ class Transcendentals:
 
     def _piece(self, function: MapFunction, x: Tensor, out: Tensor, counts: Counts) -> None:
         y = FP64[function](x.to(torch.float64))
-        torch.mul(y, 1.0 - _RELATIVE, out=out)
-        upper = (y * (1.0 + _RELATIVE)).to(torch.float32)
-        undecided = out.ne(upper)
+        if self.precision == MAX_PRECISION:
+            torch.mul(y, 1.0 - _RELATIVE, out=out)
+        else:
+            out.copy_(self._rounded(y * (1.0 - _RELATIVE)))
+        undecided = out.ne(self._rounded(y * (1.0 + _RELATIVE)))
         if bool(undecided.any()):
             undecided &= ~torch.isnan(y)
             at = undecided.nonzero().view(-1)
             counts.undecided += len(at)
             exact = self._exact(function, x[at])
-            counts.double_rounded += int(y[at].to(torch.float32).ne(exact).sum())
+            counts.double_rounded += int(self._rounded(y[at]).ne(exact).sum())
             out[at] = exact
 
     def exact_bits(self, function: MapFunction, bits: int) -> int:
         """The bits of the rounded exact result, computed in integers, for the bits of an argument."""
         key = function, bits
         if key not in self._known:
-            self._known[key] = FUNCTIONS[function](bits, MAX_PRECISION)
+            self._known[key] = FUNCTIONS[function](bits, self.precision)
         return self._known[key]
 
     def _exact(self, function: MapFunction, x: Tensor) -> Tensor:

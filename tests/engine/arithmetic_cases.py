@@ -10,7 +10,8 @@ import torch
 from engine.arithmetic import Arithmetic
 from engine.schedule import is_elementwise
 from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from protocol.float32 import MAX_PRECISION
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
 from protocol.reference import element, pack, unpack
 
 EDGE_F32 = [
@@ -63,11 +64,15 @@ def elements_of(tensor: torch.Tensor) -> list[int]:
     return unpack(PROTOCOL_DTYPES[tensor.dtype], tensor.numpy().tobytes())
 
 
-def expected(i: Instruction, operands: Sequence[torch.Tensor], step: int = 0) -> list[int]:
+def expected(
+    i: Instruction, operands: Sequence[torch.Tensor], step: int = 0, precision: int = MAX_PRECISION
+) -> list[int]:
     """What the integer reference says."""
     values = [elements_of(x) for x in operands]
     types = [PROTOCOL_DTYPES[x.dtype] for x in operands]
-    return [element(i, n, lambda o, at: values[o][at], types, step=step + 1) for n in range(i.numel)]
+    return [
+        element(i, n, lambda o, at: values[o][at], types, step=step + 1, precision=precision) for n in range(i.numel)
+    ]
 
 
 def check(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor], step: int = 0) -> list[int]:
@@ -78,10 +83,13 @@ def check(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tenso
     assert result.is_contiguous()
     assert PROTOCOL_DTYPES[result.dtype] == i.dtype
     assert [elements_of(x) for x in operands] == before
-    found, right = elements_of(result), expected(i, operands, step)
+    precision = arithmetic.options.precision
+    found, right = elements_of(result), expected(i, operands, step, precision)
     wrong = [(n, hex(a), hex(b)) for n, (a, b) in enumerate(zip(right, found, strict=True)) if a != b]
     assert not wrong, f"expected, got (element, bits, bits): {wrong[:5]} in {i}"
-    chains = Arithmetic(arithmetic.device).chains  # of its own: the caller's statistics stay what they are
+    chains = Arithmetic(
+        arithmetic.device, precision=precision
+    ).chains  # of its own: the caller's statistics stay what they are
     if chains is not None and is_elementwise(i):
         assert elements_of(chains.alone(i, operands)) == right, i
         assert [elements_of(x) for x in operands] == before
@@ -172,3 +180,26 @@ def random_reduction(make: Maker, function: ReduceFunction, dtype: DType) -> tup
         operands=tuple(access for access, _ in made),
     )
     return instruction, [make.tensor(dtype, size, style) for _, size in made]
+
+
+def random_scatter(make: Maker) -> tuple[Instruction, list[torch.Tensor]]:
+    """A random `scatter_sum`: keyed, matched and row dims in any order, indices inside and outside the box."""
+    r = make.random
+    count, matched = r.randint(1, 12), r.choice([(3,), (2, 3)])
+    kinds = ["matched"] * len(matched) + ["keyed"] * r.randint(0, 1) + ["row"] * r.randint(0, 2)
+    r.shuffle(kinds)
+    box = iter(matched)
+    shape = tuple(next(box) if kind == "matched" else r.randint(1, 3) for kind in kinds)
+    steps = iter((3, 1)[-len(matched) :])
+    match = tuple(next(steps) if kind == "matched" else 0 for kind in kinds)
+    source, index, sizes = [], [], [1, 1]
+    for kind, size in zip((*kinds, "summed"), (*shape, count), strict=True):
+        source.append(0 if kind == "matched" else sizes[0])
+        index.append(sizes[1] if kind in ("keyed", "summed") else 0)
+        sizes = [n * (size if s[-1] else 1) for n, s in zip(sizes, (source, index), strict=True)]
+    i = Instruction(
+        opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=shape, reduction=(count,),
+        operands=(Access(0, 0, tuple(source)), Access(1, 0, tuple(index))), params=ScatterParams(match=match),
+    )  # fmt: skip
+    indices = [r.randint(-1, torch.Size(matched).numel()) for _ in range(sizes[1])]
+    return i, [make.tensor(DType.F32, sizes[0], r.choice(STYLES)), tensor_of(DType.I64, indices)]

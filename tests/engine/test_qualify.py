@@ -1,13 +1,14 @@
 """Qualification passes here, and finds devices that compute almost right."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.arithmetic import Arithmetic, elementwise, indexing, scatter, sums, transcendental
-from engine.arithmetic.ziv import ExactSum
+from engine.arithmetic.ziv import ExactSum, Settler
 from engine.qualify import qualified, qualify
 from protocol.errors import ConfigurationError
 from protocol.isa import Instruction, MapFunction
@@ -53,10 +54,17 @@ def test_without_the_integers() -> None:
         qualify(NoIntegers())
 
 
+class Unsettled(Settler):
+    """Leaves undecided elements as they are."""
+
+    def settle(self, *_: object, **__: object) -> None:
+        return
+
+
 @pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize(("module", "name"), [(sums, "reduce sum"), (scatter, "scatter_sum")])
 def test_fp64_then_round(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
-    monkeypatch.setattr(module, "settle", lambda *_: None)
+    monkeypatch.setattr(module, "Settler", Unsettled)
     refused(name)
 
 
@@ -71,6 +79,18 @@ def test_a_bound_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "_matmul", lambda a, b: torch.matmul(a.float(), b.float()).double())
     refused("reduce sum of products")
+
+
+@pytest.mark.parametrize("precision", [16, 24, 31])
+def test_fewer_bits_qualify(precision: int) -> None:
+    assert qualify(Arithmetic(precision=precision)).cases > 15000
+
+
+def test_results_of_other_bits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    arithmetic = Arithmetic(precision=25)
+    arithmetic.options = replace(arithmetic.options, precision=26)
+    with pytest.raises(ConfigurationError, match="does not compute"):
+        qualify(arithmetic)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,338 @@
+"""Near ties of policy `logged`: what is reported lies where it is said to lie, everything else is exact."""
+
+import random
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.arithmetic import Arithmetic, Logging, NearTies, contraction
+from protocol.accumulator import SUM_EXPONENT, Accumulator
+from protocol.errors import ConfigurationError
+from protocol.float32 import plus_zero, round_ratio
+from protocol.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
+from protocol.reference import accumulators
+from protocol.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
+from tests.engine.arithmetic_cases import (
+    STYLES,
+    Maker,
+    bits_f32,
+    elements_of,
+    expected,
+    random_reduction,
+    random_scatter,
+    sum_of,
+    tensor_of,
+)
+
+KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+ONE, HALF_ULP, SIGN = 0x3F800000, bits_f32(2.0**-24), 0x80000000
+ALL = dict.fromkeys(SumKind, None)
+
+
+@pytest.fixture(autouse=True, params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test here runs with the kernels of this machine's compiler, where there is one, and without."""
+    if request.param == "pure":
+        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    return str(request.param)
+
+
+def logging(n: int = 2, kappa: float | None = None, compute: torch.dtype = torch.float64) -> Logging:
+    return Logging(dict.fromkeys(SumKind, kappa), dict.fromkeys(SumKind, n), compute)
+
+
+def run(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]) -> tuple[list[int], NearTies | None]:
+    """The result's elements, and what was reported."""
+    ties: list[NearTies] = []
+    result = arithmetic.execute(i, operands, 0, ties.append)
+    assert result.shape == i.shape
+    assert result.is_contiguous()
+    assert len(ties) <= 1
+    assert not ties or len(ties[0])
+    return elements_of(result.reshape(-1)), ties[0] if ties else None
+
+
+def exact_sum(i: Instruction, operands: Sequence[torch.Tensor], at: int) -> Fraction | None:
+    """By the reference's accumulator."""
+    values, types = (
+        [elements_of(x) for x in operands],
+        [DType.F32, DType.I64 if i.opcode == Opcode.SCATTER_SUM else DType.F32],
+    )
+    last: Accumulator = accumulators(i, at, lambda o, where: values[o][where], types[: len(operands)])[-1]
+    return None if last.invalid else Fraction(last.value) * Fraction(2) ** SUM_EXPONENT
+
+
+def check_logged(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torch.Tensor]) -> int:
+    """Asserts all that policy `logged` promises; how many elements were reported."""
+    options = arithmetic.options
+    assert options.logging is not None
+    kind = sum_kind(i)
+    assert kind is not None
+    n, precision = options.logging.tolerances[kind], options.precision
+    found, ties = run(arithmetic, i, operands)
+    right = expected(i, operands, 0, precision)
+    reported = (
+        {}
+        if ties is None
+        else dict(zip(ties.elements.tolist(), zip(ties.values, ties.errors, strict=True), strict=True))
+    )
+    if ties is not None:
+        assert sorted(reported) == ties.elements.tolist()
+        assert arithmetic.stats.kinds
+    for at, (got, want) in enumerate(zip(found, right, strict=True)):
+        if at not in reported:
+            assert got == want, (at, hex(got), hex(want), i)
+            continue
+        c, e = reported[at]
+        x = exact_sum(i, operands, at)
+        assert x is not None
+        assert abs(Fraction(float(c)) - x) <= Fraction(float(e))
+        assert got == plus_zero(round_ratio(*float(c).as_integer_ratio(), precision=precision))
+        sums = arithmetic.exact_sums(i, operands, [at])[0]
+        assert sums is not None
+        assert Fraction(sums[0]) * Fraction(2) ** sums[1] == x
+        assert neighbours(*sums, Rounding(precision=precision, tolerance=n))[1]
+        choices = [
+            round_sum(*sums, Rounding(precision=precision, tolerance=n, direction=d))
+            for d in (Direction.DOWN, Direction.UP)
+        ]
+        assert got in choices
+    return len(reported)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32), st.integers(16, 32), st.integers(2, 30))
+def test_sums_over_random_views(seed: int, precision: int, n: int) -> None:
+    make = Maker(random.Random(seed))
+    i, operands = random_reduction(make, ReduceFunction.SUM, DType.F32)
+    check_logged(Arithmetic(precision=precision, logging=logging(n)), i, operands)
+    permuted = Arithmetic(
+        permute=seed, precision=precision, logging=logging(n), fp64_elements=make.random.choice([1, 4, 16])
+    )
+    check_logged(permuted, i, operands)
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 2**32), st.integers(16, 32), st.integers(2, 30))
+def test_scatters_over_random_views(seed: int, precision: int, n: int) -> None:
+    i, operands = random_scatter(Maker(random.Random(seed)))
+    check_logged(Arithmetic(precision=precision, logging=logging(n)), i, operands)
+    check_logged(Arithmetic(permute=seed, precision=precision, logging=logging(n)), i, operands)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32), st.integers(16, 24), st.integers(2, 12))
+def test_products_in_fp32(seed: int, precision: int, n: int) -> None:
+    make = Maker(random.Random(seed))
+    i, operands = random_reduction(make, ReduceFunction.SUM, DType.F32)
+    for permute in (None, seed):
+        arithmetic = Arithmetic(permute=permute, precision=precision, logging=logging(n, compute=torch.float32))
+        check_logged(arithmetic, i, operands)
+
+
+def products(rows: int, columns: int, terms: int) -> Instruction:
+    accesses = Access(0, 0, (terms, 0, 1)), Access(1, 0, (0, 1, columns))
+    return Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(rows, columns), reduction=(terms,), operands=accesses
+    )
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("compute", [torch.float64, torch.float32])
+def test_larger_products(style: str, compute: torch.dtype, cases: Callable[[int], None]) -> None:
+    """Overflow, subnormals, cancellation and ties among them; non-finite ones are NaN and never reported."""
+    make = Maker(random.Random(style))
+    left, right = make.tensor(DType.F32, 9 * 300, style), make.tensor(DType.F32, 300 * 8, style)
+    left[300:450] = -left[450:600]
+    right.view(300, 8)[:150] = right.view(300, 8)[150:]
+    found = 0
+    for precision in (16, 20, 24, 32)[: 3 if compute == torch.float32 else 4]:
+        found += check_logged(
+            Arithmetic(precision=precision, logging=logging(2, compute=compute)), products(9, 8, 300), [left, right]
+        )
+        cases(72)
+    if compute == torch.float32 and style == "gauss":
+        assert found > 0
+
+
+TIE = [ONE, HALF_ULP]
+
+
+def test_a_tie_on_a_grid_is_settled_and_not_reported() -> None:
+    found, ties = run(Arithmetic(logging=logging()), sum_of(TIE), [tensor_of(DType.F32, TIE)])
+    assert (found, ties) == ([ONE], None)
+
+
+def test_a_tie_off_the_grid_is_reported() -> None:
+    """Its terms cancel to a tie, but in other orders they would not add exactly."""
+    terms = [*TIE, 0x20000000, 0x20000000 | SIGN]
+    arithmetic = Arithmetic(logging=logging())
+    assert check_logged(arithmetic, sum_of(terms), [tensor_of(DType.F32, terms)]) == 1
+    counts = arithmetic.stats.of("reduce.sum.plain")
+    assert (counts.elements, counts.undecided, counts.logged, counts.undecided_twice) == (1, 1, 1, 0)
+    for kind, n in ((SumKind.PRODUCTS, 2), (SumKind.PLAIN, 0)):
+        unlogged = Arithmetic(logging=Logging(ALL, {kind: n}))
+        assert run(unlogged, sum_of(terms), [tensor_of(DType.F32, terms)]) == ([ONE], None)
+        assert unlogged.stats.of("reduce.sum.plain").logged == 0
+
+
+def test_cancellation_beyond_the_tolerance_is_settled() -> None:
+    """c is known to 2^-52, the result's gap is 2^-49: too close to call, so nobody is asked."""
+    terms = [ONE, bits_f32(2.0**-26 + 2.0**-49), ONE | SIGN, bits_f32(2.0**-51)]
+    i, operands = sum_of(terms), [tensor_of(DType.F32, terms)]
+    assert check_logged(Arithmetic(logging=logging(2)), i, operands) == 0
+    near = [ONE, HALF_ULP, 0x20000000, 0x20000000 | SIGN]
+    i, operands = sum_of(near), [tensor_of(DType.F32, near)]
+    assert [check_logged(Arithmetic(logging=logging(n)), i, operands) for n in (2, 20, 40)] == [1, 1, 0]
+
+
+def test_without_a_taker_everything_is_exact() -> None:
+    terms = [*TIE, 0x20000000, 0x20000000 | SIGN]
+    arithmetic = Arithmetic(logging=logging())
+    assert elements_of(arithmetic.execute(sum_of(terms), [tensor_of(DType.F32, terms)], 0).reshape(-1)) == [ONE]
+
+
+def test_elements_computed_once_are_reported_everywhere() -> None:
+    """An output dim that no operand reads."""
+    terms = [*TIE, 0x20000000, 0x20000000 | SIGN]
+    i = Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2, 1, 3), reduction=(4,), operands=(Access(0, 0, (0, 0, 0, 1)),)
+    )
+    assert check_logged(Arithmetic(logging=logging()), i, [tensor_of(DType.F32, terms)]) == 6
+
+
+@pytest.mark.parametrize("kappa", [2.0, 4.0, 1e3])
+@pytest.mark.parametrize("precision", [32, 26])
+def test_a_threshold_sets_the_error(kappa: float, precision: int) -> None:
+    """e = kappa * u * N for every kind; the reported set grows with kappa."""
+    make = Maker(random.Random(7))
+    left, right = make.tensor(DType.F32, 40 * 50, "gauss"), make.tensor(DType.F32, 50 * 60, "gauss")
+    norms = left.view(40, 50).double().norm(dim=1)[:, None] * right.view(50, 60).double().norm(dim=0)
+    _, ties = run(Arithmetic(precision=precision, logging=logging(2, kappa)), products(40, 60, 50), [left, right])
+    _, more = run(Arithmetic(precision=precision, logging=logging(2, 2.0**20)), products(40, 60, 50), [left, right])
+    assert more is not None
+    found = set() if ties is None else set(ties.elements.tolist())
+    assert found < set(more.elements.tolist())
+    errors = torch.from_numpy(more.errors) / 2.0**20 / 2.0**-53
+    assert torch.allclose(errors, norms.view(-1)[torch.from_numpy(more.elements)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("compute", [torch.float64, torch.float32])
+def test_calibration_sees_every_element(compute: torch.dtype) -> None:
+    """c and N of all elements: of products, plain sums and scatters."""
+    make = Maker(random.Random(8))
+    all_of = Logging.reporting_all(compute)
+    left, right = make.tensor(DType.F32, 40 * 50, "gauss"), make.tensor(DType.F32, 50 * 60, "gauss")
+    unit = 2.0**-24 if compute == torch.float32 else 2.0**-53
+    precision = 16 if compute == torch.float32 else 32
+    arithmetic = Arithmetic(logging=all_of, precision=precision)
+    found, ties = run(arithmetic, products(40, 60, 50), [left, right])
+    assert ties is not None
+    assert ties.elements.tolist() == list(range(2400))
+    norms = left.view(40, 50).double().norm(dim=1)[:, None] * right.view(50, 60).double().norm(dim=0)
+    assert torch.allclose(torch.from_numpy(ties.errors) / 2.0**60 / unit, norms.view(-1), rtol=1e-12)
+    product = left.view(40, 50).double() @ right.view(50, 60).double()
+    assert torch.allclose(torch.from_numpy(ties.values), product.view(-1), rtol=0, atol=50 * unit * 100)
+    assert found == [plus_zero(round_ratio(*c.as_integer_ratio(), precision=precision)) for c in ties.values.tolist()]
+    i = Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(40,), reduction=(50,), operands=(Access(0, 0, (50, 1)),)
+    )
+    _, ties = run(arithmetic, i, [left])
+    assert ties is not None
+    assert torch.equal(torch.from_numpy(ties.elements), torch.arange(40))
+    size = left.view(40, 50).double().abs().sum(1)
+    assert torch.allclose(torch.from_numpy(ties.errors) / 2.0**7, size, rtol=1e-12)  # plain sums are FP64
+
+
+def test_more_near_ties_than_expected() -> None:
+    """A million elements, all reported."""
+    left, right = torch.randn(1100, 3), torch.randn(3, 1000)
+    arithmetic = Arithmetic(logging=Logging.reporting_all())
+    _, ties = run(arithmetic, products(1100, 1000, 3), [left.view(-1), right.view(-1)])
+    assert ties is not None
+    assert torch.equal(torch.from_numpy(ties.elements), torch.arange(1_100_000))
+    assert arithmetic.stats.of("reduce.sum.products").logged == 1_100_000
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_with_any_number_of_threads(threads: int) -> None:
+    """Long sums too, whose terms are cut into parts."""
+    before = torch.get_num_threads()
+    left, right = torch.randn(30 * 9000), torch.randn(9000 * 30)
+    arithmetic = Arithmetic(precision=24, logging=logging(2, 1e7))
+    try:
+        torch.set_num_threads(threads)
+        found, ties = run(arithmetic, products(30, 30, 9000), [left, right])
+    finally:
+        torch.set_num_threads(before)
+    assert ties is not None
+    exact = Arithmetic(precision=24).execute(products(30, 30, 9000), [left, right], 0)
+    wrong = [at for at, (a, b) in enumerate(zip(found, elements_of(exact.view(-1)), strict=True)) if a != b]
+    assert set(wrong) <= set(ties.elements.tolist())
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32))
+def test_exact_sums(seed: int) -> None:
+    make = Maker(random.Random(seed))
+    scattered = seed % 3 == 0
+    i, operands = random_scatter(make) if scattered else random_reduction(make, ReduceFunction.SUM, DType.F32)
+    elements = [make.random.randrange(i.numel) for _ in range(5)]
+    for at, found in zip(elements, Arithmetic().exact_sums(i, operands, elements), strict=True):
+        right = exact_sum(i, operands, at)
+        assert (found is None) == (right is None)
+        if found is not None:
+            assert Fraction(found[0]) * Fraction(2) ** found[1] == right
+
+
+def test_exact_sums_of_many_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several pieces, with terms 2^500 apart."""
+    monkeypatch.setattr("engine.arithmetic.exactly.ROW_BUDGET", 64)
+    make = Maker(random.Random(5))
+    left, right = make.tensor(DType.F32, 1000, "wide"), make.tensor(DType.F32, 1000, "edge")
+    i = sum_of([0] * 1000, [0] * 1000)
+    (found,) = Arithmetic().exact_sums(i, [left, right], [0])
+    assert found is not None
+    total = sum((Fraction(x) * Fraction(y) for x, y in zip(left.tolist(), right.tolist(), strict=True)), Fraction(0))
+    assert Fraction(found[0]) * Fraction(2) ** found[1] == total
+
+
+def test_only_sums_have_exact_sums() -> None:
+    i = Instruction(
+        opcode=Opcode.MAP, function=MapFunction.NEG, dtype=DType.F32, shape=(1,), operands=(Access(0, 0, (1,)),)
+    )
+    with pytest.raises(ValueError, match="an f32 sum, got MAP"):
+        Arithmetic().exact_sums(i, [torch.ones(1)], [0])
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "tolerances", "compute", "match"),
+    [
+        ({SumKind.PLAIN: 0.0}, {}, torch.float64, "a positive threshold for PLAIN sums, got 0.0"),
+        ({SumKind.SCATTER: float("nan")}, {}, torch.float64, "a positive threshold for SCATTER sums, got nan"),
+        ({}, {SumKind.PRODUCTS: 1}, torch.float64, "0 or 2 to 64 as tolerance of PRODUCTS sums, got 1"),
+        ({}, {SumKind.PRODUCTS: 65}, torch.float64, "0 or 2 to 64 as tolerance of PRODUCTS sums, got 65"),
+        ({}, {}, torch.bfloat16, "float64 or float32, got torch.bfloat16"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    thresholds: dict[SumKind, float | None], tolerances: dict[SumKind, int], compute: torch.dtype, match: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        Logging(thresholds, tolerances, compute)
+
+
+def test_fp32_is_for_few_bits() -> None:
+    with pytest.raises(ConfigurationError, match="at most 24 bits for sums computed in FP32, got 25"):
+        Arithmetic(precision=25, logging=logging(compute=torch.float32))
+
+
+def test_fp32_products_must_be_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    arithmetic = Arithmetic(precision=16, logging=logging(compute=torch.float32))
+    with pytest.raises(ConfigurationError, match="to be 'highest', got 'medium'"):
+        run(arithmetic, products(2, 2, 3), [torch.ones(6), torch.ones(6)])
