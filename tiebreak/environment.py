@@ -2,8 +2,6 @@
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +13,6 @@ from engine.arithmetic import chains, contraction, scattering
 from protocol.native import enabled, hashing, load
 
 _CPUINFO = Path("/proc/cpuinfo")
-NATIVE: Final = "TIEBREAK_NATIVE"
-"""The variable that switches compiled kernels off when it is 0."""
 EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 """Variables by which cuBLAS may be told to put FP64 products together from smaller formats."""
 
@@ -92,17 +88,3 @@ def cuda_driver() -> str:
     """The version of the kernel driver, from where Linux tells it."""
     file = Path("/sys/module/nvidia/version")
     return file.read_text().strip() if file.is_file() else "unknown"
-
-
-@contextmanager
-def pure_path() -> Iterator[None]:
-    """Without compiled kernels: every one asks the variable when it is used."""
-    before = os.environ.get(NATIVE)
-    os.environ[NATIVE] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[NATIVE]
-        else:
-            os.environ[NATIVE] = before

@@ -17,6 +17,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,8 @@ FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fn
 TUNE: Final = ("-march=native", "-mcpu=native", "")
 """Tried in this order: what x86 compilers, then others understand."""
 TIMEOUT_S: Final = 300
+SWITCH: Final = "TIEBREAK_NATIVE"
+"""The variable that switches compiled kernels off when it is 0."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,27 @@ class Build:
 
 def enabled() -> bool:
     """Whether compiled kernels are wanted: unless `TIEBREAK_NATIVE` is 0."""
-    return os.environ.get("TIEBREAK_NATIVE", "1") != "0"
+    return os.environ.get(SWITCH, "1") != "0"
+
+
+@contextmanager
+def pure_path() -> Iterator[None]:
+    """Without compiled kernels: every one asks the variable when it is used."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
 
 
 def load(source: Path) -> Build:
     """The library compiled from one C file; built now if the cache does not hold it."""
     if not enabled():
-        return Build(None, "switched off by TIEBREAK_NATIVE=0")
+        return Build(None, f"switched off by {SWITCH}=0")
     return _load(source)
 
 

@@ -11,8 +11,9 @@ import torch
 from engine.arithmetic import Arithmetic
 from engine.qualify import qualify
 from protocol.errors import ConfigurationError
+from protocol.native import pure_path
 from tiebreak.commands.options import threads_option
-from tiebreak.environment import Kernel, describe, describe_cuda, kernels, pure_path
+from tiebreak.environment import Kernel, describe, describe_cuda, kernels
 from tiebreak.running import usable_device
 
 
