@@ -34,14 +34,16 @@ from protocol.isa import Instruction
 from protocol.program import Program
 from protocol.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind, sum_kind
 
-LOW: Final = 2.0**-10
+LOW: Final = 1.0
 HIGH: Final = 2.0**40
-"""Between which thresholds are searched, in units of u times the norm."""
+"""Between which thresholds are searched, in units of u times the norm: none is below one rounding of the whole."""
 FRACTION: Final = 4
 """Steps of the search in a power of two."""
 MARGIN: Final = 8.0
 """Times the threshold found. A machine that was not measured may diverge more; a log grows by as much."""
 MAX_MARGIN: Final = 2.0**20
+SMALLEST: Final = LEAST / min(UNITS.values())
+"""The arithmetic takes no threshold below this."""
 SHARE: Final = 0.99
 SLACK: Final = 18
 """Where nothing was measured, 2^-n is so many powers of two above the error of one rounding in a gap."""
@@ -128,7 +130,7 @@ class Calibration:
         found = {}
         for kind, seen in self._comparison.seen.items():
             if seen.elements:
-                kappa = max(margin * threshold(LOW, HIGH, seen.covered_by), LEAST / min(UNITS.values()))
+                kappa = max(margin * threshold(LOW, HIGH, seen.covered_by), SMALLEST)
                 thresholds[kind], tolerances[kind] = kappa, seen.tolerance(kappa, share)
                 found[kind] = seen.evidence(kappa, tolerances[kind])
         evidence = Evidence(

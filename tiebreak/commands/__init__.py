@@ -6,6 +6,7 @@ import click
 
 from tiebreak.commands.agree import agree
 from tiebreak.commands.audit import audit
+from tiebreak.commands.calibrate import calibrate
 from tiebreak.commands.capture import capture
 from tiebreak.commands.data import data
 from tiebreak.commands.demo import demo
@@ -22,6 +23,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     key,
     data,
     capture,
+    calibrate,
     agree,
     train,
     audit,

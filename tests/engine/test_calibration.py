@@ -1,0 +1,292 @@
+"""Algorithm 3: the search, what the threshold covers, and what becomes of a machine that computes less accurately."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import log2
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.arithmetic import Arithmetic, contraction
+from engine.arithmetic.near import NearTies
+from engine.logged import divergence
+from engine.logged.calibration import (
+    FRACTION,
+    HIGH,
+    LOW,
+    Calibration,
+    CalibrationError,
+    proven_policy,
+    threshold,
+)
+from engine.logged.divergence import BINS, Comparison, Seen, Setting, settings_of
+from engine.logged.policy import LoggedPolicy
+from protocol.errors import ConfigurationError
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from protocol.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
+
+ORDERS = settings_of(3, threads=(1,), compiled=contraction.build().library is not None)
+
+
+def product(rows: int, terms: int, columns: int) -> Instruction:
+    """A matrix product of (rows, terms) and (terms, columns)."""
+    accesses = (
+        Access(value=0, offset=0, strides=(terms, 0, 1)),
+        Access(value=1, offset=0, strides=(0, 1, columns)),
+    )
+    return Instruction(
+        opcode=Opcode.REDUCE, function=ReduceFunction.SUM, dtype=DType.F32, shape=(rows, columns), reduction=(terms,),
+        operands=accesses,
+    )  # fmt: skip
+
+
+def plain(rows: int, terms: int) -> Instruction:
+    return Instruction(
+        opcode=Opcode.REDUCE, function=ReduceFunction.SUM, dtype=DType.F32, shape=(rows,), reduction=(terms,),
+        operands=(Access(value=0, offset=0, strides=(terms, 1)),),
+    )  # fmt: skip
+
+
+def matrices(seed: int, rows: int, terms: int, columns: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator) for size in ((rows, terms), (terms, columns))]
+
+
+def compared(
+    instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Setting] = ORDERS, compute: str = "float64"
+) -> Seen:
+    comparison = Comparison(ways, 32 if compute == "float64" else 16, compute, seed=0)
+    comparison.compare(instruction, operands)
+    (seen,) = [seen for seen in comparison.seen.values() if seen.total]
+    return seen
+
+
+@given(st.floats(LOW / 4, HIGH / 4))
+def test_the_search_finds_the_smallest_that_covers(largest: float) -> None:
+    asked: list[float] = []
+
+    def covers(kappa: float) -> bool:
+        asked.append(kappa)
+        return largest <= kappa
+
+    found = threshold(LOW, HIGH, covers)
+    assert covers(found)
+    assert found == LOW or not covers(found * 2 ** (-1 / FRACTION))
+    assert len(asked) <= 3 + log2(FRACTION * log2(HIGH / LOW)) + 2
+    assert FRACTION * log2(found) == pytest.approx(round(FRACTION * log2(found)), abs=1e-9)
+
+
+def test_what_no_threshold_covers_is_an_error() -> None:
+    with pytest.raises(CalibrationError, match="tiebreak doctor"):
+        threshold(LOW, HIGH, lambda _: False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, BINS - 1), st.integers(1, 1000)), max_size=8),
+    st.floats(0.5, 1e4),
+    st.floats(0.01, 1),
+)
+def test_the_tolerance_is_the_narrowest_that_leaves_the_share(
+    bins: list[tuple[int, int]], kappa: float, share: float
+) -> None:
+    """Against fractions: element by element, whether e <= 2^-n gap / 2."""
+    seen = Seen()
+    for at, count in bins:
+        seen.counts[at] += count
+
+    def loggable(n: int) -> int:
+        ratios = [(Fraction(2) ** (at - BINS // 2), count) for at, count in bins]
+        return sum(count for ratio, count in ratios if Fraction(kappa) * 2**n * 2 <= ratio)
+
+    possible = loggable(MIN_TOLERANCE)
+    wanted = [n for n in range(MIN_TOLERANCE, MAX_TOLERANCE + 1) if loggable(n) >= share * possible and possible]
+    assert seen.tolerance(kappa, share) == max(wanted, default=MIN_TOLERANCE)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(2, 700), st.integers(-20, 20))
+def test_the_threshold_covers_each_value_from_each_other_and_from_exact(seed: int, terms: int, scale: int) -> None:
+    """Against rational sums of all elements, not only of those that the comparison took."""
+    i, operands = product(3, terms, 5), matrices(seed, 3, terms, 5)
+    operands[0] *= 2.0**scale
+    operands[0][:, : terms // 2] *= 1e4  # cancellation
+    calibration = Calibration(ORDERS, precision=32)
+    calibration._comparison.compare(i, operands)
+    kappa = calibration.policy(margin=1).thresholds[SumKind.PRODUCTS]
+    assert kappa is not None
+    exact = [
+        sum(Fraction(x) * Fraction(y) for x, y in zip(row, column, strict=True))
+        for row in operands[0].tolist()
+        for column in operands[1].T.tolist()
+    ]
+    for setting in ORDERS:
+        near = Comparison([setting], 32, "float64", 0)._near(setting, 2.0**60, i, operands)
+        assert near is not None
+        for at, value, error in zip(near.elements.tolist(), near.values.tolist(), near.errors.tolist(), strict=True):
+            assert abs(Fraction(value) - exact[at]) <= Fraction(kappa) * Fraction(error) / 2**60
+
+
+def test_divergences_are_seen_between_orders_and_kernels() -> None:
+    """Else a threshold proves nothing: computations of one sum do differ."""
+    seen = compared(product(40, 3000, 50), matrices(1, 40, 3000, 50))
+    assert seen.total == seen.elements == 2000
+    assert 0 < seen.largest < 100
+    assert seen.error > 0
+    assert seen.exact >= divergence.EXACT
+    alone = compared(product(40, 3000, 50), matrices(1, 40, 3000, 50), ORDERS[:1])
+    assert alone.divergence.max() == 0
+    assert alone.error > 0
+
+
+def test_cancellation_breaks_the_papers_unit_and_not_this_one() -> None:
+    """Terms of 10^6 that leave about 10^-2: the same sums in units of 2^exponent and in units of their own error."""
+    operands = matrices(2, 30, 2000, 30)
+    usual = compared(product(30, 2000, 30), operands)
+    wide = [torch.cat([x, -x, y], dim=d) for x, y, d in zip(operands, operands, (1, 0), strict=True)]
+    wide[0][:, :4000] *= 1e6
+    wide[1][2000:4000] = wide[1][:2000]
+    cancelled = compared(product(30, 6000, 30), wide)
+    assert cancelled.of_exponent > 1e4 * usual.of_exponent
+    assert cancelled.largest < 4 * usual.largest
+    assert cancelled.of_exponent > 2.0**-24, "more than half a gap: no tau covers it"
+
+
+class Shifted(Comparison):
+    """A comparison in which one setting is off by so many units."""
+
+    off = 0.0
+
+    def _near(
+        self, setting: Setting, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
+    ) -> NearTies | None:
+        near = super()._near(setting, sampling, instruction, operands)
+        if near is None or setting != self._settings[-1]:
+            return near
+        return NearTies(near.elements, near.values + self.off * near.errors / sampling, near.errors)
+
+
+@pytest.mark.parametrize("off", [3.0, 50.0, 1000.0])
+def test_one_setting_that_is_off_raises_the_threshold(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    i, operands = product(8, 100, 8), matrices(3, 8, 100, 8)
+    monkeypatch.setattr(Shifted, "off", off)
+    monkeypatch.setattr("engine.logged.calibration.Comparison", Shifted)
+    calibration = Calibration(ORDERS, precision=32)
+    calibration._comparison.compare(i, operands)
+    kappa = calibration.policy(margin=1).thresholds[SumKind.PRODUCTS]
+    assert kappa is not None
+    assert off - 2 <= kappa <= 1.2 * off + 4
+    with_margin = calibration.policy(margin=10).thresholds[SumKind.PRODUCTS]
+    assert with_margin == 10 * kappa
+
+
+def test_an_inaccurate_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shifted, "off", 2.0**45)
+    monkeypatch.setattr("engine.logged.calibration.Comparison", Shifted)
+    calibration = Calibration(ORDERS, precision=32)
+    calibration._comparison.compare(product(8, 100, 8), matrices(3, 8, 100, 8))
+    with pytest.raises(CalibrationError, match="less accurately"):
+        calibration.policy()
+
+
+def test_large_sums_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sum with more elements than are looked at, those near a middle are, and stand for the others."""
+    i, operands = product(64, 200, 512), matrices(4, 64, 200, 512)
+    whole = compared(i, operands)
+    monkeypatch.setattr(divergence, "REPORTED", 1 << 11)
+    monkeypatch.setattr(divergence, "SAMPLE", 1 << 10)
+    part = compared(i, operands)
+    assert part.total == whole.total == 1 << 15
+    assert 100 < part.elements <= 1 << 10
+    assert part.counts.sum() == pytest.approx(whole.counts.sum(), rel=0.25)
+    kappa = 64.0
+    assert abs(part.tolerance(kappa, 0.9) - whole.tolerance(kappa, 0.9)) <= 1
+
+
+def test_fp32_values_are_measured_in_units_of_fp32() -> None:
+    seen = compared(product(30, 500, 30), matrices(5, 30, 500, 30), compute="float32")
+    assert 0 < seen.largest < 100
+    wrong = compared(product(30, 500, 30), matrices(5, 30, 500, 30))
+    assert seen.of_exponent > 2.0**20 * wrong.of_exponent
+
+
+def test_sums_without_error_and_sums_that_are_not_finite() -> None:
+    """Zero columns have an error of 0, infinities no finite one: neither is compared, the others are."""
+    operands = matrices(6, 6, 50, 6)
+    operands[1][:, 2] = 0
+    operands[0][4] = float("inf")
+    seen = compared(product(6, 50, 6), operands)
+    assert seen.total == 36
+    assert seen.elements == 25
+    nothing = Comparison(ORDERS, 32, "float64", 0)
+    nothing.compare(product(2, 3, 2), [torch.zeros(2, 3), torch.zeros(3, 2)])
+    assert nothing.seen[SumKind.PRODUCTS].elements == 0
+
+
+def test_kinds_are_kept_apart() -> None:
+    comparison = Comparison(ORDERS, 32, "float64", 0)
+    comparison.compare(plain(9, 1000), [torch.randn(9000, generator=torch.Generator().manual_seed(7))])
+    assert comparison.seen[SumKind.PLAIN].elements == 9
+    assert comparison.seen[SumKind.PRODUCTS].total == comparison.seen[SumKind.SCATTER].total == 0
+
+
+def test_settings_hold_every_kernel_thread_count_device_and_order() -> None:
+    found = settings_of(3, threads=(1, 2), compiled=True, devices=("cuda:0",), seed=10)
+    assert len(found) == len(set(found)) == len(set(map(str, found))) == 2 * (2 + 3) + 4
+    for compiled in (True, False):
+        own = [s for s in found if s.device == "cpu" and s.compiled == compiled]
+        assert {(s.threads, s.order) for s in own} >= {(1, None), (2, None)}
+        assert {s.order for s in own} == {None, 11, 12, 13}
+    assert {s.order for s in found if s.device == "cuda:0"} == {None, 11, 12, 13}
+    assert {s.compiled for s in settings_of(1, threads=(1,), compiled=False)} == {False}
+
+
+def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool, bool]] = []
+    execute = Arithmetic.execute
+
+    def spy(self: Arithmetic, *arguments: object) -> Tensor:
+        compiled = contraction.build().library is not None
+        seen.append((torch.get_num_threads(), compiled, self.options.permuted))
+        return execute(self, *arguments)  # type: ignore[arg-type]
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(Arithmetic, "execute", spy)
+    ways = (Setting(threads=2), Setting(compiled=False, threads=1), Setting(threads=2, order=5))
+    compared(product(4, 20, 4), matrices(8, 4, 20, 4), ways)
+    native = contraction.build().library is not None
+    assert seen == [(2, native, False), (1, False, False), (2, native, True)]
+    assert torch.get_num_threads() == 1
+    assert contraction.build().library is not None or not native
+
+
+@pytest.mark.parametrize(("precision", "compute"), [(32, "float64"), (16, "float64"), (16, "float32")])
+def test_proven_policies(precision: int, compute: str) -> None:
+    policy = proven_policy(precision, compute)
+    assert policy.proven
+    assert policy.evidence is None
+    assert all(MIN_TOLERANCE <= n <= MAX_TOLERANCE for n in policy.tolerances.values())
+    assert LoggedPolicy.decode(policy.encode()) == policy
+
+
+def test_what_cannot_be_calibrated_is_named() -> None:
+    for arguments, text in [
+        ({"precision": 12}, "precision of 16 to 32"),
+        ({"precision": 32, "compute": "float32"}, "use float64"),
+        ({"precision": 32, "compute": "float8"}, "float64 or float32"),
+    ]:
+        with pytest.raises(ConfigurationError, match=text):
+            Calibration(ORDERS, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="at least two settings"):
+        Calibration(ORDERS[:1], precision=32)
+    calibration = Calibration(ORDERS, precision=32)
+    for options, text in [
+        ({"margin": 0.5}, "margin of 1"),
+        ({"margin": float("nan")}, "margin"),
+        ({"share": 0.0}, "share above 0"),
+    ]:
+        with pytest.raises(ConfigurationError, match=text):
+            calibration.policy(**options)  # type: ignore[arg-type]
+    assert calibration.policy().thresholds == proven_policy(32).thresholds, "nothing was seen: nothing is measured"
