@@ -50,8 +50,12 @@ class Setting:
     order: int | None = None
 
     def __str__(self) -> str:
-        on_cpu = f", {'compiled' if self.compiled else 'pure'}, {self.threads} threads" if self.device == "cpu" else ""
-        return self.device + on_cpu + ("" if self.order is None else f", order {self.order}")
+        kernel, threads = (
+            "compiled" if self.compiled else "pure",
+            "1 thread" if self.threads == 1 else f"{self.threads} threads",
+        )
+        words = [self.device, *([kernel, threads] if self.device == "cpu" else [])]
+        return ", ".join(words if self.order is None else [*words, f"order {self.order}"])
 
 
 def settings_of(
