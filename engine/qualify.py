@@ -49,6 +49,7 @@ from protocol.isa import (
 )
 from protocol.philox import random_bits
 from protocol.reference import element, needed_elements, pack, to_raw, unpack
+from protocol.rounding import Rounding
 
 _EDGES: Final[dict[DType, tuple[int, ...]]] = {
     DType.F32: (
@@ -189,9 +190,9 @@ def _large_vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
 def _right(case: _Case, precision: int) -> tuple[int, ...]:
     types = [t for t, _ in case.operands]
     values = [x for _, x in case.operands]
-    i = case.instruction
+    i, rounding = case.instruction, Rounding(precision=precision)
     return tuple(
-        element(i, at, lambda o, where: values[o][where], types, precision=precision)
+        element(i, at, lambda o, where: values[o][where], types, rounding=rounding)
         for at in case.elements or range(i.numel)
     )
 

@@ -29,8 +29,7 @@ import torch
 from engine.arithmetic.near import FP32_PRECISION, Logging
 from engine.disk import read_file, write_file
 from protocol.errors import ConfigurationError, EncodingError, VerificationError
-from protocol.float32 import MAX_PRECISION
-from protocol.job import MIN_PRECISION
+from protocol.float32 import MAX_PRECISION, MIN_PRECISION
 from protocol.rounding import SumKind, check_tolerances, pack_tolerances
 
 VERSION: Final = 1

@@ -14,8 +14,7 @@ from engine.logged.calibration import MARGIN, MAX_MARGIN, SHARE, OnProgress, pro
 from engine.logged.policy import COMPUTE, KindEvidence, LoggedPolicy
 from engine.storage import RunDirectory
 from protocol.errors import ConfigurationError
-from protocol.float32 import MAX_PRECISION
-from protocol.job import MIN_PRECISION
+from protocol.float32 import MAX_PRECISION, MIN_PRECISION
 from protocol.rounding import SumKind
 from tiebreak.bundle import MANIFEST, Bundle, load_bundle
 from tiebreak.calibrating import MAX_ORDERS, Subject, calibrate_subjects
