@@ -20,8 +20,11 @@ abstract contract JobBoard is IJobBoard {
     uint256 internal constant MAX_AMOUNT = type(uint128).max;
     /// Longest window, clock and replay time: far beyond any use, small enough that no sum with an instant overflows 40 bits.
     uint256 internal constant MAX_SECONDS = 1 << 38;
-    uint256 internal constant MIN_PRECISION = 24;
+    uint256 internal constant MIN_PRECISION = 16;
     uint256 internal constant MAX_PRECISION = 32;
+    uint256 internal constant LOGGED = 1;
+    uint256 internal constant MIN_TOLERANCE = 2;
+    uint256 internal constant MAX_TOLERANCE = 64;
     uint256 internal constant MAX_DESCENT_LEVELS = 5;
 
     mapping(JobId => JobState) internal _jobs;
@@ -253,8 +256,14 @@ abstract contract JobBoard is IJobBoard {
         _require("dataCount", job_.dataCount, 0, MAX_ENTRIES);
         _require("steps", job_.steps, 1, type(uint64).max);
         _require("checkpointInterval", job_.checkpointInterval, 1, job_.steps);
-        _require("policy", job_.policy, 0, 0);
+        _require("policy", job_.policy, 0, LOGGED);
         _require("precision", job_.precision, MIN_PRECISION, MAX_PRECISION);
+        // A byte for each of three kinds of sums; none of policy `exact`.
+        _require("tolerances", job_.tolerances, 0, job_.policy == LOGGED ? type(uint24).max : 0);
+        for (uint256 rest = job_.tolerances; rest != 0; rest >>= 8) {
+            uint256 n = rest & 0xff;
+            if (n != 0) _require("tolerances", n, MIN_TOLERANCE, MAX_TOLERANCE);
+        }
         _require("reward", job_.reward, 0, MAX_AMOUNT);
         _require("trainerStake", job_.trainerStake, 0, MAX_AMOUNT);
         _require("challengerStake", job_.challengerStake, 0, MAX_AMOUNT);
@@ -270,16 +279,18 @@ abstract contract JobBoard is IJobBoard {
 
     function _store(JobState storage state, Job calldata job_) private {
         state.client = job_.client;
-        state.bodyCount = job_.bodyCount;
-        state.stateCount = job_.stateCount;
+        // The casts here cannot truncate: `_checkJob` has bounded every field.
+        state.bodyCount = uint24(job_.bodyCount);
+        state.stateCount = uint24(job_.stateCount);
         state.dataCount = job_.dataCount;
+        state.tolerances = uint24(job_.tolerances);
         state.trainer = job_.trainer;
         state.status = JobStatus.OFFERED;
         state.descentLevels = job_.descentLevels;
         state.precision = job_.precision;
+        state.policy = job_.policy;
         uint256 bodyDepth = Trees.depthOf(job_.bodyCount);
         uint256 stateDepth = Trees.depthOf(job_.stateCount);
-        // The casts below cannot truncate: `_checkJob` has bounded every field.
         state.depth = uint8(bodyDepth > stateDepth ? bodyDepth : stateDepth);
         state.programRoot = job_.programRoot;
         state.initialStateRoot = job_.initialStateRoot;

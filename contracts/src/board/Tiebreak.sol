@@ -15,6 +15,8 @@ import {Signatures} from "./Signatures.sol";
 /// @notice Thin: `JobBoard` keeps the money, `GameLogic` the rules, the referee recomputes. It has no owner, no
 /// upgrade and no pause. Its only calls to others are static calls to the referee and the transfer in `withdraw`.
 contract Tiebreak is JobBoard, IGame {
+    using Turns for Turns.Turn;
+
     /// @inheritdoc IGame
     IReferee public immutable REFEREE;
 
@@ -62,10 +64,18 @@ contract Tiebreak is JobBoard, IGame {
     }
 
     /// @inheritdoc IGame
-    function openSteps(GameId gameId, bytes32[] calldata nodes, bytes32[] calldata siblings) external {
-        (GameState storage state, Turns.Turn memory turn,) = _defender(gameId, Phase.OPEN_STEPS);
+    function openSteps(
+        GameId gameId,
+        bytes32[] calldata nodes,
+        bytes32[] calldata siblings,
+        bytes32 stateRoot,
+        uint32 lossBits,
+        bytes32 logRoot
+    ) external {
+        (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_STEPS);
         emit StepsOpened(gameId, nodes);
-        GameLogic.openSteps(state, turn, nodes, siblings);
+        if (GameLogic.isLogged(job_)) emit LogOpened(gameId, logRoot);
+        GameLogic.openSteps(state, job_, turn, nodes, siblings, stateRoot, lossBits, logRoot);
         _close(gameId, state, turn);
     }
 
@@ -76,11 +86,14 @@ contract Tiebreak is JobBoard, IGame {
         uint32 lossBits,
         bytes32 logRoot,
         bytes32[] calldata nodes,
-        bytes32[] calldata siblings
+        bytes32[] calldata siblings,
+        bytes32 stepLog,
+        bytes32[] calldata logSiblings
     ) external {
         (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_VALUES);
         emit ValuesOpened(gameId, stateRoot, lossBits, nodes);
-        GameLogic.openValues(state, job_, turn, stateRoot, lossBits, logRoot, nodes, siblings);
+        if (GameLogic.isLogged(job_)) emit LogOpened(gameId, stepLog);
+        GameLogic.openValues(state, job_, turn, stateRoot, lossBits, logRoot, nodes, siblings, stepLog, logSiblings);
         _close(gameId, state, turn);
     }
 
@@ -98,10 +111,11 @@ contract Tiebreak is JobBoard, IGame {
     }
 
     /// @inheritdoc IGame
-    function openChunk(GameId gameId, bytes calldata chunk) external {
-        (GameState storage state, Turns.Turn memory turn,) = _defender(gameId, Phase.OPEN_CHUNK);
+    function openChunk(GameId gameId, bytes calldata chunk, bytes32 word, bytes32[] calldata siblings) external {
+        (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_CHUNK);
         emit ChunkOpened(gameId, chunk);
-        GameLogic.openChunk(state, turn, chunk);
+        if (turn.sumKind() != 0) emit LogOpened(gameId, word);
+        GameLogic.openChunk(state, job_, turn, chunk, word, siblings);
         _close(gameId, state, turn);
     }
 

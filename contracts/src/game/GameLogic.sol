@@ -92,16 +92,32 @@ library GameLogic {
 
     function openSteps(
         IGame.GameState storage game,
+        IJobBoard.JobState storage job,
         Turns.Turn memory turn,
         bytes32[] calldata nodes,
-        bytes32[] calldata siblings
+        bytes32[] calldata siblings,
+        bytes32 stateRoot,
+        uint32 lossBits,
+        bytes32 logRoot
     ) internal {
         uint64 steps = game.leaves;
         uint256 depth = Trees.depthOf(steps);
         _requireNodes(turn, depth, nodes.length);
         _requireProofLength(depth, siblings.length);
+        bool logged = isLogged(job);
+        if (!logged) {
+            _requireNoLog(stateRoot);
+            _requireNoLog(bytes32(uint256(lossBits)));
+            _requireNoLog(logRoot);
+        }
+        bytes32 node = _node(game, turn);
         bytes32 root = Trees.foldNodes(nodes);
-        if (Trees.fold(_node(game, turn), steps - 1, siblings) != root) return _brokenTie(turn);
+        if (Trees.fold(node, steps - 1, siblings) != root) return _brokenTie(turn);
+        if (logged) {
+            // INVARIANT 11: all records of a segment hold the root over its steps' logs; this is that of the last one.
+            if (Commitments.record(game.step + steps - 1, stateRoot, lossBits, logRoot) != node) return _brokenTie(turn);
+            game.log = logRoot;
+        }
         _extend(game, root);
         // A segment of one step is not opened, so the depth is at least 1.
         _enter(game, turn, IGame.Level.STEPS, root, depth);
@@ -115,14 +131,26 @@ library GameLogic {
         uint32 lossBits,
         bytes32 logRoot,
         bytes32[] calldata nodes,
-        bytes32[] calldata siblings
+        bytes32[] calldata siblings,
+        bytes32 stepLog,
+        bytes32[] calldata logSiblings
     ) internal {
         uint256 depth = job.depth;
         _requireNodes(turn, depth + 1, nodes.length);
         _requireProofLength(depth, siblings.length);
+        bool logged = isLogged(job);
+        _requireProofLength(logged ? Trees.depthOf(game.leaves) : 0, logSiblings.length);
+        if (!logged) _requireNoLog(stepLog);
         if (Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(turn);
-        // Policy `exact` keeps no log.
-        if (logRoot != bytes32(0)) return _brokenTie(turn);
+        if (!logged) {
+            // Policy `exact` keeps no log.
+            if (logRoot != bytes32(0)) return _brokenTie(turn);
+        } else {
+            // INVARIANT 11: the record's log root is the segment's, which is this one's if it is of one step.
+            if (game.leaves > 1 && logRoot != game.log) return _brokenTie(turn);
+            if (Trees.fold(stepLog, turn.position, logSiblings) != logRoot) return _brokenTie(turn);
+            game.log = stepLog;
+        }
         uint256 half = nodes.length / 2;
         bytes32 bodyRoot = Trees.foldNodes(nodes[:half]);
         if (Trees.fold(Commitments.lossId(lossBits), job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(turn);
@@ -157,13 +185,31 @@ library GameLogic {
         _requireNodes(turn, depth, nodes.length);
         if (description.id != game.node) return _brokenTie(turn);
         _extend(game, leaf);
-        _keep(game, turn, description);
+        _keep(game, turn, description, isLogged(job));
         _enter(game, turn, IGame.Level.CHUNKS, root, depth);
     }
 
-    function openChunk(IGame.GameState storage game, Turns.Turn memory turn, bytes calldata chunk) internal view {
-        uint256 length = turn.position + 1 == game.leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
+    function openChunk(
+        IGame.GameState storage game,
+        IJobBoard.JobState storage job,
+        Turns.Turn memory turn,
+        bytes calldata chunk,
+        bytes32 word,
+        bytes32[] calldata siblings
+    ) internal {
+        uint256 leaves = game.leaves;
+        bool logged = turn.sumKind() != 0;
+        uint256 depth = logged ? Trees.depthOf(leaves) : 0;
+        _requireProofLength(logged ? depth + job.depth : 0, siblings.length);
+        if (!logged) _requireNoLog(word);
+        uint256 length = turn.position + 1 == leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
         if (chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(turn);
+        if (logged) {
+            // INVARIANT 11: the word stands at this chunk of this instruction in the step log.
+            uint256 position = uint256(game.instruction) << depth | turn.position;
+            if (Trees.fold(Commitments.logLeaf(word), position, siblings) != game.log) return _brokenTie(turn);
+            game.log = word;
+        }
         turn.phase = IGame.Phase.SELECT_ELEMENT;
     }
 
@@ -184,7 +230,8 @@ library GameLogic {
         // forge-lint: disable-next-line(unsafe-typecast)
         game.element = uint64(turn.position * (Isa.CHUNK_BYTES / size) + index);
         game.node = bytes32(_littleEndian(chunk, index * size, size));
-        if (turn.accumulator != 0) {
+        if (turn.sumKind() != 0) turn.follow(game.log, index);
+        if (turn.accumulator() != 0) {
             _requireNoSeal(seal);
             turn.phase = IGame.Phase.OPEN_TERMS;
         } else {
@@ -206,7 +253,8 @@ library GameLogic {
         uint256 depth = Trees.depthOf(leaves);
         _requireNodes(turn, depth, nodes.length);
         _requireProofLength(depth, siblings.length);
-        (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(turn.accumulator, job.precision, accumulator);
+        (bool canonical, bytes32 leaf, uint64 bits) =
+            referee.finish(turn.accumulator(), ProofContext.rounding(job, turn), accumulator);
         if (!canonical || bytes32(uint256(bits)) != game.node) return _brokenTie(turn);
         bytes32 root = Trees.foldNodes(nodes);
         if (Trees.fold(leaf, leaves - 1, siblings) != root) return _brokenTie(turn);
@@ -234,6 +282,11 @@ library GameLogic {
         if (found != expected) revert IGame.WrongSeal(expected, found);
         committed = game.node;
         turn.end(right != committed, IGame.Reason.RECOMPUTED);
+    }
+
+    /// @return whether the job keeps a rounding log
+    function isLogged(IJobBoard.JobState storage job) internal view returns (bool) {
+        return job.policy != 0;
     }
 
     // ---------------------------------------------------------------- inner workings
@@ -328,11 +381,14 @@ library GameLogic {
     }
 
     /// @dev What later moves need of the instruction.
-    function _keep(IGame.GameState storage game, Turns.Turn memory turn, IReferee.Description memory description)
-        private
-    {
+    function _keep(
+        IGame.GameState storage game,
+        Turns.Turn memory turn,
+        IReferee.Description memory description,
+        bool logged
+    ) private {
         turn.dtype = description.dtype;
-        turn.accumulator = description.termLeaves > 0 ? description.accumulator : 0;
+        turn.sums(description.termLeaves > 0 ? description.accumulator : 0, logged ? description.sumKind : 0);
         game.leaves = description.chunks;
         game.termLeaves = description.termLeaves;
         // At most 512, by the number of chunks.
@@ -374,6 +430,10 @@ library GameLogic {
 
     function _requireProofLength(uint256 expected, uint256 actual) private pure {
         if (expected != actual) revert IGame.WrongProofLength(expected, actual);
+    }
+
+    function _requireNoLog(bytes32 part) private pure {
+        if (part != bytes32(0)) revert IGame.UnexpectedLog(part);
     }
 
     function _requireNoSeal(bytes32 seal) private pure {

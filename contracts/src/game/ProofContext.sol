@@ -12,6 +12,8 @@ import {Turns} from "./Turns.sol";
 
 /// @title What the referee is told (SPEC section 10, PROVE), from a game, its job and what earlier moves fixed
 library ProofContext {
+    using Turns for Turns.Turn;
+
     /// The loss of record 0: the one NaN.
     uint32 private constant NAN_BITS = uint32(Isa.NAN_BITS);
 
@@ -60,6 +62,16 @@ library ProofContext {
         return level == IGame.Level.CHUNKS ? opened[ELEMENT_SEAL] : opened[TERMS_SEAL];
     }
 
+    /// @return packed how the element is rounded, as the referee takes it: b, tolerance and direction (SPEC section 5.1)
+    function rounding(IJobBoard.JobState storage job, Turns.Turn memory turn) internal view returns (uint32 packed) {
+        packed = job.precision;
+        uint256 code = turn.code();
+        // The tolerances stand in another slot, read only where they count.
+        // SAFETY: a code is at most 2, a tolerance a byte; only a logged sum, of kind 1 ... 3, has a code.
+        // forge-lint: disable-next-line(unsafe-typecast)
+        if (code != 0) packed |= uint32(uint256(uint8(job.tolerances >> 8 * (turn.sumKind() - 1))) << 8 | code << 16);
+    }
+
     /// @param opened as checked
     function make(
         IGame.GameState storage game,
@@ -72,7 +84,7 @@ library ProofContext {
             ? IReferee.Target.VALUE
             : level == IGame.Level.CHUNKS ? IReferee.Target.ELEMENT : IReferee.Target.TERMS;
         context.depth = job.depth;
-        context.rounding = job.precision;
+        context.rounding = rounding(job, turn);
         context.position = game.instruction;
         context.element = game.element;
         context.termsLeaf = level == IGame.Level.TERMS ? turn.position : 0;

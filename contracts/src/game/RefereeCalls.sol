@@ -36,7 +36,7 @@ library RefereeCalls {
         }
     }
 
-    /// @dev `referee.describe(instruction, chunkRoot)`: 9 fields, each a word.
+    /// @dev `referee.describe(instruction, chunkRoot)`: 10 fields, each a word.
     function describe(IReferee referee, bytes calldata instruction, bytes32 chunkRoot)
         internal
         view
@@ -54,11 +54,11 @@ library RefereeCalls {
             // The bytes are padded with zeros to a whole word.
             mstore(end, 0)
             let size := add(0x64, and(add(instruction.length, 0x1f), not(0x1f)))
-            if iszero(staticcall(gas(), referee, pos, size, description, 0x120)) {
+            if iszero(staticcall(gas(), referee, pos, size, description, 0x140)) {
                 returndatacopy(pos, 0x00, returndatasize())
                 revert(pos, returndatasize())
             }
-            if lt(returndatasize(), 0x120) { revert(0, 0) }
+            if lt(returndatasize(), 0x140) { revert(0, 0) }
         }
     }
 }

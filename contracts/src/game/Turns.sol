@@ -17,7 +17,7 @@ library Turns {
         IGame.Reason reason;
         bool fresh;
         uint8 dtype;
-        uint8 accumulator;
+        uint8 summation;
         Instant last;
         Duration defenderRest;
         Duration challengerRest;
@@ -41,7 +41,7 @@ library Turns {
         turn.reason = IGame.Reason(uint8(word >> 40));
         turn.fresh = uint8(word >> 48) != 0;
         turn.dtype = uint8(word >> 56);
-        turn.accumulator = uint8(word >> 64);
+        turn.summation = uint8(word >> 64);
         turn.last = Instant.wrap(uint40(word >> 72));
         turn.defenderRest = Duration.wrap(uint40(word >> 112));
         turn.challengerRest = Duration.wrap(uint40(word >> 152));
@@ -53,12 +53,40 @@ library Turns {
     function save(IGame.GameState storage game, Turn memory turn) internal {
         uint256 word = uint256(turn.phase) | uint256(turn.level) << 8 | uint256(turn.height) << 16;
         word |= uint256(turn.descentLevels) << 24 | uint256(turn.verdict) << 32 | uint256(turn.reason) << 40;
-        word |= uint256(turn.fresh ? 1 : 0) << 48 | uint256(turn.dtype) << 56 | uint256(turn.accumulator) << 64;
+        word |= uint256(turn.fresh ? 1 : 0) << 48 | uint256(turn.dtype) << 56 | uint256(turn.summation) << 64;
         word |= uint256(Instant.unwrap(turn.last)) << 72 | uint256(Duration.unwrap(turn.defenderRest)) << 112;
         word |= uint256(Duration.unwrap(turn.challengerRest)) << 152 | uint256(turn.position) << 192;
         assembly ("memory-safe") {
             sstore(game.slot, word)
         }
+    }
+
+    /// @dev How elements of the tensor are summed, kept in one byte: what they accumulate, and their kind as a logged sum.
+    /// SAFETY: the referee knows fewer than 16 accumulators, and three kinds.
+    function sums(Turn memory turn, uint8 accumulator_, uint8 kind) internal pure {
+        turn.summation = accumulator_ | kind << 4;
+    }
+
+    /// @return as `IReferee.finish` takes it; 0 if elements are judged at once
+    function accumulator(Turn memory turn) internal pure returns (uint8) {
+        return turn.summation & 15;
+    }
+
+    /// @return 1 plain, 2 products, 3 scatter, and 0 for what is not logged
+    function sumKind(Turn memory turn) internal pure returns (uint256) {
+        return turn.summation >> 4 & 3;
+    }
+
+    /// @notice Keeps what the log word of the chunk says of the element at `index`.
+    function follow(Turn memory turn, bytes32 word, uint256 index) internal pure {
+        // SAFETY: a chunk of f32 has 128 elements: their codes stand four to a byte, the first lowest.
+        uint256 code_ = uint8(word[index / 4]) >> 2 * (index % 4) & 3;
+        if (code_ != 3) turn.summation |= uint8(code_ << 6); // 3 means nothing
+    }
+
+    /// @return what the log says of the element: 0 nothing, 1 down, 2 up
+    function code(Turn memory turn) internal pure returns (uint256) {
+        return turn.summation >> 6;
     }
 
     /// @dev INVARIANT 4: the mover is a function of the phase.

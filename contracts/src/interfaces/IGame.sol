@@ -27,6 +27,8 @@ type GameId is bytes32;
 ///  9. `opened` is the digest of one list: run root, steps root, body root, ... (SPEC section 11); `prove` is given that list.
 /// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block.
 ///     (So a challenger keeps a second of its clock for the proof.)
+/// 11. `log` is the defender's too: its records commit to it, each part is tied to the one before. A game of policy
+///     `exact` has none.
 ///
 /// The job of a game may have been slashed meanwhile, by another game or for equivocation. Then no move, timeout or
 /// concession can end the game (`WrongJobStatus`), and the defender has none at all; `reclaim` ends it.
@@ -81,7 +83,7 @@ interface IGame {
         JOB_SLASHED
     }
 
-    /// A game as the contract keeps it: six slots.
+    /// A game as the contract keeps it: six slots, and one more in games of policy `logged`.
     struct GameState {
         // -- slot 0, which every move writes
         /// Invariant: OVER exactly if there is a verdict.
@@ -99,8 +101,10 @@ interface IGame {
         bool fresh;
         /// Of the disputed tensor, set by OPEN_TENSOR.
         uint8 dtype;
-        /// What an element of it accumulates, set by OPEN_TENSOR. Invariant: 0 exactly if elements are judged at once.
-        uint8 accumulator;
+        /// How an element of it is summed: what it accumulates (0 exactly if elements are judged at once); + 16 times its
+        /// kind as a logged sum (0 of policy `exact`, or if it is none), both set by OPEN_TENSOR; + 64 times what the log
+        /// says of the element, set by SELECT_ELEMENT.
+        uint8 summation;
         /// When the last move was made.
         Instant last;
         Duration defenderRest;
@@ -134,6 +138,10 @@ interface IGame {
         uint16 lastChunkBytes;
         /// Of the job.
         Duration replayTime;
+        // -- slot 6
+        /// Of policy `logged`, what of the rounding log was opened last: the log root of the segment (OPEN_STEPS), the step
+        /// log (OPEN_VALUES), the log word of the chunk (OPEN_CHUNK of a logged sum). Of policy `exact` never written.
+        bytes32 log;
     }
 
     event GameStarted(
@@ -151,6 +159,8 @@ interface IGame {
     /// (The instruction is the program's, which both sides have.)
     event TensorOpened(GameId indexed gameId, bytes32[] nodes);
     event ChunkOpened(GameId indexed gameId, bytes chunk);
+    /// Beside the three openings, of policy `logged`: what `GameState.log` then is.
+    event LogOpened(GameId indexed gameId, bytes32 log);
     event ElementSelected(GameId indexed gameId, uint64 element, bytes32 seal);
     event TermsOpened(GameId indexed gameId, bytes32[] nodes, bytes accumulator);
     /// What the referee computed, and what the defender had committed.
@@ -176,6 +186,8 @@ interface IGame {
     error WrongChunk(bytes32 expected, bytes32 actual);
     /// A seal where none is kept.
     error UnexpectedSeal(bytes32 seal);
+    /// A part of a rounding log, or of the record that holds it, where none is shown.
+    error UnexpectedLog(bytes32 part);
     /// The answer and the salt are not what was sealed with this leaf.
     error WrongSeal(bytes32 expected, bytes32 actual);
     /// A leaf of this kind has another number of things opened.
@@ -200,17 +212,27 @@ interface IGame {
     function select(GameId gameId, bytes32 node, uint256 index, bytes32[] calldata siblings, bytes32 seal) external;
 
     /// @notice 3, defender: first nodes of the tree over the records of the segment; `siblings` of the last record,
-    /// which is the disputed checkpoint.
-    function openSteps(GameId gameId, bytes32[] calldata nodes, bytes32[] calldata siblings) external;
+    /// which is the disputed checkpoint. Policy `logged`: that record's fields; else zero.
+    function openSteps(
+        GameId gameId,
+        bytes32[] calldata nodes,
+        bytes32[] calldata siblings,
+        bytes32 stateRoot,
+        uint32 lossBits,
+        bytes32 logRoot
+    ) external;
 
-    /// @notice 4, defender: the record's fields, first nodes of the step's value tree; `siblings` of the loss in its body half.
+    /// @notice 4, defender: the record's fields, first nodes of the step's value tree; `siblings` of the loss in its body
+    /// half. Policy `logged`: the step log and its siblings up to the log root; else zero and none.
     function openValues(
         GameId gameId,
         bytes32 stateRoot,
         uint32 lossBits,
         bytes32 logRoot,
         bytes32[] calldata nodes,
-        bytes32[] calldata siblings
+        bytes32[] calldata siblings,
+        bytes32 stepLog,
+        bytes32[] calldata logSiblings
     ) external;
 
     /// @notice 5, defender: the instruction under the program root, first nodes of its output's chunk tree (none of a `source`).
@@ -221,8 +243,9 @@ interface IGame {
         bytes32[] calldata nodes
     ) external;
 
-    /// @notice 6, defender: the chunk's bytes.
-    function openChunk(GameId gameId, bytes calldata chunk) external;
+    /// @notice 6, defender: the chunk's bytes. Of a logged sum under policy `logged`: its log word, and the siblings of
+    /// that up to the step log; else zero and none.
+    function openChunk(GameId gameId, bytes calldata chunk, bytes32 word, bytes32[] calldata siblings) external;
 
     /// @notice 7, challenger: which element of the chunk is wrong. The seal of its right bits if they are proved
     /// next; zero if its terms are opened first.

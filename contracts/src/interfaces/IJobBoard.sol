@@ -68,10 +68,13 @@ interface IJobBoard {
         uint64 steps;
         /// k: one head leaf per k steps. Invariant: 1 ... steps.
         uint64 checkpointInterval;
-        /// Invariant: 0 (`exact`).
+        /// 0: `exact`, 1: `logged`. Invariant: one of these.
         uint8 policy;
-        /// b: bits to which sums and the functions 10 ... 15 are rounded. Invariant: 24 ... 32.
+        /// b: bits to which sums and the functions 10 ... 15 are rounded. Invariant: 16 ... 32.
         uint8 precision;
+        /// n of each kind of logged sum (SPEC section 5.1), the first in the lowest byte. Invariant: each 0 or 2 ... 64,
+        /// nothing above the third; 0 of policy `exact`.
+        uint32 tolerances;
         /// Wei. Invariant: below 2^128.
         uint256 reward;
         /// Wei. Invariant: below 2^128.
@@ -119,16 +122,20 @@ interface IJobBoard {
         uint8 depth;
         /// r. Invariant: 1 ... 5.
         uint8 descentLevels;
-        /// b. Invariant: 24 ... 32.
+        /// b. Invariant: 16 ... 32.
         uint8 precision;
+        /// 0: `exact`, 1: `logged`.
+        uint8 policy;
         /// B. Invariant: 1 ... 2^20.
-        uint32 bodyCount;
+        uint24 bodyCount;
         /// S. Invariant: 1 ... 2^20.
-        uint32 stateCount;
+        uint24 stateCount;
         // -- slot 1
         address client;
         /// Invariant: at most 2^20.
         uint32 dataCount;
+        /// As signed. Invariant: 0 of policy `exact`.
+        uint24 tolerances;
         /// When the job was created, accepted, or the last head was posted, whichever is latest. Invariant: only grows.
         Instant lastProgress;
         // -- slots 2, 3, 4

@@ -3,6 +3,7 @@ pragma solidity ^0.8.30;
 
 import {Isa} from "./Isa.sol";
 import {Tags} from "./Tags.sol";
+import {Trees} from "./Trees.sol";
 
 /// @title What is hashed and how (SPEC section 3): the leaves of all trees
 library Commitments {
@@ -118,6 +119,19 @@ library Commitments {
             mstore(add(pos, 0x34), logRoot)
             if iszero(staticcall(gas(), 0x02, pos, 0x54, 0x00, 0x20)) { revert(0, 0) }
             digest := mload(0x00)
+        }
+    }
+
+    /// @dev Leaf of a log tree: the directions of one chunk's elements, or the empty leaf if it has none.
+    function logLeaf(bytes32 word) internal view returns (bytes32 leaf) {
+        if (word == bytes32(0)) return Trees.EMPTY;
+        bytes8 tag = Tags.LOG_WORD;
+        assembly ("memory-safe") {
+            let pos := mload(0x40)
+            mstore(pos, tag)
+            mstore(add(pos, 0x08), word)
+            if iszero(staticcall(gas(), 0x02, pos, 0x28, 0x00, 0x20)) { revert(0, 0) }
+            leaf := mload(0x00)
         }
     }
 

@@ -13,6 +13,7 @@ library Tags {
     bytes8 internal constant STEP_RECORD = "tb.recrd";
     bytes8 internal constant INSTRUCTION = "tb.instr";
     bytes8 internal constant ACCUMULATOR = "tb.accum";
+    bytes8 internal constant LOG_WORD = "tb.lgwrd";
     bytes8 internal constant GAME = "tb.game.";
     bytes8 internal constant MESSAGE = "tb.messg";
     bytes8 internal constant SEAL = "tb.seal.";
