@@ -85,7 +85,7 @@ contract BoardAttacksTest is GameBase {
         view
         returns (bytes memory call, uint256 wei_)
     {
-        bytes32[] memory two = new bytes32[](2);
+        (bytes32[] memory two, bytes32[] memory none) = (new bytes32[](2), new bytes32[](0));
         IReferee.Proof memory proof;
         if (which == 0) return (abi.encodeCall(IJobBoard.withdraw, (payable(address(this)))), 0);
         if (which == 1) return (abi.encodeCall(IJobBoard.cancelJob, (offered)), 0);
@@ -96,10 +96,10 @@ contract BoardAttacksTest is GameBase {
         if (which == 6) return (abi.encodeCall(IGame.challenge, (head, signature, 1)), CHALLENGER_STAKE);
         if (which == 7) return (abi.encodeCall(IGame.descend, (gameId, two)), 0);
         if (which == 8) return (abi.encodeCall(IGame.select, (gameId, WRONG, 0, two, 0)), 0);
-        if (which == 9) return (abi.encodeCall(IGame.openSteps, (gameId, two, two)), 0);
-        if (which == 10) return (abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two)), 0);
+        if (which == 9) return (abi.encodeCall(IGame.openSteps, (gameId, two, two, 0, 0, 0)), 0);
+        if (which == 10) return (abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two, 0, none)), 0);
         if (which == 11) return (abi.encodeCall(IGame.openTensor, (gameId, "", two, two)), 0);
-        if (which == 12) return (abi.encodeCall(IGame.openChunk, (gameId, "")), 0);
+        if (which == 12) return (abi.encodeCall(IGame.openChunk, (gameId, "", 0, none)), 0);
         if (which == 13) return (abi.encodeCall(IGame.selectElement, (gameId, 0, "", 0)), 0);
         if (which == 14) return (abi.encodeCall(IGame.openTerms, (gameId, two, "", two)), 0);
         if (which == 15) return (abi.encodeCall(IGame.prove, (gameId, proof, 0, two)), 0);

@@ -81,6 +81,7 @@ abstract contract BoardBase {
             checkpointInterval: 3,
             policy: 0,
             precision: PRECISION,
+            tolerances: 0,
             reward: REWARD,
             trainerStake: TRAINER_STAKE,
             challengerStake: CHALLENGER_STAKE,

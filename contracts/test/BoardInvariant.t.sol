@@ -168,9 +168,9 @@ contract BoardHandler is GameBase {
         if (phase == IGame.Phase.DESCEND) {
             _play(side, abi.encodeCall(IGame.descend, (gameId, two)));
         } else if (phase == IGame.Phase.OPEN_STEPS) {
-            _play(side, abi.encodeCall(IGame.openSteps, (gameId, two, two)));
+            _play(side, abi.encodeCall(IGame.openSteps, (gameId, two, two, 0, 0, 0)));
         } else {
-            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two)));
+            _play(side, abi.encodeCall(IGame.openValues, (gameId, 0, 0, 0, two, two, 0, new bytes32[](0))));
         }
     }
 

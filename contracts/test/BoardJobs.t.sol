@@ -71,6 +71,8 @@ contract BoardJobsTest is BoardBase {
         _equal(CHALLENGER_STAKE, state.challengerStake, "challenger stake");
         _equal(1, state.descentLevels, "r");
         _equal(PRECISION, state.precision, "b");
+        _equal(0, state.policy, "policy");
+        _equal(0, state.tolerances, "tolerances");
         _equal(WINDOW, Duration.unwrap(state.challengeWindow), "window");
         _equal(CLOCK, Duration.unwrap(state.clock), "clock");
         _equal(REPLAY, Duration.unwrap(state.replayTime), "replay time");
@@ -99,7 +101,7 @@ contract BoardJobsTest is BoardBase {
             keccak256(abi.encode(keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)"), jobId, 3, ROOT));
         _equal(_typed(headHash), board.headDigest(_head(jobId, 3, ROOT)), "head");
         bytes32 jobType = keccak256(
-            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)"
+            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)"
         );
         IJobBoard.Job memory job = _job(1);
         _equal(keccak256(abi.encode(jobType, job)), JobId.unwrap(board.hashJob(job)), "job");
@@ -132,13 +134,37 @@ contract BoardJobsTest is BoardBase {
         job.checkpointInterval = 0;
         _refused(job, "checkpointInterval", 0);
         job = _job(1);
-        job.policy = 1;
-        _refused(job, "policy", 1);
+        job.policy = 2;
+        _refused(job, "policy", 2);
         job = _job(1);
-        job.precision = 23;
-        _refused(job, "precision", 23);
+        job.precision = 15;
+        _refused(job, "precision", 15);
         job.precision = 33;
         _refused(job, "precision", 33);
+    }
+
+    function test_tolerances_are_none_or_2_to_64_for_each_of_three_kinds() external {
+        IJobBoard.Job memory job = _job(1);
+        job.tolerances = 20;
+        _refused(job, "tolerances", 20); // policy `exact` follows no log
+        job.policy = 1;
+        for (uint256 kind = 0; kind < 3; ++kind) {
+            uint16[3] memory wrong = [uint16(1), 65, 255];
+            for (uint256 i = 0; i < 3; ++i) {
+                job.tolerances = uint32(uint256(wrong[i]) << 8 * kind);
+                _refused(job, "tolerances", wrong[i]);
+            }
+        }
+        job.tolerances = 1 << 24;
+        _refused(job, "tolerances", 1 << 24);
+        uint24[4] memory good = [uint24(0), 2, 64 << 16, 2 | 64 << 8 | 33 << 16];
+        for (uint256 i = 0; i < 4; ++i) {
+            (job.tolerances, job.nonce, job.precision) = (good[i], 2 + i, 16);
+            IJobBoard.JobState memory state = board.job(_offer(job));
+            _equal(1, state.policy, "policy");
+            _equal(good[i], state.tolerances, "tolerances");
+            _equal(16, state.precision, "b");
+        }
     }
 
     function test_create_refuses_amounts_and_times_out_of_range() external {

@@ -17,6 +17,8 @@ abstract contract GameBase is BoardBase {
     uint64 internal constant LONG = 1;
     bytes32 internal constant SALT = keccak256("salt");
     bytes32 internal constant WRONG = keccak256("wrong");
+    /// 10 of plain sums, 20 of sums of products (the long reduction is one), 30 of scattered ones.
+    uint32 internal constant TOLERANCES = 10 | 20 << 8 | 30 << 16;
 
     bytes32[] internal runLeaves;
     bytes32[] internal programLeaves;
@@ -28,15 +30,14 @@ abstract contract GameBase is BoardBase {
     bytes32 internal right = keccak256("right");
     bytes private pendingReason;
     uint8 internal levels = 1;
+    /// Whether jobs are of policy `logged`. The long reduction is then a logged sum.
+    bool internal logged;
     JobId internal jobId;
     GameId internal gameId;
 
     function setUp() public virtual override {
         super.setUp();
-        for (uint64 segment = 0; segment < 3; ++segment) {
-            bytes32[] memory steps = _stepLeaves(segment);
-            runLeaves.push(steps[steps.length - 1]);
-        }
+        _makeRun();
         programLeaves = new bytes32[](8);
         for (uint256 i = 0; i < 8; ++i) {
             programLeaves[i] = i == 3 || i > 5 ? GameTrees.empty() : _instructionLeaf(_instruction(i));
@@ -47,8 +48,23 @@ abstract contract GameBase is BoardBase {
         }
     }
 
+    function _makeRun() private {
+        delete runLeaves;
+        for (uint64 segment = 0; segment < 3; ++segment) {
+            bytes32[] memory steps = _stepLeaves(segment);
+            runLeaves.push(steps[steps.length - 1]);
+        }
+    }
+
+    /// @dev From now on, jobs of policy `logged`.
+    function _keepLogs() internal {
+        logged = true;
+        _makeRun();
+    }
+
     function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
         job = super._job(nonce);
+        if (logged) (job.policy, job.tolerances) = (1, TOLERANCES);
         job.programRoot = GameTrees.root(programLeaves);
         job.descentLevels = levels;
     }
@@ -60,7 +76,7 @@ abstract contract GameBase is BoardBase {
         description.leaf = bytes32(number); // makes them different
         description.opcode = number == SOURCE ? 1 : number == LONG ? 3 : 10;
         (description.elements, description.dataBytes, description.chunks) = (300, 1200, 3);
-        if (number == LONG) (description.termLeaves, description.accumulator) = (3, 7);
+        if (number == LONG) (description.termLeaves, description.accumulator, description.sumKind) = (3, 7, 2);
         if (number == 2) {
             (description.opcode, description.elements, description.dataBytes, description.chunks) = (2, 1, 4, 1);
         }
@@ -122,11 +138,67 @@ abstract contract GameBase is BoardBase {
         return sha256(abi.encodePacked("tb.tensr", uint8(0), uint8(0), chunk));
     }
 
-    function _record(uint64 step) internal pure returns (bytes32) {
-        return sha256(abi.encodePacked("tb.recrd", step, _stateRoot(step), LOSS_BITS, bytes32(0)));
+    function _record(uint64 step) internal view returns (bytes32) {
+        return _record(step, _logRoot((step - 1) / 3));
     }
 
-    function _stepLeaves(uint64 segment) internal pure returns (bytes32[] memory leaves) {
+    function _record(uint64 step, bytes32 logRoot) internal pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.recrd", step, _stateRoot(step), LOSS_BITS, logRoot));
+    }
+
+    /// @dev What the log of a step says of a chunk of the long reduction. Of element 5: up in chunk 0, nothing in chunk 1
+    /// (nor of any other), the code without a meaning in chunk 2.
+    function _word(uint64 step, uint256 chunk) internal pure returns (bytes32) {
+        if (chunk == 1) return 0;
+        return bytes32(uint256(step) << 248 | (chunk == 0 ? uint256(8) : 12) << 240);
+    }
+
+    /// @dev What the referee is told of element 5 of a chunk.
+    function _rounding(uint256 chunk) internal view returns (uint32) {
+        return logged && chunk == 0 ? PRECISION | 20 << 8 | 2 << 16 : PRECISION;
+    }
+
+    function _wordLeaves(uint64 step) internal pure returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](3);
+        for (uint256 i = 0; i < 3; ++i) {
+            bytes32 word = _word(step, i);
+            leaves[i] = word == 0 ? GameTrees.empty() : sha256(abi.encodePacked("tb.lgwrd", word));
+        }
+    }
+
+    /// @dev Leaves of the log tree of a step: as deep as the body half.
+    function _logLeaves(uint64 step) internal pure returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](4);
+        for (uint256 i = 0; i < 4; ++i) {
+            leaves[i] = i == LONG ? GameTrees.root(_wordLeaves(step)) : GameTrees.empty();
+        }
+    }
+
+    /// @dev The siblings of the word of a chunk of the long reduction, up to the step log.
+    function _wordProof(uint64 step, uint256 chunk) internal pure returns (bytes32[] memory siblings) {
+        siblings = new bytes32[](4);
+        bytes32[] memory low = GameTrees.proof(_wordLeaves(step), chunk);
+        bytes32[] memory high = GameTrees.proof(_logLeaves(step), LONG);
+        (siblings[0], siblings[1], siblings[2], siblings[3]) = (low[0], low[1], high[0], high[1]);
+    }
+
+    function _stepLog(uint64 step) internal pure returns (bytes32) {
+        return GameTrees.root(_logLeaves(step));
+    }
+
+    /// @dev Leaves of the logs tree of a segment.
+    function _stepLogs(uint64 segment) internal pure returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](segment == 2 ? 1 : 3);
+        for (uint64 i = 0; i < leaves.length; ++i) {
+            leaves[i] = _stepLog(3 * segment + i + 1);
+        }
+    }
+
+    function _logRoot(uint64 segment) internal view returns (bytes32) {
+        return logged ? GameTrees.root(_stepLogs(segment)) : bytes32(0);
+    }
+
+    function _stepLeaves(uint64 segment) internal view returns (bytes32[] memory leaves) {
         leaves = new bytes32[](segment == 2 ? 1 : 3);
         for (uint64 i = 0; i < leaves.length; ++i) {
             leaves[i] = _record(3 * segment + i + 1);
@@ -213,11 +285,15 @@ abstract contract GameBase is BoardBase {
     }
 
     function _openSteps(bytes32[] memory leaves) internal {
+        uint64 last = board.game(gameId).step + 2;
+        if (logged) _openSteps(leaves, _stateRoot(last), LOSS_BITS, _logRoot((last - 1) / 3));
+        else _openSteps(leaves, 0, 0, 0);
+    }
+
+    function _openSteps(bytes32[] memory leaves, bytes32 stateRoot, uint32 lossBits, bytes32 logRoot) internal {
         bytes32[] memory nodes = GameTrees.opening(leaves, levels);
-        _play(
-            trainer,
-            abi.encodeCall(IGame.openSteps, (gameId, nodes, GameTrees.proof(leaves, _stepLeaves(0).length - 1)))
-        );
+        bytes32[] memory siblings = GameTrees.proof(leaves, 2);
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, nodes, siblings, stateRoot, lossBits, logRoot)));
         opened.push(GameTrees.root(leaves));
     }
 
@@ -231,9 +307,22 @@ abstract contract GameBase is BoardBase {
     }
 
     function _values(uint64 step, bytes32[] memory all) internal view returns (bytes memory) {
+        uint64 segment = (step - 1) / 3;
+        if (!logged) return _values(step, all, 0, 0, new bytes32[](0));
+        bytes32[] memory siblings = GameTrees.proof(_stepLogs(segment), (step - 1) % 3);
+        return _values(step, all, _logRoot(segment), _stepLog(step), siblings);
+    }
+
+    function _values(uint64 step, bytes32[] memory all, bytes32 logRoot, bytes32 stepLog, bytes32[] memory logSiblings)
+        internal
+        view
+        returns (bytes memory)
+    {
         bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
         bytes32[] memory nodes = GameTrees.opening(all, levels);
-        return abi.encodeCall(IGame.openValues, (gameId, _stateRoot(step), LOSS_BITS, bytes32(0), nodes, siblings));
+        return abi.encodeCall(
+            IGame.openValues, (gameId, _stateRoot(step), LOSS_BITS, logRoot, nodes, siblings, stepLog, logSiblings)
+        );
     }
 
     function _openTensor(uint256 number) internal {
@@ -248,7 +337,18 @@ abstract contract GameBase is BoardBase {
     }
 
     function _openChunk(uint256 index) internal {
-        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, _chunk(index))));
+        IGame.GameState memory state = board.game(gameId);
+        if (state.summation >> 4 == 0) return _openChunk(_chunk(index));
+        _openChunk(_chunk(index), _word(state.step, index), _wordProof(state.step, index));
+    }
+
+    /// @dev Of what is not logged.
+    function _openChunk(bytes memory data) internal {
+        _openChunk(data, 0, new bytes32[](0));
+    }
+
+    function _openChunk(bytes memory data, bytes32 word, bytes32[] memory siblings) internal {
+        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, data, word, siblings)));
     }
 
     /// @dev Of the long reduction: no seal is kept.

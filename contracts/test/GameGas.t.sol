@@ -268,7 +268,12 @@ contract GameGasTest is BoardBase {
     }
 
     function _openSteps() private {
-        _move("openSteps", trainer, abi.encodeCall(IGame.openSteps, (gameId, _children(steps, 10), steps.siblings)), 0);
+        _move(
+            "openSteps",
+            trainer,
+            abi.encodeCall(IGame.openSteps, (gameId, _children(steps, 10), steps.siblings, 0, 0, 0)),
+            0
+        );
         opened.push(_root(steps));
     }
 
@@ -278,7 +283,9 @@ contract GameGasTest is BoardBase {
         _move(
             "openValues",
             trainer,
-            abi.encodeCall(IGame.openValues, (gameId, stateRoot, LOSS_BITS, bytes32(0), nodes, loss.siblings)),
+            abi.encodeCall(
+                IGame.openValues, (gameId, stateRoot, LOSS_BITS, bytes32(0), nodes, loss.siblings, 0, new bytes32[](0))
+            ),
             0
         );
         opened.push(nodes[0]);
@@ -315,7 +322,7 @@ contract GameGasTest is BoardBase {
         _walk(value, 14, "select first value node", "select value", keccak256("seal"));
         _openTensor();
         _walk(chunks, 17, "", "select chunk", 0);
-        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk)), 0);
+        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk, 0, new bytes32[](0))), 0);
         _move("selectElement", challenger, abi.encodeCall(IGame.selectElement, (gameId, 37, chunk, 0)), 0);
         _openTerms();
         _walk(terms, 8, "select first terms node", "select terms", keccak256("seal"));

@@ -305,14 +305,17 @@ contract HonestHandler is GameBase {
         } else if (state.phase == IGame.Phase.OPEN_STEPS) {
             bytes32[] memory leaves = _recordsOf(p.lie, (state.step - 1) / 3);
             bytes32[] memory nodes = GameTrees.opening(leaves, levels);
-            _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, nodes, GameTrees.proof(leaves, 2))));
+            _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, nodes, GameTrees.proof(leaves, 2), 0, 0, 0)));
             p.opened.push(GameTrees.root(leaves));
         } else if (state.phase == IGame.Phase.OPEN_VALUES) {
             bytes32[] memory all = _valuesOf(p.lie, state.step);
             bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
             bytes32 root = GameTrees.root(_entries(p.lie, state.step));
             bytes32[] memory nodes = GameTrees.opening(all, levels);
-            _play(trainer, abi.encodeCall(IGame.openValues, (gameId, root, LOSS_BITS, 0, nodes, siblings)));
+            _play(
+                trainer,
+                abi.encodeCall(IGame.openValues, (gameId, root, LOSS_BITS, 0, nodes, siblings, 0, new bytes32[](0)))
+            );
             p.opened.push(GameTrees.root(_body(all)));
         } else {
             _defendTensor(p, state);
@@ -333,7 +336,7 @@ contract HonestHandler is GameBase {
             _play(trainer, abi.encodeCall(IGame.openTensor, (gameId, instruction, siblings, nodes)));
             p.opened.push(_instructionLeaf(instruction));
         } else if (state.phase == IGame.Phase.OPEN_CHUNK) {
-            _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, _opened(which, state))));
+            _openChunk(_opened(which, state));
         } else {
             uint256 bits = uint256(state.node);
             bool isTrue = bits == _bits(state.element);

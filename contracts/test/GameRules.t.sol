@@ -239,9 +239,9 @@ contract GameRulesTest is GameBase {
         _start();
         _walk(runLeaves, 0);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 3));
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](2), new bytes32[](3))));
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](2), new bytes32[](3), 0, 0, 0)));
         _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 1));
-        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](1), new bytes32[](2))));
+        _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, new bytes32[](1), new bytes32[](2), 0, 0, 0)));
     }
 
     function test_a_segment_of_one_step_is_opened_at_once() external {
@@ -275,15 +275,11 @@ contract GameRulesTest is GameBase {
 
     function test_a_rounding_log_under_policy_exact_loses() external {
         // A defender that has committed to a log in its records.
-        bytes32 recordWithLog = sha256(abi.encodePacked("tb.recrd", uint64(7), _stateRoot(7), LOSS_BITS, WRONG));
         bytes32[] memory leaves = runLeaves;
-        leaves[2] = recordWithLog;
+        leaves[2] = _record(7, WRONG);
         _startWith(leaves, 3);
         _walk(leaves, 2);
-        bytes32[] memory all = _valueLeaves(7);
-        bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
-        bytes32[] memory nodes = GameTrees.opening(all, 1);
-        _play(trainer, abi.encodeCall(IGame.openValues, (gameId, _stateRoot(7), LOSS_BITS, WRONG, nodes, siblings)));
+        _play(trainer, _values(7, _valueLeaves(7), WRONG, 0, new bytes32[](0)));
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
@@ -308,14 +304,16 @@ contract GameRulesTest is GameBase {
 
     function test_open_values_needs_d_siblings_and_the_nodes() external {
         _walkToStep(5);
-        bytes32[] memory three = new bytes32[](3);
         _expect(abi.encodeWithSelector(IGame.WrongProofLength.selector, 2, 1));
-        _play(
-            trainer,
-            abi.encodeCall(IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, new bytes32[](2), new bytes32[](1)))
-        );
+        _valuesOfLengths(2, 1);
         _expect(abi.encodeWithSelector(IGame.WrongNodeCount.selector, 2, 3));
-        _play(trainer, abi.encodeCall(IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, three, new bytes32[](2))));
+        _valuesOfLengths(3, 2);
+    }
+
+    function _valuesOfLengths(uint256 nodes, uint256 siblings) private {
+        (bytes32[] memory first, bytes32[] memory second) = (new bytes32[](nodes), new bytes32[](siblings));
+        bytes32[] memory none = new bytes32[](0);
+        _play(trainer, abi.encodeCall(IGame.openValues, (gameId, _stateRoot(5), LOSS_BITS, 0, first, second, 0, none)));
     }
 
     // ---------------------------------------------------------------- 5 OPEN_TENSOR
@@ -329,7 +327,7 @@ contract GameRulesTest is GameBase {
         _equal(3, state.leaves, "chunks");
         _equal(176, state.lastChunkBytes, "last chunk");
         _equal(3, state.termLeaves, "leaves of the terms");
-        _equal(7, state.accumulator, "what is accumulated");
+        _equal(7, state.summation, "what is accumulated");
         _equal(1, state.instruction, "instruction");
     }
 
@@ -389,7 +387,7 @@ contract GameRulesTest is GameBase {
         _walkToChunk(2, 1);
         bytes memory data = _chunk(1);
         data[511] ^= 0x01;
-        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, data)));
+        _openChunk(data);
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
@@ -399,7 +397,7 @@ contract GameRulesTest is GameBase {
         chunkLeaves[1] = sha256(abi.encodePacked("tb.chunk", short));
         chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", new bytes(512)));
         _walkToChunk(2, 1);
-        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, short)));
+        _openChunk(short);
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
@@ -407,7 +405,7 @@ contract GameRulesTest is GameBase {
         bytes memory long = new bytes(512);
         chunkLeaves[2] = sha256(abi.encodePacked("tb.chunk", long));
         _walkToChunk(2, 2);
-        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, long)));
+        _openChunk(long);
         _defenderLost(IGame.Reason.BROKEN_TIE);
     }
 
@@ -458,7 +456,7 @@ contract GameRulesTest is GameBase {
         _openTensor(instruction, siblings, chunkLeaves);
         // A tree of one chunk has no levels.
         _requirePhase(gameId, IGame.Phase.OPEN_CHUNK);
-        _play(trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk)));
+        _openChunk(chunk);
         _play(challenger, abi.encodeCall(IGame.selectElement, (gameId, index, chunk, WRONG)));
         uint256 bits = 0;
         for (uint256 i = size; i > 0; --i) {

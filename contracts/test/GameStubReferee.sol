@@ -10,12 +10,19 @@ contract GameStubReferee is IReferee {
     error NotAsked();
 
     bytes32 private _answer;
+    /// What `finish` is to be told of the rounding: that of an exact job of `BoardBase`.
+    uint32 private _rounding = 30;
     bytes32 private _expectedContext;
     /// What is right, by target, step, position, element and leaf; zero: the answer that was set.
     mapping(bytes32 => bytes32) private _truth;
 
     function answerWith(bytes32 answer) external {
         _answer = answer;
+    }
+
+    /// @notice From now on `finish` reverts unless it is told exactly this.
+    function expectRounding(uint32 rounding) external {
+        _rounding = rounding;
     }
 
     /// @notice From now on `judge` reverts unless it is told exactly this.
@@ -55,11 +62,12 @@ contract GameStubReferee is IReferee {
 
     function finish(uint8 kind, uint32 rounding, bytes calldata accumulator)
         external
-        pure
+        view
         returns (bool canonical, bytes32 leaf, uint64 bits)
     {
         // What the game was told of the instruction and the job.
-        if (kind != 7 || rounding != 30) revert UnsupportedInstruction(kind, uint8(rounding));
+        if (kind != 7) revert UnknownAccumulator(kind);
+        if (rounding != _rounding) revert RoundingOutOfRange(rounding);
         (canonical, bits) = abi.decode(accumulator, (bool, uint64));
         leaf = keccak256(accumulator);
     }

@@ -30,10 +30,11 @@ contract GameTurnsTest is GameBase {
         IReferee.Proof memory proof;
         bytes32[] memory none = new bytes32[](0);
         _wrongPhase(IGame.Phase.SELECT, abi.encodeCall(IGame.select, (gameId, WRONG, 0, none, 0)));
-        _wrongPhase(IGame.Phase.OPEN_STEPS, abi.encodeCall(IGame.openSteps, (gameId, none, none)));
-        _wrongPhase(IGame.Phase.OPEN_VALUES, abi.encodeCall(IGame.openValues, (gameId, WRONG, 0, WRONG, none, none)));
+        _wrongPhase(IGame.Phase.OPEN_STEPS, abi.encodeCall(IGame.openSteps, (gameId, none, none, 0, 0, 0)));
+        bytes memory values = abi.encodeCall(IGame.openValues, (gameId, WRONG, 0, WRONG, none, none, 0, none));
+        _wrongPhase(IGame.Phase.OPEN_VALUES, values);
         _wrongPhase(IGame.Phase.OPEN_TENSOR, abi.encodeCall(IGame.openTensor, (gameId, "", none, none)));
-        _wrongPhase(IGame.Phase.OPEN_CHUNK, abi.encodeCall(IGame.openChunk, (gameId, "")));
+        _wrongPhase(IGame.Phase.OPEN_CHUNK, abi.encodeCall(IGame.openChunk, (gameId, "", 0, none)));
         _wrongPhase(IGame.Phase.SELECT_ELEMENT, abi.encodeCall(IGame.selectElement, (gameId, 0, "", 0)));
         _wrongPhase(IGame.Phase.OPEN_TERMS, abi.encodeCall(IGame.openTerms, (gameId, none, "", none)));
         _wrongPhase(IGame.Phase.PROVE, abi.encodeCall(IGame.prove, (gameId, proof, SALT, none)));

@@ -115,7 +115,9 @@ library GameLogic {
         if (Trees.fold(node, steps - 1, siblings) != root) return _brokenTie(turn);
         if (logged) {
             // INVARIANT 11: all records of a segment hold the root over its steps' logs; this is that of the last one.
-            if (Commitments.record(game.step + steps - 1, stateRoot, lossBits, logRoot) != node) return _brokenTie(turn);
+            if (Commitments.record(game.step + steps - 1, stateRoot, lossBits, logRoot) != node) {
+                return _brokenTie(turn);
+            }
             game.log = logRoot;
         }
         _extend(game, root);
