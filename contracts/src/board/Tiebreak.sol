@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {GameLogic} from "../game/GameLogic.sol";
+import {GameLogs} from "../game/GameLogs.sol";
 import {Instant, currentInstant} from "../game/Time.sol";
 import {Turns} from "../game/Turns.sol";
 import {GameId, IGame} from "../interfaces/IGame.sol";
@@ -74,8 +75,10 @@ contract Tiebreak is JobBoard, IGame {
     ) external {
         (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_STEPS);
         emit StepsOpened(gameId, nodes);
-        if (GameLogic.isLogged(job_)) emit LogOpened(gameId, logRoot);
-        GameLogic.openSteps(state, job_, turn, nodes, siblings, stateRoot, lossBits, logRoot);
+        bool logged = job_.policy != 0;
+        if (logged) emit LogOpened(gameId, logRoot);
+        bool tied = GameLogs.openSteps(state, turn, logged, stateRoot, lossBits, logRoot);
+        GameLogic.openSteps(state, turn, nodes, siblings, tied);
         _close(gameId, state, turn);
     }
 
@@ -92,8 +95,10 @@ contract Tiebreak is JobBoard, IGame {
     ) external {
         (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_VALUES);
         emit ValuesOpened(gameId, stateRoot, lossBits, nodes);
-        if (GameLogic.isLogged(job_)) emit LogOpened(gameId, stepLog);
-        GameLogic.openValues(state, job_, turn, stateRoot, lossBits, logRoot, nodes, siblings, stepLog, logSiblings);
+        bool logged = job_.policy != 0;
+        if (logged) emit LogOpened(gameId, stepLog);
+        bool tied = GameLogs.openValues(state, turn, logged, logRoot, stepLog, logSiblings);
+        GameLogic.openValues(state, job_, turn, stateRoot, lossBits, logRoot, nodes, siblings, tied);
         _close(gameId, state, turn);
     }
 
@@ -115,7 +120,7 @@ contract Tiebreak is JobBoard, IGame {
         (GameState storage state, Turns.Turn memory turn, JobState storage job_) = _defender(gameId, Phase.OPEN_CHUNK);
         emit ChunkOpened(gameId, chunk);
         if (turn.sumKind() != 0) emit LogOpened(gameId, word);
-        GameLogic.openChunk(state, job_, turn, chunk, word, siblings);
+        GameLogic.openChunk(state, turn, chunk, GameLogs.openChunk(state, job_, turn, word, siblings));
         _close(gameId, state, turn);
     }
 

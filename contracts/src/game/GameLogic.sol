@@ -15,7 +15,7 @@ import {Turns} from "./Turns.sol";
 /// @title The rules of the game (SPEC section 10), on a game's and a job's storage
 /// @notice One function per move. The caller has checked that the game exists, that it is the mover's turn and that
 /// it is in time. A function reverts (illegal move), or changes the game and the turn, which the caller saves; the
-/// game may then be OVER.
+/// game may then be OVER. `tied`: what `GameLogs` found of the move's part of the rounding log.
 library GameLogic {
     using Turns for Turns.Turn;
 
@@ -71,7 +71,7 @@ library GameLogic {
     ) internal {
         uint256 levels = _levels(turn, turn.height);
         if (index >> levels != 0) revert IGame.IndexOutOfRange(uint256(1) << levels, index);
-        _requireProofLength(levels, siblings.length);
+        requireProofLength(levels, siblings.length);
         bytes32 above = _node(game, turn);
         bytes32 found = Trees.fold(node, index, siblings);
         // INVARIANT 1: it stands below the node, so it is the defender's (SHA-256 has no second set known).
@@ -92,34 +92,17 @@ library GameLogic {
 
     function openSteps(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
         Turns.Turn memory turn,
         bytes32[] calldata nodes,
         bytes32[] calldata siblings,
-        bytes32 stateRoot,
-        uint32 lossBits,
-        bytes32 logRoot
+        bool tied
     ) internal {
         uint64 steps = game.leaves;
         uint256 depth = Trees.depthOf(steps);
         _requireNodes(turn, depth, nodes.length);
-        _requireProofLength(depth, siblings.length);
-        bool logged = isLogged(job);
-        if (!logged) {
-            _requireNoLog(stateRoot);
-            _requireNoLog(bytes32(uint256(lossBits)));
-            _requireNoLog(logRoot);
-        }
-        bytes32 node = _node(game, turn);
+        requireProofLength(depth, siblings.length);
         bytes32 root = Trees.foldNodes(nodes);
-        if (Trees.fold(node, steps - 1, siblings) != root) return _brokenTie(turn);
-        if (logged) {
-            // INVARIANT 11: all records of a segment hold the root over its steps' logs; this is that of the last one.
-            if (Commitments.record(game.step + steps - 1, stateRoot, lossBits, logRoot) != node) {
-                return _brokenTie(turn);
-            }
-            game.log = logRoot;
-        }
+        if (!tied || Trees.fold(_node(game, turn), steps - 1, siblings) != root) return _brokenTie(turn);
         _extend(game, root);
         // A segment of one step is not opened, so the depth is at least 1.
         _enter(game, turn, IGame.Level.STEPS, root, depth);
@@ -134,25 +117,12 @@ library GameLogic {
         bytes32 logRoot,
         bytes32[] calldata nodes,
         bytes32[] calldata siblings,
-        bytes32 stepLog,
-        bytes32[] calldata logSiblings
+        bool tied
     ) internal {
         uint256 depth = job.depth;
         _requireNodes(turn, depth + 1, nodes.length);
-        _requireProofLength(depth, siblings.length);
-        bool logged = isLogged(job);
-        _requireProofLength(logged ? Trees.depthOf(game.leaves) : 0, logSiblings.length);
-        if (!logged) _requireNoLog(stepLog);
-        if (Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(turn);
-        if (!logged) {
-            // Policy `exact` keeps no log.
-            if (logRoot != bytes32(0)) return _brokenTie(turn);
-        } else {
-            // INVARIANT 11: the record's log root is the segment's, which is this one's if it is of one step.
-            if (game.leaves > 1 && logRoot != game.log) return _brokenTie(turn);
-            if (Trees.fold(stepLog, turn.position, logSiblings) != logRoot) return _brokenTie(turn);
-            game.log = stepLog;
-        }
+        requireProofLength(depth, siblings.length);
+        if (!tied || Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(turn);
         uint256 half = nodes.length / 2;
         bytes32 bodyRoot = Trees.foldNodes(nodes[:half]);
         if (Trees.fold(Commitments.lossId(lossBits), job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(turn);
@@ -171,7 +141,7 @@ library GameLogic {
         bytes32[] calldata siblings,
         bytes32[] calldata nodes
     ) internal {
-        _requireProofLength(uint256(job.depth) + 1, siblings.length);
+        requireProofLength(uint256(job.depth) + 1, siblings.length);
         bytes32 leaf = Commitments.instructionLeaf(instruction);
         if (Trees.fold(leaf, game.instruction, siblings) != job.programRoot) return _brokenTie(turn);
         // Whether the number of nodes is right is known only below; one that is no level's is never.
@@ -187,31 +157,16 @@ library GameLogic {
         _requireNodes(turn, depth, nodes.length);
         if (description.id != game.node) return _brokenTie(turn);
         _extend(game, leaf);
-        _keep(game, turn, description, isLogged(job));
+        _keep(game, turn, description, job.policy != 0);
         _enter(game, turn, IGame.Level.CHUNKS, root, depth);
     }
 
-    function openChunk(
-        IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        Turns.Turn memory turn,
-        bytes calldata chunk,
-        bytes32 word,
-        bytes32[] calldata siblings
-    ) internal {
-        uint256 leaves = game.leaves;
-        bool logged = turn.sumKind() != 0;
-        uint256 depth = logged ? Trees.depthOf(leaves) : 0;
-        _requireProofLength(logged ? depth + job.depth : 0, siblings.length);
-        if (!logged) _requireNoLog(word);
-        uint256 length = turn.position + 1 == leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
-        if (chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(turn);
-        if (logged) {
-            // INVARIANT 11: the word stands at this chunk of this instruction in the step log.
-            uint256 position = uint256(game.instruction) << depth | turn.position;
-            if (Trees.fold(Commitments.logLeaf(word), position, siblings) != game.log) return _brokenTie(turn);
-            game.log = word;
-        }
+    function openChunk(IGame.GameState storage game, Turns.Turn memory turn, bytes calldata chunk, bool tied)
+        internal
+        view
+    {
+        uint256 length = turn.position + 1 == game.leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
+        if (!tied || chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(turn);
         turn.phase = IGame.Phase.SELECT_ELEMENT;
     }
 
@@ -254,7 +209,7 @@ library GameLogic {
         uint256 leaves = game.termLeaves;
         uint256 depth = Trees.depthOf(leaves);
         _requireNodes(turn, depth, nodes.length);
-        _requireProofLength(depth, siblings.length);
+        requireProofLength(depth, siblings.length);
         (bool canonical, bytes32 leaf, uint64 bits) =
             referee.finish(turn.accumulator(), ProofContext.rounding(job, turn), accumulator);
         if (!canonical || bytes32(uint256(bits)) != game.node) return _brokenTie(turn);
@@ -284,11 +239,6 @@ library GameLogic {
         if (found != expected) revert IGame.WrongSeal(expected, found);
         committed = game.node;
         turn.end(right != committed, IGame.Reason.RECOMPUTED);
-    }
-
-    /// @return whether the job keeps a rounding log
-    function isLogged(IJobBoard.JobState storage job) internal view returns (bool) {
-        return job.policy != 0;
     }
 
     // ---------------------------------------------------------------- inner workings
@@ -430,12 +380,8 @@ library GameLogic {
         if (count != expected) revert IGame.WrongNodeCount(expected, count);
     }
 
-    function _requireProofLength(uint256 expected, uint256 actual) private pure {
+    function requireProofLength(uint256 expected, uint256 actual) internal pure {
         if (expected != actual) revert IGame.WrongProofLength(expected, actual);
-    }
-
-    function _requireNoLog(bytes32 part) private pure {
-        if (part != bytes32(0)) revert IGame.UnexpectedLog(part);
     }
 
     function _requireNoSeal(bytes32 seal) private pure {
