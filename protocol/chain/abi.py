@@ -42,6 +42,7 @@ def _read_address(text: str) -> Address:
 # The integer widths, and the other plain types, of the contracts.
 U8 = Annotated[int, Kind("uint8")]
 U16 = Annotated[int, Kind("uint16")]
+U24 = Annotated[int, Kind("uint24")]
 U32 = Annotated[int, Kind("uint32")]
 U40 = Annotated[int, Kind("uint40")]
 U48 = Annotated[int, Kind("uint48")]

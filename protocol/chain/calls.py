@@ -69,14 +69,15 @@ def _defence(game_id: Digest, move: Defence) -> Function[None]:
         case Descend():
             return g.DescendCall(game_id, _digests(move.nodes))
         case OpenSteps():
-            return g.OpenStepsCall(game_id, nodes=_digests(move.nodes), siblings=_digests(move.siblings))
+            return _steps_call(game_id, move)
         case OpenValues():
             return _values_call(game_id, move)
         case OpenTensor():
             siblings, nodes = _digests(move.siblings), _digests(move.nodes)
             return g.OpenTensorCall(game_id, instruction=move.instruction, siblings=siblings, nodes=nodes)
         case OpenChunk():
-            return g.OpenChunkCall(game_id, chunk=move.chunk)
+            word, siblings = Digest(move.word), _digests(move.siblings)
+            return g.OpenChunkCall(game_id, chunk=move.chunk, word=word, siblings=siblings)
         case OpenTerms():
             nodes, siblings = _digests(move.nodes), _digests(move.siblings)
             return g.OpenTermsCall(game_id, nodes=nodes, accumulator=move.accumulator, siblings=siblings)
@@ -84,6 +85,17 @@ def _defence(game_id: Digest, move: Defence) -> Function[None]:
 
 def _digests(values: Any) -> tuple[Digest, ...]:
     return tuple(Digest(value) for value in values)
+
+
+def _steps_call(game_id: Digest, move: OpenSteps) -> Function[None]:
+    return g.OpenStepsCall(
+        game_id,
+        nodes=_digests(move.nodes),
+        siblings=_digests(move.siblings),
+        state_root=Digest(move.state_root),
+        loss_bits=move.loss_bits,
+        log_root=Digest(move.log_root),
+    )
 
 
 def _values_call(game_id: Digest, move: OpenValues) -> Function[None]:
@@ -94,6 +106,8 @@ def _values_call(game_id: Digest, move: OpenValues) -> Function[None]:
         log_root=Digest(move.log_root),
         nodes=_digests(move.nodes),
         siblings=_digests(move.siblings),
+        step_log=Digest(move.step_log),
+        log_siblings=_digests(move.log_siblings),
     )
 
 
@@ -167,16 +181,26 @@ def _read_defence(call: Function[Any]) -> Move:
         case g.DescendCall():
             return Descend(nodes=call.nodes)
         case g.OpenStepsCall():
-            return OpenSteps(nodes=call.nodes, siblings=call.siblings)
+            return _read_steps(call)
         case g.OpenValuesCall():
             return _read_values(call)
         case g.OpenTensorCall():
             return OpenTensor(instruction=call.instruction, siblings=call.siblings, nodes=call.nodes)
         case g.OpenChunkCall():
-            return OpenChunk(chunk=call.chunk)
+            return OpenChunk(chunk=call.chunk, word=call.word, siblings=call.siblings)
         case g.OpenTermsCall():
             return OpenTerms(nodes=call.nodes, accumulator=call.accumulator, siblings=call.siblings)
     raise ChainError(f"expected a move of the game, got a call of {call.NAME}")
+
+
+def _read_steps(call: g.OpenStepsCall) -> OpenSteps:
+    return OpenSteps(
+        nodes=call.nodes,
+        siblings=call.siblings,
+        state_root=call.state_root,
+        loss_bits=call.loss_bits,
+        log_root=call.log_root,
+    )
 
 
 def _read_values(call: g.OpenValuesCall) -> OpenValues:
@@ -186,6 +210,8 @@ def _read_values(call: g.OpenValuesCall) -> OpenValues:
         log_root=call.log_root,
         nodes=call.nodes,
         siblings=call.siblings,
+        step_log=call.step_log,
+        log_siblings=call.log_siblings,
     )
 
 

@@ -12,6 +12,7 @@ from protocol.chain.abi import (
     I256,
     U8,
     U16,
+    U24,
     U32,
     U40,
     U64,
@@ -194,11 +195,11 @@ class PositionOutOfRangeError(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
-class PrecisionOutOfRangeError(Refusal):
-    """`PrecisionOutOfRange`."""
+class RoundingOutOfRangeError(Refusal):
+    """`RoundingOutOfRange`."""
 
-    NAME: ClassVar = "PrecisionOutOfRange"
-    precision: U8
+    NAME: ClassVar = "RoundingOutOfRange"
+    rounding: U32
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,7 @@ class Description(Struct):
     chunks: U64
     term_leaves: U32
     accumulator: U8
+    sum_kind: U8
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +354,7 @@ class FinishCall(Function[FinishResults]):
 
     NAME: ClassVar = "finish"
     accumulator_kind: U8
-    precision: U8
+    rounding: U32
     accumulator: Bytes
 
 
@@ -362,7 +364,7 @@ class Context(Struct):
 
     target: Target
     depth: U8
-    precision: U8
+    rounding: U32
     position: U64
     element: U64
     terms_leaf: U64
@@ -618,6 +620,14 @@ class TransferFailedError(Refusal):
     NAME: ClassVar = "TransferFailed"
     to: EvmAddress
     amount: U256
+
+
+@dataclass(frozen=True, slots=True)
+class UnexpectedLogError(Refusal):
+    """`UnexpectedLog`."""
+
+    NAME: ClassVar = "UnexpectedLog"
+    part: Bytes32
 
 
 @dataclass(frozen=True, slots=True)
@@ -907,6 +917,16 @@ class JobSlashedEvent(Log):
 
 
 @dataclass(frozen=True, slots=True)
+class LogOpenedEvent(Log):
+    """`Tiebreak.LogOpened`."""
+
+    NAME: ClassVar = "LogOpened"
+    INDEXED: ClassVar = ("game_id",)
+    game_id: Bytes32
+    log: Bytes32
+
+
+@dataclass(frozen=True, slots=True)
 class ProvedEvent(Log):
     """`Tiebreak.Proved`."""
 
@@ -1071,6 +1091,7 @@ class Job(Struct):
     checkpoint_interval: U64
     policy: U8
     precision: U8
+    tolerances: U32
     reward: U256
     trainer_stake: U256
     challenger_stake: U256
@@ -1126,7 +1147,7 @@ class GameState(Struct):
     reason: Reason
     fresh: Bool
     dtype: U8
-    accumulator: U8
+    summation: U8
     last: U40
     defender_rest: U40
     challenger_rest: U40
@@ -1142,6 +1163,7 @@ class GameState(Struct):
     term_leaves: U32
     last_chunk_bytes: U16
     replay_time: U40
+    log: Bytes32
 
 
 @dataclass(frozen=True, slots=True)
@@ -1187,10 +1209,12 @@ class JobState(Struct):
     depth: U8
     descent_levels: U8
     precision: U8
-    body_count: U32
-    state_count: U32
+    policy: U8
+    body_count: U24
+    state_count: U24
     client: EvmAddress
     data_count: U32
+    tolerances: U24
     last_progress: U40
     program_root: Bytes32
     initial_state_root: Bytes32
@@ -1231,6 +1255,8 @@ class OpenChunkCall(Function[None]):
     NAME: ClassVar = "openChunk"
     game_id: Bytes32
     chunk: Bytes
+    word: Bytes32
+    siblings: tuple[Bytes32, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1241,6 +1267,9 @@ class OpenStepsCall(Function[None]):
     game_id: Bytes32
     nodes: tuple[Bytes32, ...]
     siblings: tuple[Bytes32, ...]
+    state_root: Bytes32
+    loss_bits: U32
+    log_root: Bytes32
 
 
 @dataclass(frozen=True, slots=True)
@@ -1276,6 +1305,8 @@ class OpenValuesCall(Function[None]):
     log_root: Bytes32
     nodes: tuple[Bytes32, ...]
     siblings: tuple[Bytes32, ...]
+    step_log: Bytes32
+    log_siblings: tuple[Bytes32, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1367,6 +1398,14 @@ class WithdrawCall(Function[U256]):
 
 
 @dataclass(frozen=True, slots=True)
+class PrecisionOutOfRangeError(Refusal):
+    """`PrecisionOutOfRange`."""
+
+    NAME: ClassVar = "PrecisionOutOfRange"
+    precision: U8
+
+
+@dataclass(frozen=True, slots=True)
 class UndecidedError(Refusal):
     """`Undecided`."""
 
@@ -1450,6 +1489,7 @@ EVENTS: Final = (
     JobCreatedEvent,
     JobSettledEvent,
     JobSlashedEvent,
+    LogOpenedEvent,
     ProvedEvent,
     SelectedEvent,
     StepsOpenedEvent,
@@ -1490,11 +1530,13 @@ ERRORS: Final = (
     PositionOutOfRangeError,
     PrecisionOutOfRangeError,
     RefereeMissingError,
+    RoundingOutOfRangeError,
     SlotOutOfRangeError,
     TooEarlyError,
     TranscendentalsMissingError,
     TransferFailedError,
     UndecidedError,
+    UnexpectedLogError,
     UnexpectedSealError,
     UnknownAccumulatorError,
     UnknownFunctionError,

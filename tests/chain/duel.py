@@ -13,6 +13,7 @@ from protocol.job import Head, SignedHead
 from protocol.keys import PrivateKey
 from protocol.moves import Move, Phase, Side
 from protocol.player import Challenger, Defender, Party
+from protocol.rounding import sum_kind
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
 from tests.chain.tiny import Liar, Run, Setting
 
@@ -113,6 +114,18 @@ class Duel:
             return
         self._compare_place(theirs)
         assert theirs.opened == opened_digest(ours)
+        self._compare_log(theirs)
+
+    def _compare_log(self, theirs: GameRecord) -> None:
+        """What of the log was opened last; and what it says of the element, beside what is accumulated."""
+        ours = self.state
+        logged_sum = ours.operation is not None and ours.is_logged_sum
+        word_opened = ours.phase in (Phase.SELECT_ELEMENT, Phase.OPEN_TERMS) or ours.level is Level.TERMS
+        word_opened |= ours.phase is Phase.PROVE and ours.level is Level.CHUNKS
+        expected = ours.word if logged_sum and word_opened else ours.step_log or ours.log_root
+        assert theirs.log == (expected if ours.job.is_logged else b"").ljust(32, b"\0")
+        kind = 0 if not logged_sum or ours.operation is None else 1 + (sum_kind(ours.operation) or 0)
+        assert theirs.summation >> 4 == kind | ours.direction << 2
 
     def _compare_place(self, theirs: GameRecord) -> None:
         ours = self.state
