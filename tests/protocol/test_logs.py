@@ -1,0 +1,324 @@
+"""The log tree of a step against a dense one over every word, and what cannot be a log."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.isa import (
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    ScatterParams,
+    Slot,
+    SourceConst,
+    SourceKind,
+)
+from protocol.logs import (
+    NO_LOG,
+    NO_WORD,
+    WORD_ELEMENTS,
+    Entries,
+    LogError,
+    LogTree,
+    StepLog,
+    code_in,
+    depth_of_value,
+    logs_tree,
+    word_leaf,
+)
+from protocol.merkle import fold
+from protocol.native.hashing import hasher
+from protocol.program import Program
+from protocol.rounding import Direction, sum_kind
+from protocol.tags import EMPTY
+from tests.protocol.programs import every_kind
+
+F32, I64 = DType.F32, DType.I64
+LARGE, PLAIN, PRODUCTS, SCATTER, SCALAR = 5000, 1, 2, 4, 5
+"""Numbers of the logged sums in `program`, and the size of the first: 40 chunks. Value 2 has five chunks and a part."""
+
+
+@cache
+def program() -> Program:
+    """Logged sums of several chunks, of one and of a part of one, between values that are never logged."""
+    body = (
+        Instruction(
+            opcode=Opcode.SOURCE,
+            function=SourceKind.STATE,
+            dtype=F32,
+            shape=(LARGE,),
+            params=Slot(slot=0, name="w"),
+        ),
+        Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(LARGE,), reduction=(1,), operands=(Access(0, 0, (1, 0)),)),
+        Instruction(
+            opcode=Opcode.REDUCE,
+            dtype=F32,
+            shape=(7, 100),
+            reduction=(3,),
+            operands=(Access(0, 0, (0, 1, 1)), Access(1, 9, (1, 0, 0))),
+        ),
+        Instruction(opcode=Opcode.SOURCE, dtype=I64, shape=(), params=SourceConst(bits=3)),
+        Instruction(
+            opcode=Opcode.SCATTER_SUM,
+            dtype=F32,
+            shape=(128,),
+            reduction=(2,),
+            operands=(Access(0, 0, (0, 1)), Access(3, 0, (0, 0))),
+            params=ScatterParams(match=(1,)),
+        ),
+        Instruction(opcode=Opcode.REDUCE, dtype=F32, shape=(), reduction=(128,), operands=(Access(4, 0, (1,)),)),
+        Instruction(
+            opcode=Opcode.REDUCE,
+            function=ReduceFunction.MAX,
+            dtype=F32,
+            shape=(),
+            reduction=(128,),
+            operands=(Access(4, 0, (1,)),),
+        ),
+        Instruction(
+            opcode=Opcode.MAP,
+            function=MapFunction.ADD,
+            dtype=F32,
+            shape=(),
+            operands=(Access(5, 0, ()), Access(6, 0, ())),
+        ),
+    )
+    commit = Instruction(
+        opcode=Opcode.COMMIT, dtype=F32, shape=(LARGE,), operands=(Access(1, 0, (1,)),), params=Slot(slot=0, name="w")
+    )
+    found = Program(body, (commit,))
+    found.validate()
+    return found
+
+
+Directions = Mapping[int, Mapping[int, Direction]]
+"""By value, by element."""
+
+
+def log_of(directions: Directions) -> StepLog:
+    entries = {}
+    for value in sorted(directions):
+        if chosen := sorted(directions[value].items()):
+            elements, codes = zip(*chosen, strict=True)
+            up = [code == Direction.UP for code in codes]
+            entries[value] = Entries(np.array(elements, dtype=np.int64), np.array(up, dtype=np.bool_))
+    return StepLog(entries)
+
+
+# ---------------------------------------------------------------- a naive twin: every word, hashed one by one
+
+
+def h(tag: bytes, *parts: bytes) -> bytes:
+    return sha256(b"".join((tag, *parts))).digest()
+
+
+def root_of(leaves: list[bytes], depth: int) -> bytes:
+    level = leaves + [h(b"tb.empty")] * ((1 << depth) - len(leaves))
+    while len(level) > 1:
+        level = [h(b"tb.node.", level[k], level[k + 1]) for k in range(0, len(level), 2)]
+    return level[0]
+
+
+def naive_word(codes: Mapping[int, Direction], chunk: int) -> bytes:
+    bits = 0
+    for element, code in codes.items():
+        if element // 128 == chunk:
+            bits |= int(code) << 2 * (element % 128)
+    return bits.to_bytes(32, "little")
+
+
+def naive_root(directions: Directions, of: Program) -> bytes:
+    leaves = []
+    for value, i in enumerate(of.body):
+        if sum_kind(i) is None:
+            leaves.append(h(b"tb.empty"))
+            continue
+        chunks = -(-i.numel * 4 // 512)
+        words = [naive_word(directions.get(value, {}), chunk) for chunk in range(chunks)]
+        depth = max(0, (chunks - 1).bit_length())
+        leaves.append(root_of([h(b"tb.lgwrd", w) if any(w) else h(b"tb.empty") for w in words], depth))
+    return root_of(leaves, of.half_depth)
+
+
+def values_of(of: Program) -> st.SearchStrategy[dict[int, dict[int, Direction]]]:
+    codes = st.sampled_from([Direction.DOWN, Direction.UP])
+    sums = {value: i.numel for value, i in enumerate(of.body) if sum_kind(i) is not None}
+    some = {
+        value: st.dictionaries(st.integers(0, numel - 1), codes, max_size=min(numel, 12))
+        for value, numel in sums.items()
+    }
+    return st.fixed_dictionaries(some)
+
+
+@given(values_of(program()))
+@settings(max_examples=40)
+def test_the_tree_is_the_dense_one(directions: dict[int, dict[int, Direction]]) -> None:
+    log = log_of(directions)
+    log.check(program(), 1)
+    assert log.count == sum(map(len, directions.values()))
+    tree = LogTree(program(), log)
+    assert tree.root == naive_root(directions, program())
+    for value, codes in directions.items():
+        depth, i = depth_of_value(program(), value), program().body[value]
+        touched = {element // WORD_ELEMENTS for element in codes}
+        for chunk in {0, (i.numel - 1) // WORD_ELEMENTS, *touched}:
+            word = tree.word(value, chunk)
+            assert word == naive_word(codes, chunk)
+            siblings = tree.proof(value, chunk)
+            assert len(siblings) == depth + program().half_depth
+            assert fold(word_leaf(word), value << depth | chunk, siblings) == tree.root
+            for place in range(min(WORD_ELEMENTS, i.numel - chunk * WORD_ELEMENTS)):
+                assert code_in(word, place) == codes.get(chunk * WORD_ELEMENTS + place, Direction.NONE)
+
+
+@given(values_of(every_kind()))
+@settings(max_examples=20)
+def test_the_tree_of_a_program_of_every_kind(directions: dict[int, dict[int, Direction]]) -> None:
+    assert LogTree(every_kind(), log_of(directions)).root == naive_root(directions, every_kind())
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("stride", [1, 2, 129])
+def test_full_logs(stride: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough words that the hashing kernel takes them, with it and without."""
+    if not kernel:
+        monkeypatch.setattr("protocol.logs.hasher", lambda: None)
+    elif hasher() is None:
+        pytest.skip("needs a C compiler")
+    monkeypatch.setattr("protocol.logs.KERNEL_NODES", 2)
+    directions = {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
+    assert LogTree(program(), log_of(directions)).root == naive_root(directions, program())
+
+
+def test_an_empty_log() -> None:
+    tree = LogTree(program(), NO_LOG)
+    assert tree.root == naive_root({}, program())
+    assert tree.word(PLAIN, 3) == NO_WORD
+    assert word_leaf(NO_WORD) == EMPTY
+    assert fold(EMPTY, PLAIN << 6 | 3, tree.proof(PLAIN, 3)) == tree.root
+    assert NO_LOG.count == 0
+    NO_LOG.check(program(), 1)
+
+
+def test_a_program_without_sums_logs_nothing() -> None:
+    source = Instruction(opcode=Opcode.SOURCE, dtype=F32, shape=(), params=SourceConst(bits=0))
+    commit = Instruction(
+        opcode=Opcode.COMMIT, dtype=F32, shape=(), operands=(Access(0, 0, ()),), params=Slot(slot=0, name="w")
+    )
+    assert LogTree(Program((source,), (commit,)), NO_LOG).root == EMPTY
+
+
+def test_every_element_has_its_place(cases: Callable[[], None]) -> None:
+    """No two logs have one root: each entry moves it, and so does its direction."""
+    roots = {LogTree(program(), NO_LOG).root}
+    for value, element in (
+        (PLAIN, 0),
+        (PLAIN, 127),
+        (PLAIN, 128),
+        (PLAIN, LARGE - 1),
+        (PRODUCTS, 0),
+        (SCATTER, 0),
+        (SCALAR, 0),
+    ):
+        for code in (Direction.DOWN, Direction.UP):
+            roots.add(LogTree(program(), log_of({value: {element: code}})).root)
+            cases()
+    assert len(roots) == 15
+
+
+def test_the_logs_tree_of_a_segment() -> None:
+    roots = [LogTree(program(), log_of({SCALAR: {0: Direction(1 + k % 2)}})).root for k in range(5)]
+    tree = logs_tree(roots)
+    assert tree.root == root_of(list(roots), 3)
+    assert fold(roots[4], 4, tree.proof(4)) == tree.root
+    assert logs_tree(roots[:1]).root == roots[0]
+
+
+def test_codes_in_a_word(cases: Callable[[], None]) -> None:
+    """Three means nothing."""
+    for byte in range(256):
+        word = bytes(31) + bytes([byte])
+        for place in range(4):
+            code = byte >> 2 * place & 3
+            assert code_in(word, 124 + place) == (code if code < 3 else 0)
+            assert code_in(word, place) is Direction.NONE
+            cases()
+
+
+# ---------------------------------------------------------------- what cannot be a log
+
+
+def entries(*elements: int, up: int | None = None) -> Entries:
+    return Entries(np.array(elements, dtype=np.int64), np.zeros(len(elements) if up is None else up, dtype=np.bool_))
+
+
+class Twice(dict[int, Entries]):
+    """What a file could make that names a value twice."""
+
+    def items(self) -> list[tuple[int, Entries]]:  # type: ignore[override]
+        return [(PLAIN, entries(1)), (PLAIN, entries(2))]
+
+
+FAULTS: dict[str, tuple[Mapping[int, Entries], str, int, int | None]] = {
+    "instruction twice": (Twice(), "instruction twice", PLAIN, None),
+    "instructions unsorted": (
+        {PRODUCTS: entries(0), PLAIN: entries(0)},
+        f"expected instructions after {PRODUCTS} in order",
+        PLAIN,
+        None,
+    ),
+    "element twice": ({PLAIN: entries(3, 7, 7, 9)}, "element twice", PLAIN, 7),
+    "elements unsorted": ({PLAIN: entries(3, 7, 6)}, "unsorted: comes after element 7", PLAIN, 6),
+    "element too large": (
+        {PLAIN: entries(0, LARGE)},
+        f"out of range: expected an element below {LARGE}",
+        PLAIN,
+        LARGE,
+    ),
+    "element of a scalar": ({SCALAR: entries(1)}, "out of range: expected an element below 1", SCALAR, 1),
+    "element below zero": ({PLAIN: entries(-1, 5)}, "out of range", PLAIN, -1),
+    "a source": ({0: entries(0)}, "expected a sum of f32, which alone is logged", 0, None),
+    "a sum of integers": ({3: entries(0)}, "expected a sum of f32", 3, None),
+    "a maximum": ({6: entries(0)}, "expected a sum of f32", 6, None),
+    "a map": ({7: entries(0)}, "expected a sum of f32", 7, None),
+    "no instruction": ({8: entries(0)}, "expected a sum of f32", 8, None),
+    "no entries": ({PLAIN: entries()}, "expected as many directions as elements, at least one, got 0", PLAIN, None),
+    "a direction less": ({PLAIN: entries(1, 2, up=1)}, "as many directions as elements", PLAIN, None),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_is_named(what: str) -> None:
+    given_entries, rule, value, element = FAULTS[what]
+    with pytest.raises(LogError, match=rule) as caught:
+        StepLog(given_entries).check(program(), 12)
+    assert (caught.value.step, caught.value.value, caught.value.element) == (12, value, element)
+    assert "rounding log of step 12" in str(caught.value)
+    assert f"instruction {value}" in str(caught.value)
+    assert element is None or f"element {element}" in str(caught.value)
+
+
+def test_an_error_without_a_place() -> None:
+    error = LogError("expected a header, got none")
+    assert (str(error), error.rule) == ("rounding log: expected a header, got none", "expected a header, got none")
+
+
+def test_entries_compare_by_content() -> None:
+    assert entries(1, 2) == entries(1, 2)
+    assert entries(1, 2) != entries(1, 3)
+    assert entries(1) != Entries(np.array([1], dtype=np.int64), np.array([True]))
+    assert entries(1) != "1"
+    assert list(Entries(np.array([4, 9]), np.array([True, False])).directions()) == [
+        (4, Direction.UP),
+        (9, Direction.DOWN),
+    ]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(entries(1))
