@@ -92,10 +92,14 @@ def test_segments_partition_the_steps(steps: int, interval: int) -> None:
 
 
 def test_every_field_counts_in_the_id(cases: Any) -> None:
-    changed = {"nonce": 8, "reward": 11, "clock": 99, "replay_time": 0, "precision": 24, "client": CHALLENGER.address}
+    changed = {"nonce": 8, "reward": 11, "clock": 99, "replay_time": 0, "precision": 24, "policy": 1}
+    changed["client"] = CHALLENGER.address
     for name, value in changed.items():
         assert replace(JOB, **{name: value}).id != JOB.id  # type: ignore[arg-type]
         cases()
+    logged = replace(JOB, policy=1, tolerances=0x281E0B)
+    assert logged.id != replace(JOB, policy=1).id
+    assert (logged.is_logged, JOB.is_logged) == (True, False)
     assert JOB.initial_record == initial_record(JOB.initial_state_root)
 
 
@@ -131,6 +135,13 @@ def test_a_job_file_comes_back() -> None:
     back.verify()
     assert back.encode() == file
     assert back.job.nonce == (1 << 256) - 1
+
+
+@given(st.integers(16, 32), st.lists(st.sampled_from([0, *range(2, 65)]), min_size=3, max_size=3))
+def test_a_logged_job_file_comes_back(precision: int, tolerances: list[int]) -> None:
+    packed = int.from_bytes(bytes(tolerances), "little")
+    job = replace(JOB, policy=1, precision=precision, tolerances=packed)
+    assert SignedJob.decode(signed(job).encode()).job == job
 
 
 JOB_FILE = signed().encode()

@@ -1,6 +1,7 @@
 """Messages: one encoding each, and a chain that nothing foreign gets into."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -28,6 +29,8 @@ from protocol.moves import (
     StateWitness,
     TensorOpening,
     TensorWitness,
+    pack_body,
+    unpack_body,
 )
 from protocol.packing import pack, unpack
 from protocol.player import choose
@@ -64,10 +67,19 @@ witnesses = st.one_of(
 moves: st.SearchStrategy[Move] = st.one_of(
     st.builds(Descend, nodes=lists),
     st.builds(Select, node=digests, index=u32, siblings=lists, seal=digests),
-    st.builds(OpenSteps, nodes=lists, siblings=lists),
-    st.builds(OpenValues, state_root=digests, loss_bits=u32, log_root=digests, nodes=lists, siblings=lists),
+    st.builds(OpenSteps, nodes=lists, siblings=lists, state_root=digests, loss_bits=u32, log_root=digests),
+    st.builds(
+        OpenValues,
+        state_root=digests,
+        loss_bits=u32,
+        log_root=digests,
+        nodes=lists,
+        siblings=lists,
+        step_log=digests,
+        log_siblings=lists,
+    ),
     st.builds(OpenTensor, instruction=instructions, siblings=lists, nodes=lists),
-    st.builds(OpenChunk, chunk=st.binary(max_size=512)),
+    st.builds(OpenChunk, chunk=st.binary(max_size=512), word=digests, siblings=lists),
     st.builds(SelectElement, index=u32, chunk=st.binary(max_size=512), seal=digests),
     st.builds(OpenTerms, nodes=lists, accumulator=st.binary(max_size=97), siblings=lists),
     st.builds(Concede),
@@ -91,6 +103,7 @@ messages = st.builds(
     move=moves,
 )
 JOB_ID, GAME_ID = Digest(b"\1" * 32), Digest(b"\2" * 32)
+VALUES = OpenValues(state_root=bytes(32), loss_bits=0, log_root=bytes(32), nodes=(), siblings=())
 FIRST = Descend(nodes=(bytes(32), b"\3" * 32))
 SECOND = choose(FIRST.nodes, 1)
 D, C = Side.DEFENDER, Side.CHALLENGER
@@ -198,6 +211,14 @@ def test_moves_check_their_fields() -> None:
         lambda: Select(node=bytes(32), index=0, siblings=(), seal=b""),
         lambda: SelectElement(index=0, chunk=b"", seal=bytes(33)),
         lambda: OpenChunk(chunk=bytes(513)),
+        lambda: OpenChunk(chunk=b"", word=bytes(31)),
+        lambda: OpenChunk(chunk=b"", siblings=(bytes(32),) * 65),
+        lambda: OpenSteps(nodes=(), siblings=(), state_root=bytes(31)),
+        lambda: OpenSteps(nodes=(), siblings=(), loss_bits=1 << 32),
+        lambda: OpenSteps(nodes=(), siblings=(), log_root=b""),
+        lambda: replace(VALUES, step_log=bytes(33)),
+        lambda: replace(VALUES, log_siblings=(bytes(32),) * 65),
+        lambda: replace(VALUES, log_siblings=(bytes(31),)),
         lambda: OpenTensor(instruction=bytes(4097), siblings=(), nodes=()),
         lambda: OpenSteps(nodes=(), siblings=(bytes(32),) * 65),
         lambda: OpenTerms(nodes=(bytes(32),) * 33, accumulator=b"", siblings=()),
@@ -209,6 +230,17 @@ def test_moves_check_their_fields() -> None:
     for make in makers:
         with pytest.raises(EncodingError):
             make()
+
+
+def test_under_policy_exact_the_logs_fields_are_zero_and_empty() -> None:
+    """By default, so that who knows nothing of logs says nothing of them; all fields travel all the same."""
+    steps = OpenSteps(nodes=(), siblings=())
+    assert pack_body(steps) == [[], [], bytes(32), 0, bytes(32)]
+    assert pack_body(VALUES) == [bytes(32), 0, bytes(32), [], [], bytes(32), []]
+    assert pack_body(OpenChunk(chunk=b"x")) == [b"x", bytes(32), []]
+    for kind, short in ((3, [[], []]), (4, [bytes(32), 0, bytes(32), [], []]), (6, [b"x"])):
+        with pytest.raises(EncodingError, match="expected an array of"):
+            unpack_body(kind, short)
 
 
 def test_the_largest_proof_fits() -> None:

@@ -95,7 +95,7 @@ class Garbage(Run):
     """A cheat that commits to random leaves, at places that are used and at places that must be empty."""
 
     def __init__(self, run: Run, random: Random) -> None:
-        super().__init__(run.job, lie(4, 33), 4)
+        super().__init__(run.job, lie(4, 33), 4, logs=run.logs)
         self._random = random
         self._kept: dict[tuple[str, int], Tree] = {}
 

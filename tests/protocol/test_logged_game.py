@@ -1,0 +1,632 @@
+"""Games about runs of policy `logged`: who follows the committed logs never loses, who does not does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from protocol import game
+from protocol.commitments import ZERO_DIGEST, StepRecord, chunk_count
+from protocol.errors import IllegalMove
+from protocol.game import GameState, Level, Reason
+from protocol.job import Job
+from protocol.logs import NO_WORD, LogTree, code_in, word_leaf
+from protocol.merkle import Tree, depth_of, fold
+from protocol.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
+from protocol.player import Challenger, Defender
+from protocol.reference import execute, new_state
+from protocol.rounding import Direction, SumKind, pack_tolerances
+from protocol.tags import Digest
+from tests.protocol.logged import (
+    STEP,
+    SUMS,
+    TOLERANCES,
+    Misled,
+    bits_of,
+    exact_sum,
+    is_near,
+    logged_job,
+    nearest_bits,
+    neighbours_of,
+    random_logs,
+)
+from tests.protocol.programs import job_data
+from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program
+from tests.protocol.walks import WALKS, Erratic, Garbage, RandomChallenger, Walk, check_invariants, other
+
+JOB = logged_job()
+LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
+HONEST = Run(JOB, logs=LOGS)
+PRODUCTS, PLAIN, SCATTER = 13, 14, 20
+"""Sums of 15, 4 and 9 terms: the second is judged at once. The third has three chunks."""
+LEAVES = [*range(len(program().body)), *(program().leaf_of_commit(k) for k in range(2))]
+
+
+def end_of(liar: Run, honest: Run, defender: Defender | None = None) -> GameState:
+    end = duel(liar, defender or Defender(liar), Challenger(honest, SECRET), on_move=check_invariants)
+    assert end.verdict is not None
+    return end
+
+
+# ---------------------------------------------------------------- the runs themselves
+
+
+def test_logs_count_in_these_runs(cases: Callable[[], None]) -> None:
+    """Else all of this would be policy `exact` by another name: many elements are not RN of their sum."""
+    near, changed, kinds = 0, 0, set()
+    for step in range(1, STEPS + 1):
+        for leaf, kind in SUMS.items():
+            codes = HONEST.directions(step, leaf)
+            for element in range(program().body[leaf].numel):
+                if exact_sum(HONEST, step, leaf, element) is None:
+                    continue
+                found, plain = bits_of(HONEST, step, leaf, element), nearest_bits(HONEST, step, leaf, element)
+                follows = element in codes and is_near(HONEST, step, leaf, element)
+                near += follows
+                changed += found != plain
+                kinds.add(kind) if found != plain else None
+                assert follows or found == plain
+                cases()
+    assert near > changed > 20
+    assert kinds == set(SumKind)
+    assert not HONEST.directions(2, SCATTER), "one step logs nothing"
+
+
+def test_the_reference_executes_a_step_by_its_log(cases: Callable[[], None]) -> None:
+    for step in range(1, STEPS + 1):
+        before, log = HONEST.state(step - 1), LOGS.of(step)
+        values = execute(program(), before, job_data(), step, 16, tolerances=TOLERANCES, log=log)
+        assert tuple(values) == HONEST.computed(step).values
+        assert new_state(program(), values) == HONEST.state(step)
+        if log.count:
+            assert values != execute(program(), before, job_data(), step, 16, tolerances=TOLERANCES)
+            assert execute(program(), before, job_data(), step, 16, log=log) == execute(
+                program(), before, job_data(), step, 16
+            ), "no tolerance"
+            cases()
+
+
+def test_a_run_without_entries_is_that_of_policy_exact() -> None:
+    empty, exact = Run(JOB, logs=Logs({})), Run(make_job(precision=16))
+    for step in range(STEPS + 1):
+        assert empty.state(step) == exact.state(step)
+    assert empty.record(3).log_root != ZERO_DIGEST == exact.record(3).log_root
+    assert HONEST.state(STEPS) != exact.state(STEPS)
+
+
+def test_records_of_a_segment_hold_one_log_root() -> None:
+    roots = [HONEST.record(step).log_root for step in range(STEPS + 1)]
+    assert roots[0] == ZERO_DIGEST
+    assert roots[1] == roots[2] != roots[3] == roots[4] != roots[5]
+    assert roots[5] == LOGS.tree(5).root, "a segment of one step"
+
+
+# ---------------------------------------------------------------- 9 and 10, and the length of walks
+
+jobs = st.builds(
+    logged_job,
+    levels=st.integers(1, 5),
+    interval=st.integers(1, 5),
+    precision=st.sampled_from([16, 32]),
+    tolerances=st.sampled_from([TOLERANCES, pack_tolerances({SumKind.PRODUCTS: 2, SumKind.SCATTER: 9})]),
+)
+logs_of_runs = st.integers(1, 2).map(random_logs)
+
+
+@settings(max_examples=30)
+@given(st.randoms(use_true_random=False), jobs, logs_of_runs, st.data())
+def test_9_an_honest_defender_never_loses(random: Random, job: Job, logs: Logs, data: st.DataObject) -> None:
+    run = Run(job, logs=logs)
+    count = data.draw(st.integers(1, job.checkpoints))
+    end = duel(run, Defender(run), RandomChallenger(run, random), count=count, on_move=check_invariants)
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.DEFENDER
+    assert end.verdict.reason in (Reason.PADDING, Reason.RECOMPUTED, Reason.CONCEDED)
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, STEPS),
+    st.sampled_from([*LEAVES, *SUMS, *SUMS]),
+    jobs,
+    logs_of_runs,
+    st.integers(0, 10**6),
+    st.integers(0, 4),
+)
+def test_10_an_honest_challenger_wins_wherever_the_lie_is(
+    step: int, leaf: int, job: Job, logs: Logs, element: int, bend_from: int
+) -> None:
+    run = Run(job, logs=logs)
+    numel = program().instruction_at(leaf).numel
+    liar = Liar(job, step, leaf, element % numel, bend_from=bend_from, logs=logs)
+    assume(liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root)
+    end = end_of(liar, run)
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.CHALLENGER
+    if liar.value_tree(step).node(0, leaf) != run.value_tree(step).node(0, leaf) and end.step == step:
+        assert end.leaf == leaf
+    # And the other way round: the liar's challenge of the honest run.
+    end = end_of(run, liar)
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.DEFENDER
+
+
+class ErraticLogs(Erratic):
+    """Sometimes also posts something else about its logs, of the right shape."""
+
+    def move(self, state: GameState, answered: Move | None) -> Move:
+        move = super().move(state, answered)
+        if self._random.random() > 0.3:
+            return move
+        noise = self._random.randbytes(32)
+        if isinstance(move, OpenSteps):
+            return replace(move, log_root=noise)
+        if isinstance(move, OpenValues):
+            return replace(move, step_log=noise)
+        if isinstance(move, OpenChunk) and move.siblings:
+            return replace(move, word=noise)
+        return move
+
+
+@settings(max_examples=30)
+@given(st.randoms(use_true_random=False), jobs, logs_of_runs)
+def test_10_an_honest_challenger_wins_against_garbage(random: Random, job: Job, logs: Logs) -> None:
+    run = Run(job, logs=logs)
+    liar = Garbage(run, random)
+    assert liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root
+    end = end_of(liar, run, ErraticLogs(liar, random))
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.CHALLENGER
+
+
+@settings(max_examples=12)
+@given(st.sampled_from([*SUMS, 24]), jobs, logs_of_runs, st.integers(0, 1))
+def test_7_a_walk_takes_as_many_moves_as_under_policy_exact(leaf: int, job: Job, logs: Logs, first: int) -> None:
+    run, liar = Run(job, logs=logs), Liar(job, 4, leaf, 0, bend_from=first, logs=logs)
+    assume(liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root)
+    end = end_of(liar, run)
+    assert end.verdict is not None
+    assume(end.step == 4 and end.leaf == leaf and end.verdict.reason is Reason.RECOMPUTED)
+    i = program().body[leaf]
+    depths = {
+        "run": job.run_depth,
+        "steps": depth_of(job.segment_steps(job.checkpoint_of(4))),
+        "values": job.half_depth + 1,
+        "chunks": depth_of(chunk_count(i.dtype, i.shape)),
+        "terms": depth_of(-(-end.terms // 4)) if end.terms else 0,
+    }
+    assert end.moves == game.walk_moves(job.descent_levels, **depths) <= game.max_moves(job)
+
+
+# ---------------------------------------------------------------- cheats with values and entries
+
+
+TIGHT = logged_job(tolerances=pack_tolerances(dict.fromkeys(SumKind, 12)))
+"""Hardly any sum is near a middle."""
+CHEATS: dict[str, tuple[bool, bool]] = {
+    "a direction far from a tie": (False, True),
+    "off without an entry": (True, False),
+    "against the entry": (True, True),
+}
+"""Whether the disputed sum lies near a middle, and whether the log has an entry for it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An element of a logged sum in an honest run."""
+
+    run: Run
+    step: int
+    leaf: int
+    element: int
+
+    @property
+    def code(self) -> Direction:
+        return self.run.directions(self.step, self.leaf).get(self.element, Direction.NONE)
+
+    @property
+    def right(self) -> int:
+        return bits_of(self.run, self.step, self.leaf, self.element)
+
+    @property
+    def wrong(self) -> int:
+        """The other neighbour of the sum."""
+        d, _ = neighbours_of(self.run, self.step, self.leaf, self.element)
+        return d if self.right & 0x7FFFFFFF != d else d + STEP
+
+    def fits(self, near: bool, entry: bool) -> bool:
+        held = exact_sum(self.run, self.step, self.leaf, self.element)
+        if not held or neighbours_of(self.run, self.step, self.leaf, self.element)[1] != near:
+            return False
+        if self.wrong in (self.right & 0x7FFFFFFF, 0):
+            return False
+        # Far from a middle, an entry tempts only where it names the other neighbour.
+        tempts = near or (self.code == Direction.UP) == (self.wrong > self.right & 0x7FFFFFFF)
+        return (self.code != Direction.NONE) == entry and (not entry or tempts)
+
+
+@cache
+def find(leaf: int, cheat: str) -> Place:
+    """The first element of a value with which this cheat is possible, in the runs by some logs."""
+    near, entry = CHEATS[cheat]
+    for seed in range(1, 60):
+        run = Run(JOB if near else TIGHT, logs=random_logs(seed))
+        for step in (1, 3, 4, 5):
+            for element in range(program().body[leaf].numel):
+                if (found := Place(run, step, leaf, element)).fits(near, entry):
+                    return found
+    raise AssertionError(f"no element of value {leaf} for {cheat}")
+
+
+@pytest.mark.parametrize("bent", [False, True])
+@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("leaf", [PRODUCTS, PLAIN, SCATTER])
+def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str, bent: bool) -> None:
+    at = find(leaf, cheat)
+    wrong = at.wrong | at.right & 0x80000000
+    liar = Misled(at.run.job, at.run.logs, at.step, leaf, at.element, wrong, bent=bent)
+    end = end_of(liar, at.run)
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.step, end.leaf, end.element) == (Side.CHALLENGER, at.step, leaf, at.element)
+    assert end.direction is at.code
+    assert end.claimed == wrong.to_bytes(4, "little")
+    if leaf == PLAIN:
+        assert end.verdict.reason is Reason.RECOMPUTED
+        assert (end.verdict.committed, end.verdict.correct) == (end.claimed, at.right.to_bytes(4, "little"))
+    elif bent:
+        assert (end.verdict.reason, end.level, end.position) == (Reason.RECOMPUTED, Level.TERMS, 1)
+    else:
+        assert end.verdict.detail == "the last accumulator is not the claimed element"
+    # Who audits by such arithmetic and challenges the true run loses in its turn.
+    end = end_of(at.run, liar)
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.DEFENDER
+
+
+@pytest.mark.parametrize("cheat", ["off without an entry", "against the entry"])
+def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
+    """Near a middle a log chooses between two numbers, not among others."""
+    at = find(SCATTER, cheat)
+    for bits in (at.right + 2 * STEP, at.right + 1, at.right ^ 0x80000000):
+        end = end_of(Misled(at.run.job, at.run.logs, at.step, SCATTER, at.element, bits, bent=False), at.run)
+        assert end.verdict is not None
+        assert (end.verdict.winner, end.element) == (Side.CHALLENGER, at.element)
+
+
+def test_a_tolerance_is_of_its_kind() -> None:
+    """The same logs under tolerances of other kinds have no effect on this one."""
+    for kind in SumKind:
+        job = logged_job(tolerances=pack_tolerances({kind: 2}))
+        run = Run(job, logs=LOGS)
+        for leaf in SUMS:
+            finite = [k for k in range(program().body[leaf].numel) if exact_sum(run, 1, leaf, k) is not None]
+            plain = [nearest_bits(run, 1, leaf, k) for k in finite]
+            found = [bits_of(run, 1, leaf, k) for k in finite]
+            if SUMS[leaf] is not kind:
+                assert plain == found
+            elif kind is SumKind.SCATTER:
+                assert plain != found
+
+
+# ---------------------------------------------------------------- cheats with the logs that are opened
+
+
+class OpensOther(Defender):
+    """Its values follow from one set of logs, which its head commits to; what it opens is of another."""
+
+    def __init__(self, oracle: Run, opened: Logs, phase: Phase) -> None:
+        super().__init__(oracle)
+        self._opened, self._phase = Defender(Opened(oracle, opened)), phase
+
+    def move(self, state: GameState, answered: Move | None) -> Move:
+        if state.phase is self._phase:
+            return self._opened.move(state, answered)
+        return super().move(state, answered)
+
+
+class Opened(Run):
+    """A run as it is, but that another log is shown for it."""
+
+    def __init__(self, run: Run, opened: Logs) -> None:
+        super().__init__(run.job, logs=run.logs)
+        self._run, self._opened = run, opened
+
+    def computed(self, step: int) -> Computed:
+        return self._run.computed(step)
+
+    def record(self, step: int) -> StepRecord:
+        return self._run.record(step)
+
+    def log_tree(self, step: int) -> LogTree:
+        return self._opened.tree(step)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5])
+def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int) -> None:
+    """Both ways: the head commits to the published logs, the values follow others, and either may be opened."""
+
+    class Forked(Run):
+        """Values by its own logs, records with the root of the published ones."""
+
+        def log_root(self, step: int) -> Digest:
+            return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
+
+    job = logged_job(interval=interval)
+    honest, forked = Run(job, logs=LOGS), Forked(job, logs=OTHER_LOGS)
+    assert forked.record(1).log_root == honest.record(1).log_root
+    assert forked.run_tree(job.checkpoints).root != honest.run_tree(job.checkpoints).root
+    truthful = end_of(forked, honest, OpensOther(forked, LOGS, Phase.OPEN_VALUES))
+    assert truthful.verdict is not None
+    assert truthful.verdict.winner is Side.CHALLENGER
+    assert truthful.step == 1
+    assert truthful.leaf in SUMS
+    false = end_of(forked, honest)
+    assert false.verdict is not None
+    assert (false.verdict.winner, false.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    assert "step log" in false.verdict.detail
+    # And with the published step log, but a word of its own.
+    mixed = end_of(forked, honest, OpensOther(Opened(forked, LOGS), OTHER_LOGS, Phase.OPEN_CHUNK))
+    assert mixed.verdict is not None
+    assert (mixed.verdict.winner, mixed.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    assert "log word" in mixed.verdict.detail
+
+
+def test_a_log_swapped_inside_the_segment_loses() -> None:
+    """Two steps of a segment change their logs: the same words under the same root, in another order."""
+    swapped = Logs({3: LOGS.of(4), 4: LOGS.of(3), **{step: LOGS.of(step) for step in (1, 2, 5)}})
+
+    class Swapped(Run):
+        def log_root(self, step: int) -> Digest:
+            return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
+
+    liar = Swapped(JOB, logs=swapped)
+    assert liar.record(2).digest == HONEST.record(2).digest
+    assert liar.record(4).digest != HONEST.record(4).digest
+    end = end_of(liar, HONEST)
+    assert end.verdict is not None
+    assert (end.verdict.reason, end.step) == (Reason.BROKEN_TIE, 3)
+    assert end.verdict.detail == "the step log is not the step's under the log root"
+
+
+def test_a_record_inside_the_segment_with_another_log_root_loses() -> None:
+    class Mixed(Run):
+        """The first step of the second segment names the logs of the first."""
+
+        def log_root(self, step: int) -> Digest:
+            return super().log_root(1 if step == 3 else step)
+
+        def computed(self, step: int) -> Computed:
+            return lied.computed(step)
+
+    lied = Liar(JOB, 3, 24, 7, logs=LOGS)
+    end = end_of(Mixed(JOB, logs=LOGS), HONEST)
+    assert end.verdict is not None
+    assert (end.verdict.reason, end.step) == (Reason.BROKEN_TIE, 3)
+    assert end.verdict.detail == "the log root of the record is not the checkpoint's"
+
+
+def test_a_checkpoint_that_is_no_record_cannot_be_opened() -> None:
+    class Nothing(Run):
+        def run_tree(self, count: int) -> Tree:
+            leaves = [self.record(self.job.last_step(c)).digest for c in range(count)]
+            return Tree([leaves[0], Digest(b"\1" * 32), *leaves[2:]], self.job.run_depth)
+
+        def steps_tree(self, checkpoint: int) -> Tree:
+            tree = super().steps_tree(checkpoint)
+            return Tree([tree.node(0, 0), Digest(b"\1" * 32)]) if checkpoint == 1 else tree
+
+    end = end_of(Nothing(JOB, logs=LOGS), HONEST)
+    assert end.verdict is not None
+    assert end.verdict.detail == "the last record is not the checkpoint"
+
+
+def test_a_challenger_by_other_logs_than_the_committed_ones_loses() -> None:
+    """Whoever publishes logs that are not those of its head cannot be audited, and must not be challenged."""
+    end = end_of(HONEST, Run(JOB, logs=OTHER_LOGS))
+    assert end.verdict is not None
+    assert end.verdict.winner is Side.DEFENDER
+
+
+# ---------------------------------------------------------------- ties and refusals, one by one
+
+
+def walk(liar: Run) -> Walk:
+    made: Walk = []
+    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
+    return made
+
+
+LOGGED_WALKS = {
+    "scatter": walk(Liar(JOB, 4, SCATTER, 140, bend_from=1, logs=LOGS)),
+    "plain": walk(Liar(JOB, 1, PLAIN, 0, logs=LOGS)),
+    "map": walk(Liar(JOB, 3, 24, 299, logs=LOGS)),
+    "single step": walk(Liar(JOB, 5, SCATTER, 3, bend_from=1, logs=LOGS)),
+}
+
+
+def at(name: str, phase: Phase) -> tuple[GameState, Move]:
+    """A state of a walk in which a move of this kind is due, and the move that was made."""
+    return next((state, move) for state, move, _ in (LOGGED_WALKS | WALKS)[name] if state.phase is phase)
+
+
+def _siblings(move: Move) -> tuple[bytes, ...]:
+    assert isinstance(move, OpenChunk)
+    return (other(move.siblings[0]), *move.siblings[1:])
+
+
+LAST, ROOT, LOG, WORD = (
+    "the last record is not the checkpoint",
+    "the step record is not the disputed one",
+    "the step log is not the step's under the log root",
+    "the log word is not the chunk's under the step log",
+)
+TIES: dict[str, tuple[str, Phase, Callable[[Move], Move], str]] = {
+    "checkpoint's state": ("scatter", Phase.OPEN_STEPS, lambda m: replace(m, state_root=other(m.state_root)), LAST),
+    "checkpoint's loss": ("scatter", Phase.OPEN_STEPS, lambda m: replace(m, loss_bits=m.loss_bits ^ 1), LAST),
+    "checkpoint's log": ("scatter", Phase.OPEN_STEPS, lambda m: replace(m, log_root=other(m.log_root)), LAST),
+    "record's log": ("scatter", Phase.OPEN_VALUES, lambda m: replace(m, log_root=other(m.log_root)), ROOT),
+    "no step log": ("scatter", Phase.OPEN_VALUES, lambda m: replace(m, step_log=ZERO_DIGEST), LOG),
+    "step log": ("scatter", Phase.OPEN_VALUES, lambda m: replace(m, step_log=other(m.step_log)), LOG),
+    "step log's siblings": (
+        "scatter",
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, log_siblings=tuple(map(other, m.log_siblings))),
+        LOG,
+    ),
+    "the neighbour's log": (
+        "scatter",
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, step_log=m.log_siblings[0], log_siblings=(m.step_log,)),
+        LOG,
+    ),
+    "step log of one": (
+        "single step",
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, step_log=other(m.step_log)),
+        LOG,
+    ),
+    "no word": ("scatter", Phase.OPEN_CHUNK, lambda m: replace(m, word=NO_WORD), WORD),
+    "word": ("scatter", Phase.OPEN_CHUNK, lambda m: replace(m, word=other(m.word)), WORD),
+    "word's siblings": ("scatter", Phase.OPEN_CHUNK, lambda m: replace(m, siblings=_siblings(m)), WORD),
+    "word of a scalar": ("plain", Phase.OPEN_CHUNK, lambda m: replace(m, word=other(m.word)), WORD),
+}
+
+
+@pytest.mark.parametrize("what", TIES)
+def test_a_broken_tie_loses_at_once(what: str) -> None:
+    name, phase, change, detail = TIES[what]
+    state, move = at(name, phase)
+    assert game.apply(state, move, state.last).verdict is None
+    after = game.apply(state, change(move), state.last)
+    assert after.verdict is not None
+    assert (after.verdict.winner, after.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    assert after.verdict.detail == detail
+
+
+def test_the_word_of_another_chunk_or_value_loses() -> None:
+    state, move = at("scatter", Phase.OPEN_CHUNK)
+    assert isinstance(move, OpenChunk)
+    assert state.chunk == 1
+    tree = LOGS.tree(4)
+    assert move.siblings == tuple(tree.proof(SCATTER, 1))
+    for value, chunk in ((SCATTER, 0), (SCATTER, 2), (SCATTER, 3)):
+        siblings = tuple(tree.proof(value, chunk))
+        forged = replace(move, word=tree.word(value, chunk), siblings=siblings)
+        assert fold(word_leaf(forged.word), value << 2 | chunk, siblings) == tree.root
+        after = game.apply(state, forged, state.last)
+        assert after.verdict is not None
+        assert after.verdict.detail == WORD
+
+
+NOTHING = "expected nothing of a rounding log with"
+REFUSED: dict[str, tuple[str, Phase, Callable[[Move], Move], str]] = {
+    "too few log siblings": (
+        "scatter",
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, log_siblings=()),
+        "expected 1 log siblings, got 0",
+    ),
+    "too many log siblings": (
+        "single step",
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, log_siblings=(bytes(32),)),
+        "expected 0 log siblings, got 1",
+    ),
+    "too few word siblings": (
+        "scatter",
+        Phase.OPEN_CHUNK,
+        lambda m: replace(m, siblings=m.siblings[1:]),
+        "expected 8 log siblings, got 7",
+    ),
+    "no word siblings": (
+        "plain",
+        Phase.OPEN_CHUNK,
+        lambda m: replace(m, siblings=()),
+        "expected 6 log siblings, got 0",
+    ),
+    "word of a map": (
+        "map",
+        Phase.OPEN_CHUNK,
+        lambda m: replace(m, word=b"\1" * 32),
+        f"{NOTHING} a chunk of what is not",
+    ),
+    "siblings of a map": (
+        "map",
+        Phase.OPEN_CHUNK,
+        lambda m: replace(m, siblings=(bytes(32),)),
+        f"{NOTHING} a chunk of what is not",
+    ),
+    "exact: state root": (
+        "terms",
+        Phase.OPEN_STEPS,
+        lambda m: replace(m, state_root=b"\1" * 32),
+        f"{NOTHING} the steps",
+    ),
+    "exact: loss": ("terms", Phase.OPEN_STEPS, lambda m: replace(m, loss_bits=1), f"{NOTHING} the steps"),
+    "exact: log root": ("terms", Phase.OPEN_STEPS, lambda m: replace(m, log_root=b"\1" * 32), f"{NOTHING} the steps"),
+    "exact: step log": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, step_log=b"\1" * 32), f"{NOTHING} the values"),
+    "exact: siblings": (
+        "terms",
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, log_siblings=(bytes(32),)),
+        f"{NOTHING} the values",
+    ),
+    "exact: word": ("terms", Phase.OPEN_CHUNK, lambda m: replace(m, word=b"\1" * 32), f"{NOTHING} a chunk"),
+    "exact: word siblings": (
+        "terms",
+        Phase.OPEN_CHUNK,
+        lambda m: replace(m, siblings=(bytes(32),)),
+        f"{NOTHING} a chunk",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
+    name, phase, change, message = REFUSED[what]
+    state, move = at(name, phase)
+    copy = replace(state)
+    with pytest.raises(IllegalMove, match=message):
+        game.apply(state, change(move), state.last + 1)
+    assert state == copy
+    assert game.apply(state, move, state.last + 1).verdict is None
+
+
+def test_what_the_walk_remembers_of_the_logs() -> None:
+    for name in ("scatter", "single step"):
+        state, _ = at(name, Phase.OPEN_TERMS)
+        step, leaf, element = state.step, state.leaf, state.element
+        assert state.log_root == HONEST.record(step).log_root
+        assert state.step_log == LOGS.tree(step).root
+        assert state.word == LOGS.tree(step).word(leaf, state.chunk)
+        assert state.direction == HONEST.directions(step, leaf).get(element, Direction.NONE)
+        assert state.rounding.packed == 16 | 2 << 8 | state.direction << 16
+        assert state.is_logged_sum
+    state, _ = at("map", Phase.PROVE)
+    assert (state.word, state.direction, state.is_logged_sum) == (NO_WORD, Direction.NONE, False)
+    state, _ = at("terms", Phase.OPEN_TERMS)
+    assert (state.step_log, state.log_root, state.is_logged_sum) == (ZERO_DIGEST, ZERO_DIGEST, False)
+
+
+def test_a_code_of_three_means_nothing() -> None:
+    """Nobody's tree has one, but a cheat may commit to one: the element is then rounded to nearest."""
+    state, move = at("plain", Phase.OPEN_CHUNK)
+    assert isinstance(move, OpenChunk)
+    word = b"\xff" * 32
+    root = fold(word_leaf(word), state.leaf, move.siblings)
+    opened = game.apply(replace(state, step_log=root), replace(move, word=word), state.last)
+    _, selected = at("plain", Phase.SELECT_ELEMENT)
+    after = game.apply(opened, selected, state.last)
+    assert (after.direction, after.phase) == (Direction.NONE, Phase.PROVE)
+    assert code_in(word, 0) is Direction.NONE
+
+
+def test_a_walk_to_a_commit_or_a_source_asks_for_no_word() -> None:
+    for leaf in (0, 3, 5, program().leaf_of_commit(0), program().leaf_of_commit(1)):
+        end = end_of(Liar(JOB, 4, leaf, 0, logs=LOGS), HONEST)
+        assert end.verdict is not None
+        assert (end.verdict.winner, end.leaf, end.word) == (Side.CHALLENGER, leaf, NO_WORD)
