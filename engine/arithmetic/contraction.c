@@ -41,6 +41,9 @@ typedef struct {
     float *out;
     double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
     double coefficient;   /* of the error bound */
+    /* A product that was computed in FP32: (batch, m, n), else null; and what is added to errors other than 0. */
+    const float *given;
+    double least;
 } contraction;
 
 /* ---- panels ---- */
@@ -172,7 +175,8 @@ typedef struct {
     int64_t batch, m0, m, n0, n;
 } block;
 
-/* C of one block, and the sums of squares, over the terms [k0, k1) into `c` whose rows have `row` elements. */
+/* C of one block, unless it is given, and the sums of squares, over the terms [k0, k1) into `c` whose rows have `row`
+ * elements. */
 static void multiply_block(const contraction *t, const block *at, int64_t k0, int64_t k1, double *c, int64_t row) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     const int64_t *row_m = t->a_m + at->m0, *row_n = t->b_n + at->n0, m = at->m, n = at->n;
@@ -190,7 +194,7 @@ static void multiply_block(const contraction *t, const block *at, int64_t k0, in
                 pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
                 add_squares(held.squares_a + i, panel, kc, MR);
             }
-            for (int64_t j = 0; j < n; j += NR)
+            for (int64_t j = 0; j < n && !t->given; j += NR)
                 for (int64_t i = top; i < end; i += MR)
                     multiply(held.a + (i - top) * kc, held.b + j * kc, kc, c + i * row + j, row, k == k0);
         }
@@ -205,30 +209,54 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
     for (int64_t k = k0; k < k1; k += step) {
         double *c = k == k0 ? held.c : held.group;
         multiply_block(t, at, k, k1 - k < step ? k1 : k + step, c, row);
-        if (k == k0) continue;
+        if (k == k0 || t->given) continue;
         for (int64_t i = 0; i < at->m; i++)
             for (int64_t j = 0; j < at->n; j++) held.c[i * row + j] += c[i * row + j];
     }
+}
+
+/* e of an FP32 product (single.py: the bound): NaN where that is not finite. */
+static inline double given_error(const contraction *t, double c, double e) { return e + (e > 0 ? t->least : 0) + (c - c); }
+
+/* As `test_row`, of a row that is given; its FP64 values into held.c. */
+static int test_given(const contraction *t, const block *at, int64_t i, double left, float *restrict high, int precision) {
+    const float *restrict given = t->given + (at->batch * t->m + at->m0 + i) * t->n + at->n0;
+    const double *restrict right = held.squares_b;
+    double *restrict c = held.c;
+    int any = 0;
+    for (int64_t j = 0; j < at->n; j++) {
+        c[j] = (double)given[j];
+        const double e = given_error(t, c[j], left * right[j]);
+        const float upper = round_bits(c[j] + e, precision), lower = round_bits(c[j] - e, precision);
+        high[j] = upper + 0.0f;
+        any |= !(upper == lower);
+    }
+    return any;
 }
 
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
-    const int unit = consecutive(t->out_n + at->n0, at->n);
+    const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
     const terms from = {t->a_k, t->b_k, t->k, 1};
     element open[OPEN + LANES];
     int64_t waiting = 0;
     for (int64_t i = 0; i < at->m; i++) {
-        const double *c = held.c + i * row, left = sqrt(held.squares_a[i]) * t->coefficient;
+        const double left = sqrt(held.squares_a[i]) * t->coefficient;
+        double *c = held.c + (t->given ? 0 : i * row);
         float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
-        const int any = test_row(c, left, held.squares_b, at->n, high);
+        const int any = t->given ? test_given(t, at, i, left, high, precision)
+                                 : test_row(c, left, held.squares_b, at->n, high, precision);
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
-        for (int64_t j = 0; any && j < at->n; j++)
-            if (is_open(c[j], left * held.squares_b[j])) {
+        for (int64_t j = 0; any && j < at->n; j++) {
+            const double e = t->given ? given_error(t, c[j], left * held.squares_b[j]) : left * held.squares_b[j];
+            if (is_open(c[j], e, precision)) {
                 if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
-                open[waiting++] = (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j]};
+                open[waiting++] = (element){
+                    a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
             }
+        }
     }
     settle(&from, open, waiting, shared);
 }
@@ -379,12 +407,16 @@ static void add_tile(
 static void finish_tile(
     const contraction *t, int64_t first, int64_t n, const double *sum, const double *size, progress *shared) {
     float *out = t->out + first;
-    if (!test_row(sum, t->coefficient, size, n, out)) return;
+    const int precision = (int)shared->precision;
+    if (!test_row(sum, t->coefficient, size, n, out, precision)) return;
     const terms from = {t->a_k, t->b_k, t->k / t->run_k, t->run_k};
     element open[TILE + LANES];
     int64_t waiting = 0;
-    for (int64_t j = 0; j < n; j++)
-        if (is_open(sum[j], t->coefficient * size[j])) open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j]};
+    for (int64_t j = 0; j < n; j++) {
+        const double e = t->coefficient * size[j];
+        if (is_open(sum[j], e, precision))
+            open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j], e};
+    }
     settle(&from, open, waiting, shared);
 }
 

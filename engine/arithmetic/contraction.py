@@ -16,11 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.arithmetic.few import Integers
+from engine.arithmetic import single
+from engine.arithmetic.few import Floats, Integers
+from engine.arithmetic.near import Collector
+from engine.arithmetic.single import Matrices
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.threads import together
 from engine.arithmetic.views import Dim, coalesce
 from engine.arithmetic.ziv import coefficient
+from protocol.float32 import MAX_PRECISION
 from protocol.isa import Instruction
 from protocol.native import Build, load
 
@@ -45,20 +49,63 @@ class _Contraction(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
         *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
         ("coefficient", ctypes.c_double),
+        ("given", ctypes.c_void_p),
+        ("least", ctypes.c_double),
     ]
 
 
 class Progress(ctypes.Structure):
     """`progress` of exact.h: what threads share, and what they count."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds")]
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds", "logged")),
+        *((name, ctypes.c_int64) for name in ("precision", "grid", "room")),
+        ("limit", ctypes.c_double),
+        ("near", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+    ]
 
     def add_to(self, counts: Counts, threads: int) -> None:
         """Adds what was counted, `threads` threads having worked."""
         counts.undecided += self.undecided
+        counts.logged += self.logged
         counts.undecided_twice += self.twice
         counts.double_rounded += self.wrong
         counts.seconds_resolving += self.nanoseconds / 1e9 / threads
+
+
+_NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
+"""`near_tie` of exact.h."""
+NEAR_ROOM: Final = 1 << 12
+"""Near ties that there is room for at first."""
+
+
+def run_kernel(
+    compute: Callable[["Progress"], bool], out: Tensor, precision: int, terms: int, near: Collector | None
+) -> Progress:
+    """Computes `out` by `compute`, which is False where memory ran out; what was counted.
+
+    `terms`: those of an element, by the instruction's definition. What is near a tie goes to `near`, if that is given.
+    """
+    progress = Progress(precision=precision, result=out.data_ptr())
+    if near is None:
+        if not compute(progress):
+            raise MemoryError(f"no memory to compute {tuple(out.shape)}")
+        return progress
+    grid = max(1, (terms - 1).bit_length()) if near.grid else 0
+    room = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM)
+    while True:
+        held = np.empty(room, dtype=_NEAR_TIE)
+        progress = Progress(
+            precision=precision, result=out.data_ptr(), grid=grid, limit=near.limit, room=room, near=held.ctypes.data
+        )
+        if not compute(progress):
+            raise MemoryError(f"no memory to compute {tuple(out.shape)}")
+        if progress.logged <= room:
+            found = held[: progress.logged]
+            near.add(found["place"].copy(), found["c"].copy(), found["e"].copy())
+            return progress
+        room = progress.logged  # the same elements are near again: everything is computed as before
 
 
 def build() -> Build:
@@ -86,6 +133,8 @@ class Operand:
     step: int
     reach: tuple[int, int]
     """The least and the greatest place read."""
+    matrices: Matrices | None = None
+    """How it is read as batches of matrices, of a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +233,7 @@ def _plan_matrix(instruction: Instruction, output: list[Dim], reduction: list[Di
         return None
     operands = tuple(
         Operand(o, accesses[o].offset + _places(batch, o), _places(own, o), _places(reduction, o), 0,
-                accesses[o].extent(instruction.index_space))
+                accesses[o].extent(instruction.index_space), Matrices.of(accesses[o].offset, o, batch, own, reduction))
         for o, own in ((a, m), (b, n))
     )  # fmt: skip
     out_batch, out_m, out_n = (offsets_of([(dim.size, stride) for dim, stride in group]) for group in groups)
@@ -199,10 +248,12 @@ def run_native(
     out: Tensor,
     counts: Counts,
     shuffled: torch.Generator | None,
+    precision: int = MAX_PRECISION,
+    near: Collector | None = None,
 ) -> None:
     """Writes the result into `out`: f32, contiguous, of the instruction's shape.
 
-    The terms are taken in random order if `shuffled`.
+    The terms are taken in random order if `shuffled`. With `near`, open elements may be left to it.
     """
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
@@ -214,17 +265,42 @@ def run_native(
         batches=batches, m=m, n=n, k=k, run_k=plan.run_k, run_batch=plan.run_batch,
         a=read[0].data_ptr(), b=read[1].data_ptr() if len(read) > 1 else None, out=out.data_ptr(),
     )  # fmt: skip
-    held = [_set_tables(task, plan, shuffled), _set_blocks(task, plan.matrix, threads)]
+    tables = _set_tables(task, plan, shuffled)
+    held: list[Floats] | tuple[Tensor, float]
+    if near is not None and near.compute == torch.float32 and plan.matrix and k > 1:
+        _set_blocks(task, plan.matrix, threads, parts=1)
+        held = _give_product(task, plan, read, near, shuffled)
+        task.coefficient, task.least = near.coefficient(held[1], single.UNIT), single.least(k)
+    else:
+        held = _set_blocks(task, plan.matrix, threads)
+        task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
     kernel = _kernels(library)[0 if plan.matrix else 1]
-    progress = Progress()
-    for finish in (0, 1) if task.parts > 1 else (0,):
-        progress.next = 0
-        done = together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)  # noqa: B023
-        if not all(done):
-            raise MemoryError(f"no memory for blocks of {task.block_m} x {task.block_n} FP64 numbers")
-    del held
+
+    def compute(progress: Progress) -> bool:
+        for finish in (0, 1) if task.parts > 1 else (0,):
+            progress.next = 0
+            if not all(together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)):  # noqa: B023
+                return False
+        return True
+
+    progress = run_kernel(compute, out, precision, k, near)
+    del tables, held
     counts.elements += out.numel()
     progress.add_to(counts, threads)
+
+
+def _give_product(
+    task: _Contraction, plan: NativePlan, read: Sequence[Tensor], near: Collector, shuffled: torch.Generator | None
+) -> tuple[Tensor, float]:
+    """Points `task` to its product in FP32, which must outlive it; and the proven coefficient of that."""
+    (a, b), k = [(o.matrices, x) for o, x in zip(plan.operands, read, strict=True)], plan.sizes[3]
+    assert a[0] is not None  # a matrix product's plan has them
+    assert b[0] is not None
+    order = None if shuffled is None else torch.randperm(k, generator=shuffled, device=shuffled.device).cpu()
+    block = single.blocks(k, near.threshold is None)
+    given = single.product((a[0], a[1]), (b[0], b[1]), plan.sizes[:3], order, block)
+    task.given = given.data_ptr()
+    return given, single.coefficient(block + ceil(k / block))
 
 
 def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator | None) -> list[Integers]:
@@ -258,15 +334,15 @@ def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> 
     return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
 
 
-def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Integers]:
-    """Chooses blocks and parts so that every thread has work, and the bound; returns the memory of the parts."""
+def _set_blocks(task: _Contraction, matrix: bool, threads: int, parts: int | None = None) -> list[Floats]:
+    """Chooses blocks and (unless given) parts so that every thread has work, and the bound; the memory of the parts."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
         task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
         while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
             larger = "block_m" if task.block_m >= task.block_n else "block_n"
             setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
-        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
+        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC)) if parts is None else parts
         outputs, sizes = task.m * task.n, task.m + task.n
     else:
         parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))

@@ -22,7 +22,6 @@ from engine.arithmetic.scattering import NativeScatter, build, plan_native, run_
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import View
 from engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide
-from protocol.float32 import MAX_PRECISION
 from protocol.isa import Instruction, ScatterParams, row_major
 
 
@@ -133,14 +132,9 @@ class ScatterRunner:
     ) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
         source, index = operands
-        plain = near is None and self.rounded.precision == MAX_PRECISION
-        if (
-            plain
-            and plan.native is not None
-            and source.device.type == "cpu"
-            and (library := build().library) is not None
-        ):
-            return run_native(library, plan.native, source, index, counts, self.shuffled)
+        if plan.native is not None and source.device.type == "cpu" and (library := build().library) is not None:
+            precision = self.rounded.precision
+            return run_native(library, plan.native, source, index, counts, self.shuffled, precision, near)
         key, rows = self._matching(plan, source, index)
         groups = prod(plan.keyed)
         out = torch.zeros((groups * plan.box, prod(plan.row)), dtype=torch.float32, device=source.device)

@@ -23,6 +23,7 @@ typedef struct {
     const float *source;
     const int64_t *index;
     float *out; /* zeros where no source goes */
+    double coefficient; /* of the error of several terms; 0: the proven one */
 } scatter;
 
 /* Sources chained by key: `first` by key, -1 for none; `next` by source; the keys that occur. */
@@ -70,7 +71,9 @@ static void add_key(
     const float *from = t->source + t->source_group[group];
     float *out = t->out + t->out_group[group] + t->out_match[key];
     /* As `ziv.coefficient`; one term is exact, and 0 times a non-finite size is NaN. */
-    const double coefficient = length > 1 ? (double)(length + 3) * 0x1.0001p-53 : 0;
+    const double several = t->coefficient > 0 ? t->coefficient : (double)(length + 3) * 0x1.0001p-53;
+    const double coefficient = length > 1 ? several : 0;
+    const int precision = (int)shared->precision;
     const terms places = {chain, 0, length, 1};
     double sum[OPEN], size[OPEN];
     float high[OPEN];
@@ -79,10 +82,11 @@ static void add_key(
         const int64_t n = w1 - w < OPEN ? w1 - w : OPEN, *row = t->source_row + w;
         int64_t waiting = 0;
         add_chain(from, row, n, consecutive(row, n), chain, length, sum, size);
-        const int any = test_row(sum, coefficient, size, n, high);
+        const int any = test_row(sum, coefficient, size, n, high, precision);
         for (int64_t j = 0; j < n; j++) out[t->out_row[w + j]] = high[j];
         for (int64_t j = 0; any && j < n; j++)
-            if (is_open(sum[j], coefficient * size[j])) open[waiting++] = (element){from + row[j], 0, out + t->out_row[w + j], sum[j]};
+            if (is_open(sum[j], coefficient * size[j], precision))
+                open[waiting++] = (element){from + row[j], 0, out + t->out_row[w + j], sum[j], coefficient * size[j]};
         settle(&places, open, waiting, shared);
     }
 }

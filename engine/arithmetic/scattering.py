@@ -11,10 +11,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.arithmetic.contraction import MAX_TABLE, SMALL, Progress, check_reach, offsets_of
+from engine.arithmetic.contraction import MAX_TABLE, SMALL, Progress, check_reach, offsets_of, run_kernel
 from engine.arithmetic.few import Integers
+from engine.arithmetic.near import Collector
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.threads import together
+from protocol.float32 import MAX_PRECISION
 from protocol.isa import Instruction, ScatterParams
 from protocol.native import Build, load
 
@@ -30,6 +32,7 @@ class _Scatter(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("index_group", "index_place")),
         *((name, ctypes.c_void_p) for name in ("out_group", "out_match", "out_row")),
         *((name, ctypes.c_void_p) for name in ("source", "index", "out")),
+        ("coefficient", ctypes.c_double),
     ]
 
 
@@ -88,9 +91,12 @@ def _kernel(library: ctypes.CDLL) -> "ctypes._NamedFuncPointer":
 
 def run_native(
     library: ctypes.CDLL, plan: NativeScatter, source: Tensor, index: Tensor, counts: Counts,
-    shuffled: torch.Generator | None,
+    shuffled: torch.Generator | None, precision: int = MAX_PRECISION, near: Collector | None = None,
 ) -> Tensor:  # fmt: skip
-    """The result, f32, contiguous, of the instruction's shape. Sources are taken in random order if `shuffled`."""
+    """The result, f32, contiguous, of the instruction's shape. Sources are taken in random order if `shuffled`.
+
+    With `near`, open elements may be left to it.
+    """
     for tensor, reach in zip((source, index), plan.reach, strict=True):
         check_reach(tensor, reach)
     out = torch.zeros(plan.shape, dtype=torch.float32)
@@ -105,11 +111,16 @@ def run_native(
     task = _Scatter(
         groups, len(places), rows, len(plan.out[1]), block, *(table.ctypes.data for table in held),
         source.data_ptr(), index.data_ptr(), out.data_ptr(),
+        0.0 if near is None or near.threshold is None else near.coefficient(1.0),
     )  # fmt: skip
-    progress = Progress()
     kernel = _kernel(library)
-    if not all(together(lambda: kernel(ctypes.byref(task), ctypes.byref(progress)), threads)):
-        raise MemoryError(f"no memory for {len(places)} sources and {len(plan.out[1])} keys")
+
+    def compute(progress: Progress) -> bool:
+        progress.next = 0
+        return all(together(lambda: kernel(ctypes.byref(task), ctypes.byref(progress)), threads))
+
+    progress = run_kernel(compute, out, precision, len(places), near)
+    del held
     counts.elements += out.numel()
     progress.add_to(counts, threads)
     return out

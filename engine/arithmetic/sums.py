@@ -29,7 +29,6 @@ from engine.arithmetic.precision import Round
 from engine.arithmetic.stats import Counts
 from engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
 from engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide, decide_outer
-from protocol.float32 import MAX_PRECISION
 from protocol.isa import Instruction, row_major
 
 BLOCK = 256
@@ -347,19 +346,13 @@ class SumRunner:
 
     def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None) -> Tensor:
         """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
-        plain = near is None and self.rounded.precision == MAX_PRECISION
-        if (
-            plain
-            and plan.native is not None
-            and operands[0].device.type == "cpu"
-            and (library := build().library) is not None
-        ):
+        if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
             out = (
                 torch.empty(plan.shape, dtype=torch.float32)
                 if self.buffers is None
                 else self.buffers.empty(plan.shape, torch.float32)
             )
-            run_native(library, plan.native, operands, out, counts, self.shuffled)
+            run_native(library, plan.native, operands, out, counts, self.shuffled, self.rounded.precision, near)
             return out
         run = _Run(self, operands[::-1] if plan.swapped else operands, counts, near)
         return run.node(plan.root, Origin.of(plan.root)).view(plan.shape)

@@ -53,23 +53,31 @@ class Terms(ctypes.Structure):
 class Element(ctypes.Structure):
     """`element` of exact.h."""
 
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("a", "b", "to")), ("c", ctypes.c_double)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("a", "b", "to")),
+        *((name, ctypes.c_double) for name in ("c", "e")),
+    ]
 
 
-def in_integers(a: torch.Tensor, b: torch.Tensor | None) -> int:
+def in_integers(a: torch.Tensor, b: torch.Tensor | None, precision: int) -> int:
     """f32 bits of the exact sum of a (times b), by the kernel's integers alone."""
     assert LIBRARY is not None
     function = LIBRARY.sum_in_integers
     function.restype = ctypes.c_float
     places = np.zeros(1, dtype=np.int64)
     terms = Terms(places.ctypes.data, places.ctypes.data, 1, len(a))
-    element = Element(a.data_ptr(), None if b is None else b.data_ptr(), None, 0.0)
-    return elements_of(torch.tensor([function(ctypes.byref(terms), ctypes.byref(element))]))[0]
+    element = Element(a.data_ptr(), None if b is None else b.data_ptr(), None, 0.0, 0.0)
+    return elements_of(torch.tensor([function(ctypes.byref(terms), ctypes.byref(element), precision)]))[0]
 
 
 @settings(max_examples=300)
-@given(st.integers(0, 2**32), st.sampled_from(["ties", "wide", "edge", "any", "gauss"]), st.integers(1, 60))
-def test_integers_against_rationals(seed: int, style: str, count: int) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(["ties", "wide", "edge", "any", "gauss"]),
+    st.integers(1, 60),
+    st.integers(16, 32),
+)
+def test_integers_against_rationals(seed: int, style: str, count: int, precision: int) -> None:
     make = Maker(random.Random(seed))
     a, b = (make.tensor(DType.F32, count, style).nan_to_num(1.0, 2.0, -2.0) for _ in range(2))
     a[count // 2 :] = -a[: count - count // 2].flip(0)  # cancellation
@@ -78,8 +86,8 @@ def test_integers_against_rationals(seed: int, style: str, count: int) -> None:
         if factors[1] is not None:
             terms = [t * Fraction(y) for t, y in zip(terms, b.tolist(), strict=True)]
         exact = sum(terms, Fraction(0))
-        bits = round_ratio(exact.numerator, exact.denominator)
-        assert in_integers(*factors) == (0 if bits == 0x80000000 else bits)
+        bits = round_ratio(exact.numerator, exact.denominator, precision=precision)
+        assert in_integers(*factors, precision) == (0 if bits == 0x80000000 else bits)
 
 
 @settings(max_examples=150)
