@@ -13,6 +13,7 @@ from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
 from protocol.float32 import MAX_PRECISION
 from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
 from protocol.reference import element, pack, unpack
+from protocol.rounding import Rounding
 
 EDGE_F32 = [
     0,
@@ -71,7 +72,8 @@ def expected(
     values = [elements_of(x) for x in operands]
     types = [PROTOCOL_DTYPES[x.dtype] for x in operands]
     return [
-        element(i, n, lambda o, at: values[o][at], types, step=step + 1, precision=precision) for n in range(i.numel)
+        element(i, n, lambda o, at: values[o][at], types, step=step + 1, rounding=Rounding(precision=precision))
+        for n in range(i.numel)
     ]
 
 
