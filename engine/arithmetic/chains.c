@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "rounding.h"
+
 enum { TILE = 1024, WORDS = 6, REGISTER_WORDS = 3, MAX_REGISTERS = 512, LANES = 64, CACHE = 256 };
 
 /* Operation codes: agreed with chains.py by name, through chain_codes below. */
@@ -281,14 +283,15 @@ static float resolve(resolver exact, int64_t function, float x, memory *kept) {
     return float_of(kept->result[slot]);
 }
 
-/* counts[0]: undecided elements; counts[1]: those of them that FP64-then-round gets wrong. */
-#define TRANSCENDENTAL(NAME, FUNCTION, WHICH) \
-    static void NAME(f32 *restrict o, const f32 *restrict a, int64_t n, resolver exact, int64_t *counts) { \
+/* counts[0]: undecided elements; counts[1]: those of them that FP64-then-round gets wrong. ROUND: FP64 to a result. */
+#define TRANSCENDENTAL(NAME, FUNCTION, WHICH, ROUND) \
+    static void NAME(f32 *restrict o, const f32 *restrict a, int64_t n, int precision, resolver exact, int64_t *counts) { \
         uint32_t undecided = 0; \
+        (void)precision; \
         LOOP { \
             float x = a[i]; \
             double y = FUNCTION((double)x); \
-            float low = (float)(y * (1.0 - RELATIVE)), high = (float)(y * (1.0 + RELATIVE)); \
+            float low = ROUND(y * (1.0 - RELATIVE)), high = ROUND(y * (1.0 + RELATIVE)); \
             undecided |= bits_of(low) ^ bits_of(high); \
             o[i] = x != x || x == 0 ? (WHICH == 1 ? x : x + 1.0f) : low; \
         } \
@@ -298,15 +301,19 @@ static float resolve(resolver exact, int64_t function, float x, memory *kept) {
         LOOP { \
             float x = a[i]; \
             double y = FUNCTION((double)x); \
-            float low = (float)(y * (1.0 - RELATIVE)), high = (float)(y * (1.0 + RELATIVE)); \
+            float low = ROUND(y * (1.0 - RELATIVE)), high = ROUND(y * (1.0 + RELATIVE)); \
             if (low == high || x != x || x == 0) continue; \
             o[i] = resolve(exact, WHICH, x, &kept); \
             counts[0]++; \
-            counts[1] += (float)y != o[i]; \
+            counts[1] += ROUND(y) != o[i]; \
         } \
     }
-TRANSCENDENTAL(exp_tile, exp_f64, 0)
-TRANSCENDENTAL(tanh_tile, tanh_f64, 1)
+#define TO_F32(y) ((float)(y))
+#define TO_BITS(y) round_bits(y, precision)
+TRANSCENDENTAL(exp_f32, exp_f64, 0, TO_F32)
+TRANSCENDENTAL(tanh_f32, tanh_f64, 1, TO_F32)
+TRANSCENDENTAL(exp_bits, exp_f64, 0, TO_BITS)
+TRANSCENDENTAL(tanh_bits, tanh_f64, 1, TO_BITS)
 
 /* -- results that are committed: the one NaN, and whether all are finite --------------------------------------------- */
 
@@ -349,8 +356,8 @@ static void tile(const int64_t *code, char **registers, const int64_t *steps, in
             draw(D, *(const u64 *)A, *(const u64 *)B, (uint32_t)parameters[0], begin, n);
             break;
         case SEAL: counts[parameters[0]] |= seal(D, n); break;
-        case EXP: exp_tile(D, A, n, exact, counts + parameters[0]); break;
-        case TANH: tanh_tile(D, A, n, exact, counts + parameters[0]); break;
+        case EXP: (parameters[1] == 32 ? exp_f32 : exp_bits)(D, A, n, (int)parameters[1], exact, counts + parameters[0]); break;
+        case TANH: (parameters[1] == 32 ? tanh_f32 : tanh_bits)(D, A, n, (int)parameters[1], exact, counts + parameters[0]); break;
         case COPY1: memcpy(D, A, (size_t)n); break;
         case COPY4: memcpy(D, A, (size_t)n * 4); break;
         case COPY8: memcpy(D, A, (size_t)n * 8); break;

@@ -44,6 +44,10 @@ _Resolver = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint32)
 class Exact(Protocol):
     """What decides where FP64 cannot."""
 
+    @property
+    def precision(self) -> int:
+        """Bits of results."""
+
     def exact_bits(self, function: MapFunction, bits: int) -> int:
         """The bits of the rounded exact result, for the bits of the argument."""
 
@@ -135,6 +139,7 @@ class Chains:
 
     def __init__(self, found: Kernel, exact: Exact, stats: Stats) -> None:
         self.kernel, self.stats, self.buffers = found, stats, Buffers()
+        self.precision = exact.precision
 
         def resolve(function: int, bits: int) -> int:
             return exact.exact_bits(_RESOLVED[function], bits)
@@ -174,7 +179,7 @@ class Chain:
             raise ValueError(
                 f"expected members of {self._numel} elements, got {[m.instruction.numel for m in members]}"
             )
-        writer = _Writer(members)
+        writer = _Writer(members, chains.precision)
         self._inputs = tuple(writer.inputs.items())
         self._outputs = tuple(
             (m.number, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype], m.replaces) for m in writer.outputs
@@ -303,8 +308,9 @@ class _Code:
 class _Writer:
     """Translates a chain's instructions into code."""
 
-    def __init__(self, members: tuple[Member, ...]) -> None:
+    def __init__(self, members: tuple[Member, ...], precision: int) -> None:
         self.code = _Code()
+        self._precision = precision
         self.inputs: dict[int, tuple[DType, int]] = {}
         """Values read from outside, in the order of their pointers: dtype and elements."""
         self.outputs = tuple(m for m in members if m.exported)
@@ -361,7 +367,7 @@ class _Writer:
         if function in _RESOLVED:
             at = self.code.count(2)
             self.resolved.append((function, at))
-            parameters = (at,)
+            parameters = (at, self._precision)
         self._emit(_name(function, m.operand_dtypes[0], i.dtype), result, tuple(operands), parameters)
 
     def _emit(self, name: str, result: int, operands: tuple[int, ...], parameters: tuple[int, ...] = ()) -> None:

@@ -89,7 +89,7 @@ class Arithmetic:
         self._transcendentals = Transcendentals(precision)
         self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
-        found = chains.kernel() if device.type == "cpu" and precision == MAX_PRECISION else None
+        found = chains.kernel() if device.type == "cpu" else None
         self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
         """What runs chains of elementwise instructions in one pass; None where they run one by one."""
         room = None if self.chains is None else self.chains.buffers

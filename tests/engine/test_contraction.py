@@ -184,7 +184,9 @@ def test_a_table_that_leaves_its_operand_is_refused() -> None:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
     """Puts a kernel compiled from a changed source in place of the real one."""
-    sources = {name: SOURCE.with_name(name).read_text() for name in ("contraction.c", "exact.h", "lanes.h")}
+    sources = {
+        name: SOURCE.with_name(name).read_text() for name in ("contraction.c", "exact.h", "lanes.h", "rounding.h")
+    }
     assert sum(text.count(old) for text in sources.values()) == 1
     for name, text in sources.items():
         (folder / name).write_text(text.replace(old, new))
@@ -193,11 +195,15 @@ def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) ->
     monkeypatch.setattr("engine.arithmetic.sums.build", lambda: built)
 
 
+ZERO = "/* -0 + 0 = +0 */"
 FAULTS = [
-    ("any |= !(upper == lower);", "any |= !(c[j] == c[j]);"),  # Ziv's test left out: FP64, then rounded
+    (
+        f"{ZERO}\n        any |= !(upper == lower);",
+        f"{ZERO}\n        any |= !(c[j] == c[j]);",
+    ),  # Ziv's test left out: FP64, then rounded
     ("if (upper == lower) return upper;", "if (upper == upper) return upper;"),  # the integers switched off
     ("pattern += (h > 0) == (l > 0) ? 1 : (uint64_t)-1;", "pattern += 0;"),  # rounded twice
-    ("high[j] = upper + 0.0f;", "high[j] = upper;"),  # zero of either sign
+    (f"high[j] = upper + 0.0f; {ZERO}", "high[j] = upper;"),  # zero of either sign
     ("if (!isfinite(s)) return NAN;", "if (!isfinite(s)) return (float)s;"),  # infinities that should be NaN
 ]
 
@@ -228,6 +234,42 @@ def test_a_faulty_kernel_is_caught(old: str, new: str, monkeypatch: pytest.Monke
     assert wrong() > 0
     with pytest.raises(ConfigurationError, match="does not compute reduce sum"):
         qualify(Arithmetic())
+
+
+FAULTS_OF_FEWER_BITS = [
+    ("(pattern >> drop & 1)", "1"),  # ties away from zero
+    ("fabs(x) < 0x1p-126 ? small : from_pattern(kept)", "from_pattern(kept)"),  # subnormals keep too many places
+    ("x == x ? rounded : x", "rounded"),  # a NaN's payload carries into the exponent
+    ("round_to(odd, precision) + 0.0f", "(float)odd + 0.0f"),  # settled elements keep all their bits
+    ("const int least = -117 - precision;", "const int least = -149;"),  # those settled in integers too
+    ("exponent - least + 1 : precision - 8", "exponent - least + 1 : 24"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), FAULTS_OF_FEWER_BITS)
+def test_a_faulty_rounding_is_caught(old: str, new: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By sums of 16 bits at ties, below 2^-126, not finite, and beside ties by less than doubled precision can tell."""
+    half, negative = 0x3B800000, FAR | 0x80000000
+    rows = [
+        [ONE, half],
+        [0x0000C000, 0],  # three quarters of the smallest number of 16 bits
+        [0x7FFFFFFF, 0],
+        [ONE, half, 1, FAR, negative],
+        [0x00008000, ONE, 0xBF800000],  # half of that number
+    ]
+
+    def wrong() -> int:
+        found = 0
+        for row in rows:
+            # A NaN of any payload, as other instructions may leave it.
+            i, terms = sum_of(row), [torch.tensor(row, dtype=torch.int64).to(torch.int32).view(torch.float32)]
+            right = expected(i, terms, precision=16)
+            found += elements_of(Arithmetic(precision=16).execute(i, terms, 0).reshape(-1)) != right
+        return found
+
+    assert wrong() == 0
+    faulty(monkeypatch, tmp_path, old, new)
+    assert wrong() > 0
 
 
 def test_operands_may_be_swapped_and_the_output_of_any_order() -> None:
