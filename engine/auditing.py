@@ -24,15 +24,11 @@ from engine.storage import RunDirectory, read_tensors
 from engine.tensors import identities
 from engine.training import make_record
 from protocol.commitments import StepRecord, run_tree, state_tree
-from protocol.errors import ConfigurationError, StateError, TiebreakError, VerificationError
+from protocol.errors import CannotCheck, ConfigurationError, StateError, VerificationError
 from protocol.job import SignedHead
 from protocol.tags import Digest
 
 _DRAW: Final = b"tiebreak: segments of an audit"
-
-
-class CannotCheck(TiebreakError):
-    """What an audit needs is withheld or damaged. That is no proof of a false record, and no audit either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

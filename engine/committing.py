@@ -18,7 +18,7 @@ from engine.interpreter import State
 from engine.keeping import ALL, Keep
 from engine.storage import RunDirectory
 from engine.tensors import identities
-from protocol.commitments import StepRecord, state_tree
+from protocol.commitments import ZERO_DIGEST, StepRecord, state_tree
 from protocol.errors import StateError
 from protocol.job import Head, SignedHead
 from protocol.keys import PrivateKey
@@ -41,9 +41,10 @@ class Commit:
     """Until state, record and head were safe."""
 
 
-def make_record(step: int, state: State, loss_bits: int) -> StepRecord:
-    """The record of a step under policy `exact`."""
-    return StepRecord(step=step, state_root=state_tree(identities(state)).root, loss_bits=loss_bits)
+def make_record(step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> StepRecord:
+    """The record of a step; log_root: of its segment, under policy `logged`."""
+    root = state_tree(identities(state)).root
+    return StepRecord(step=step, state_root=root, loss_bits=loss_bits, log_root=log_root)
 
 
 class Committer:
@@ -78,15 +79,18 @@ class Committer:
             if self._executor is not None:
                 _join(self._executor)
 
-    def submit(self, step: int, state: State, loss_bits: int) -> None:
-        """Begins to commit a state, which nobody may change until that is done. Call `wait` before."""
+    def submit(self, step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> None:
+        """Begins to commit a state, which nobody may change until that is done. Call `wait` before.
+
+        log_root: of the segment, whose logs are on disk already.
+        """
         assert self._flying is None
         if self._executor is None:
             done: Future[Commit] = Future()
-            done.set_result(self._commit(step, state, loss_bits))
+            done.set_result(self._commit(step, state, loss_bits, log_root))
             self._flying = done
         else:
-            self._flying = self._executor.submit(self._commit, step, state, loss_bits)
+            self._flying = self._executor.submit(self._commit, step, state, loss_bits, log_root)
 
     @property
     def in_flight(self) -> bool:
@@ -105,10 +109,10 @@ class Committer:
         done, self._flying = self._flying, None
         return done.result()
 
-    def _commit(self, step: int, state: State, loss_bits: int) -> Commit:
+    def _commit(self, step: int, state: State, loss_bits: int, log_root: Digest) -> Commit:
         started = time.perf_counter()
         state = {name: tensor.to("cpu") for name, tensor in state.items()}  # once: it is read twice
-        record = make_record(step, state, loss_bits)
+        record = make_record(step, state, loss_bits, log_root)
         hashed = time.perf_counter()
         checkpoint, recorded = self._run.job.checkpoint_of(step), self._run.recorded()
         if checkpoint < recorded and (known := self._run.record_at(checkpoint)) != record:

@@ -1,27 +1,48 @@
 """Runs a program, step by step, on one device. A value is freed after its last use."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine import schedule
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.chains import Chain, Member, all_finite
+from engine.arithmetic.near import NearTies
 from engine.placement import place
 from engine.schedule import Unit
 from engine.tensors import canonical, check_spec
-from protocol.errors import StateError
+from protocol.errors import ConfigurationError, StateError
 from protocol.isa import Instruction, Opcode, Slot, SourceKind
+from protocol.job import Job
 from protocol.program import Program
+from protocol.rounding import pack_tolerances, sum_kind
 
 State = dict[str, Tensor]
 """Name -> tensor on the interpreter's device, contiguous."""
 
 Observer = Callable[[int, Tensor], Tensor]
 """Called with each leaf of the value tree (a body value or a commit) and its tensor; what it returns is used."""
+
+
+NOTHING_NEAR: Final = NearTies(elements=np.empty(0, np.int64), values=np.empty(0), errors=np.empty(0))
+"""No element is too near a middle."""
+
+
+class Sums(Protocol):
+    """What becomes of logged sums (SPEC section 5.1): a trainer records how they went, an auditor follows a log."""
+
+    def settle(
+        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+    ) -> None:
+        """Told of each logged sum of a step as soon as it is there, and before anything reads it; may write into it.
+
+        near: the elements that the arithmetic rounded from a value too near a middle to know what the exact one does.
+        """
 
 
 class NotFiniteError(StateError):
@@ -85,6 +106,7 @@ class Interpreter:
         *,
         check_finite: bool = True,
         donate: bool = False,
+        sums: Sums | None = None,
     ) -> StepResult:
         """Runs step `number` (from 1) on the state before it.
 
@@ -92,9 +114,10 @@ class Interpreter:
         state that is no longer finite raises `NotFiniteError`; replays of a disputed step switch that off. With
         `donate`, the memory of `state` may become that of the new state, also if the step fails: it must be writable,
         and nothing, no other thread either, may read its tensors again. Without, nothing that is passed is written to.
+        `sums` has the last word on logged sums; without, each is the arithmetic's own (policy `exact`).
         """
         given = self._given(state, data) if donate and self._chains else frozenset[int]()  # chains alone make use of it
-        run = _Run(self, number, state, data, observe, given)
+        run = _Run(self, number, state, data, observe, given, sums)
         for position, unit in enumerate(self._planned if observe is None else self._in_order):
             chain = None if observe is not None else self._chains.get(position)
             if chain is None:
@@ -118,6 +141,19 @@ class Interpreter:
         """Raise `EncodingError` unless state and data have the program's names, dtypes and shapes."""
         check_spec("state", state, self.program.state_spec())
         check_spec("data", data, self.program.data_spec())
+
+    def check_job(self, job: Job) -> None:
+        """Raise `ConfigurationError` unless this computes by the rules of the job: its precision and its tolerances."""
+        precision, logging = self.arithmetic.options.precision, self.arithmetic.options.logging
+        if precision != job.precision:
+            raise ConfigurationError(
+                f"expected an arithmetic of the job's precision {job.precision}, got one of precision {precision}"
+            )
+        if logging is not None and pack_tolerances(dict(logging.tolerances)) != job.tolerances:
+            raise ConfigurationError(
+                f"expected an arithmetic with the job's tolerances {job.tolerances:#08x}, got "
+                f"{pack_tolerances(dict(logging.tolerances)):#08x}"
+            )
 
     def _make_chains(self) -> dict[int, Chain]:
         """The chains of the planned order, by position in it."""
@@ -166,17 +202,18 @@ class _Run:
         data: State,
         observe: Observer | None,
         given: frozenset[int],
+        sums: Sums | None,
     ) -> None:
         self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
         self._number, self._state, self._data, self._observe = number, state, data, observe
-        self._given = given
+        self._given, self._sums = given, sums
         self._finite: dict[int, bool] = {}
         self.values: dict[int, Tensor] = {}
 
     def one_by_one(self, unit: Unit) -> None:
         """Executes the members of a unit one after the other."""
         for n, dying in zip(unit.members, unit.dying, strict=True):
-            value = self._value(self._body[n])
+            value = self._value(n)
             self.values[n] = value if self._observe is None else self._observe(n, value)
             del value
             for dead in dying:
@@ -210,14 +247,20 @@ class _Run:
             return tensor
         return canonical(tensor)
 
-    def _value(self, instruction: Instruction) -> Tensor:
+    def _value(self, number: int) -> Tensor:
+        instruction = self._body[number]
         if instruction.opcode == Opcode.SOURCE:
             if instruction.function == SourceKind.STATE:
                 return self._state[_slot(instruction).name]
             if instruction.function == SourceKind.DATA:
                 return self._data[_slot(instruction).name]
         operands = [self.values[operand.value] for operand in instruction.operands]
-        return self._arithmetic.execute(instruction, operands, self._number - 1)
+        if self._sums is None or sum_kind(instruction) is None:
+            return self._arithmetic.execute(instruction, operands, self._number - 1)
+        open_: list[NearTies] = []
+        result = self._arithmetic.execute(instruction, operands, self._number - 1, open_.append)
+        self._sums.settle(number, instruction, operands, result, open_[0] if open_ else NOTHING_NEAR)
+        return result
 
 
 def _slot(instruction: Instruction) -> Slot:

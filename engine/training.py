@@ -1,7 +1,9 @@
 """Training and replay: the same loop. A trainer signs heads as it goes; an auditor only computes.
 
-This is Algorithm 1 of the paper under policy `exact`: every instruction is rounded from its exact value, every k steps
-the state is committed and the head of the run tree signed.
+This is Algorithm 1 of the paper (`train`): every instruction's result is rounded, every k steps the state is committed
+and the head of the run tree signed. Under policy `exact` each result is rounded from its exact value; under `logged`
+sums near a tie are rounded as they come out, and which way goes into the step's log (`engine.logged`, Algorithms 4 and
+2), whose root is in the record.
 """
 
 import time
@@ -12,6 +14,9 @@ from engine.committing import Commit, Committer, make_record
 from engine.data import check_unchanged
 from engine.interpreter import Interpreter, Observer, StepResult
 from engine.keeping import ALL, Keep
+from engine.logged.committed import CommittedLogs
+from engine.logged.following import LogReport
+from engine.logged.journal import Journal
 from engine.storage import RunDirectory
 from protocol.keys import PrivateKey
 from protocol.merkle import Frontier
@@ -63,13 +68,17 @@ class Worker:
         stop_if_not_finite: bool = True,
         keep: Keep = ALL,
         overlap: bool = True,
+        logs: CommittedLogs | None = None,
     ) -> None:
         """`key` is the trainer's; without one this is an auditor's replay, which no diverging run may stop.
 
         A trainer whose run diverges and who wants its reward nevertheless (the program is what was agreed on) sets
         `stop_if_not_finite` to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while the next
-        step is computed, which takes memory for one more state.
+        step is computed, which takes memory for one more state. logs: under policy `logged` an auditor's, those of the trainer, which are
+        followed and copied; without, logs are made. Raises `ConfigurationError` for an interpreter that computes by
+        other rules than the job's.
         """
+        interpreter.check_job(run.job)
         self.run = run
         self.interpreter = interpreter
         self._key = key
@@ -80,12 +89,15 @@ class Worker:
         self._check_finite = stop_if_not_finite and key is not None
         self._keep = keep
         self._overlap = overlap
+        self._logs = logs
+        self.log_report = LogReport()
+        """What the logs that were followed came to."""
 
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
 
         Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`; in each case everything committed so far
-        stays valid and a later call resumes. With `overlap`, what goes wrong with a checkpoint is raised after a later
+        stays valid and a later call resumes; and `CannotCheck` where the trainer's logs are not those it committed. With `overlap`, what goes wrong with a checkpoint is raised after a later
         step: before the next checkpoint, at the latest.
         """
         with self.run.lock():
@@ -110,19 +122,23 @@ class Worker:
         state = self.interpreter.to_device(self.run.state(step))
         data = self.interpreter.place_data(self.run.data())
         job, stats = self.run.job, self.interpreter.arithmetic.stats
+        journal = Journal(self.run, self.interpreter.arithmetic, self._logs)
+        self.log_report = journal.report
         while step < last:
             step += 1
             started, resolving = time.perf_counter(), stats.seconds_resolving
+            sums, donate = journal.before(step), not committer.in_flight
             result = self.interpreter.step(
-                step, state, data, self._tamper(step), check_finite=self._check_finite, donate=not committer.in_flight
+                step, state, data, self._tamper(step), check_finite=self._check_finite, donate=donate, sums=sums
             )
             state = result.state
+            journal.after(step, sums)
             seconds = time.perf_counter() - started
             commits = [committer.finished()]
             if step == job.last_step(job.checkpoint_of(step)):
                 commits.append(committer.wait())
                 check_unchanged(data.values())
-                committer.submit(step, state, result.loss_bits)
+                committer.submit(step, state, result.loss_bits, journal.log_root(step))
             waiting = time.perf_counter() - started - seconds
             self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting)
             self._told(*commits)

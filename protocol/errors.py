@@ -35,6 +35,10 @@ class IllegalMove(VerificationError):
     """A move of the game that the rules refuse; the game is unchanged."""
 
 
+class CannotCheck(TiebreakError):
+    """What an audit needs is withheld or damaged. That is no proof of a false record, and no audit either."""
+
+
 class ConfigurationError(TiebreakError):
     """What the user asked for cannot be done as asked. Says what to change."""
 
