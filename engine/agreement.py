@@ -7,8 +7,9 @@ from engine.data import FactsCache, data_identities
 from engine.tensors import identities
 from protocol.commitments import data_tree, state_tree
 from protocol.eip712 import Address, Domain
-from protocol.job import Job, SignedJob
+from protocol.job import PRECISION_F32, Job, SignedJob
 from protocol.keys import PrivateKey
+from protocol.rounding import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,13 @@ class Terms:
 
 
 def draft_job(
-    compiled: Compiled, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms
-) -> Job:
-    """The job over a captured task. Hashes the initial state and the data once."""
+    compiled: Compiled, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms,
+    policy: Policy = Policy.EXACT, precision: int = PRECISION_F32, tolerances: int = 0,
+) -> Job:  # fmt: skip
+    """The job over a captured task. Hashes the initial state and the data once.
+
+    tolerances: of logged sums, as `protocol.rounding.pack_tolerances` makes them; 0 under policy `exact`.
+    """
     program = compiled.program
     return Job(
         client=client,
@@ -46,6 +51,9 @@ def draft_job(
         data_root=data_tree(data_identities(compiled.data, cache=FactsCache())).root,
         steps=steps,
         checkpoint_interval=checkpoint_interval,
+        policy=policy,
+        precision=precision,
+        tolerances=tolerances,
         reward=terms.reward,
         trainer_stake=terms.trainer_stake,
         challenger_stake=terms.challenger_stake,

@@ -6,7 +6,10 @@ next record. Numbered plan of the latter, each step of which everything after it
 (1) the records are those that a signed head commits; records beyond that head are not looked at;
 (2) a state is used only if it hashes to its record; else the audit goes back to an earlier one that does;
 (3) the data are the job's, the program is the job's (checked when the run is opened);
-(4) the state after a segment's last step, and its loss, give the record that the trainer committed.
+(4) under policy `logged`, the trainer's logs of a segment have the log root of its record, and are followed
+    (`engine.logged`); logs that are withheld or others than committed leave the segment unchecked, for nobody can say
+    what is right without them;
+(5) the state after a segment's last step, and its loss, give the record that the trainer committed.
 A segment that passes leads from one committed state to the next. Nothing is said about segments that were not replayed.
 """
 
@@ -20,10 +23,12 @@ from typing import Final
 
 from engine.data import check_unchanged
 from engine.interpreter import Interpreter, State
+from engine.logged.committed import CommittedLogs
+from engine.logged.following import Follower, LogReport
 from engine.storage import RunDirectory, read_tensors
 from engine.tensors import identities
 from engine.training import make_record
-from protocol.commitments import StepRecord, run_tree, state_tree
+from protocol.commitments import ZERO_DIGEST, StepRecord, run_tree, state_tree
 from protocol.errors import CannotCheck, ConfigurationError, StateError, VerificationError
 from protocol.job import SignedHead
 from protocol.tags import Digest
@@ -79,7 +84,8 @@ class SegmentAudit:
 
     total: segments that are committed. wanted: those that were to be checked. checked: reports of every segment that
     was replayed whole, in order (more than wanted where the trainer dropped checkpoints). starts: steps whose states
-    replays started from. refused: steps whose states are there and are not what their records say.
+    replays started from. refused: steps whose states are there and are not what their records say. log: what following
+    the logs came to.
     """
 
     total: int
@@ -89,6 +95,7 @@ class SegmentAudit:
     refused: list[int] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
+    log: LogReport = field(default_factory=LogReport)
 
     @property
     def agrees(self) -> bool:
@@ -149,8 +156,10 @@ def audit_segments(
     """Replays the segments of these checkpoints (from 0), each from the nearest state the trainer kept before it.
 
     records: what is committed, see `signed_records`. on_step: called with how many steps are done and the loss. Raises
-    `CannotCheck` if no state before a segment is good, `VerificationError` for data that are not the job's.
+    `CannotCheck` if no state before a segment is good or a log is not the committed one, `VerificationError` for data
+    that are not the job's, `ConfigurationError` for an interpreter that computes by other rules than the job's.
     """
+    interpreter.check_job(run.job)
     wanted = tuple(sorted(set(checkpoints)))
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
         raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
@@ -170,6 +179,7 @@ class _SegmentAuditor:
         self._audit = audit
         self._on_step = on_step
         self._kept = kept_steps(run, len(records))
+        self._logs = CommittedLogs(run, records.__getitem__)
         self._at: int | None = None
         self._state: State = {}
 
@@ -190,24 +200,34 @@ class _SegmentAuditor:
         assert self._at is not None  # it was just set
         while self._at < job.last_step(checkpoint):
             self._at += 1
-            result = self._interpreter.step(self._at, self._state, data, check_finite=False)
+            sums = self._follower(self._at)  # (4)
+            result = self._interpreter.step(self._at, self._state, data, check_finite=False, sums=sums)
             self._state = result.state
+            if sums is not None:
+                self._audit.log.add(sums.report)
             self._audit.steps += 1
             self._on_step(self._audit.steps, result.loss)
             if self._at == job.last_step(job.checkpoint_of(self._at)) and not self._compare(result.loss_bits):
                 return False
         return True
 
-    def _compare(self, loss_bits: int) -> bool:  # (4)
+    def _follower(self, step: int) -> Follower | None:
+        run = self._run
+        if not run.job.is_logged:
+            return None
+        return Follower(run.program, self._logs.step_log(step), run.job, self._interpreter.arithmetic, step)
+
+    def _compare(self, loss_bits: int) -> bool:  # (5)
         assert self._at is not None  # a step was computed
         job = self._run.job
         checkpoint = job.checkpoint_of(self._at)
+        log_root = self._logs.log_root(checkpoint) if job.is_logged else ZERO_DIGEST
         report = SegmentReport(
             checkpoint=checkpoint,
             first_step=job.first_step(checkpoint),
             last_step=self._at,
             committed=self._records[checkpoint],
-            replayed=make_record(self._at, self._state, loss_bits),
+            replayed=make_record(self._at, self._state, loss_bits, log_root),
         )
         self._audit.checked.append(report)
         return report.agrees

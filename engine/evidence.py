@@ -1,6 +1,6 @@
 """What a party can show of its run in a dispute: every tree of SPEC section 10, computed again when it is asked for.
 
-Nothing of this is stored during training. A disputed segment is replayed once for the records of its steps; a disputed
+Nothing of this is stored during training, but the rounding logs under policy `logged`, which every replay follows. A disputed segment is replayed once for the records of its steps; a disputed
 step once for the ids of its values, and once more for each value that is opened (so memory stays that of training). A
 checkpoint that was not kept is computed again from the last one before it that was.
 """
@@ -12,14 +12,16 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.interpreter import Interpreter, Observer, State, StepResult
+from engine.logged.committed import CommittedLogs
+from engine.logged.following import Follower
 from engine.tensors import identity, tensor_bytes
 from engine.training import Tamper, honest, make_record
 from protocol.accumulator_tree import AccumulatorTree
-from protocol.commitments import StepRecord, run_tree, state_leaf
+from protocol.commitments import ZERO_DIGEST, StepRecord, run_tree, state_leaf
 from protocol.errors import StateError
 from protocol.isa import Slot
 from protocol.job import Job
-from protocol.logs import NO_LOG, LogTree
+from protocol.logs import LogTree, StepLog
 from protocol.merkle import Tree
 from protocol.program import Program, half_and_half
 from protocol.tags import Digest
@@ -52,6 +54,9 @@ class Source(Protocol):
     def data(self) -> Mapping[str, Tensor]:
         """The job's data."""
 
+    def step_log(self, step: int) -> StepLog:
+        """The rounding log of a step; asked only of jobs of policy `logged`."""
+
 
 class _Found(Exception):
     """Stops a replay once the wanted value is there."""
@@ -61,6 +66,7 @@ class Evidence:
     """Answers `protocol.player.Oracle` from a run directory. A cheat's evidence is tampered as its run was."""
 
     def __init__(self, run: Source, interpreter: Interpreter, tamper: Tamper = honest) -> None:
+        interpreter.check_job(run.job)
         self.run = run
         self._interpreter = interpreter
         self._tamper = tamper
@@ -70,6 +76,8 @@ class Evidence:
         self._value_tree = lru_cache(maxsize=4)(self._make_value_tree)
         self._tensor = lru_cache(maxsize=64)(self._make_tensor)
         self._accumulators = lru_cache(maxsize=1)(self._make_accumulators)
+        self._logs = CommittedLogs(run, lambda checkpoint: run.records()[checkpoint])
+        self._log_tree = lru_cache(maxsize=2)(self._make_log_tree)
         self.replayed_steps = 0
 
     @property
@@ -81,10 +89,6 @@ class Evidence:
     def program(self) -> Program:
         """The program."""
         return self.run.program
-
-    def log_tree(self, step: int) -> LogTree:  # noqa: ARG002  # the policy is exact
-        """The tree of a step's rounding log: nothing is logged."""
-        return LogTree(self.program, NO_LOG)
 
     def run_tree(self, count: int) -> Tree:
         """The run tree of this party's first `count` checkpoints."""
@@ -134,6 +138,13 @@ class Evidence:
         """
         return self._accumulators(step, value, element)
 
+    def log_tree(self, step: int) -> LogTree:
+        """The tree over the rounding log of a step. Raises `CannotCheck` if the log is not the recorded one."""
+        return self._log_tree(step)
+
+    def _make_log_tree(self, step: int) -> LogTree:
+        return LogTree(self.program, self._logs.step_log(step))
+
     def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         instruction = self.program.body[value]
         tensors = [self.tensor(step, operand.value) for operand in instruction.operands]
@@ -148,7 +159,17 @@ class Evidence:
         self.replayed_steps += 1
         tampered = self._tamper(step)
         both = _both(tampered, observe) if tampered and observe else tampered or observe
-        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False)
+        return self._interpreter.step(
+            step, state, self._inputs(), both, check_finite=False, sums=self._follower(step)
+        )
+
+    def _follower(self, step: int) -> Follower | None:
+        if not self.job.is_logged:
+            return None
+        return Follower(self.program, self._logs.step_log(step), self.job, self._interpreter.arithmetic, step)
+
+    def _log_root(self, checkpoint: int) -> Digest:
+        return self._logs.log_root(checkpoint) if self.job.is_logged else ZERO_DIGEST
 
     def _replay_segment(self, checkpoint: int) -> None:
         """Fills in the records of a segment's steps; of its states only one is in memory at a time."""
@@ -157,7 +178,7 @@ class Evidence:
         for step in range(first, last + 1):
             result = self._step(step, state, None)
             state = result.state
-            self._records[step] = make_record(step, state, result.loss_bits)
+            self._records[step] = make_record(step, state, result.loss_bits, self._log_root(checkpoint))
 
     def _state_after(self, step: int) -> State:
         """The state after a step; the last one asked for is kept, as a dispute stays with one step once it has one."""

@@ -16,6 +16,7 @@ from engine.tensors import identities
 from protocol.commitments import StepRecord, state_tree
 from protocol.errors import ConfigurationError
 from protocol.job import Head, Job, SignedHead
+from protocol.logs import StepLog
 from protocol.program import Program
 from protocol.tags import Tag, tagged_hash
 from sim.forgery import ForgedEvidence
@@ -38,7 +39,7 @@ class StagedRun:
     """What `Evidence` asks of a run directory. `state` is taken for the state after step `step` - 1.
 
     Raises `ConfigurationError` for a step that is the first of its segment or the last: there the record beside it
-    would have to be a checkpoint's, and the walk would not go through the steps tree.
+    would have to be a checkpoint's, and the walk would not go through the steps tree. And for a job of policy `logged`.
     """
 
     job: Job
@@ -51,6 +52,8 @@ class StagedRun:
     path: str = "a staged run"
 
     def __post_init__(self) -> None:
+        if self.job.is_logged:
+            raise ConfigurationError("expected a job of policy exact, got one of policy logged: made-up steps have no logs")
         first, last = self.job.first_step(self.segment), self.job.last_step(self.segment)
         if not first < self.step < last:
             raise ConfigurationError(f"expected a step between {first} and {last}, got {self.step}")
@@ -90,6 +93,10 @@ class StagedRun:
     def data(self) -> dict[str, Tensor]:
         """The job's data."""
         return self.inputs
+
+    def step_log(self, step: int) -> StepLog:
+        """None was made, nor asked for: the policy is `exact`."""
+        raise ConfigurationError(f"expected no log of a staged run, got a call for that of step {step}")
 
 
 class StagedEvidence(Evidence):

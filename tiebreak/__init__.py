@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from engine.agreement import Terms
-    from engine.auditing import CannotCheck, SegmentAudit
+    from engine.auditing import SegmentAudit
     from engine.compile import Compiled
     from engine.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
     from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Rows, Task, Windows, no_decay
-    from protocol.errors import ConfigurationError, StateError, TiebreakError, VerificationError
+    from protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
     from protocol.keys import PrivateKey
     from tiebreak.api.runs import Run, agree, open_run, train
     from tiebreak.api.tasks import capture, make_task
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "engine.agreement": ("Terms",),
-    "engine.auditing": ("CannotCheck", "SegmentAudit"),
+    "engine.auditing": ("SegmentAudit",),
     "engine.compile": ("Compiled",),
     "engine.rates": ("constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"),
     "engine.task": (
@@ -47,7 +47,7 @@ _MODULES: Final = {
         "Windows",
         "no_decay",
     ),
-    "protocol.errors": ("ConfigurationError", "StateError", "TiebreakError", "VerificationError"),
+    "protocol.errors": ("CannotCheck", "ConfigurationError", "StateError", "TiebreakError", "VerificationError"),
     "protocol.keys": ("PrivateKey",),
     "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
     "tiebreak.api.tasks": ("capture", "make_task"),

@@ -3,10 +3,14 @@
 import torch
 
 from engine.arithmetic import Arithmetic
+from engine.arithmetic.near import Logging
 from engine.interpreter import Interpreter
+from engine.logged.policy import LoggedPolicy
 from engine.qualify import qualify
 from protocol.errors import ConfigurationError
+from protocol.job import Job
 from protocol.program import Program
+from protocol.rounding import SumKind, tolerance_of
 
 
 def usable_device(name: str) -> torch.device:
@@ -23,15 +27,46 @@ def usable_device(name: str) -> torch.device:
 
 
 def make_interpreter(
-    program: Program, *, threads: int | None = None, permute: int | None = None, device: str = "cpu"
+    program: Program,
+    *,
+    job: Job | None = None,
+    policy: LoggedPolicy | None = None,
+    threads: int | None = None,
+    permute: int | None = None,
+    device: str = "cpu",
 ) -> Interpreter:
-    """An interpreter whose device passed the conformance vectors. None of the settings changes a bit of any result.
+    """An interpreter by the rules of a job (default: exact FP32), whose device passed the conformance vectors.
 
+    None of the other settings changes a bit of any result. policy: how far, under policy `logged`, this machine's own
+    sums may be from the exact ones; a party's own measurement [default: the proven bounds, true on every machine].
     threads: of torch. permute: seed of the order in which every reduction takes its terms. Raises `ConfigurationError`
-    if the device computes anything else than the specification says.
+    if the device computes anything else than the specification says, or the policy is not the job's.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     found = usable_device(device)
     qualify(Arithmetic(device=found, permute=permute))  # of its own, so that the run's statistics are the run's
-    return Interpreter(program, Arithmetic(device=found, permute=permute))
+    if job is None:
+        return Interpreter(program, Arithmetic(device=found, permute=permute))
+    logging = make_logging(job, policy)
+    return Interpreter(
+        program, Arithmetic(device=found, permute=permute, precision=job.precision, logging=logging)
+    )
+
+
+def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
+    """How sums of a job are computed and tested; None under policy `exact`.
+
+    Without a policy the thresholds are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
+    """
+    if policy is None:
+        tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
+        return Logging(thresholds={}, tolerances=tolerances) if job.is_logged else None
+    if not job.is_logged:
+        raise ConfigurationError("expected no policy file for a job of policy exact, got one")
+    if (policy.precision, policy.tolerances_packed) != (job.precision, job.tolerances):
+        raise ConfigurationError(
+            f"expected a policy of the job's precision {job.precision} and tolerances {job.tolerances:#08x}, got "
+            f"{policy.precision} and {policy.tolerances_packed:#08x}"
+        )
+    return policy.logging()

@@ -13,6 +13,7 @@ from engine.auditing import SegmentAudit, audit_segments, draw_segments, signed_
 from engine.disk import read_file, write_file
 from engine.interpreter import Interpreter, NotFiniteError
 from engine.keeping import Keep
+from engine.logged.policy import LoggedPolicy
 from engine.storage import RunDirectory
 from engine.task import Batch, Optimizer
 from engine.training import Progress, Worker
@@ -120,7 +121,7 @@ class Run:
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
 
-            worker = Worker(self._run, self._interpreter(), key=key, on_progress=told, keep=Keep.parse(keep))
+            worker = Worker(self._run, self._interpreter(self._run.policy()), key=key, on_progress=told, keep=Keep.parse(keep))
             worker.work(until)
         return self
 
@@ -151,8 +152,8 @@ class Run:
         with training_progress(console, "replaying", steps_to_replay(self._run, chosen)) as on_step:
             return audit_segments(self._run, self._interpreter(), chosen, records, on_step)
 
-    def _interpreter(self) -> Interpreter:
-        return make_interpreter(self._run.program, threads=self._threads, device=self._device)
+    def _interpreter(self, policy: LoggedPolicy | None = None) -> Interpreter:
+        return make_interpreter(self._run.program, job=self._run.job, policy=policy, threads=self._threads, device=self._device)
 
 
 def train(

@@ -17,7 +17,6 @@ import click
 from rich.console import Console
 
 from engine.auditing import (
-    CannotCheck,
     SegmentAudit,
     audit_segments,
     compare,
@@ -27,9 +26,12 @@ from engine.auditing import (
     steps_to_replay,
 )
 from engine.interpreter import Interpreter
+from engine.logged.committed import CommittedLogs
+from engine.logged.following import LogReport
+from engine.logged.policy import LoggedPolicy
 from engine.storage import RunDirectory
 from engine.training import Progress, Worker
-from protocol.errors import ConfigurationError, TiebreakError, VerificationError
+from protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 from protocol.job import SignedHead
 from tiebreak.commands.options import device_option, output_option, permute_option, threads_option
 from tiebreak.console import training_progress
@@ -37,6 +39,7 @@ from tiebreak.progress import Tally
 from tiebreak.running import make_interpreter
 
 COULD_NOT_CHECK: Final = 3
+SHOWN_FINDINGS: Final = 5
 SHARES: Final = (0.01, 0.1)
 """Of all segments: for how many false ones the chance of detection is printed, beside a single one."""
 
@@ -47,15 +50,33 @@ class AuditFailure(VerificationError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How to compute; none of it changes a bit."""
+    """How to compute; none of it changes a bit.
+
+    policy: the auditor's own thresholds, never the trainer's: with ones that are too small it would err, and accuse.
+    """
 
     threads: int | None
     permute: int | None
     device: str
+    policy: Path | None
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
         """One for the run's program, on a qualified device."""
-        return make_interpreter(run.program, threads=self.threads, permute=self.permute, device=self.device)
+        return make_interpreter(
+            run.program,
+            job=run.job,
+            policy=None if self.policy is None else LoggedPolicy.load(self.policy),
+            threads=self.threads,
+            permute=self.permute,
+            device=self.device,
+        )
+
+
+policy_option: Final = click.option(
+    "--policy",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Policy `logged`: your own thresholds (see `tiebreak calibrate`).  [default: the proven bounds]",
+)
 
 
 @click.command()
@@ -67,12 +88,13 @@ class Machine:
 @click.option("--sample", type=click.IntRange(1), help="Check so many segments, drawn at random.")
 @click.option("--seed", help="Of the draw, to repeat one. Secret until the head is signed.  [default: a new one]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
+@policy_option
 @threads_option
 @permute_option
 @device_option
 def audit(
     run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
-    seed: str | None, as_json: bool, threads: int | None, permute: int | None, device: str,
+    seed: str | None, as_json: bool, policy: Path | None, threads: int | None, permute: int | None, device: str,
 ) -> int:  # fmt: skip
     """Replay the trainer's RUN and compare its signed heads with what the program really produces.
 
@@ -83,9 +105,11 @@ def audit(
     trainer kept before it, which must hash to what is signed, to the record at its end. A sample finds a cheat with the
     probability that is printed, if it was drawn after the head was signed.
 
+    Under policy `logged` the trainer's logs in RUN are followed, once they hash to what is signed.
+
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """
-    machine = Machine(threads=threads, permute=permute, device=device)
+    machine = Machine(threads=threads, permute=permute, device=device, policy=policy)
     report: dict[str, Any] = {"run": str(run)}
     try:
         _check_choice(segment, from_step, to_step, sample, seed)
@@ -128,18 +152,24 @@ def _whole(trainer: RunDirectory, output: Path, machine: Machine, report: dict[s
         raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
     replay = open_replay(trainer, output)
     last = replay.job.last_step(heads[-1].head.count - 1)
-    root = _replay_whole(replay, last, machine)
+    logs = CommittedLogs(trainer, signed_records(trainer)[0].__getitem__) if trainer.job.is_logged else None
+    root, log = _replay_whole(replay, last, machine, logs)
     comparison = compare(replay, heads[-1])
     report |= _of_head(heads[-1]) | {"kind": "whole", "steps": [1, last], "replayed_root": comparison.replayed.hex()}
+    if trainer.job.is_logged:
+        report["log"] = _of_log(log)
     if not comparison.agrees:
         raise AuditFailure(
             f"expected run root {comparison.replayed.hex()} after {comparison.count} checkpoints, got "
             f"{comparison.committed.hex()}, signed by 0x{replay.job.trainer.hex()}; see `tiebreak dispute`"
         )
-    return [f"run root {root}", f"agrees: {comparison.count} checkpoints, {last} steps"]
+    lines = _log_words(log) if trainer.job.is_logged else []
+    return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {last} steps"]
 
 
-def _replay_whole(replay: RunDirectory, last: int, machine: Machine) -> str:
+def _replay_whole(
+    replay: RunDirectory, last: int, machine: Machine, logs: CommittedLogs | None
+) -> tuple[str, LogReport]:
     with training_progress(Console(stderr=True), "replaying", replay.job.steps, replay.last_complete()) as on_step:
 
         def told(progress: Progress) -> None:
@@ -147,7 +177,8 @@ def _replay_whole(replay: RunDirectory, last: int, machine: Machine) -> str:
             on_step(progress.step, progress.loss, tally.words())
 
         interpreter, tally = machine.interpreter(replay), Tally()
-        return Worker(replay, interpreter, on_progress=told, on_commit=tally.commit).work(last).hex()
+        worker = Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs)
+        return worker.work(last).hex(), worker.log_report
 
 
 def _of_head(head: SignedHead) -> dict[str, Any]:
@@ -184,6 +215,9 @@ def _parts(
     report |= _of_head(head) | {"kind": "segments" if sample is None else "sample", "wanted": list(chosen)}
     done = _replay(trainer, chosen, machine, records)
     report |= _of_audit(done)
+    if trainer.job.is_logged:
+        report["log"] = _of_log(done.log)
+        lines += _log_words(done.log)
     for step in done.refused:
         click.echo(f"warning: the state after step {step} is not what was committed; not used", err=True)
     if (fraud := done.fraud) is not None:
@@ -236,6 +270,20 @@ def _of_audit(done: SegmentAudit) -> dict[str, Any]:
         "steps_replayed": done.steps,
         "seconds": round(done.seconds, 3),
     }
+
+
+def _of_log(log: LogReport) -> dict[str, Any]:
+    counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
+    return {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
+
+
+def _log_words(log: LogReport) -> list[str]:
+    """What following the logs came to; findings convict nobody, so they are told beside the verdict."""
+    lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]
+    for count, what in ((log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")):
+        if count:
+            lines.append(f"           {count} {what}")
+    return [*lines, *(f"           {finding}" for finding in log.findings[:SHOWN_FINDINGS])]
 
 
 def _words(done: SegmentAudit) -> list[str]:

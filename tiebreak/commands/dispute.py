@@ -38,7 +38,7 @@ def dispute(run: Path, replay: Path, count: int | None, threads: int | None, dev
     if compare(own, heads[chosen]).agrees:
         click.echo(f"nothing to dispute: head {chosen} is what the program produces")
         return
-    interpreter = make_interpreter(defended.program, threads=threads, device=device)
+    interpreter = make_interpreter(defended.program, job=defended.job, threads=threads, device=device)
     defender, challenger = Evidence(defended, interpreter), Evidence(own, interpreter)
     show(play(defended.agreement, heads[chosen], defender, challenger))
 

@@ -56,7 +56,9 @@ def train(
         )
     if until is not None and until > opened.job.steps:
         raise ConfigurationError(f"expected --until of at most {opened.job.steps} steps, got {until}")
-    interpreter = make_interpreter(opened.program, threads=threads, permute=permute, device=device)
+    interpreter = make_interpreter(
+        opened.program, job=opened.job, policy=opened.policy(), threads=threads, permute=permute, device=device
+    )
     told = Told(opened, kept, "nothing" if quiet else "lines" if as_json else "bar")
     worker = Worker(
         opened,

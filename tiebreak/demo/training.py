@@ -80,7 +80,7 @@ def agree(market: Market, task: Task, folder: Path, console: Console, terms: Ter
 
 def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
     """Trains honestly, signs and posts a head at every checkpoint, measures the model before and after."""
-    interpreter = make_interpreter(compiled.program, threads=TRAINER_THREADS)
+    interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
     posted: list[int] = []
     losses: list[float] = []
     with training_progress(console, f"training {task.name}", task.steps) as on_step:
