@@ -1,8 +1,9 @@
 """What a party can show of its run in a dispute: every tree of SPEC section 10, computed again when it is asked for.
 
-Nothing of this is stored during training, but the rounding logs under policy `logged`, which every replay follows. A disputed segment is replayed once for the records of its steps; a disputed
-step once for the ids of its values, and once more for each value that is opened (so memory stays that of training). A
-checkpoint that was not kept is computed again from the last one before it that was.
+Nothing of this is stored during training, but for the rounding logs of policy `logged`, which every replay follows. A
+disputed segment is replayed once for the records of its steps; a disputed step once for the ids of its values, and once
+more for each value that is opened (so memory stays that of training). A checkpoint that was not kept is computed again
+from the last one before it that was.
 """
 
 from collections.abc import Mapping
@@ -159,9 +160,7 @@ class Evidence:
         self.replayed_steps += 1
         tampered = self._tamper(step)
         both = _both(tampered, observe) if tampered and observe else tampered or observe
-        return self._interpreter.step(
-            step, state, self._inputs(), both, check_finite=False, sums=self._follower(step)
-        )
+        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False, sums=self._follower(step))
 
     def _follower(self, step: int) -> Follower | None:
         if not self.job.is_logged:

@@ -6,12 +6,14 @@
     checkpoints/000000000040.safetensors   the state after step 40; step 0 is the initial state
     records.bin                     one 76-byte record per checkpoint: u64 step, state root, u32 loss bits, log root
     heads/000000000004.bin          the signed head of count 4
+    logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
+    policy.json                     policy `logged`, if given: the thresholds of whoever computes the run
     metrics.jsonl                   one line per step: step, loss, seconds
     environment.json                what computed it
 
-Files other than `records.bin` and `metrics.jsonl` appear whole or not at all (written beside, flushed, renamed). A
-record is appended after its state is safe, a head is signed after its record is. Whatever is read back is checked
-against the record that commits it before it is used.
+Files other than `records.bin`, `metrics.jsonl` and logs appear whole or not at all (written beside, flushed, renamed).
+A record is appended after its state and its logs are safe, a head is signed after its record is. Whatever is read back
+is checked against the record that commits it before it is used (logs: `engine.logged.committed`).
 """
 
 import json
@@ -30,12 +32,15 @@ from torch import Tensor
 
 from engine.data import FactsCache, data_identities, open_safetensors
 from engine.disk import plain_size, read_file, replacing, size_within, storing, write_file
+from engine.logged.files import LogFile, Segment
+from engine.logged.policy import LoggedPolicy
 from engine.tensors import PROTOCOL_DTYPES, Spec, check_spec, identities, plain_bytes
 from protocol.codec import Reader, unsigned
 from protocol.commitments import StepRecord, data_tree, state_tree
 from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from protocol.isa import DType
-from protocol.job import PRECISION_F32, Job, SignedHead, SignedJob
+from protocol.job import Job, SignedHead, SignedJob
+from protocol.logs import StepLog
 from protocol.program import Limits, Program
 from protocol.tags import Digest, Tag, tagged_hash
 
@@ -150,6 +155,8 @@ class RunDirectory:
         self.path = path
         self.agreement = agreement
         self.program = program
+        self._logs: LogFile | None = None
+        """Of the segment in use."""
 
     @property
     def job(self) -> Job:
@@ -158,15 +165,17 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, agreement: SignedJob, program: Program, state: Mapping[str, Tensor], data: Mapping[str, Tensor]
+        cls,
+        path: Path,
+        agreement: SignedJob,
+        program: Program,
+        state: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
+        policy: LoggedPolicy | None = None,
     ) -> "RunDirectory":
-        """A new run; refuses a directory in use and inputs that are not the job's.
-
-        Raises `ConfigurationError` for a job that this engine does not compute, as `open` does.
-        """
+        """A new run; refuses a directory in use and inputs that are not the job's. policy: see `policy`."""
         agreement.verify()
         job = agreement.job
-        _require_computable(job)
         job.check_program(program)
         check_spec("state", state, program.state_spec())
         check_spec("data", data, program.data_spec())
@@ -177,11 +186,15 @@ class RunDirectory:
         with storing(path):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "heads").mkdir(exist_ok=True)
+            if job.is_logged:
+                (path / "logs").mkdir(exist_ok=True)
         run = cls(path, agreement, program)
         write_file(path / "program.tbp", program.encode())
         write_tensors(path / "data.safetensors", data)
         write_tensors(run.state_path(0), state)
         write_file(path / "records.bin", b"")
+        if policy is not None:
+            policy.save(run.policy_path)
         write_file(path / "job.bin", agreement.encode())  # last: a directory with a job is complete
         return run
 
@@ -190,7 +203,6 @@ class RunDirectory:
         """An existing run, perhaps a stranger's. Raises `VerificationError` for what is not as the job says."""
         agreement = SignedJob.decode(read_file(path / "job.bin", 1 << 16))
         agreement.verify()
-        _require_computable(agreement.job)
         program = Program.decode(read_file(path / "program.tbp", MAX_PROGRAM_BYTES), limits)
         agreement.job.check_program(program)
         return cls(path, agreement, program)
@@ -315,6 +327,48 @@ class RunDirectory:
         """Keeps the state after a step."""
         write_tensors(self.state_path(step), state)
 
+    @property
+    def policy_path(self) -> Path:
+        """Where the policy file is, if there is one."""
+        return self.path / "policy.json"
+
+    def policy(self) -> LoggedPolicy | None:
+        """The thresholds of whoever computes this run; None: the proven bounds. Nobody else should believe them.
+
+        Raises `EncodingError` for a file that is none.
+        """
+        return LoggedPolicy.load(self.policy_path) if self.policy_path.exists() else None
+
+    def step_log(self, step: int) -> StepLog:
+        """The rounding log of a step. Whether it is the committed one: `engine.logged.committed`.
+
+        Raises `VerificationError` for one that is not there, damaged, or that the program cannot have.
+        """
+        return self._log_file(step).read(step)
+
+    def write_step_log(self, step: int, log: StepLog) -> None:
+        """Adds the log of a step, that of a segment's first step in place of all that the segment has.
+
+        Raises `StateError` for a segment that has a record: its log stays as it was committed.
+        """
+        checkpoint = self.job.checkpoint_of(step)
+        if checkpoint < self.recorded():
+            raise StateError(f"{self.path}: expected a step without a record, got step {step}; its log is committed")
+        if step == self.job.first_step(checkpoint):
+            segment = Segment.of(self.job, checkpoint)
+            self._logs = LogFile.create(segment.path(self.path / "logs"), self.program, segment)
+        self._log_file(step).append(step, log)
+
+    def sync_logs(self, step: int) -> None:
+        """Makes the logs of a step's segment durable: before a record commits to them."""
+        self._log_file(step).sync()
+
+    def _log_file(self, step: int) -> LogFile:
+        segment = Segment.of(self.job, self.job.checkpoint_of(step))
+        if self._logs is None or self._logs.segment != segment:
+            self._logs = LogFile.open(segment.path(self.path / "logs"), self.program, segment)
+        return self._logs
+
     def write_head(self, head: SignedHead) -> None:
         """Keeps a signed head; a different one of the same count is refused, for signing both would be equivocation."""
         path = self.path / "heads" / _head_name(head.head.count)
@@ -364,19 +418,6 @@ class RunDirectory:
                 continue
             return step
         return 0
-
-
-def _require_computable(job: Job) -> None:
-    """Nobody trains, audits or defends without a run directory, so this comes before all work."""
-    if job.is_logged:
-        raise ConfigurationError(
-            "expected a job of policy exact, all that this engine computes, got one of policy logged"
-        )
-    if job.precision != PRECISION_F32:
-        raise ConfigurationError(
-            f"expected a job of precision {PRECISION_F32}, all that this engine computes, got {job.precision}; "
-            "the reference and the referee (protocol) know the others"
-        )
 
 
 def _check_root(what: str, expected: bytes, found: bytes) -> None:

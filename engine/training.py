@@ -74,9 +74,9 @@ class Worker:
 
         A trainer whose run diverges and who wants its reward nevertheless (the program is what was agreed on) sets
         `stop_if_not_finite` to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while the next
-        step is computed, which takes memory for one more state. logs: under policy `logged` an auditor's, those of the trainer, which are
-        followed and copied; without, logs are made. Raises `ConfigurationError` for an interpreter that computes by
-        other rules than the job's.
+        step is computed, which takes memory for one more state. logs: under policy `logged` an auditor's, those of the
+        trainer, which are followed and copied; without, logs are made. Raises `ConfigurationError` for an interpreter
+        that computes by other rules than the job's.
         """
         interpreter.check_job(run.job)
         self.run = run
@@ -96,9 +96,10 @@ class Worker:
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
 
-        Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`; in each case everything committed so far
-        stays valid and a later call resumes; and `CannotCheck` where the trainer's logs are not those it committed. With `overlap`, what goes wrong with a checkpoint is raised after a later
-        step: before the next checkpoint, at the latest.
+        Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`, and `CannotCheck` where the trainer's
+        logs are not those it committed; in each case everything committed so far stays valid and a later call resumes.
+        With `overlap`, what goes wrong with a checkpoint is raised after a later step: before the next checkpoint, at
+        the latest.
         """
         with self.run.lock():
             step = self.run.last_complete()

@@ -53,7 +53,7 @@ class StagedRun:
 
     def __post_init__(self) -> None:
         if self.job.is_logged:
-            raise ConfigurationError("expected a job of policy exact, got one of policy logged: made-up steps have no logs")
+            raise ConfigurationError("expected a job of policy exact, got one of policy logged: nobody made its logs")
         first, last = self.job.first_step(self.segment), self.job.last_step(self.segment)
         if not first < self.step < last:
             raise ConfigurationError(f"expected a step between {first} and {last}, got {self.step}")

@@ -49,9 +49,7 @@ def make_interpreter(
     if job is None:
         return Interpreter(program, Arithmetic(device=found, permute=permute))
     logging = make_logging(job, policy)
-    return Interpreter(
-        program, Arithmetic(device=found, permute=permute, precision=job.precision, logging=logging)
-    )
+    return Interpreter(program, Arithmetic(device=found, permute=permute, precision=job.precision, logging=logging))
 
 
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:

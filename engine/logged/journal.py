@@ -53,11 +53,13 @@ class Journal:
         self._roots.append(LogTree(self._run.program, sums.log).root)
 
     def log_root(self, step: int) -> Digest:
-        """The log root of the segment that ends with this step."""
+        """The log root of the segment that ends with this step, whose logs are then on disk. Raises `StorageError`."""
         if not self._run.job.is_logged:
             return ZERO_DIGEST
-        checkpoint = self._run.job.checkpoint_of(step)
-        return self._own.log_root(checkpoint) if self._is_recorded(step) else logs_tree(self._roots).root
+        if self._is_recorded(step):
+            return self._own.log_root(self._run.job.checkpoint_of(step))
+        self._run.sync_logs(step)
+        return logs_tree(self._roots).root
 
     def _is_recorded(self, step: int) -> bool:
         return self._run.job.checkpoint_of(step) < self._recorded
@@ -69,4 +71,4 @@ class Journal:
         try:
             return self._own.step_log(step)
         except CannotCheck as error:
-            raise StateError(f"{error}; this run cannot be computed again without its own logs, restore them") from error
+            raise StateError(f"{error}; restore the logs of this run, it cannot be computed again without") from error

@@ -121,7 +121,9 @@ class Run:
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
 
-            worker = Worker(self._run, self._interpreter(self._run.policy()), key=key, on_progress=told, keep=Keep.parse(keep))
+            worker = Worker(
+                self._run, self._interpreter(self._run.policy()), key=key, on_progress=told, keep=Keep.parse(keep)
+            )
             worker.work(until)
         return self
 
@@ -153,7 +155,9 @@ class Run:
             return audit_segments(self._run, self._interpreter(), chosen, records, on_step)
 
     def _interpreter(self, policy: LoggedPolicy | None = None) -> Interpreter:
-        return make_interpreter(self._run.program, job=self._run.job, policy=policy, threads=self._threads, device=self._device)
+        return make_interpreter(
+            self._run.program, job=self._run.job, policy=policy, threads=self._threads, device=self._device
+        )
 
 
 def train(
