@@ -51,7 +51,7 @@ def draft_job(
         data_root=data_tree(data_identities(compiled.data, cache=FactsCache())).root,
         steps=steps,
         checkpoint_interval=checkpoint_interval,
-        policy=policy,
+        policy=int(policy),
         precision=precision,
         tolerances=tolerances,
         reward=terms.reward,

@@ -1,0 +1,109 @@
+"""Runs under policy `logged` for the engine's tests: jobs, machines, and a trainer that takes every liberty.
+
+In FP64 hardly anything lies near a tie: about one element in 2^40. So thresholds here are a million times what is
+needed, which makes a log of a share of all elements; and the trainer who *flips* rounds each of those to the other
+neighbour, as other hardware might one of them. An auditor who does not follow it forks at the first.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.agreement import Terms, draft_job, sign_job
+from engine.arithmetic import Arithmetic
+from engine.arithmetic.near import Logging, NearTies
+from engine.auditing import signed_records
+from engine.compile import Compiled, compile_task
+from engine.interpreter import Interpreter
+from engine.logged.committed import CommittedLogs
+from engine.logged.elements import bits_of, put_bits, toward, went_up
+from engine.logged.recording import Recorder
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.isa import Instruction
+from protocol.job import Job, SignedJob
+from protocol.rounding import Policy, SumKind, pack_tolerances, tolerance_of
+
+from .conftest import CLIENT, DOMAIN, TRAINER, make_tiny_task
+
+STEPS, INTERVAL = 24, 4
+WIDE = 2.0**24
+"""A threshold of some million times what FP64 sums of a few terms need."""
+TOLERANCE = 2
+
+
+@cache
+def compiled() -> Compiled:
+    """The tiny task, over enough steps to see a fork."""
+    return compile_task(make_tiny_task(STEPS, INTERVAL))
+
+
+def logged_job(precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL) -> SignedJob:
+    """The tiny task under policy `logged`, one tolerance for all kinds."""
+    job = draft_job(
+        compiled(),
+        steps=STEPS,
+        checkpoint_interval=interval,
+        client=CLIENT.address,
+        trainer=TRAINER.address,
+        terms=Terms(clock=1000),
+        policy=Policy.LOGGED,
+        precision=precision,
+        tolerances=pack_tolerances(dict.fromkeys(SumKind, tolerance)),
+    )
+    return sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+
+
+def new_run(path: Path, agreement: SignedJob) -> RunDirectory:
+    """An empty run of a job over the tiny task."""
+    made = compiled()
+    return RunDirectory.create(path, agreement, made.program, made.state, made.data)
+
+
+def logging_of(job: Job, threshold: float | None = WIDE, compute: torch.dtype = torch.float64) -> Logging:
+    """One threshold for all kinds."""
+    tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
+    return Logging(thresholds=dict.fromkeys(SumKind, threshold), tolerances=tolerances, compute=compute)
+
+
+def machine(job: Job, threshold: float | None = WIDE, permute: int | None = None) -> Interpreter:
+    """An interpreter by the rules of the job."""
+    logging = logging_of(job, threshold) if job.is_logged else None
+    arithmetic = Arithmetic(permute=permute, precision=job.precision, logging=logging)
+    return Interpreter(compiled().program, arithmetic)
+
+
+class Flipping(Recorder):
+    """Records, and rounds each element that it may to the other neighbour."""
+
+    precision = 32
+
+    def settle(
+        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+    ) -> None:
+        if len(near):
+            own = bits_of(result, near.elements)
+            other = toward(own, near.values, ~went_up(own, near.values), self.precision)
+            put_bits(result, near.elements, other)
+        super().settle(value, instruction, operands, result, near)
+
+
+def train(run: RunDirectory, threshold: float | None = WIDE, permute: int | None = None, **options: object) -> bytes:
+    """The trainer's run to its end."""
+    return Worker(run, machine(run.job, threshold, permute), key=TRAINER, **options).work()  # type: ignore[arg-type]
+
+
+def published(run: RunDirectory) -> CommittedLogs:
+    """The logs of a run that its last head commits."""
+    return CommittedLogs(run, signed_records(run)[0].__getitem__)
+
+
+def replay(run: RunDirectory, path: Path, threshold: float | None = WIDE, permute: int | None = None) -> Worker:
+    """A whole audit of a run, in a directory of its own."""
+    own = new_run(path, run.agreement)
+    worker = Worker(own, machine(run.job, threshold, permute), logs=published(run))
+    worker.work()
+    return worker

@@ -1,0 +1,202 @@
+"""Logs that are withheld, damaged, other than committed, or that say what they must not: what auditors make of them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.auditing import audit_segments, compare, signed_records
+from engine.logged import journal
+from engine.logged.committed import CommittedLogs
+from engine.logged.files import LogFile, Segment
+from engine.logged.following import MAX_FINDINGS, FindingKind, LogReport
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.errors import CannotCheck
+from protocol.logs import Entries, StepLog
+from protocol.rounding import SumKind, sum_kind
+
+from .conftest import TRAINER
+from .logged_cases import INTERVAL, STEPS, Flipping, logged_job, machine, new_run, published, replay, train
+
+Change = Callable[[StepLog], StepLog]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The run of a trainer that flips. Not to be written to."""
+    run = new_run(tmp_path_factory.mktemp("logged") / "trainer", logged_job())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "Recorder", Flipping)
+        train(run)
+    return run
+
+
+@pytest.fixture
+def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy of it."""
+    return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
+
+
+def log_path(run: RunDirectory, checkpoint: int) -> Path:
+    return Segment.of(run.job, checkpoint).path(run.path / "logs")
+
+
+def rewrite(run: RunDirectory, step: int, change: Change) -> None:
+    """Another log of one step, in a file that is whole."""
+    segment = Segment.of(run.job, run.job.checkpoint_of(step))
+    logs = {number: run.step_log(number) for number in range(segment.first, segment.last + 1)}
+    logs[step] = change(logs[step])
+    file = LogFile.create(segment.path(run.path / "logs"), run.program, segment)
+    for number, log in logs.items():
+        file.append(number, log)
+
+
+def without_first(log: StepLog) -> StepLog:
+    """One value's entries are left out."""
+    return StepLog(dict(list(log.entries.items())[1:]))
+
+
+def both_audits(run: RunDirectory, path: Path) -> list[str]:
+    """What keeps a whole audit, and one of all segments, from coming to an end."""
+    found = []
+    run = RunDirectory.open(run.path)
+    own = new_run(path, run.agreement)
+    with pytest.raises(CannotCheck) as caught:
+        Worker(own, machine(run.job), logs=published(run)).work()
+    found.append(str(caught.value))
+    with pytest.raises(CannotCheck) as caught:
+        audit_segments(run, machine(run.job), range(STEPS // INTERVAL), signed_records(run)[0])
+    found.append(str(caught.value))
+    assert len(own.records()) == 1  # the segment before was checked, and stays so
+    return found
+
+
+def test_withheld_logs_cannot_be_checked(flipped: RunDirectory, tmp_path: Path) -> None:
+    log_path(flipped, 1).unlink()
+    for text in both_audits(flipped, tmp_path / "audit"):
+        assert f"log of step {INTERVAL + 1}: expected what was committed, got none that can be read" in text
+
+
+def test_truncated_logs_cannot_be_checked(flipped: RunDirectory, tmp_path: Path) -> None:
+    path = log_path(flipped, 1)
+    path.write_bytes(path.read_bytes()[:-1])
+    for text in both_audits(flipped, tmp_path / "audit"):
+        assert f"log of step {2 * INTERVAL}: expected what was committed" in text
+
+
+def test_damaged_logs_cannot_be_checked(flipped: RunDirectory, tmp_path: Path) -> None:
+    path = log_path(flipped, 1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for text in both_audits(flipped, tmp_path / "audit"):
+        assert "checksum" in text
+        assert f"log of step {2 * INTERVAL}:" in text
+
+
+@pytest.mark.parametrize("what", ["fewer", "other", "none"])
+def test_logs_other_than_committed_cannot_be_checked(what: str, flipped: RunDirectory, tmp_path: Path) -> None:
+    def turned(log: StepLog) -> StepLog:
+        return StepLog({value: Entries(found.elements, ~found.up) for value, found in log.entries.items()})
+
+    step = next(step for step in range(INTERVAL + 1, 2 * INTERVAL + 1) if flipped.step_log(step).count)
+    rewrite(flipped, step, {"fewer": without_first, "other": turned, "none": lambda _: StepLog()}[what])
+    for text in both_audits(flipped, tmp_path / "audit"):
+        assert f"logs of steps {INTERVAL + 1} to {2 * INTERVAL}: expected log root" in text
+        assert "nobody can say whether these steps are right" in text
+
+
+def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDirectory) -> None:
+    logs = published(flipped)
+    steps = [step for step in range(1, INTERVAL + 1) if flipped.step_log(step).count]
+    logs.step_log(1)
+    rewrite(flipped, steps[-1], without_first)
+    with pytest.raises(CannotCheck, match=rf"log of step {steps[-1]}: expected \w+, as it was before, got"):
+        logs.step_log(steps[-1])
+
+
+def test_segments_before_the_withheld_one_are_checked(flipped: RunDirectory) -> None:
+    log_path(flipped, 4).unlink()
+    records, _ = signed_records(flipped)
+    assert audit_segments(flipped, machine(flipped.job), range(4), records).agrees
+
+
+class Hostile(Flipping):
+    """Also says of the first elements of every value that they went up, and leaves the last entry of each out."""
+
+    def settle(self, value, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
+        super().settle(value, instruction, operands, result, near)
+        honest = self._entries.get(value)
+        count = min(3, instruction.numel)
+        said = dict.fromkeys(range(count), True)
+        if honest is not None:
+            said |= dict(zip(honest.elements[:-1].tolist(), honest.up[:-1].tolist(), strict=True))
+        elements = sorted(said)
+        self._entries[value] = Entries(np.array(elements, np.int64), np.array([said[k] for k in elements]))
+
+
+def test_findings_name_the_entry_and_convict_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run is not what its logs say, so its roots convict it; the log alone would not."""
+    monkeypatch.setattr(journal, "Recorder", Hostile)
+    run = new_run(tmp_path / "run", logged_job())
+    train(run)
+    done = replay(run, tmp_path / "audit")
+    report = done.log_report
+    assert not compare(done.run, run.heads()[-1]).agrees
+    assert report.elsewhere > STEPS
+    assert report.missing > 0
+    assert len(report.findings) == MAX_FINDINGS < report.elsewhere + report.missing
+    for kind in FindingKind:
+        finding = next(finding for finding in report.findings if finding.kind == kind)
+        instruction = run.program.body[finding.value]
+        assert sum_kind(instruction) in set(SumKind)
+        assert 0 <= finding.element < instruction.numel
+        assert str(finding).startswith(f"step {finding.step}, instruction {finding.value}, element {finding.element}: ")
+    elsewhere = next(finding for finding in report.findings if finding.kind == FindingKind.ELSEWHERE)
+    assert f"expected a sum within 2^-{2} of the gap around a middle, got one that rounds to 0x" in elsewhere.detail
+    missing = next(finding for finding in report.findings if finding.kind == FindingKind.MISSING)
+    assert missing.detail.startswith("expected an entry, for this machine cannot tell; to nearest it is 0x")
+
+
+def test_a_run_whose_log_has_entries_elsewhere_is_right_if_it_computed_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries without effect are no fraud: this trainer's values are those that the log allows."""
+    run = new_run(tmp_path / "run", logged_job())
+
+    class Chatty(Flipping):
+        def settle(self, value, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
+            super().settle(value, instruction, operands, result, near)
+            if value not in self._entries and result.reshape(-1)[0] == 0:  # a zero is a number: no middle is near
+                self._entries[value] = Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))
+
+    monkeypatch.setattr(journal, "Recorder", Chatty)
+    train(run)
+    done = replay(run, tmp_path / "audit")
+    assert compare(done.run, run.heads()[-1]).agrees
+    assert done.log_report.elsewhere > 0
+    assert done.log_report.missing == 0
+
+
+def test_reports_add_up() -> None:
+    one, two = LogReport(steps=1, entries=5, needed=2, elsewhere=1), LogReport(steps=2, entries=1, missing=4)
+    one.add(two)
+    assert one == LogReport(steps=3, entries=6, needed=2, elsewhere=1, missing=4)
+
+
+def test_whoever_has_no_records_of_the_trainers_is_told(flipped: RunDirectory, tmp_path: Path) -> None:
+    """A whole audit needs the log roots: a trainer who shows its head and no records has not published its logs."""
+    (flipped.path / "records.bin").write_bytes(b"")
+    with pytest.raises(CannotCheck, match="records"):
+        published(flipped)
+
+
+def test_logs_of_another_job_are_not_taken(flipped: RunDirectory, tmp_path: Path) -> None:
+    other = new_run(tmp_path / "other", logged_job(interval=INTERVAL * 2))
+    Worker(other, machine(other.job), key=TRAINER).work(2 * INTERVAL)
+    shutil.copy(log_path(other, 0), log_path(flipped, 1))
+    with pytest.raises(CannotCheck, match="expected logs of job"):
+        CommittedLogs(RunDirectory.open(flipped.path), flipped.records().__getitem__).step_log(INTERVAL + 1)

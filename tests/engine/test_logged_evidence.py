@@ -1,0 +1,158 @@
+"""Evidence of a run under policy `logged`: its trees are those of the run, with the log followed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.arithmetic import Arithmetic
+from engine.evidence import Evidence
+from engine.interpreter import Interpreter
+from engine.logged import journal
+from engine.logged.following import Follower
+from engine.storage import RunDirectory
+from engine.tensors import identity
+from engine.training import Worker
+from protocol.errors import CannotCheck, ConfigurationError
+from protocol.float32 import MAX_PRECISION
+from protocol.logs import Entries, LogTree, StepLog, logs_tree
+from protocol.merkle import verify
+from protocol.reference import execute
+from protocol.rounding import sum_kind
+
+from .logged_cases import INTERVAL, STEPS, Flipping, compiled, logged_job, logging_of, machine, new_run, replay, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The run of a trainer that flips. Not to be written to."""
+    run = new_run(tmp_path_factory.mktemp("logged") / "trainer", logged_job())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "Recorder", Flipping)
+        train(run)
+    return run
+
+
+def busiest(run: RunDirectory, steps: range) -> int:
+    """The step with the most entries."""
+    return max(steps, key=lambda step: run.step_log(step).count)
+
+
+def test_evidence_is_tied_together_as_the_game_needs(trained: RunDirectory) -> None:
+    evidence, job = Evidence(trained, machine(trained.job)), trained.job
+    assert evidence.run_tree(job.checkpoints).root == trained.heads()[-1].head.run_root
+    for checkpoint, record in enumerate(trained.records()):
+        assert evidence.steps_tree(checkpoint).node(0, INTERVAL - 1) == record.digest
+        steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
+        tree = logs_tree([evidence.log_tree(step).root for step in steps])
+        assert tree.root == record.log_root
+        assert {evidence.record(step).log_root for step in steps} == {record.log_root}
+    step = busiest(trained, range(1, STEPS + 1))
+    tree = evidence.value_tree(step)
+    record = evidence.record(step)
+    assert tree.node(trained.program.state_depth, (1 << trained.program.half_depth) >> trained.program.state_depth) == (
+        record.state_root
+    )
+    assert trained.step_log(step).count > 0
+
+
+def test_values_of_a_step_are_the_integer_reference_with_its_log(trained: RunDirectory) -> None:
+    evidence = Evidence(trained, machine(trained.job, threshold=None, permute=3))
+    step = busiest(trained, range(1, INTERVAL + 1))
+    raw_state = {name: tensor.numpy().tobytes() for name, tensor in evidence._state_after(step - 1).items()}
+    raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
+    log = trained.step_log(step)
+    values = execute(trained.program, raw_state, raw_data, step, tolerances=trained.job.tolerances, log=log)
+    for value in log.entries:
+        assert evidence.tensor(step, value) == values[value]
+    tree = evidence.value_tree(step)
+    assert tree.node(0, len(values) - 1) == identity(torch.frombuffer(bytearray(values[-1]), dtype=torch.float32)[0])
+
+
+def test_the_words_and_proofs_of_the_log_tree_lead_to_the_record(trained: RunDirectory) -> None:
+    evidence, program = Evidence(trained, machine(trained.job)), trained.program
+    step = busiest(trained, range(1, STEPS + 1))
+    tree = evidence.log_tree(step)
+    value = next(iter(trained.step_log(step).entries))
+    assert tree.root == LogTree(program, trained.step_log(step)).root
+    assert any(tree.word(value, 0))
+    first = trained.job.first_step(trained.job.checkpoint_of(step))
+    roots = [evidence.log_tree(number).root for number in range(first, first + INTERVAL)]
+    above = logs_tree(roots)
+    verify(evidence.record(step).log_root, above.depth, step - first, tree.root, above.proof(step - first))
+
+
+def test_observed_steps_have_the_same_bits(trained: RunDirectory) -> None:
+    """A value tree is made in the program's order, one by one; training reorders and chains."""
+    step, program = busiest(trained, range(1, INTERVAL + 1)), trained.program
+    for permute in (None, 7):
+        interpreter = machine(trained.job, permute=permute)
+        evidence = Evidence(trained, interpreter)
+        state, data = evidence._state_after(step - 1), interpreter.place_data(trained.data())
+        found = []
+        for observe in (None, lambda _, tensor: tensor):
+            sums = Follower(program, trained.step_log(step), trained.job, interpreter.arithmetic, step)
+            result = interpreter.step(step, state, data, observe, sums=sums)
+            found.append({name: identity(tensor) for name, tensor in result.state.items()})
+            assert sums.report.needed > 0
+        assert found[0] == found[1]
+
+
+def test_a_challengers_logs_are_its_copies_of_the_trainers(trained: RunDirectory, tmp_path: Path) -> None:
+    run = RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
+    own = replay(run, tmp_path / "audit", permute=1).run
+    shutil.rmtree(run.path)
+    theirs, ours = Evidence(trained, machine(trained.job)), Evidence(own, machine(own.job, threshold=None))
+    for step in (1, 10, STEPS):
+        assert ours.log_tree(step).root == theirs.log_tree(step).root
+        assert ours.record(step) == theirs.record(step)
+        assert ours.value_tree(step).root == theirs.value_tree(step).root
+
+
+def test_a_cheats_evidence_is_tampered_as_its_run_was(
+    trained: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "Recorder", Flipping)
+    run, lie = new_run(tmp_path / "cheat", trained.agreement), INTERVAL + 2
+    value = next(n for n, i in enumerate(run.program.body) if sum_kind(i) is not None and i.numel > 1)
+
+    def tamper(step: int) -> object:
+        def nudge(leaf: int, tensor: Tensor) -> Tensor:
+            return tensor + torch.finfo(torch.float32).eps if leaf == value else tensor
+
+        return nudge if step == lie else None
+
+    train(run, tamper=tamper)
+    evidence = Evidence(run, machine(run.job, permute=5), tamper)  # type: ignore[arg-type]
+    assert [evidence.steps_tree(k).node(0, INTERVAL - 1) for k in range(3)] == [
+        record.digest for record in run.records()[:3]
+    ]
+    honest = replay(run, tmp_path / "audit", permute=2).run
+    true = Evidence(honest, machine(honest.job))
+    assert true.value_tree(lie - 1).root == evidence.value_tree(lie - 1).root
+    ours, theirs = (e.value_tree(lie) for e in (true, evidence))
+    first = next(n for n in range(1 << ours.depth) if ours.node(0, n) != theirs.node(0, n))
+    assert first == value
+
+
+def test_logs_that_are_not_the_recorded_ones_are_no_evidence(trained: RunDirectory, tmp_path: Path) -> None:
+    run = RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "run")))
+    (run.path / "logs" / f"{INTERVAL:012d}.log").unlink()
+    with pytest.raises(CannotCheck, match="log of step 1"):
+        Evidence(run, machine(run.job)).log_tree(2)
+
+
+def test_an_interpreter_by_other_rules_is_refused(trained: RunDirectory) -> None:
+    other = Interpreter(trained.program, Arithmetic(precision=MAX_PRECISION - 1, logging=logging_of(trained.job)))
+    with pytest.raises(ConfigurationError, match="precision"):
+        Evidence(trained, other)
+
+
+def test_a_run_without_logs_has_empty_log_trees(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", logged_job())
+    Worker(run, machine(run.job, threshold=None)).work(INTERVAL)
+    evidence = Evidence(run, machine(run.job))
+    assert evidence.log_tree(1).root == LogTree(run.program, StepLog()).root
+    assert not any(isinstance(found, Entries) for found in run.step_log(1).entries.values())

@@ -1,0 +1,321 @@
+"""Training and auditing under policy `logged`: one root for everyone who follows the same logs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.arithmetic import Arithmetic
+from engine.auditing import audit_segments, compare, signed_records
+from engine.interpreter import Interpreter
+from engine.keeping import LAST, Keep
+from engine.logged import journal
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.commitments import ZERO_DIGEST
+from protocol.errors import ConfigurationError, StateError
+from protocol.logs import LogTree, StepLog, logs_tree
+from protocol.reference import execute, new_state
+
+from .conftest import TRAINER
+from .logged_cases import (
+    INTERVAL,
+    STEPS,
+    WIDE,
+    Flipping,
+    compiled,
+    logged_job,
+    logging_of,
+    machine,
+    new_run,
+    published,
+    replay,
+    train,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def flipping(monkeypatch: pytest.MonkeyPatch) -> type[Flipping]:
+    """Every trainer takes the other neighbour wherever its log may say so."""
+    monkeypatch.setattr(journal, "Recorder", Flipping)
+    return Flipping
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The finished run of such a trainer, at FP32. Not to be written to."""
+    run = new_run(tmp_path_factory.mktemp("logged") / "trainer", logged_job())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "Recorder", Flipping)
+        train(run)
+    return run
+
+
+@pytest.fixture
+def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy of it."""
+    return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
+
+
+def records_of(run: RunDirectory) -> list[bytes]:
+    return [record.digest for record in run.records()]
+
+
+@pytest.mark.parametrize(("precision", "threshold"), [(32, WIDE), (26, 2.0**30), (16, 2.0**40)])
+def test_an_auditor_who_follows_the_log_reaches_the_trainers_root(
+    precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
+) -> None:
+    monkeypatch.setattr(flipping, "precision", precision)
+    run = new_run(tmp_path / "trainer", logged_job(precision))
+    train(run, threshold)
+    done = replay(run, tmp_path / "audit", threshold, permute=5)
+    assert compare(done.run, run.heads()[-1]).agrees
+    report = done.log_report
+    assert report.steps == STEPS
+    assert report.entries > STEPS
+    assert report.needed == report.entries  # each was flipped, and none is elsewhere
+    assert report.elsewhere == 0
+    assert all(done.run.step_log(step).entries == run.step_log(step).entries for step in range(1, STEPS + 1))
+
+
+def test_an_auditor_who_does_not_follow_forks(flipped: RunDirectory, tmp_path: Path) -> None:
+    alone = new_run(tmp_path / "alone", flipped.agreement)
+    Worker(alone, machine(flipped.job)).work()
+    assert [ours == theirs for ours, theirs in zip(records_of(alone), records_of(flipped), strict=True)] == [False] * 6
+
+
+def test_auditors_with_other_thresholds_reach_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
+    """With proven bounds no element is open, so exact sums say whether an entry is near; with wider ones, more are."""
+    for name, threshold in (("proven", None), ("narrow", 2.0**20), ("wide", 2.0**25)):
+        done = replay(flipped, tmp_path / name, threshold, permute=3)
+        assert compare(done.run, flipped.heads()[-1]).agrees, name
+        assert done.log_report.needed == done.log_report.entries
+        assert name != "wide" or done.log_report.missing > 0
+        assert name != "proven" or done.log_report.missing == 0
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_pure_and_compiled_kernels_follow_alike(
+    kernels: str, flipped: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIEBREAK_NATIVE", kernels)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    done = replay(flipped, tmp_path / "audit", permute=11)
+    torch.set_num_threads(threads)
+    assert compare(done.run, flipped.heads()[-1]).agrees
+    assert done.log_report.needed > 0
+
+
+def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> None:
+    """With proven bounds no FP64 sum of the tiny task is open: the states are those of policy `exact`."""
+    for precision in (32, 26, 16):
+        run = new_run(tmp_path / f"logged{precision}", logged_job(precision))
+        train(run, threshold=None)
+        assert all(run.step_log(step).count == 0 for step in range(1, STEPS + 1))
+        program = run.program
+        exact = Interpreter(program, Arithmetic(precision=precision))
+        state, data = exact.to_device(compiled().state), exact.place_data(compiled().data)
+        for step in range(1, STEPS + 1):
+            state = exact.step(step, state, data).state
+        assert all(torch.equal(state[name], tensor) for name, tensor in run.state(STEPS).items())
+        empty = LogTree(program, StepLog()).root
+        assert {record.log_root for record in run.records()} == {logs_tree([empty] * INTERVAL).root}
+
+
+def test_the_records_of_a_segment_bind_its_logs(flipped: RunDirectory) -> None:
+    job = flipped.job
+    for checkpoint, record in enumerate(flipped.records()):
+        steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
+        roots = [LogTree(flipped.program, flipped.step_log(step)).root for step in steps]
+        assert record.log_root == logs_tree(roots).root != ZERO_DIGEST
+
+
+@pytest.mark.parametrize(("precision", "threshold"), [(32, WIDE), (16, 2.0**40)])
+def test_steps_are_the_integer_reference_bit_for_bit(
+    precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
+) -> None:
+    monkeypatch.setattr(flipping, "precision", precision)
+    run = new_run(tmp_path / "run", logged_job(precision))
+    train(run, threshold)
+    raw_state = {name: tensor.numpy().tobytes() for name, tensor in compiled().state.items()}
+    raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
+    entries = 0
+    for step in range(1, 2 * INTERVAL + 1):
+        log = run.step_log(step)
+        entries += log.count
+        values = execute(run.program, raw_state, raw_data, step, precision, tolerances=run.job.tolerances, log=log)
+        raw_state = new_state(run.program, values)
+    assert entries > 0
+    kept = {name: tensor.numpy().tobytes() for name, tensor in run.state(2 * INTERVAL).items()}
+    assert kept == raw_state
+
+
+def test_stopping_and_resuming_changes_nothing(flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]) -> None:
+    parts = new_run(tmp_path / "parts", flipped.agreement)
+    for until in (2, 5, 8, 9, STEPS):
+        Worker(parts, machine(parts.job), key=TRAINER).work(until)
+        parts = RunDirectory.open(parts.path)
+    assert records_of(parts) == records_of(flipped)
+    assert [h.encode() for h in parts.heads()] == [h.encode() for h in flipped.heads()]
+
+
+def test_logs_of_a_segment_without_a_record_are_made_again(
+    flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]
+) -> None:
+    run = new_run(tmp_path / "run", flipped.agreement)
+    Worker(run, machine(run.job), key=TRAINER).work(INTERVAL + 2)
+    path = run.path / "logs" / f"{2 * INTERVAL:012d}.log"
+    path.write_bytes(path.read_bytes()[:-3] + b"torn")
+    run = RunDirectory.open(run.path)
+    train(run)
+    assert records_of(run) == records_of(flipped)
+
+
+def test_a_log_that_a_record_commits_is_never_written_again(flipped: RunDirectory) -> None:
+    before = {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()}
+    with pytest.raises(StateError, match="its log is committed"):
+        flipped.write_step_log(INTERVAL + 1, StepLog())
+    flipped.state_path(STEPS).unlink()
+    train(flipped)
+    assert {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()} == before
+
+
+def test_a_trainer_whose_states_are_lost_follows_its_own_log_on_another_machine(
+    flipped: RunDirectory,
+) -> None:
+    for step in range(2 * INTERVAL, STEPS + 1, INTERVAL):
+        flipped.state_path(step).unlink()
+    expected = records_of(flipped)
+    train(flipped, threshold=2.0**25, permute=9)
+    assert records_of(flipped) == expected
+    assert flipped.last_complete() == STEPS
+
+
+def test_a_trainer_whose_logs_are_lost_is_told_so(flipped: RunDirectory) -> None:
+    flipped.state_path(STEPS).unlink()
+    (flipped.path / "logs" / f"{STEPS:012d}.log").unlink()
+    with pytest.raises(StateError, match=f"log of step {STEPS - INTERVAL + 1}: .* restore the logs"):
+        train(RunDirectory.open(flipped.path))
+
+
+def test_checkpoints_that_were_dropped_do_not_keep_anyone_from_auditing_segments(
+    tmp_path: Path, flipping: type[Flipping]
+) -> None:
+    for keep in (LAST, Keep(2)):
+        run = new_run(tmp_path / str(keep).replace(":", ""), logged_job())
+        train(run, keep=keep)
+        assert len(run.kept()) < 1 + STEPS // INTERVAL
+        records, _ = signed_records(run)
+        done = audit_segments(run, machine(run.job, permute=2), [1, 4], records)
+        assert done.agrees
+        assert [report.checkpoint for report in done.checked][-1] == 4
+        assert done.log.steps == done.steps
+        assert done.log.needed == done.log.entries > 0
+
+
+def test_a_lie_is_found_by_whole_audits_and_by_audits_of_its_segment(tmp_path: Path, flipping: type[Flipping]) -> None:
+    run = new_run(tmp_path / "run", logged_job())
+    leaf = run.program.leaf_of_commit(0)
+
+    def lie(step: int) -> object:
+        def nudge(at: int, tensor: Tensor) -> Tensor:
+            return tensor + torch.finfo(torch.float32).eps if at == leaf else tensor
+
+        return nudge if step == 2 * INTERVAL + 1 else None
+
+    train(run, tamper=lie)
+    done = replay(run, tmp_path / "audit", permute=1)
+    assert not compare(done.run, run.heads()[-1]).agrees
+    agree = [a == b for a, b in zip(records_of(done.run), records_of(run), strict=True)]
+    assert agree == [True, True, False, False, False, False]
+    records, _ = signed_records(run)
+    audit = audit_segments(run, machine(run.job), range(6), records)
+    assert audit.fraud is not None
+    assert audit.fraud.checkpoint == 2
+    assert audit.fraud.replayed.log_root == audit.fraud.committed.log_root
+
+
+def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", logged_job(26))
+    other = Interpreter(run.program, Arithmetic(precision=32, logging=logging_of(run.job)))
+    with pytest.raises(ConfigurationError, match=r"expected an arithmetic of the job's precision 26, got .* 32"):
+        Worker(run, other)
+    other = Interpreter(run.program, Arithmetic(precision=26, logging=logging_of(logged_job(26, 7).job)))
+    with pytest.raises(ConfigurationError, match="expected an arithmetic with the job's tolerances 0x020202, got 0x0"):
+        Worker(run, other)
+    with pytest.raises(ConfigurationError, match="tolerances"):
+        audit_segments(run, other, [0], [])
+
+
+SCRIPT = """
+import json, sys, time, torch
+from pathlib import Path
+from engine.logged import journal
+from engine.storage import RunDirectory
+from engine.training import Worker
+from tests.engine.conftest import TRAINER
+from tests.engine.logged_cases import Flipping, machine, published
+torch.set_num_threads(1)
+run, threshold = RunDirectory.open(Path(sys.argv[1])), float(sys.argv[2])
+if len(sys.argv) > 3:
+    worker = Worker(run, machine(run.job, threshold, 4), logs=published(RunDirectory.open(Path(sys.argv[3]))))
+else:
+    journal.Recorder = Flipping
+    def told(progress):
+        print(progress.step, flush=True)
+        time.sleep(0.05)
+    worker = Worker(run, machine(run.job, threshold), key=TRAINER, on_progress=told)
+root = worker.work().hex()
+print(json.dumps([root, worker.log_report.needed, torch.backends.cpu.get_cpu_capability()]))
+"""
+
+
+def test_killed_runs_resume_to_the_same_root(flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]) -> None:
+    run = new_run(tmp_path / "killed", flipped.agreement)
+    command = [sys.executable, "-c", SCRIPT, str(run.path), str(WIDE)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= 2 * INTERVAL + 2:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.wait(timeout=60)
+    assert process.returncode != 0
+    run = RunDirectory.open(run.path)
+    assert INTERVAL <= run.last_complete() < STEPS
+    train(run)
+    assert records_of(run) == records_of(flipped)
+
+
+def test_another_instruction_set_in_another_process_follows_to_the_same_root(
+    flipped: RunDirectory, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path / "there", flipped.agreement)
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "TIEBREAK_NATIVE": "0"}
+    command = [sys.executable, "-c", SCRIPT, str(run.path), str(WIDE), str(flipped.path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    root, needed, capability = json.loads(done.stdout.splitlines()[-1])
+    assert capability == "DEFAULT"
+    assert needed > 0
+    assert bytes.fromhex(root) == flipped.heads()[-1].head.run_root
+
+
+def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, tmp_path: Path) -> None:
+    own = new_run(tmp_path / "audit", flipped.agreement)
+    Worker(own, machine(own.job), logs=published(flipped)).work(3 * INTERVAL)
+    own.state_path(3 * INTERVAL).unlink()
+    gone = RunDirectory.open(Path(shutil.copytree(flipped.path, tmp_path / "withheld")))
+    for checkpoint in range(3):
+        (gone.path / "logs" / f"{(checkpoint + 1) * INTERVAL:012d}.log").unlink()
+    Worker(own, machine(own.job), logs=published(gone)).work()
+    assert compare(own, flipped.heads()[-1]).agrees
