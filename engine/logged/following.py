@@ -24,15 +24,18 @@ from torch import Tensor
 
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.near import NearTies
-from engine.logged.elements import bits_of, put_bits, toward
+from engine.logged.elements import Doubles, bits_of, put_bits, toward
+from engine.logged.screening import Screen
 from protocol.isa import NAN_BITS, Instruction
 from protocol.job import Job
 from protocol.logs import Entries, Integers, Mask, StepLog
 from protocol.program import Program
-from protocol.rounding import Direction, Rounding, neighbours, round_sum, sum_kind, tolerance_of
+from protocol.rounding import Direction, Rounding, element_rounding, neighbours, round_sum
 
 MAX_FINDINGS: Final = 100
 """Kept of a step, or of an audit, by number; the rest is only counted, for a hostile log may be all findings."""
+SCREENED_FROM: Final = 256
+"""Entries of one value that are not open, from which on they are screened first."""
 _EXACT_AT_ONCE: Final = 1 << 12
 """Elements whose exact sums are held at once."""
 _NO_ENTRIES: Final = Entries(np.empty(0, np.int64), np.empty(0, np.bool_))
@@ -105,6 +108,7 @@ class Follower:
         self._job = job
         self._arithmetic = arithmetic
         self._step = step
+        self._screen: Screen | None = None
         self.report = LogReport(steps=1, entries=log.count)
 
     def settle(
@@ -115,13 +119,33 @@ class Follower:
         if not len(entries) and not len(near):
             return
         _, at_near, at_entry = np.intersect1d(near.elements, entries.elements, assume_unique=True, return_indices=True)
-        self._take(result, near, at_near, entries.up[at_entry])
+        self._take(result, near.elements[at_near], near.values[at_near], entries.up[at_entry])
         exact = _Exact(instruction, operands, result, value)
-        self._decide(exact, np.delete(entries.elements, at_entry), np.delete(entries.up, at_entry))
+        self._judge(exact, np.delete(entries.elements, at_entry), np.delete(entries.up, at_entry))
         self._decide(exact, np.delete(near.elements, at_near), None)
 
-    def _take(self, result: Tensor, near: NearTies, at: Integers, up: Mask) -> None:  # (1)
-        elements, values = near.elements[at], near.values[at]
+    def _judge(self, exact: "_Exact", elements: Integers, up: Mask) -> None:  # (2)
+        """Entries of elements that are not open; of many, only those that screening leaves are summed exactly."""
+        tolerance = self._rounding(exact).tolerance
+        if len(elements) >= SCREENED_FROM and tolerance:
+            self._screen = self._screen or Screen(self._arithmetic)
+            screened = self._screen.screen(exact.instruction, exact.operands, elements, tolerance)
+            self._take(exact.result, elements[screened.near], screened.values[screened.near], up[screened.near])
+            self._ignore(exact, elements[screened.far], f"{_expected(self._rounding(exact))}, got one further away")
+            left = ~(screened.near | screened.far)
+            elements, up = elements[left], up[left]
+        elif not tolerance:
+            self._ignore(exact, elements, _expected(self._rounding(exact)))
+            return
+        self._decide(exact, elements, up)
+
+    def _ignore(self, exact: "_Exact", elements: Integers, detail: str) -> None:
+        for element in elements[:MAX_FINDINGS].tolist():
+            self._found(FindingKind.ELSEWHERE, exact.value, element, detail)
+        self.report.elsewhere += len(elements[MAX_FINDINGS:])
+
+    def _take(self, result: Tensor, elements: Integers, values: Doubles, up: Mask) -> None:  # (1)
+        """Takes the directions of elements that are near a middle; values: FP64, between the same neighbours."""
         own = bits_of(result, elements)
         taken = toward(own, values, up, self._job.precision)
         differs = taken != own
@@ -147,22 +171,22 @@ class Follower:
         self, exact: "_Exact", element: int, total: tuple[int, int] | None, direction: Direction, before: int
     ) -> int:
         """The bits of one element, from its exact sum."""
-        kind = sum_kind(exact.instruction)
-        assert kind is not None  # else it is no logged sum
-        rounding = Rounding(
-            precision=self._job.precision, tolerance=tolerance_of(self._job.tolerances, kind), direction=direction
-        )
+        rounding = self._rounding(exact, direction)
         bits = NAN_BITS if total is None else round_sum(*total, rounding)
         if direction == Direction.NONE:
             own = "is this machine's own" if bits == before else f"this machine's own is {before:#010x}"
             detail = f"expected an entry, for this machine cannot tell; to nearest it is {bits:#010x}, {own}"
             self._found(FindingKind.MISSING, exact.value, element, detail)
-        elif total is None or not rounding.tolerance or not neighbours(*total, rounding)[1]:
+        elif total is None or not neighbours(*total, rounding)[1]:
             detail = f"{_expected(rounding)}, got {'no finite sum' if total is None else _distance(*total, rounding)}"
             self._found(FindingKind.ELSEWHERE, exact.value, element, detail)
         else:
             self.report.needed += bits != before
         return bits
+
+    def _rounding(self, exact: "_Exact", direction: Direction = Direction.NONE) -> Rounding:
+        precision, tolerances = self._job.precision, self._job.tolerances
+        return element_rounding(exact.instruction, precision=precision, tolerances=tolerances, direction=direction)
 
     def _found(self, kind: FindingKind, value: int, element: int, detail: str) -> None:
         self.report.found(Finding(kind=kind, step=self._step, value=value, element=element, detail=detail))
