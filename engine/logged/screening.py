@@ -1,13 +1,13 @@
 """Which of many entries lie near a middle, without their exact sums: a log of all elements must not stall its auditor.
 
-Summing one element exactly takes about as long as some thousand terms of a matrix product, so whoever logs every element
-of a large one could keep auditors busy for longer than anybody waits. The sum is computed once more in FP64 instead,
-with c and N >= Sigma|terms| of every element. With e = coefficient(2 K + 16) N (`engine.arithmetic.ziv`; no order of
-summation rounds more often), g the gap around c and m its middle, the exact sum is
+Summing one element exactly takes as long as some thousand terms of a matrix product, so whoever logs every element of a
+large one could keep auditors busy for longer than anybody waits. The sum is computed once more in FP64 instead, with c
+and N >= Sigma|terms| of every element. With e = coefficient(2 K + 16) N (`engine.arithmetic.ziv`; no order of summation
+rounds more often), g the gap around c and m its middle, the exact sum is
 
     near    if ||c| - m| + e < 2^-n g: then it lies between the same neighbours;
-    far     if ||c| - m| - e > 2^-n g and e < g/8: should it lie beyond a neighbour, it is by less than g/8, and there, with
-            a gap g' of at least g/2, further than g'/4 >= 2^-n g' from the middle.
+    far     if ||c| - m| - e > 2^-n g and e < g/8: should it lie beyond a neighbour, it is by less than g/8, and there,
+            with a gap g' of at least g/2, further than g'/4 >= 2^-n g' from the middle.
 
 The few that are neither, those whose e is zero or not finite, and those near the greatest numbers, where the gaps end,
 are left to exact sums.

@@ -1,0 +1,261 @@
+"""Recording and following one sum, of every kind and precision and with any log, against the integer reference."""
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.arithmetic import Arithmetic
+from engine.arithmetic.near import Logging
+from engine.interpreter import NOTHING_NEAR
+from engine.logged import following
+from engine.logged.elements import bits_of, put_bits, toward, went_up
+from engine.logged.following import MAX_FINDINGS, FindingKind, Follower
+from engine.logged.recording import Recorder
+from engine.logged.screening import Screen
+from engine.tensors import PROTOCOL_DTYPES
+from protocol.float32 import INF, SIGN, decode
+from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from protocol.logs import Entries, LogError, StepLog
+from protocol.reference import element
+from protocol.rounding import (
+    Direction,
+    Rounding,
+    SumKind,
+    element_rounding,
+    neighbours,
+    pack_tolerances,
+    round_sum,
+    sum_kind,
+)
+
+from .arithmetic_cases import Maker, elements_of, random_reduction, random_scatter, sum_of, tensor_of
+from .logged_cases import Flipping
+
+TOLERANCES = [0, 2, 3, 5, 9, 16, 40]
+STEP = 7
+CASES = 400
+
+
+def rules(precision: int, tolerance: int) -> SimpleNamespace:
+    """What following needs of a job."""
+    packed = pack_tolerances(dict.fromkeys(SumKind, tolerance))
+    return SimpleNamespace(precision=precision, tolerances=packed)
+
+
+def machine(job: SimpleNamespace, tolerance: int, threshold: float | None, permute: int | None) -> Arithmetic:
+    tolerances, thresholds = dict.fromkeys(SumKind, tolerance), dict.fromkeys(SumKind, threshold)
+    logging = Logging(thresholds=thresholds, tolerances=tolerances)
+    return Arithmetic(permute=permute, precision=job.precision, logging=logging)
+
+
+def any_threshold(r: random.Random, precision: int, tolerance: int) -> float | None:
+    """Proven, or some at which a share of all elements is near, or at which nearly all are summed exactly."""
+    return r.choice([None, *(2.0 ** (60 - precision - tolerance - k) for k in (-3, 0, 1, 2, 3, 6, 12))])
+
+
+def run(i: Instruction, operands: list[torch.Tensor], arithmetic: Arithmetic, sums: Recorder | Follower) -> list[int]:
+    """One logged sum as an interpreter runs it."""
+    found: list[object] = []
+    result = arithmetic.execute(i, operands, STEP - 1, found.append)
+    near = found[0] if found else NOTHING_NEAR
+    sums.settle(0, i, operands, result, near)  # type: ignore[arg-type]
+    return elements_of(result)
+
+
+def right(i: Instruction, operands: list[torch.Tensor], job: SimpleNamespace, log: StepLog) -> list[int]:
+    """What the reference says, element by element."""
+    values, types = [elements_of(x) for x in operands], [PROTOCOL_DTYPES[x.dtype] for x in operands]
+    said = dict(log.entries[0].directions()) if 0 in log.entries else {}
+    return [
+        element(
+            i, n, lambda o, at: values[o][at], types,
+            rounding=element_rounding(
+                i, precision=job.precision, tolerances=job.tolerances, direction=said.get(n, Direction.NONE)
+            ),
+        )
+        for n in range(i.numel)
+    ]  # fmt: skip
+
+
+def any_sum(r: random.Random) -> tuple[Instruction, list[torch.Tensor]]:
+    maker = Maker(r)
+    made = random_scatter(maker) if r.random() < 0.3 else random_reduction(maker, ReduceFunction.SUM, DType.F32)
+    return made if r.random() < 0.3 else (made[0], [off_the_grid(r, x) for x in made[1]])
+
+
+def off_the_grid(r: random.Random, x: torch.Tensor) -> torch.Tensor:
+    """An f32 operand whose sums are not exact in FP64, but where one term rules: else near elements are rare."""
+    if x.dtype != torch.float32:
+        return x
+    return torch.tensor([r.gauss(0, 1) * 2.0 ** r.choice([0, 0, -20, -33, -40]) for _ in range(x.numel())])
+
+
+def any_log(r: random.Random, numel: int) -> StepLog:
+    """Entries anywhere, and often none."""
+    elements = np.array(sorted(n for n in range(numel) if r.random() < r.choice([0.2, 1])), dtype=np.int64)
+    up = np.array([r.random() < 0.5 for _ in elements], dtype=np.bool_)
+    return StepLog({0: Entries(elements, up)}) if len(elements) else StepLog()
+
+
+def follows_any_log(r: random.Random) -> Counter[str]:
+    """Asserts that one random sum with a random log comes out as the reference says; counts what became of entries."""
+    precision, tolerance = r.choice([16, 17, 20, 24, 26, 31, 32]), r.choice(TOLERANCES)
+    threshold = any_threshold(r, precision, tolerance)
+    job, (i, operands) = rules(precision, tolerance), any_sum(r)
+    arithmetic = machine(job, tolerance, threshold, r.choice([None, r.randint(0, 99)]))
+    log = any_log(r, i.numel)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(following, "SCREENED_FROM", r.choice([1, 10**6]))
+        follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+        found = run(i, operands, arithmetic, follower)
+    assert found == right(i, operands, job, log)
+    report = follower.report
+    assert report.entries == log.count
+    assert report.needed + report.elsewhere <= report.entries
+    assert len(report.findings) == min(MAX_FINDINGS, report.elsewhere + report.missing)
+    kind = sum_kind(i)
+    assert kind is not None
+    return Counter({f"needed {kind.name}": report.needed, f"elsewhere {kind.name}": report.elsewhere})
+
+
+def test_whatever_the_log_says_the_result_is_the_references() -> None:
+    """And entries of every kind were needed, and others without effect: no green without cases."""
+    seen: Counter[str] = Counter()
+    for seed in range(CASES):
+        seen += follows_any_log(random.Random(seed))
+    assert all(seen[f"{what} {kind.name}"] > 0 for what in ("needed", "elsewhere") for kind in SumKind), seen
+
+
+def records_what_it_did(r: random.Random) -> int:
+    """Asserts that one random sum is what the trainer's own log says, for an auditor too; the entries."""
+    precision, tolerance = r.choice([16, 20, 26, 32]), r.choice([2, 2, 2, 3, 5])
+    job, (i, operands) = rules(precision, tolerance), any_sum(r)
+    trainer = machine(job, tolerance, 2.0 ** (60 - precision - tolerance - r.choice([0, 1, 2])), r.choice([None, 3]))
+    recorder = r.choice([Recorder, Flipping])()
+    recorder.precision = precision  # type: ignore[attr-defined]  # of the flipping one
+    computed = run(i, operands, trainer, recorder)
+    log = recorder.log
+    assert computed == right(i, operands, job, log)
+    auditor = machine(job, tolerance, any_threshold(r, precision, tolerance), r.choice([None, 4]))
+    follower = Follower(SimpleNamespace(body=[i]), log, job, auditor, STEP)  # type: ignore[arg-type]
+    assert run(i, operands, auditor, follower) == computed
+    assert follower.report.elsewhere == 0
+    return log.count
+
+
+def test_what_a_trainer_computes_is_what_its_log_says() -> None:
+    """So an honest trainer cannot lose, nor one that takes any liberty; and an auditor with other thresholds agrees."""
+    assert sum(records_what_it_did(random.Random(seed)) for seed in range(CASES)) > CASES / 20
+
+
+EDGES = [0, 1, 2, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3FFFFFFF, 0x7F7FFFFE, 0x7F7FFFFF]
+
+
+@pytest.mark.parametrize("precision", [32, 26, 16])
+@pytest.mark.parametrize("sign", [0, SIGN])
+def test_the_neighbour_on_the_other_side_is_that_of_the_specification(precision: int, sign: int) -> None:
+    """At zero, among subnormals, at powers of two, and between the greatest number and infinity."""
+    step = 1 << (32 - precision)
+    lower = sorted({bits & -step for bits in EDGES})
+    for bits in lower:
+        (n, e), (m, f) = decode(bits), decode(bits + step) if bits + step < INF else (1, 128)
+        low = min(e, f) - 1
+        middle = (n << (e - low)) + (m << (f - low)) >> 1
+        value = np.array([float(middle) * 2.0**low * (-1 if sign else 1)])
+        for start in (bits, bits + step):
+            own = np.array([start | sign if start else 0], dtype=np.uint32)
+            assert went_up(own, value)[0] == (start != bits)
+            for up in (False, True):
+                said = Rounding(precision=precision, tolerance=5, direction=Direction.UP if up else Direction.DOWN)
+                expected = round_sum(-middle if sign else middle, low, said)
+                assert neighbours(middle, low, said) == (bits, True)
+                assert toward(own, value, np.array([up]), precision).tolist() == [expected]
+
+
+def test_bits_of_elements_are_read_and_written_in_place() -> None:
+    tensor = torch.tensor([[1.0, 2.0], [3.0, -0.0]])
+    at = np.array([1, 3])
+    assert bits_of(tensor, at).tolist() == [0x40000000, 0x80000000]
+    put_bits(tensor, at, np.array([0x3F800000, 0], dtype=np.uint32))
+    assert tensor.tolist() == [[1.0, 1.0], [3.0, 0.0]]
+    put_bits(tensor, at[:0], np.array([], dtype=np.uint32))
+    assert tensor[1, 0] == 3
+
+
+def matmul(m: int, k: int, n: int) -> Instruction:
+    operands = (Access(0, 0, (k, 0, 1)), Access(1, 0, (0, 1, n)))
+    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(m, n), reduction=(k,), operands=operands)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [(32, 2), (32, 20), (26, 5), (16, 12)])
+def test_screening_agrees_with_exact_sums_and_leaves_few(precision: int, tolerance: int) -> None:
+    i, generator = matmul(40, 64, 50), torch.Generator().manual_seed(5)
+    operands = [torch.randn(size, generator=generator) for size in (40 * 64, 64 * 50)]
+    arithmetic = Arithmetic(precision=precision)
+    elements = np.arange(i.numel)
+    screened = Screen(arithmetic).screen(i, operands, elements, tolerance)
+    rounding = Rounding(precision=precision, tolerance=tolerance)
+    near = np.array(
+        [neighbours(*total, rounding)[1] for total in arithmetic.exact_sums(i, operands, elements) if total]
+    )
+    assert len(near) == i.numel
+    assert not (screened.near & ~near).any()
+    assert not (screened.far & near).any()
+    assert (screened.near | screened.far).mean() > 0.99
+    assert tolerance > 5 or screened.near.any()
+
+
+def test_a_log_of_everything_is_not_summed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile log of every element costs its auditor one more product, not one exact sum for each."""
+    i, generator = matmul(60, 32, 60), torch.Generator().manual_seed(6)
+    operands = [torch.randn(60 * 32, generator=generator) for _ in range(2)]
+    job, arithmetic = rules(32, 3), machine(rules(32, 3), 3, None, None)
+    log = StepLog({0: Entries(np.arange(i.numel), np.ones(i.numel, np.bool_))})
+    asked: list[int] = []
+    exact = arithmetic.exact_sums
+    monkeypatch.setattr(arithmetic, "exact_sums", lambda *a: asked.extend(a[2]) or exact(*a))
+    follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+    found = run(i, operands, arithmetic, follower)
+    assert len(asked) < i.numel / 100
+    assert found == right(i, operands, job, log)
+    assert follower.report.elsewhere > i.numel / 2
+    assert follower.report.needed > 0
+    assert len(follower.report.findings) == MAX_FINDINGS
+
+
+def test_sums_of_a_kind_without_tolerance_ignore_their_entries() -> None:
+    i, operands = sum_of([0x3F800000, 0x33800000]), [tensor_of(DType.F32, [0x3F800000, 0x33800000])]  # 1 + 2^-24: a tie
+    log = StepLog({0: Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))})
+    for tolerance, bits, elsewhere in ((0, 0x3F800000, 1), (2, 0x3F800001, 0)):
+        job, arithmetic = rules(32, tolerance), machine(rules(32, tolerance), tolerance, None, None)
+        follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+        assert run(i, operands, arithmetic, follower) == [bits]
+        assert follower.report.elsewhere == elsewhere
+        assert follower.report.needed == 1 - elsewhere
+    assert follower.report.findings == []
+
+
+def test_a_finding_says_what_was_expected() -> None:
+    bits = [0x3F800000, 0x3F000000]
+    i, operands = sum_of(bits), [tensor_of(DType.F32, bits)]
+    job, arithmetic = rules(32, 0), machine(rules(32, 0), 0, None, None)
+    log = StepLog({0: Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))})
+    follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+    run(i, operands, arithmetic, follower)
+    (finding,) = follower.report.findings
+    assert (finding.kind, finding.step, finding.value, finding.element) == (FindingKind.ELSEWHERE, STEP, 0, 0)
+    assert str(finding) == (
+        "step 7, instruction 0, element 0: elsewhere: expected no entries, for the job gives this kind of sum no "
+        "tolerance"
+    )
+
+
+def test_a_log_that_cannot_be_one_is_refused() -> None:
+    i = sum_of([0, 0])
+    log = StepLog({0: Entries(np.array([1]), np.ones(1, np.bool_))})
+    with pytest.raises(LogError, match="step 7, instruction 0, element 1: out of range"):
+        Follower(SimpleNamespace(body=[i]), log, rules(32, 2), Arithmetic(), STEP)  # type: ignore[arg-type]
