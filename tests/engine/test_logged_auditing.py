@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.arithmetic.exactly import exact_sums
 from engine.auditing import audit_segments, compare, signed_records
 from engine.logged import journal
 from engine.logged.committed import CommittedLogs
@@ -16,7 +17,7 @@ from engine.storage import RunDirectory
 from engine.training import Worker
 from protocol.errors import CannotCheck
 from protocol.logs import Entries, StepLog
-from protocol.rounding import SumKind, sum_kind
+from protocol.rounding import SumKind, element_rounding, neighbours, sum_kind
 
 from .conftest import TRAINER
 from .logged_cases import INTERVAL, STEPS, Flipping, logged_job, machine, new_run, published, replay, train
@@ -170,7 +171,9 @@ def test_a_run_whose_log_has_entries_elsewhere_is_right_if_it_computed_so(
     class Chatty(Flipping):
         def settle(self, value, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
             super().settle(value, instruction, operands, result, near)
-            if value not in self._entries and result.reshape(-1)[0] == 0:  # a zero is a number: no middle is near
+            (total,) = exact_sums(instruction, operands, [0])
+            rounding = element_rounding(instruction, precision=32, tolerances=run.job.tolerances)
+            if value not in self._entries and total is not None and not neighbours(*total, rounding)[1]:
                 self._entries[value] = Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))
 
     monkeypatch.setattr(journal, "Recorder", Chatty)

@@ -16,15 +16,13 @@ from engine.storage import RunDirectory, read_tensors
 from engine.tensors import identities
 from protocol.commitments import data_tree, state_tree
 from protocol.eip712 import Address, Domain
-from protocol.errors import ConfigurationError, EncodingError, VerificationError
+from protocol.errors import EncodingError, VerificationError
 from protocol.isa import DType, MapFunction
 from protocol.job import Head, Job, SignedHead, SignedJob
 from protocol.keys import PrivateKey
 from protocol.program import Program
 from protocol.tags import Digest
 from tiebreak.bundle import load_bundle
-from tiebreak.cli import run as cli
-from tiebreak.cli import tiebreak
 
 CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
 DOMAIN = Domain(chain_id=1, contract=Address(bytes(19) + b"\x01"))
@@ -40,7 +38,7 @@ def make_program() -> Program:
     return b.finish({"w": new}, b.map(MapFunction.COPY, loss))
 
 
-def make_job(program: Program, *, steps: int = 8, interval: int = 2, precision: int = 32) -> Job:
+def make_job(program: Program, *, steps: int = 8, interval: int = 2) -> Job:
     return Job(
         client=CLIENT.address,
         trainer=TRAINER.address,
@@ -52,7 +50,6 @@ def make_job(program: Program, *, steps: int = 8, interval: int = 2, precision: 
         data_root=data_tree(identities(DATA)).root,
         steps=steps,
         checkpoint_interval=interval,
-        precision=precision,
         reward=1,
         trainer_stake=1,
         challenger_stake=1,
@@ -68,32 +65,6 @@ def make_run(path: Path, **terms: int) -> RunDirectory:
     program = make_program()
     agreement = sign_job(make_job(program, **terms), DOMAIN, client=CLIENT, trainer=TRAINER)
     return RunDirectory.create(path, agreement, program, STATE, DATA)
-
-
-@pytest.mark.parametrize("precision", [24, 31])
-def test_a_job_of_another_precision_is_refused_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: int
-) -> None:
-    """The engine rounds to 32 bits: its honest run of such a job would be a false one."""
-    with pytest.raises(ConfigurationError, match=f"expected a job of precision 32, .* got {precision}"):
-        make_run(tmp_path / "made", precision=precision)
-    assert not (tmp_path / "made").exists()
-    run = make_run(tmp_path / "run")
-    run.write_head(head_of(run, 1, 1))
-    agreement = sign_job(make_job(run.program, precision=precision), DOMAIN, client=CLIENT, trainer=TRAINER)
-    (run.path / "job.bin").write_bytes(agreement.encode())
-    TRAINER.save(tmp_path / "key.pem", "a long passphrase")
-    with pytest.raises(ConfigurationError, match=f"expected a job of precision 32, .* got {precision}"):
-        RunDirectory.open(run.path)
-    for command in (
-        ["train", str(run.path), "--key", str(tmp_path / "key.pem")],
-        ["audit", str(run.path), "--output", str(tmp_path / "replay")],
-        ["audit", str(run.path), "--sample", "1"],
-        ["dispute", str(run.path), str(run.path)],
-    ):
-        assert cli(tiebreak, command) == 1, command
-        assert "expected a job of precision 32" in capsys.readouterr().err, command
-    assert not (tmp_path / "replay").exists()
 
 
 def head_of(run: RunDirectory, count: int, tag: int) -> SignedHead:
