@@ -148,7 +148,7 @@ abstract contract GameBase is BoardBase {
 
     /// @dev What the log of a step says of a chunk of the long reduction. Of element 5: up in chunk 0, nothing in chunk 1
     /// (nor of any other), the code without a meaning in chunk 2.
-    function _word(uint64 step, uint256 chunk) internal pure returns (bytes32) {
+    function _word(uint64 step, uint256 chunk) internal view virtual returns (bytes32) {
         if (chunk == 1) return 0;
         return bytes32(uint256(step) << 248 | (chunk == 0 ? uint256(8) : 12) << 240);
     }
@@ -158,7 +158,7 @@ abstract contract GameBase is BoardBase {
         return logged && chunk == 0 ? PRECISION | 20 << 8 | 2 << 16 : PRECISION;
     }
 
-    function _wordLeaves(uint64 step) internal pure returns (bytes32[] memory leaves) {
+    function _wordLeaves(uint64 step) internal view returns (bytes32[] memory leaves) {
         leaves = new bytes32[](3);
         for (uint256 i = 0; i < 3; ++i) {
             bytes32 word = _word(step, i);
@@ -167,7 +167,7 @@ abstract contract GameBase is BoardBase {
     }
 
     /// @dev Leaves of the log tree of a step: as deep as the body half.
-    function _logLeaves(uint64 step) internal pure returns (bytes32[] memory leaves) {
+    function _logLeaves(uint64 step) internal view returns (bytes32[] memory leaves) {
         leaves = new bytes32[](4);
         for (uint256 i = 0; i < 4; ++i) {
             leaves[i] = i == LONG ? GameTrees.root(_wordLeaves(step)) : GameTrees.empty();
@@ -175,19 +175,19 @@ abstract contract GameBase is BoardBase {
     }
 
     /// @dev The siblings of the word of a chunk of the long reduction, up to the step log.
-    function _wordProof(uint64 step, uint256 chunk) internal pure returns (bytes32[] memory siblings) {
+    function _wordProof(uint64 step, uint256 chunk) internal view returns (bytes32[] memory siblings) {
         siblings = new bytes32[](4);
         bytes32[] memory low = GameTrees.proof(_wordLeaves(step), chunk);
         bytes32[] memory high = GameTrees.proof(_logLeaves(step), LONG);
         (siblings[0], siblings[1], siblings[2], siblings[3]) = (low[0], low[1], high[0], high[1]);
     }
 
-    function _stepLog(uint64 step) internal pure returns (bytes32) {
+    function _stepLog(uint64 step) internal view returns (bytes32) {
         return GameTrees.root(_logLeaves(step));
     }
 
     /// @dev Leaves of the logs tree of a segment.
-    function _stepLogs(uint64 segment) internal pure returns (bytes32[] memory leaves) {
+    function _stepLogs(uint64 segment) internal view returns (bytes32[] memory leaves) {
         leaves = new bytes32[](segment == 2 ? 1 : 3);
         for (uint64 i = 0; i < leaves.length; ++i) {
             leaves[i] = _stepLog(3 * segment + i + 1);
