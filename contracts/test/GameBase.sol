@@ -153,9 +153,11 @@ abstract contract GameBase is BoardBase {
         return bytes32(uint256(step) << 248 | (chunk == 0 ? uint256(8) : 12) << 240);
     }
 
-    /// @dev What the referee is told of element 5 of a chunk.
-    function _rounding(uint256 chunk) internal view returns (uint32) {
-        return logged && chunk == 0 ? PRECISION | 20 << 8 | 2 << 16 : PRECISION;
+    /// @dev What the referee is told of an element of the long reduction.
+    function _rounding(uint64 step, uint256 element) internal view returns (uint32) {
+        uint256 index = element % 128;
+        uint256 code = uint8(_word(step, element / 128)[index / 4]) / 4 ** (index % 4) % 4;
+        return logged && code % 3 != 0 ? uint32(PRECISION | 20 << 8 | code << 16) : PRECISION;
     }
 
     function _wordLeaves(uint64 step) internal view returns (bytes32[] memory leaves) {

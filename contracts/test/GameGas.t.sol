@@ -65,6 +65,10 @@ contract GameGasTest is BoardBase {
     Path private chunks;
     Path private lastTerms;
     Path private terms;
+    /// Of a game of policy `logged`: the word of the chunk in the step's log, and that in the segment's.
+    Path private word;
+    Path private stepLogs;
+    bytes32 private directions;
     bytes32 private stateRoot = keccak256("state");
     bytes32 private stateHalf;
 
@@ -81,6 +85,11 @@ contract GameGasTest is BoardBase {
         bars[keccak256("openValues")] = 71_000;
         bars[keccak256("openTerms")] = 71_000;
         bars[keccak256("openTensor")] = 84_000;
+        // Beside that, of policy `logged`: a slot for the log, first made, then written; ten siblings; thirty.
+        bars[keccak256("logged openSteps")] = 88_500;
+        bars[keccak256("logged openValues")] = 87_500;
+        bars[keccak256("logged openChunk")] = 90_500;
+        bars[keccak256("logged openTerms")] = 74_000;
         bars[keccak256("challenge")] = 161_000;
         bars[keccak256("concede")] = 69_000;
     }
@@ -89,6 +98,11 @@ contract GameGasTest is BoardBase {
         job = super._job(nonce);
         (job.programRoot, job.bodyCount, job.stateCount) = (_root(program), 5000, 444);
         (job.steps, job.checkpointInterval, job.precision) = (1 << 20, 1 << 10, 32);
+        if (_isLogged()) (job.policy, job.tolerances) = (1, 20 | 20 << 8 | 20 << 16);
+    }
+
+    function _isLogged() private view returns (bool) {
+        return directions != 0;
     }
 
     // ---------------------------------------------------------------- the trees
@@ -200,9 +214,22 @@ contract GameGasTest is BoardBase {
         siblings[13] = padded;
         value = Path(id, VALUE, siblings);
         // The last step of segment 1022.
-        bytes32 record = sha256(abi.encodePacked("tb.recrd", uint64(1023 << 10), stateRoot, LOSS_BITS, bytes32(0)));
+        bytes32 record = sha256(abi.encodePacked("tb.recrd", uint64(1023 << 10), stateRoot, LOSS_BITS, _logRoot()));
         steps = _path("steps", record, 1023, 10);
         run = _path("run", record, 1022, 10);
+    }
+
+    /// @dev A job of policy `logged`, whose log says something of most elements: also of the disputed one, element 37.
+    function _keepLog() private {
+        directions = keccak256("directions") & ~bytes32(uint256(3 << 2) << 176) | bytes32(uint256(2 << 2) << 176);
+        word = _path("words", sha256(abi.encodePacked("tb.lgwrd", directions)), VALUE << 17 | CHUNK, 30);
+        stepLogs = _path("step logs", _root(word), 1023, 10);
+        _makeStep();
+        jobId = _activeJob(2);
+    }
+
+    function _logRoot() private view returns (bytes32) {
+        return _isLogged() ? _root(stepLogs) : bytes32(0);
     }
 
     // ---------------------------------------------------------------- playing
@@ -218,11 +245,21 @@ contract GameGasTest is BoardBase {
             }
         }
         _equalAtLeast(gas, _calldataGas(data));
+        if (_isLogged()) name = _changes(name) ? string.concat("logged ", name) : "";
         if (bytes(name).length == 0) return;
         GAS_VM.snapshotValue("GameGas", name, gas);
         uint256 bar = bars[keccak256(bytes(name))];
         if (bar == 0) bar = BAR;
         if (gas > bar) above = string.concat(above, " ", name);
+    }
+
+    /// @dev Whether policy `logged` makes a difference to the move.
+    function _changes(string memory name) private pure returns (bool) {
+        string[5] memory all = ["openSteps", "openValues", "openChunk", "selectElement", "openTerms"];
+        for (uint256 i = 0; i < all.length; ++i) {
+            if (keccak256(bytes(name)) == keccak256(bytes(all[i]))) return true;
+        }
+        return false;
     }
 
     /// @dev No transaction costs less than this (EIP-2028): so what was measured is a whole one.
@@ -268,10 +305,12 @@ contract GameGasTest is BoardBase {
     }
 
     function _openSteps() private {
+        (bytes32 root, uint32 lossBits) = _isLogged() ? (stateRoot, LOSS_BITS) : (bytes32(0), uint32(0));
+        bytes32[] memory nodes = _children(steps, 10);
         _move(
             "openSteps",
             trainer,
-            abi.encodeCall(IGame.openSteps, (gameId, _children(steps, 10), steps.siblings, 0, 0, 0)),
+            abi.encodeCall(IGame.openSteps, (gameId, nodes, steps.siblings, root, lossBits, _logRoot())),
             0
         );
         opened.push(_root(steps));
@@ -284,7 +323,17 @@ contract GameGasTest is BoardBase {
             "openValues",
             trainer,
             abi.encodeCall(
-                IGame.openValues, (gameId, stateRoot, LOSS_BITS, bytes32(0), nodes, loss.siblings, 0, new bytes32[](0))
+                IGame.openValues,
+                (
+                    gameId,
+                    stateRoot,
+                    LOSS_BITS,
+                    _logRoot(),
+                    nodes,
+                    loss.siblings,
+                    _isLogged() ? stepLogs.leaf : bytes32(0),
+                    stepLogs.siblings
+                )
             ),
             0
         );
@@ -311,8 +360,24 @@ contract GameGasTest is BoardBase {
         opened.push(_root(terms));
     }
 
+    function _openChunk() private {
+        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk, directions, word.siblings)), 0);
+    }
+
     /// forge-config: default.isolate = true
     function test_gas_of_every_move() external {
+        _playAll();
+    }
+
+    /// Words and step logs among random siblings, as in a run whose every chunk has an entry.
+    /// forge-config: default.isolate = true
+    function test_gas_of_the_moves_of_a_logged_job() external {
+        _keepLog();
+        _playAll();
+        _equal(2, board.game(gameId).summation >> 6, "the log was followed");
+    }
+
+    function _playAll() private {
         _begin();
         _descend("descend first", run, 10);
         _walk(run, 10, "select first", "select checkpoint", 0);
@@ -322,7 +387,7 @@ contract GameGasTest is BoardBase {
         _walk(value, 14, "select first value node", "select value", keccak256("seal"));
         _openTensor();
         _walk(chunks, 17, "", "select chunk", 0);
-        _move("openChunk", trainer, abi.encodeCall(IGame.openChunk, (gameId, chunk, 0, new bytes32[](0))), 0);
+        _openChunk();
         _move("selectElement", challenger, abi.encodeCall(IGame.selectElement, (gameId, 37, chunk, 0)), 0);
         _openTerms();
         _walk(terms, 8, "select first terms node", "select terms", keccak256("seal"));

@@ -31,6 +31,8 @@ contract HonestHandler is GameBase {
     uint256 public done;
     uint256 public finished;
     uint256 public proved;
+    /// Of the proofs, those of a partial sum in a logged game.
+    uint256 public provedLogged;
 
     function setUp() public override {
         super.setUp();
@@ -75,19 +77,19 @@ contract HonestHandler is GameBase {
         }
     }
 
-    function _recordOf(uint256 lie, uint64 step) private pure returns (bytes32) {
+    function _recordOf(uint256 lie, uint64 step) private view returns (bytes32) {
         bytes32 root = GameTrees.root(_entries(lie, step));
-        return sha256(abi.encodePacked("tb.recrd", step, root, LOSS_BITS, bytes32(0)));
+        return sha256(abi.encodePacked("tb.recrd", step, root, LOSS_BITS, _logRoot((step - 1) / 3)));
     }
 
-    function _recordsOf(uint256 lie, uint64 segment) private pure returns (bytes32[] memory leaves) {
+    function _recordsOf(uint256 lie, uint64 segment) private view returns (bytes32[] memory leaves) {
         leaves = new bytes32[](segment == 2 ? 1 : 3);
         for (uint64 i = 0; i < leaves.length; ++i) {
             leaves[i] = _recordOf(lie, 3 * segment + i + 1);
         }
     }
 
-    function _runOf(uint256 lie) private pure returns (bytes32[] memory leaves) {
+    function _runOf(uint256 lie) private view returns (bytes32[] memory leaves) {
         leaves = new bytes32[](3);
         for (uint64 segment = 0; segment < 3; ++segment) {
             bytes32[] memory records = _recordsOf(lie, segment);
@@ -174,6 +176,7 @@ contract HonestHandler is GameBase {
         uint256 lie = seed % 3 == 0 ? 0 : (seed >> 8) % 4096;
         if (lie % 8 == 0) lie = 0;
         levels = uint8(1 + (seed >> 24) % 5);
+        logged = (seed >> 48) % 2 == 0;
         jobId = _activeJob(plays.length);
         bytes32 root = GameTrees.root(_runOf(lie));
         uint256 games = 1 + (seed >> 32) % 3;
@@ -256,6 +259,7 @@ contract HonestHandler is GameBase {
         Play storage p = plays[k];
         gameId = p.id;
         levels = board.job(p.job).descentLevels;
+        logged = board.job(p.job).policy == 1;
         IGame.GameState memory state = board.game(gameId);
         if (board.job(p.job).status == IJobBoard.JobStatus.SLASHED) {
             board.reclaim(gameId);
@@ -283,7 +287,7 @@ contract HonestHandler is GameBase {
     }
 
     /// @dev Leaves of the tree that the game is in: the defender's, or with lie 0 the true one.
-    function _tree(uint256 lie, IGame.GameState memory state) private pure returns (bytes32[] memory) {
+    function _tree(uint256 lie, IGame.GameState memory state) private view returns (bytes32[] memory) {
         uint256 which = _isWrong(lie, state.step) ? lie : 0;
         if (state.level == IGame.Level.RUN) return _runOf(lie);
         if (state.level == IGame.Level.STEPS) return _recordsOf(lie, (state.step - 1) / 3);
@@ -304,22 +308,29 @@ contract HonestHandler is GameBase {
             _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
         } else if (state.phase == IGame.Phase.OPEN_STEPS) {
             bytes32[] memory leaves = _recordsOf(p.lie, (state.step - 1) / 3);
-            bytes32[] memory nodes = GameTrees.opening(leaves, levels);
-            _play(trainer, abi.encodeCall(IGame.openSteps, (gameId, nodes, GameTrees.proof(leaves, 2), 0, 0, 0)));
+            bytes32 root = GameTrees.root(_entries(p.lie, state.step + 2));
+            if (logged) _openSteps(leaves, root, LOSS_BITS, _logRoot((state.step - 1) / 3));
+            else _openSteps(leaves, 0, 0, 0);
             p.opened.push(GameTrees.root(leaves));
         } else if (state.phase == IGame.Phase.OPEN_VALUES) {
             bytes32[] memory all = _valuesOf(p.lie, state.step);
-            bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
-            bytes32 root = GameTrees.root(_entries(p.lie, state.step));
-            bytes32[] memory nodes = GameTrees.opening(all, levels);
-            _play(
-                trainer,
-                abi.encodeCall(IGame.openValues, (gameId, root, LOSS_BITS, 0, nodes, siblings, 0, new bytes32[](0)))
-            );
+            _play(trainer, _valuesMove(p.lie, state.step, all));
             p.opened.push(GameTrees.root(_body(all)));
         } else {
             _defendTensor(p, state);
         }
+    }
+
+    function _valuesMove(uint256 lie, uint64 step, bytes32[] memory all) private view returns (bytes memory) {
+        bytes32 root = GameTrees.root(_entries(lie, step));
+        uint64 segment = (step - 1) / 3;
+        bytes32[] memory siblings = GameTrees.proof(_body(all), 2);
+        bytes32[] memory nodes = GameTrees.opening(all, levels);
+        (bytes32 stepLog, bytes32[] memory logSiblings) = (bytes32(0), new bytes32[](0));
+        if (logged) (stepLog, logSiblings) = (_stepLog(step), GameTrees.proof(_stepLogs(segment), (step - 1) % 3));
+        return abi.encodeCall(
+            IGame.openValues, (gameId, root, LOSS_BITS, _logRoot(segment), nodes, siblings, stepLog, logSiblings)
+        );
     }
 
     function _defendTensor(Play storage p, IGame.GameState memory state) private {
@@ -336,13 +347,17 @@ contract HonestHandler is GameBase {
             _play(trainer, abi.encodeCall(IGame.openTensor, (gameId, instruction, siblings, nodes)));
             p.opened.push(_instructionLeaf(instruction));
         } else if (state.phase == IGame.Phase.OPEN_CHUNK) {
-            _openChunk(_opened(which, state));
+            bytes memory data = _opened(which, state);
+            uint256 chunk = state.position;
+            if (!logged || state.instruction != LONG) _openChunk(data);
+            else _openChunk(data, _word(state.step, chunk), _wordProof(state.step, chunk));
         } else {
             uint256 bits = uint256(state.node);
             bool isTrue = bits == _bits(state.element);
             bytes32[] memory leaves = _termsOf(which, bits, isTrue);
             bytes32[] memory nodes = GameTrees.opening(leaves, levels);
             bytes memory last = _sum(which, bits, isTrue, 2);
+            referee.expectRounding(_rounding(state.step, state.element));
             _play(trainer, abi.encodeCall(IGame.openTerms, (gameId, nodes, last, GameTrees.proof(leaves, 2))));
             p.opened.push(GameTrees.root(leaves));
         }
@@ -371,6 +386,7 @@ contract HonestHandler is GameBase {
         } else {
             _play(p.challenger, _proof(SALT, p.opened));
             ++proved;
+            if (logged && state.level == IGame.Level.TERMS) ++provedLogged;
         }
     }
 
@@ -489,6 +505,7 @@ contract GameHonestTest {
         require(handler.reasons(IGame.Reason.TIMEOUT) > 0, "timeouts");
         require(handler.reasons(IGame.Reason.CONCEDED) > 0, "concessions");
         require(handler.finished() > 20 && handler.proved() > 4, "games");
+        require(handler.provedLogged() > 0, "sums of logged games");
         this.invariant_the_honest_never_lose();
     }
 

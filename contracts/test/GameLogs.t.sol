@@ -88,7 +88,7 @@ contract GameLogsTest is GameBase {
         bool honest = (seed >> 32) % 2 == 0;
         uint256 chunk = (seed >> 16) % 3;
         if (honest) right = termLeaves[leaf];
-        referee.expectRounding(_rounding(chunk));
+        referee.expectRounding(_rounding(step, 128 * chunk + 5));
         _walkToTerms(step, chunk, leaf);
         _prove();
         if (honest) _challengerLost(IGame.Reason.RECOMPUTED);
