@@ -12,7 +12,7 @@ from protocol.game import GameState, Level
 from protocol.job import Head, SignedHead
 from protocol.keys import PrivateKey
 from protocol.moves import Move, Phase, Side
-from protocol.player import Challenger, Defender, Party
+from protocol.player import Challenger, Defender, Oracle, Party
 from protocol.rounding import sum_kind
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
 from tests.chain.tiny import Liar, Run, Setting
@@ -30,7 +30,13 @@ class Duel:
     """A game against the head of `defended` at the given count of checkpoints."""
 
     def __init__(
-        self, chain: Chain, defended: Run, *, head_count: int = 3, challenger: PrivateKey = CHALLENGER, nonce: int = 0
+        self,
+        chain: Chain,
+        defended: Oracle,
+        *,
+        head_count: int = 3,
+        challenger: PrivateKey = CHALLENGER,
+        nonce: int = 0,
     ) -> None:
         self.chain, self.job, self.signer = chain, defended.job, challenger
         if chain.job_state(self.job.id).status is JobStatus.NONE:
@@ -168,7 +174,7 @@ def opened_digest(state: GameState) -> bytes:
     return digest
 
 
-def parties(defended: Run, against: Run) -> dict[Side, Party]:
+def parties(defended: Oracle, against: Oracle) -> dict[Side, Party]:
     """The project's own players, each with its run."""
     return {Side.DEFENDER: Defender(defended), Side.CHALLENGER: Challenger(against, SECRET)}
 

@@ -6,10 +6,14 @@ from typing import Any
 
 from protocol.chain import Chain
 from protocol.errors import EncodingError
+from protocol.job import Job
 from protocol.moves import Move, Side
-from protocol.player import Challenger, Party
-from tests.chain.duel import Duel, new_job, parties
+from protocol.player import Challenger, Oracle, Party
+from tests.chain.duel import NONCES, Duel, new_job, parties
+from tests.chain.support import CLIENT, TRAINER
 from tests.chain.tiny import EVERY, STEPS, Liar, Run, lying_index
+from tests.protocol import runs as logged_runs
+from tests.protocol.logged import SUMS, logged_job, random_logs
 
 
 def break_something(thing: Any, rng: Random) -> Any:
@@ -66,7 +70,30 @@ def random_game(chain: Chain, seed: int, attempts: int) -> Duel:
     leaf, step = rng.randrange(len(EVERY.program.body)), rng.randrange(1, STEPS + 1)
     lies = rng.random() < 0.8 and lying_index(honest, step, leaf) is not None
     run = Liar(EVERY, job, step, leaf) if lies else honest
-    duel, players = Duel(chain, run), parties(run, honest)
+    return _random_duel(chain, run, honest, rng, attempts)
+
+
+def random_logged_game(chain: Chain, seed: int, attempts: int) -> Duel:
+    """The same of policy `logged`, with a random log; mostly about a sum of it."""
+    rng = Random(seed)
+    logs, job = random_logs(seed), logged_duel_job(levels=rng.randrange(1, 6), interval=rng.randrange(1, 4))
+    honest = logged_runs.Run(job, logs=logs)
+    leaf = rng.choice([*SUMS, *SUMS, *range(len(honest.program.body))])
+    element = rng.randrange(honest.program.body[leaf].numel)
+    lies, step = rng.random() < 0.8, rng.randrange(1, STEPS + 1)
+    run = logged_runs.Liar(job, step, leaf, element, bend_from=rng.randrange(2), logs=logs) if lies else honest
+    return _random_duel(chain, run, honest, rng, attempts)
+
+
+def logged_duel_job(**options: int) -> Job:
+    """A job of policy `logged` for one duel."""
+    job = logged_job(**options)
+    return replace(job, client=CLIENT.address, trainer=TRAINER.address, nonce=next(NONCES), clock=5000, replay_time=0)
+
+
+def _random_duel(chain: Chain, run: Oracle, honest: Oracle, rng: Random, attempts: int) -> Duel:
+    duel = Duel(chain, run, head_count=run.job.checkpoints)
+    players = parties(run, honest)
     walker = RandomWalker(honest, b"\x5e" * 32)
     walker.rng = rng
     players[Side.CHALLENGER] = walker

@@ -1,5 +1,6 @@
 """The job board on the embedded EVM, through the adapter: lives of jobs, money, times, refusals."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -10,7 +11,8 @@ from protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, O
 from protocol.chain import generated as g
 from protocol.chain.calls import head_struct, job_struct
 from protocol.eip712 import Address
-from protocol.job import Head, game_id
+from protocol.errors import VerificationError
+from protocol.job import Head, Job, game_id
 from protocol.moves import Descend
 from tests.chain.support import (
     CHALLENGER,
@@ -125,6 +127,33 @@ def test_an_offer_can_be_cancelled_by_its_client_only(chain: EmbeddedChain) -> N
     assert values == {"expected": CLIENT.address, "actual": STRANGER.address}
     chain.cancel_job(CLIENT, job.id)
     assert chain.job_state(job.id).status is JobStatus.CANCELLED
+
+
+def accepted_by_python(job: Job, policy: int, precision: int, tolerances: int) -> bool:
+    try:
+        replace(job, policy=policy, precision=precision, tolerances=tolerances)
+    except VerificationError:
+        return False
+    return True
+
+
+def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
+    tolerances = [n << 8 * kind for kind in range(3) for n in (0, 1, 2, 3, 63, 64, 65, 128, 255)]
+    asked = [(policy, 24, packed) for policy in (0, 1) for packed in (*tolerances, 2 | 64 << 8 | 1 << 16, 1 << 24)]
+    asked += [(policy, precision, 0) for policy in (0, 1, 2, 255) for precision in (0, 15, 16, 31, 32, 33, 255)]
+    taken = 0
+    for policy, precision, packed in asked:
+        job = numbered(next(NONCES))
+        changed = replace(job_struct(job), policy=policy, precision=precision, tolerances=packed)
+        with pytest.raises(Reverted) as error:
+            chain._send(CLIENT, g.CreateJobCall(changed, bytes(65)), job.reward)
+        # The job's ranges are checked before the trainer's signature.
+        accepted = error.value.name == "MalformedSignature"
+        assert error.value.name in ("MalformedSignature", "InvalidJob")
+        assert accepted == accepted_by_python(job, policy, precision, packed), (policy, precision, packed)
+        taken += accepted
+        cases()
+    assert 20 < taken < len(asked) - 20
 
 
 def test_a_head_by_another_key_is_refused(chain: EmbeddedChain) -> None:

@@ -5,12 +5,20 @@ from collections.abc import Callable
 import pytest
 
 from protocol.chain import EmbeddedChain
-from tests.chain.random_play import random_game
+from tests.chain.random_play import random_game, random_logged_game
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_moves_have_one_fate(chain: EmbeddedChain, seed: int, cases: Callable[..., None]) -> None:
     duel = random_game(chain, seed, attempts=4)
+    assert duel.state.is_over
+    assert duel.accepted >= 1
+    cases(duel.accepted + duel.refused)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_moves_of_logged_jobs_have_one_fate(chain: EmbeddedChain, seed: int, cases: Callable[..., None]) -> None:
+    duel = random_logged_game(chain, seed, attempts=4)
     assert duel.state.is_over
     assert duel.accepted >= 1
     cases(duel.accepted + duel.refused)

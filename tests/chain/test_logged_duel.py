@@ -1,0 +1,311 @@
+"""Games of policy `logged` in both machines: who follows the committed log never loses, who does not does."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from protocol.chain import EmbeddedChain
+from protocol.commitments import ZERO_DIGEST
+from protocol.game import Level, Reason
+from protocol.job import Job
+from protocol.logs import NO_WORD
+from protocol.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
+from protocol.player import Oracle
+from protocol.rounding import Direction, SumKind, pack_tolerances
+from tests.chain.duel import SECRET, Duel, new_job, parties, play, play_until
+from tests.chain.random_play import RandomWalker, logged_duel_job
+from tests.chain.tiny import EVERY
+from tests.chain.tiny import Liar as ExactLiar
+from tests.chain.tiny import Run as ExactRun
+from tests.protocol.logged import STEP, Misled, bits_of, exact_sum, neighbours_of, random_logs
+from tests.protocol.runs import Liar, Logs, Run, program
+
+LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
+PRODUCTS, PLAIN, SCATTER, MAP = 13, 14, 20, 24
+"""Sums of 15, 4 and 9 terms: the second is judged at once. The third has three chunks, as the map has."""
+TIGHT = pack_tolerances(dict.fromkeys(SumKind, 12))
+"""Hardly any sum is near a middle."""
+
+
+PLACES = [(step, element) for step in (4, 3, 1) for element in (290, 140, 8, 5, 0)]
+"""Steps and elements to lie about, where the sum is finite and not zero."""
+
+
+def duel_about(chain: EmbeddedChain, defended: Oracle, nonce: int = 0) -> Duel:
+    """A duel against the whole run."""
+    return Duel(chain, defended, head_count=defended.job.checkpoints, nonce=nonce)
+
+
+def judged(duel: Duel) -> tuple[Side, Reason]:
+    """How a game ended."""
+    assert duel.state.verdict is not None
+    return duel.state.verdict.winner, duel.state.verdict.reason
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5])
+@pytest.mark.parametrize("leaf", [PRODUCTS, PLAIN, SCATTER, MAP])
+def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, interval: int) -> None:
+    """Segments of one step, of two (the last of one) and of five."""
+    job = logged_duel_job(levels=5, interval=interval)
+    honest = Run(job, logs=LOGS)
+    step, element = next(place for place in PLACES if place[1] < program().body[leaf].numel
+                         and (leaf == MAP or exact_sum(honest, place[0], leaf, place[1])))  # fmt: skip
+    bits = bits_of(honest, step, leaf, element) + STEP
+    liar = Misled(job, LOGS, step, leaf, element, bits, bent=leaf in (PRODUCTS, SCATTER))
+    duel = duel_about(chain, liar)
+    play(duel, parties(liar, honest))
+    assert judged(duel) == (Side.CHALLENGER, Reason.RECOMPUTED)
+    assert (duel.state.step, duel.state.leaf, duel.state.element) == (step, leaf, element)
+    assert duel.state.level is (Level.TERMS if leaf in (PRODUCTS, SCATTER) else Level.CHUNKS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_honest_trainer_wins_by_its_log(chain: EmbeddedChain, seed: int) -> None:
+    """Against a challenger that goes anywhere, and against one that audits by another log."""
+    job = logged_duel_job(levels=1 + seed, interval=1 + seed % 3)
+    honest = Run(job, logs=LOGS)
+    duel = duel_about(chain, honest)
+    walker = RandomWalker(honest, SECRET)
+    walker.rng = Random(seed)
+    play(duel, {**parties(honest, honest), Side.CHALLENGER: walker})
+    assert judged(duel)[0] is Side.DEFENDER
+    duel = duel_about(chain, honest, nonce=1)
+    play(duel, parties(honest, Run(job, logs=OTHER_LOGS)))
+    assert judged(duel)[0] is Side.DEFENDER
+
+
+CHEATS: dict[str, tuple[bool, bool]] = {
+    "a direction far from a tie": (False, True),
+    "off without an entry": (True, False),
+    "against the entry": (True, True),
+}
+"""Whether the disputed sum lies near a middle, and whether the log has an entry for it."""
+
+
+def cheat(leaf: int, near: bool, has_entry: bool) -> tuple[Misled, Run, Direction]:
+    """A run with the other neighbour of one sum, the honest one, and what the log says of that sum."""
+    for seed in range(1, 60):
+        job = logged_duel_job(levels=5, **{} if near else {"tolerances": TIGHT})
+        run = Run(job, logs=random_logs(seed))
+        for step in (1, 3, 4, 5):
+            codes = run.directions(step, leaf)
+            for element in range(program().body[leaf].numel):
+                code, right = codes.get(element, Direction.NONE), bits_of(run, step, leaf, element)
+                if (code != Direction.NONE) != has_entry or not exact_sum(run, step, leaf, element):
+                    continue
+                lower, found = neighbours_of(run, step, leaf, element)
+                magnitude = right & 0x7FFFFFFF
+                wrong = lower if magnitude != lower else lower + STEP
+                # Far from a middle an entry tempts only if it names the other neighbour.
+                tempts = near or not has_entry or (code is Direction.UP) == (wrong > magnitude)
+                if found == near and tempts and wrong != magnitude:
+                    bits = wrong | right & 0x80000000
+                    return Misled(job, run.logs, step, leaf, element, bits, bent=False), run, code
+    raise AssertionError(f"no such element of value {leaf}")
+
+
+@pytest.mark.parametrize("what", CHEATS)
+@pytest.mark.parametrize("leaf", [PRODUCTS, PLAIN, SCATTER])
+def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
+    """The partial sums are true. A long sum's last one does not give the claimed bits; a short one is proved."""
+    liar, honest, code = cheat(leaf, *CHEATS[what])
+    # Who audits by such arithmetic and challenges the true run loses.
+    duel = duel_about(chain, honest)
+    play(duel, parties(honest, liar))
+    assert judged(duel)[0] is Side.DEFENDER
+    # Who trains by it does too.
+    duel = duel_about(chain, liar, nonce=1)
+    play(duel, parties(liar, honest))
+    reason = Reason.RECOMPUTED if leaf == PLAIN else Reason.BROKEN_TIE
+    assert judged(duel) == (Side.CHALLENGER, reason)
+    assert (duel.state.leaf, duel.state.direction) == (leaf, code)
+
+
+# ---------------------------------------------------------------- logs
+
+
+class Forked(Run):
+    """Values by its own logs, records with the root of others."""
+
+    def log_root(self, step: int):  # type: ignore[no-untyped-def]
+        return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
+
+
+def test_an_entry_that_is_missing_from_the_committed_log_loses(chain: EmbeddedChain) -> None:
+    """A trainer that follows a log, and commits to one without entries. It can open neither."""
+    job = logged_duel_job(levels=5)
+    run, empty = Run(job, logs=LOGS), Logs({})
+
+    class Silent(Run):
+        def log_tree(self, step: int):  # type: ignore[no-untyped-def]
+            return empty.tree(step)
+
+        def log_root(self, step: int):  # type: ignore[no-untyped-def]
+            return empty.segment(self.job, self.job.checkpoint_of(step)).root
+
+    silent = Silent(job, logs=LOGS)
+    assert silent.computed(4).values == run.computed(4).values
+    duel = duel_about(chain, silent)
+    play(duel, parties(silent, Run(job, logs=empty)))
+    assert judged(duel)[0] is Side.CHALLENGER
+    assert duel.state.step == 1
+    assert duel.state.word == NO_WORD
+    assert duel.state.leaf in (PRODUCTS, PLAIN, SCATTER)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_other_logs_than_the_committed_ones_cannot_be_opened(chain: EmbeddedChain, swapped: bool) -> None:
+    """Two steps of a segment have changed their logs; or all logs are others."""
+    job = logged_duel_job(levels=5)
+    steps = {3: LOGS.of(4), 4: LOGS.of(3), **{step: LOGS.of(step) for step in (1, 2, 5)}}
+    forked = Forked(job, logs=Logs(steps) if swapped else OTHER_LOGS)
+    duel = duel_about(chain, forked)
+    play(duel, parties(forked, Run(job, logs=LOGS)))
+    assert judged(duel) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+    assert duel.state.verdict is not None
+    assert duel.state.verdict.detail == "the step log is not the step's under the log root"
+    assert duel.state.step == (3 if swapped else 1)
+
+
+def lie_at_140(job: Job) -> Misled:
+    """A lie in a chunk of the scattered sums that stands between two others."""
+    bits = bits_of(Run(job, logs=LOGS), 4, SCATTER, 140) + STEP
+    return Misled(job, LOGS, 4, SCATTER, 140, bits, bent=True)
+
+
+Change = Callable[[Move], Move]
+
+
+def other(digest: bytes) -> bytes:
+    """The digest with one bit flipped."""
+    return bytes([digest[0] ^ 1]) + digest[1:]
+
+
+def first_other(move: Move) -> Move:
+    """Another first sibling of the log word."""
+    assert isinstance(move, OpenChunk)
+    return replace(move, siblings=(other(move.siblings[0]), *move.siblings[1:]))
+
+
+def neighbours_log(move: Move) -> Move:
+    """The log of the other step of the segment, in its own place."""
+    assert isinstance(move, OpenValues)
+    return replace(move, step_log=move.log_siblings[0], log_siblings=(move.step_log,))
+
+
+TIES: dict[str, tuple[Phase, Change]] = {
+    "checkpoint's state": (Phase.OPEN_STEPS, lambda m: replace(m, state_root=other(m.state_root))),
+    "checkpoint's loss": (Phase.OPEN_STEPS, lambda m: replace(m, loss_bits=m.loss_bits ^ 1)),
+    "checkpoint's log": (Phase.OPEN_STEPS, lambda m: replace(m, log_root=other(m.log_root))),
+    "record's log": (Phase.OPEN_VALUES, lambda m: replace(m, log_root=other(m.log_root))),
+    "no step log": (Phase.OPEN_VALUES, lambda m: replace(m, step_log=ZERO_DIGEST)),
+    "step log's siblings": (
+        Phase.OPEN_VALUES,
+        lambda m: replace(m, log_siblings=tuple(map(other, m.log_siblings))),
+    ),
+    "the neighbour's log": (Phase.OPEN_VALUES, neighbours_log),
+    "no word": (Phase.OPEN_CHUNK, lambda m: replace(m, word=NO_WORD)),
+    "another word": (Phase.OPEN_CHUNK, lambda m: replace(m, word=other(m.word))),
+    "word's siblings": (Phase.OPEN_CHUNK, first_other),
+}
+
+
+@pytest.mark.parametrize("what", TIES)
+def test_a_broken_tie_of_the_log_loses_at_once(chain: EmbeddedChain, what: str) -> None:
+    job = logged_duel_job(levels=5)
+    liar = lie_at_140(job)
+    duel, (phase, change) = duel_about(chain, liar), TIES[what]
+    move = play_until(duel, parties(liar, Run(job, logs=LOGS)), phase)
+    assert duel.try_move(change(move))
+    assert judged(duel) == (Side.CHALLENGER, Reason.BROKEN_TIE)
+
+
+def longer(name: str) -> Change:
+    """One sibling more."""
+    return lambda m: replace(m, **{name: (*getattr(m, name), ZERO_DIGEST)})
+
+
+def shorter(name: str) -> Change:
+    """One sibling fewer."""
+    return lambda m: replace(m, **{name: getattr(m, name)[:-1]})
+
+
+LENGTHS: dict[Phase, tuple[Change, ...]] = {
+    Phase.OPEN_VALUES: (longer("log_siblings"), shorter("log_siblings")),
+    Phase.OPEN_CHUNK: (longer("siblings"), shorter("siblings")),
+}
+NO_LOG: dict[Phase, tuple[Change, ...]] = {
+    Phase.OPEN_STEPS: (
+        lambda m: replace(m, state_root=b"\1" * 32),
+        lambda m: replace(m, loss_bits=1),
+        lambda m: replace(m, log_root=b"\1" * 32),
+    ),
+    Phase.OPEN_VALUES: (lambda m: replace(m, step_log=b"\1" * 32), longer("log_siblings")),
+    Phase.OPEN_CHUNK: (lambda m: replace(m, word=b"\1" * 32), longer("siblings")),
+}
+
+
+def refusals(duel: Duel, liar: Oracle, honest: Oracle, changes: dict[Phase, tuple[Change, ...]]) -> int:
+    """Play to the end; where a move has changes, both places refuse each of them first."""
+    players, last, tried = parties(liar, honest), None, 0
+    while not duel.state.is_over:
+        last = players[duel.state.mover].move(duel.state, last)
+        for change in changes.get(duel.state.phase, ()):
+            assert not duel.try_move(change(last))
+            tried += 1
+        assert duel.try_move(last)
+    return tried
+
+
+def test_lists_of_another_length_are_refused(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
+    job = logged_duel_job(levels=5)
+    liar = lie_at_140(job)
+    duel = duel_about(chain, liar)
+    cases(refusals(duel, liar, Run(job, logs=LOGS), LENGTHS))
+    assert duel.refused == 4
+    assert duel.refusals == {"WrongProofLength"}
+    assert judged(duel) == (Side.CHALLENGER, Reason.RECOMPUTED)
+
+
+def test_nothing_of_a_log_is_taken_where_none_is_kept(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
+    """In a job of policy `exact`, and of a logged job with what is no sum."""
+    job = new_job(EVERY, levels=5)
+    exact = ExactLiar(EVERY, job, 4, SCATTER)
+    duel = duel_about(chain, exact)
+    cases(refusals(duel, exact, ExactRun(EVERY, job), NO_LOG))
+    assert (duel.refused, duel.refusals) == (7, {"UnexpectedLog", "WrongProofLength"})
+    assert not any(event.name == "LogOpened" for event in chain.events(duel.id, duel.started.block))
+    logged = logged_duel_job(levels=5)
+    liar = Liar(logged, 4, MAP, 140, logs=LOGS)
+    duel = duel_about(chain, liar)
+    cases(refusals(duel, liar, Run(logged, logs=LOGS), {Phase.OPEN_CHUNK: NO_LOG[Phase.OPEN_CHUNK]}))
+    assert (duel.refused, duel.refusals) == (2, {"UnexpectedLog", "WrongProofLength"})
+
+
+def test_what_is_opened_is_told_in_events_and_calldata(chain: EmbeddedChain) -> None:
+    job = logged_duel_job(levels=3)
+    liar = lie_at_140(job)
+    duel, players = duel_about(chain, liar), parties(liar, Run(job, logs=LOGS))
+    while not duel.state.is_over:
+        seen = chain.moves(duel.id, duel.last_block)
+        assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
+    moves = chain.moves(duel.id, duel.started.block)
+    opened = [m for m in moves if isinstance(m, OpenSteps | OpenValues | OpenChunk)]
+    expected = [duel.state.log_root, duel.state.step_log, duel.state.word]
+    assert [m.log_root if isinstance(m, OpenSteps) else m.step_log if isinstance(m, OpenValues) else m.word
+            for m in opened] == expected  # fmt: skip
+    events = chain.events(duel.id, duel.started.block)
+    assert [event.values["log"] for event in events if event.name == "LogOpened"] == expected
+    assert duel.state.word != NO_WORD
+
+
+def test_the_board_keeps_policy_and_tolerances(chain: EmbeddedChain) -> None:
+    job = logged_duel_job(levels=1, tolerances=pack_tolerances({SumKind.PRODUCTS: 64, SumKind.SCATTER: 2}))
+    duel_about(chain, Run(job, logs=random_logs(3)))
+    state = chain.job_state(job.id)
+    assert (state.policy, state.tolerances, state.precision) == (1, 64 << 8 | 2 << 16, 16)
