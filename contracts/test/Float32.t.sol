@@ -65,14 +65,14 @@ contract Float32Test is TestBase {
 
     function testFuzz_roundToAPrecision(uint256 magnitude, uint256 width, uint256 exponent, uint256 b) public pure {
         magnitude >>= 256 - bound(width, 1, 200);
-        (exponent, b) = (bound(exponent, 0, 40), bound(b, 24, 32));
+        (exponent, b) = (bound(exponent, 0, 40), bound(b, 16, 32));
         uint256 found = Float32.roundTo(false, magnitude, int256(exponent) - 150, b);
         assertEq(found, _nearestTo(magnitude << exponent, b), "round to a precision");
         assertEq(Float32.roundTo(true, magnitude, int256(exponent) - 150, b), found | 1 << 31, "and its negative");
     }
 
     function testFuzz_tiesOfAPrecision(uint256 x, uint256 offset, uint256 b) public pure {
-        b = bound(b, 24, 32);
+        b = bound(b, 16, 32);
         // Exactly between two neighbours, and one unit to either side.
         x = bound(x, 0, 200 << 23) >> (32 - b) << (32 - b);
         uint256 magnitude = (_units(x) + _units(x + (1 << (32 - b)))) / 2 + bound(offset, 0, 2);
@@ -82,7 +82,7 @@ contract Float32Test is TestBase {
 
     /// @dev The greatest number of b bits, and the tie above it, which is infinite.
     function test_overflowAtEveryPrecision() public pure {
-        for (uint256 b = 24; b <= 32; ++b) {
+        for (uint256 b = 16; b <= 32; ++b) {
             uint256 digits = b - 8;
             int256 exponent = int256(128 - digits);
             uint256 most = (1 << digits) - 1;

@@ -47,7 +47,7 @@ contract TranscendentalsTest is TestBase {
     }
 
     function test_specialValues() public view {
-        for (uint256 b = 24; b <= 32; ++b) {
+        for (uint256 b = 16; b <= 32; ++b) {
             uint32[8] memory x = [ZERO, MINUS_ZERO, ONE, MINUS_ONE, INFINITY, MINUS_INFINITY, NAN, 0xff800001];
             // e and its inverse, tanh 1, erf 1, sin 1, cos 1 are not special: 1 stands for "not compared".
             uint32[8][6] memory y = [
@@ -91,7 +91,7 @@ contract TranscendentalsTest is TestBase {
 
     /// @dev At less than 32 bits the argument itself may be a tie, and the result lies just below it.
     function testFuzz_nextToATieOfTheFormat(uint256 seed, uint256 b) public view {
-        b = bound(b, 24, 31);
+        b = bound(b, 16, 31);
         uint32 place = uint32(1 << (32 - b));
         uint32 kept = uint32(bound(seed, 0, 0x38ffffff)) & ~(place - 1);
         uint32 tie = kept | place >> 1;
@@ -104,7 +104,7 @@ contract TranscendentalsTest is TestBase {
 
     /// forge-config: ci.fuzz.runs = 10000
     function testFuzz_alwaysDecided(uint256 seed, uint256 b) public view {
-        b = bound(b, 24, 32);
+        b = bound(b, 16, 32);
         for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
             uint32 y = _f(func, _argument(seed), b);
             assertTrue(y == NAN || (y & (1 << (32 - b)) - 1 == 0 && !Float32.isNan(y)), "a number of the format");
@@ -113,7 +113,7 @@ contract TranscendentalsTest is TestBase {
 
     /// forge-config: ci.fuzz.runs = 10000
     function testFuzz_symmetry(uint256 seed, uint256 b) public view {
-        b = bound(b, 24, 32);
+        b = bound(b, 16, 32);
         uint32 x = _argument(seed);
         vm.assume(!Float32.isNan(x));
         uint256[3] memory odd = [Isa.TANH, Isa.ERF, Isa.SIN];
@@ -126,7 +126,7 @@ contract TranscendentalsTest is TestBase {
 
     /// forge-config: ci.fuzz.runs = 10000
     function testFuzz_monotonic(uint256 seed, uint256 b) public view {
-        b = bound(b, 24, 32);
+        b = bound(b, 16, 32);
         uint32 x = _argument(seed) & 0x7fffffff;
         if (x >= INFINITY) x = INFINITY - 1;
         for (uint256 func = Isa.EXP; func <= Isa.ERF; ++func) {
@@ -139,7 +139,7 @@ contract TranscendentalsTest is TestBase {
     /// @dev RN to b bits is RN to b bits of RN to 32, except where that is a tie; then it is one of the neighbours.
     /// forge-config: ci.fuzz.runs = 10000
     function testFuzz_precisionsAgree(uint256 seed, uint256 b) public view {
-        b = bound(b, 24, 31);
+        b = bound(b, 16, 31);
         uint32 place = uint32(1 << (32 - b));
         for (uint256 func = Isa.EXP; func <= Isa.COS; ++func) {
             uint32 x = _argument(seed);
@@ -158,9 +158,9 @@ contract TranscendentalsTest is TestBase {
         uint32[6] memory dearest = [0xc2cf0001, 0x00000001, 0x411fffff, 0x407fffff, 0x7f7fffff, 0x6f79be45];
         for (uint256 k = 0; k < 6; ++k) {
             uint8 func = uint8(Isa.EXP + k);
-            CONTRACT.evaluate(func, 0, 24); // the address is warm from here
+            CONTRACT.evaluate(func, 0, 16); // the address is warm from here
             uint256 before = gasleft();
-            CONTRACT.evaluate(func, dearest[k], 24);
+            CONTRACT.evaluate(func, dearest[k], 16);
             uint256 gas = before - gasleft();
             assertTrue(gas > 1000 && gas < (func == Isa.ERF ? 15000 : 8000), "gas of an evaluation");
         }
@@ -174,7 +174,7 @@ contract TranscendentalsTest is TestBase {
 
     /// @dev Exactly between two neighbours of the format, and one unit of 2^-8 places to either side.
     function testFuzz_roundToTies(uint256 x, uint256 b) public pure {
-        uint256 place = 1 << (32 - bound(b, 24, 32));
+        uint256 place = 1 << (32 - bound(b, 16, 32));
         x = bound(x, 0, 0x7f7fffff) / place * place;
         (uint256 low, int256 e) = Float32.unpack(x);
         uint256 tie = (low << 9) + (place << 8); // in 2^(e - 9)

@@ -63,14 +63,19 @@ contract RoundingSymbolic is SymbolicBase {
         assert(isNearest(m, 98, 66, 32));
     }
 
-    /// @dev The least precision.
+    /// @dev Fewer bits.
     function check_roundIsNearestAtPrecision24(uint32 m) external pure {
         assert(isNearest(m, -153, -185, 24));
     }
 
+    /// @dev The least precision: from below the least number to the least normal ones.
+    function check_roundIsNearestAtPrecision16(uint32 m) external pure {
+        assert(isNearest(m, -153, -185, 16));
+    }
+
     /// @dev The sign is put on afterwards, and zero keeps it.
     function check_theSignIsApart(bool negative, uint128 m, int16 e, uint8 precision) external pure {
-        vm.assume(precision >= 24 && precision <= 32);
+        vm.assume(precision >= 16 && precision <= 32);
         vm.assume(e >= -500 && e <= 500);
         uint256 sign = negative ? 0x80000000 : 0;
         assert(Float32.roundTo(negative, m, e, precision) == sign | Float32.roundTo(false, m, e, precision));
