@@ -191,6 +191,14 @@ contract DifferentialTest is TestBase {
         _calls("finish");
     }
 
+    function test_loggedSum() public view {
+        _calls("logged_sum");
+    }
+
+    function test_loggedFinish() public view {
+        _calls("logged_finish");
+    }
+
     function test_mapCopy() public view {
         _scalars("map_copy");
     }

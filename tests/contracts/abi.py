@@ -92,6 +92,6 @@ def describe(instruction: bytes, chunk_root: bytes) -> bytes:
     return SELECTOR + _tuple([(True, _bytes(instruction)), (False, chunk_root)])
 
 
-def finish(kind: int, precision: int, accumulator: bytes) -> bytes:
-    """`finish(accumulatorKind, precision, accumulator)`."""
-    return SELECTOR + _tuple([(False, word(kind) + word(precision)), (True, _bytes(accumulator))])
+def finish(kind: int, rounding: int, accumulator: bytes) -> bytes:
+    """`finish(accumulatorKind, rounding, accumulator)`."""
+    return SELECTOR + _tuple([(False, word(kind) + word(rounding)), (True, _bytes(accumulator))])

@@ -17,11 +17,11 @@ class Target(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """`IReferee.Context`, field by field in its order."""
+    """`IReferee.Context`, field by field in its order; `rounding` is packed (`tests.contracts.roundings`)."""
 
     target: Target
     depth: int
-    precision: int = 32
+    rounding: int = 32
     position: int = 0
     element: int = 0
     terms_leaf: int = 0

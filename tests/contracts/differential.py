@@ -16,14 +16,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from protocol.accumulator import Kind
 from protocol.float32 import MAX_PRECISION, MIN_PRECISION
 from protocol.isa import MAP_SIGNATURES, TRANSCENDENTALS, DType, MapFunction
 from protocol.reference import from_raw, scalar, to_raw
 from protocol.vector_inputs import HARD, TRANSCENDENTAL_EDGES
 from tests.contracts import abi
-from tests.contracts.disputes import F32, KINDS, REFUSED, Dispute, element, random_dispute
-from tests.contracts.encodings import CODES, any_instruction, any_last, description, finished
-from tests.contracts.hostile import changed_often, foreign, forged
+from tests.contracts.disputes import F32, KINDS, REFUSED, SUMS, Dispute, dispute_of, element, random_dispute
+from tests.contracts.encodings import CODES, any_finish, any_instruction, description, edge_finish, finished
+from tests.contracts.hostile import changed_often, foreign, forged, misrounded
+from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
 
 CASES: Final = 5000
@@ -101,6 +103,7 @@ def judged(kind: str, count: int) -> Iterator[Call]:
         if kind in KINDS:
             honest = random_dispute(rng, kind)
             others = [foreign(rng, kind), forged(rng, honest)] if kind != "iota" else []
+            others += [misrounded(rng, honest)] if kind in SUMS else []
         else:
             honest = slotted(rng, kind if kind == "commit" else rng.choice(SOURCES))
             others = []
@@ -108,6 +111,15 @@ def judged(kind: str, count: int) -> Iterator[Call]:
         for dispute in (honest, *(other for other in others if other is not honest)):
             yield _judged(dispute)
             made += 1
+
+
+def logged(count: int) -> Iterator[Call]:
+    """Elements of logged sums at and next to the ends of what the log decides; some to be rounded in no way."""
+    rng = random.Random("differential/logged_sum")
+    for _ in range(count):
+        rounding = any_rounding(rng)
+        dispute = dispute_of(*edge_instruction(rng, rounding), 0, rounding=rounding)
+        yield _judged(misrounded(rng, dispute) if rng.randrange(12) == 0 else dispute)
 
 
 def described(count: int) -> Iterator[Call]:
@@ -118,21 +130,23 @@ def described(count: int) -> Iterator[Call]:
         yield 1, abi.describe(encoded, root), description(encoded, root)
 
 
-def rounded(count: int) -> Iterator[Call]:
-    """Last accumulators, canonical or not; and numbers that are no kind or precision."""
-    rng = random.Random("differential/finish")
+def rounded(name: str, draw: Callable[[random.Random], tuple[Kind, int, bytes]], count: int) -> Iterator[Call]:
+    """Last accumulators, canonical or not; and numbers that are no kind or rounding."""
+    rng = random.Random(f"differential/{name}")
     for _ in range(count):
-        (kind, encoded), precision = any_last(rng), rng.randrange(MIN_PRECISION, MAX_PRECISION + 1)
+        kind, rounding, encoded = draw(rng)
         if rng.randrange(10) == 0:
-            yield 2, abi.finish(rng.choice((0, 6, 255)), precision, encoded), None
+            yield 2, abi.finish(rng.choice((0, 6, 255)), rounding, encoded), None
         else:
-            yield 2, abi.finish(CODES[kind], precision, encoded), finished(kind, encoded, precision)
+            yield 2, abi.finish(CODES[kind], rounding, encoded), finished(kind, rounding, encoded)
 
 
 CALLS: Final[dict[str, Callable[[int], Iterator[Call]]]] = {
     **{kind: lambda count, kind=kind: judged(kind, count) for kind in (*KINDS, "source", "commit")},  # type: ignore[misc]
     "describe": described,
-    "finish": rounded,
+    "finish": lambda count: rounded("finish", any_finish, count),
+    "logged_sum": logged,
+    "logged_finish": lambda count: rounded("logged_finish", edge_finish, count),
 }
 """File name -> its cases."""
 

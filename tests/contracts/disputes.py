@@ -7,7 +7,6 @@ the ends of i64. The verdict of Python's referee on any of them, changed or not,
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from protocol import proof
 from protocol.accumulator import encode
 from protocol.commitments import identify, tensor_tree
 from protocol.errors import VerificationError
-from protocol.float32 import MAX_PRECISION, MIN_PRECISION
+from protocol.float32 import MAX_PRECISION
 from protocol.isa import (
     MAP_SIGNATURES,
     Access,
@@ -38,9 +37,9 @@ from protocol.merkle import Tree
 from protocol.moves import ChunkOpening, Prove, TensorOpening
 from protocol.program import decode_alone, encode_instruction, instruction_digest
 from protocol.reference import accumulators, pack, unpack
-from protocol.rounding import Rounding
 from protocol.tags import EMPTY, Tag, tagged_hash
 from tests.contracts.context import Context, Target
+from tests.contracts.roundings import any_rounding, unpacked
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SLOTS: Final = 3
@@ -66,7 +65,7 @@ SMALL: Final = Job(
     descent_levels=1,
     nonce=0,
 )
-"""A job of which a leaf's verdict needs the roots, the counts and the precision."""
+"""A job of which a leaf's verdict needs the roots and the counts."""
 Data = tuple[DType, tuple[int, ...], bytes]
 """dtype, shape and data of a tensor."""
 Made = tuple[Instruction, list[Data]]
@@ -114,12 +113,6 @@ def tensor(rng: random.Random, dtype: DType, count: int, pool: Sequence[int] = (
     return dtype, (count,), pack(dtype, elements)
 
 
-@cache
-def job_of(precision: int) -> Job:
-    """The job of all disputes, at a precision."""
-    return replace(SMALL, precision=precision)
-
-
 @dataclass(frozen=True, slots=True)
 class Dispute:
     """What a game holds when it comes to PROVE, a proof for it, and the leaf's Python verdict."""
@@ -143,7 +136,9 @@ class Dispute:
                 place = proof.RecordPlace(root=c.record_root, depth=c.record_depth, position=c.record_position)
                 return proof.judge_source(self.job, instruction, c.step, place, self.move)
             if c.target is Target.ELEMENT:
-                rounding = Rounding(precision=c.precision)
+                rounding = unpacked(c.rounding)
+                if rounding is None:  # only sums are asked so
+                    return REFUSED
                 element = proof.ElementPlace(step=c.step, element=c.element, rounding=rounding)
                 data = proof.judge_element(self.job, instruction, element, c.body_root, self.move)
                 return int.from_bytes(data, "little").to_bytes(32, "big")
@@ -173,25 +168,25 @@ def dispute_of(
     tensors: Sequence[Data],
     index: int,
     leaf: int | None = None,
-    precision: int = MAX_PRECISION,
+    rounding: int = MAX_PRECISION,
 ) -> Dispute:
-    """An honest dispute about an element, or about a leaf of its accumulator tree."""
+    """An honest dispute about an element, or about a leaf of its accumulator tree. `rounding` is packed."""
     encoded = encode_instruction(instruction)
     body_root, move = open_operands(tensors, DEPTH)
     move = replace(move, instruction=encoded)
     context = Context(
         target=Target.ELEMENT,
         depth=DEPTH,
-        precision=precision,
+        rounding=rounding,
         position=3,
         element=index,
         instruction_leaf=instruction_digest(encoded),
         body_root=body_root,
     )
     if leaf is None:
-        return Dispute(job_of(precision), context, move)
+        return Dispute(SMALL, context, move)
     chain = [encode(a) for a in accumulators_of(instruction, tensors, index)]
-    return at_leaf(Dispute(job_of(precision), context, move), chain, leaf)
+    return at_leaf(Dispute(SMALL, context, move), chain, leaf)
 
 
 def at_leaf(dispute: Dispute, chain: Sequence[bytes], leaf: int) -> Dispute:
@@ -381,9 +376,8 @@ SUMS: Final = ("reduce_sum_f32", "scatter_sum")
 
 
 def random_dispute(rng: random.Random, kind: str) -> Dispute:
-    """An honest dispute about a random element (or leaf) of a random instruction of this kind, at any precision."""
+    """An honest dispute about a random element (or leaf) of a random instruction of this kind, at any rounding."""
     instruction, tensors = KINDS[kind](rng)
     index = rng.randrange(instruction.numel)
     leaf = rng.randrange(-(-instruction.terms // 4)) if instruction.terms > 4 else None
-    precision = rng.randrange(MIN_PRECISION, MAX_PRECISION + 1)
-    return dispute_of(instruction, tensors, index, leaf, precision)
+    return dispute_of(instruction, tensors, index, leaf, any_rounding(rng))

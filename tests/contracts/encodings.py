@@ -8,11 +8,12 @@ from protocol.errors import EncodingError, VerificationError
 from protocol.isa import DType, Instruction, Opcode, ReduceFunction
 from protocol.program import decode_alone, encode_instruction, instruction_digest
 from protocol.reference import to_raw
-from protocol.rounding import Rounding
+from protocol.rounding import sum_kind
 from protocol.tags import Tag, tagged_hash
 from tests.contracts.abi import word
 from tests.contracts.disputes import KINDS
 from tests.contracts.hostile import any_accumulator, flipped
+from tests.contracts.roundings import any_rounding, edge_sum, no_rounding, unpacked
 from tests.contracts.slotted import SOURCES, slotted
 
 CODES = {Kind.F32_SUM: 1, Kind.I64_SUM: 2, Kind.F32_MAX: 3, Kind.I64_MAX: 4, Kind.F32_ARGMAX: 5, Kind.I64_ARGMAX: 5}
@@ -41,7 +42,11 @@ def description(encoded: bytes, chunk_root: bytes) -> bytes | None:
         return None
     size = i.numel * i.dtype.size
     leaves = -(-i.terms // 4) if i.terms > 4 else 0
-    numbers = (int(i.opcode), int(i.dtype), i.numel, size, -(-size // 512), leaves, code_of(i) if leaves else 0)
+    logged = sum_kind(i)
+    numbers = (
+        *(int(i.opcode), int(i.dtype), i.numel, size, -(-size // 512), leaves),
+        *(code_of(i) if leaves else 0, 0 if logged is None else 1 + logged),
+    )
     head = instruction_digest(encoded) + tensor_id(i.dtype, i.shape, chunk_root)
     return head + b"".join(map(word, numbers))
 
@@ -67,8 +72,21 @@ def any_last(rng: random.Random) -> tuple[Kind, bytes]:
     return kind, b"\x00" + value.to_bytes(96, "big", signed=True)
 
 
-def finished(kind: Kind, encoded: bytes, precision: int) -> bytes:
-    """What `finish` returns: canonical, leaf, bits. The length tells what an argmax is of."""
+def any_finish(rng: random.Random) -> tuple[Kind, int, bytes]:
+    """A kind, a packed rounding that may be none, and bytes that may be a last accumulator."""
+    kind, encoded = any_last(rng)
+    return kind, no_rounding(rng) if rng.randrange(20) == 0 else any_rounding(rng), encoded
+
+
+def edge_finish(rng: random.Random) -> tuple[Kind, int, bytes]:
+    """A sum at or next to an end of what a log decides; sometimes of a rounding that is none."""
+    rounding = any_rounding(rng)
+    encoded = b"\x00" + edge_sum(rng, rounding).to_bytes(96, "big", signed=True)
+    return Kind.F32_SUM, no_rounding(rng) if rng.randrange(12) == 0 else rounding, encoded
+
+
+def finished(kind: Kind, rounding: int, encoded: bytes) -> bytes | None:
+    """What `finish` returns: canonical, leaf, bits; None if it refuses. The length tells what an argmax is of."""
     if kind in (Kind.F32_ARGMAX, Kind.I64_ARGMAX):
         kind = Kind.F32_ARGMAX if len(encoded) == 12 else Kind.I64_ARGMAX
     try:
@@ -77,5 +95,8 @@ def finished(kind: Kind, encoded: bytes, precision: int) -> bytes:
         return bytes(96)
     assert encode(last) == encoded
     dtype = DType.F32 if kind in (Kind.F32_SUM, Kind.F32_MAX) else DType.I64
-    bits = to_raw(dtype, finish(last, Rounding(precision=precision)))
+    told = unpacked(rounding)
+    if told is None and kind == Kind.F32_SUM:
+        return None
+    bits = to_raw(dtype, finish(last) if told is None else finish(last, told))
     return word(1) + tagged_hash(Tag.ACCUMULATOR, encoded) + word(bits)

@@ -11,6 +11,7 @@ from protocol.moves import ChunkOpening, Prove, StateWitness, TensorOpening, Ten
 from protocol.program import decode_instruction
 from tests.contracts.context import Target
 from tests.contracts.disputes import F32, KINDS, Dispute, at_leaf, dispute_of
+from tests.contracts.roundings import any_rounding, no_rounding
 
 
 def flipped(rng: random.Random, data: bytes) -> bytes:
@@ -126,7 +127,6 @@ def changed_often(rng: random.Random, dispute: Dispute, count: int) -> Iterator[
 def foreign(rng: random.Random, kind: str) -> Dispute:
     """A defender's value tree may hold anything: other dtypes, sizes, NaN payloads, bools that are none."""
     instruction, tensors = KINDS[kind](rng)
-    precision = rng.randrange(24, 33)
     if tensors:
         k = rng.randrange(len(tensors))
         dtype = rng.choice((*DType, tensors[k][0], tensors[k][0]))
@@ -135,7 +135,7 @@ def foreign(rng: random.Random, kind: str) -> Dispute:
         if rng.randrange(2) and dtype == F32:  # NaNs of all kinds
             data = ((b"\x01\x00\x80\x7f" + rng.randbytes(3) + b"\xff") * (count // 2 + 1))[: 4 * count]
         tensors[k] = (dtype, (count,), data)
-    dispute = dispute_of(instruction, tensors, rng.randrange(instruction.numel), precision=precision)
+    dispute = dispute_of(instruction, tensors, rng.randrange(instruction.numel), rounding=any_rounding(rng))
     if instruction.is_reduction and instruction.terms > 4:
         return at_leaf(dispute, [b""] * -(-instruction.terms // 4), 0)
     return dispute
@@ -149,6 +149,11 @@ def forged(rng: random.Random, honest: Dispute) -> Dispute:
     leaves = -(-instruction.terms // 4)
     plain = replace(honest, move=replace(honest.move, previous=b"", siblings=()))
     return at_leaf(plain, [any_accumulator(rng, len(honest.move.previous))] * leaves, rng.randrange(1, leaves))
+
+
+def misrounded(rng: random.Random, honest: Dispute) -> Dispute:
+    """A sum that is to be rounded in a way that is none; it is refused where a sum is rounded at all."""
+    return replace(honest, context=replace(honest.context, rounding=no_rounding(rng)))
 
 
 def any_accumulator(rng: random.Random, likely: int) -> bytes:

@@ -41,9 +41,9 @@ class SolidityReferee:
         """`IReferee.Description`. Raises `RefusedOnChain`."""
         return tuple(self._call(self.functions.describe(instruction, chunk_root)))
 
-    def finish(self, kind: int, precision: int, accumulator: bytes) -> tuple[bool, bytes, int]:
+    def finish(self, kind: int, rounding: int, accumulator: bytes) -> tuple[bool, bytes, int]:
         """Whether canonical, leaf, bits. Raises `RefusedOnChain`."""
-        canonical, leaf, bits = self._call(self.functions.finish(kind, precision, accumulator))
+        canonical, leaf, bits = self._call(self.functions.finish(kind, rounding, accumulator))
         return bool(canonical), bytes(leaf), int(bits)
 
 

@@ -8,14 +8,16 @@ number of cases.
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from protocol.isa import MAP_SIGNATURES, MapFunction
 from tests.contracts.abi import word
 from tests.contracts.disputes import KINDS, REFUSED, Dispute, dispute_of, map_of, random_dispute, tensor
-from tests.contracts.encodings import CODES, any_instruction, any_last, description, finished
-from tests.contracts.hostile import changed_often, foreign, forged
+from tests.contracts.encodings import CODES, any_finish, any_instruction, description, edge_finish, finished
+from tests.contracts.hostile import changed_often, foreign, forged, misrounded
+from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
 from tests.contracts.solidity_referee import RefusedOnChain, SolidityReferee, deploy
 
@@ -48,7 +50,7 @@ def test_every_function_of_map(referee: SolidityReferee, function: MapFunction, 
         tensors = [tensor(rng, dtype, count) for dtype in types]
         for index in range(count):
             made = map_of(function, result, len(types), count)
-            dispute = dispute_of(made, tensors, index, precision=rng.randrange(24, 33))
+            dispute = dispute_of(made, tensors, index, rounding=any_rounding(rng))
             assert agree(referee, dispute) != REFUSED
             cases()
 
@@ -99,8 +101,25 @@ def test_instruction_bytes(referee: SolidityReferee, cases: Cases) -> None:
 
 def test_last_accumulators(referee: SolidityReferee, cases: Cases) -> None:
     rng = random.Random("last")
+    refused = 0
+    for number in range(120 * FUZZ):
+        kind, rounding, encoded = (any_finish, edge_finish)[number % 2](rng)
+        found: bytes | None = None
+        with suppress(RefusedOnChain):
+            canonical, leaf, bits = referee.finish(CODES[kind], rounding, encoded)
+            found = word(int(canonical)) + leaf + word(bits)
+        assert found == finished(kind, rounding, encoded)
+        refused += found is None
+        cases()
+    assert refused > FUZZ
+
+
+def test_logged_sums_of_few_terms(referee: SolidityReferee, cases: Cases) -> None:
+    """Elements at and next to the ends of what a log decides; roundings that are none are refused."""
+    rng = random.Random("logged")
     for _ in range(60 * FUZZ):
-        (kind, encoded), precision = any_last(rng), rng.randrange(24, 33)
-        canonical, leaf, bits = referee.finish(CODES[kind], precision, encoded)
-        assert word(int(canonical)) + leaf + word(bits) == finished(kind, encoded, precision)
+        rounding = any_rounding(rng)
+        dispute = dispute_of(*edge_instruction(rng, rounding), 0, rounding=rounding)
+        assert agree(referee, dispute) != REFUSED
+        assert agree(referee, misrounded(rng, dispute)) == REFUSED
         cases()
