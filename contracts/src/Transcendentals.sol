@@ -13,7 +13,8 @@ import {Sine} from "./libraries/transcendental/Sine.sol";
 /// @title exp, log, tanh, erf, sin and cos of an f32, correctly rounded
 /// @notice One evaluation in fixed point with a bound on its error, as in `protocol/transcendental.py`. Whatever is
 /// evaluated has more than 91 right bits, and no f32 that is evaluated has a result nearer than 2^-71 of itself to a
-/// boundary of rounding at any precision (an exhaustive search: tests/hardest), so one evaluation always decides.
+/// boundary of rounding at any precision (an exhaustive search over all numbers of at most 25 significant bits, which
+/// the ties of 16 ... 32 bits are among: tests/hardest), so one evaluation always decides.
 contract Transcendentals is ITranscendentals {
     uint256 private constant ONE = 0x3f800000;
     /// Patterns of positive numbers, which grow with them.

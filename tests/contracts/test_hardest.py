@@ -6,6 +6,7 @@ contract's error bounds are below half of the least distance is in contracts/tes
 
 import json
 import math
+import random
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from protocol import native
+from protocol.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
 from protocol.isa import MapFunction
 from protocol.transcendental import FUNCTIONS, Estimate, _ziv
 from tests.hardest import search
@@ -58,6 +60,22 @@ def test_published_cases_are_no_nearer(function: MapFunction, cases: Callable[[]
     for x in PUBLISHED[function]:
         assert 43 < distance(function, x).distance <= nearest.distance
         cases()
+
+
+def test_the_ties_of_every_precision_are_boundaries(cases: Callable[[], None]) -> None:
+    """The middle between two numbers of b bits has at most b - 7 significant bits, so at most 25."""
+    stream = random.Random("ties")
+    for precision in range(MIN_PRECISION, MAX_PRECISION + 1):
+        step = 1 << (MAX_PRECISION - precision)
+        last = INF - step  # the middle above the greatest number is where infinity begins
+        for x in [0, step, 0x00800000 - step, 0x00800000, last, *(stream.randrange(last) for _ in range(200))]:
+            d = x // step * step
+            n, e = decode(d)
+            exponent = max(d >> 23, 1) - 150 + MAX_PRECISION - precision  # of the gap
+            middle = Fraction(n) * Fraction(2) ** e + Fraction(2) ** (exponent - 1)
+            odd = middle.numerator // (middle.numerator & -middle.numerator)
+            assert odd.bit_length() <= precision - 7 <= 25
+            cases()
 
 
 def test_least_magnitudes() -> None:

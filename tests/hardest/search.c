@@ -3,7 +3,7 @@
  *   search FUNCTION FIRST LAST    of the patterns FIRST ... LAST, hexadecimal, prints those that stay; then how many there
  *                                 were, and the one whose value has the least magnitude
  *
- * Every number of at most 25 significant bits is taken for a boundary: the numbers and the ties of each format of 24 to 32
+ * Every number of at most 25 significant bits is taken for a boundary: the numbers and the ties of each format of 16 to 32
  * bits are among them. An FP64 value has 53: its lowest 28 say how far it is from the next such number. */
 #include <math.h>
 #include <stdint.h>

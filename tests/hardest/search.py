@@ -4,9 +4,10 @@ How many bits an evaluation needs so that its error bound always decides the rou
 is found. `search.c` evaluates a function for every argument in FP64 and keeps those near a boundary; their distances
 are then computed in integers (`protocol.transcendental` with 400 bits), and tests/vectors/hardest.json lists the least.
 
-A boundary is every number of at most 25 significant bits: f32 numbers, and the ties of each precision of 24 to 32 bits,
-those of subnormal results among them. Left out are the arguments that `Transcendentals.sol` answers without evaluation
-(tiny, large or special; it says why), and by symmetry the negative ones of all but exp.
+A boundary is every number of at most 25 significant bits: f32 numbers, and the ties of each precision of 16 to 32 bits,
+those of subnormal results among them (a tie of b bits has at most b - 7). Left out are the arguments that
+`Transcendentals.sol` answers without evaluation (tiny, large or special; it says why), and by symmetry the negative
+ones of all but exp.
 """
 
 import argparse
@@ -72,7 +73,7 @@ class Near(NamedTuple):
     """-log2 of the distance, relative to the value."""
     x: int
     precision: int
-    """At which the boundary is a tie; 0 if at none, being a number of all these formats."""
+    """At which of 24 to 32 bits the boundary is a tie; 0 if at none, being a number of all these formats."""
 
 
 def estimate(function: MapFunction, x: int) -> Estimate:

@@ -73,6 +73,53 @@ contract RoundingSymbolic is SymbolicBase {
         assert(isNearest(m, -153, -185, 16));
     }
 
+    /// @dev Whether roundTo with this tolerance and code is what it must be, given what is nearest: where x lies within
+    /// 2^-n of the gap around the middle of d and u, codes 1 and 2 give d and u; else it is the nearest. lowest as above.
+    function isLogged(uint256 m, int256 e, int256 lowest, uint256 precision, uint256 n, uint256 code)
+        private
+        pure
+        returns (bool)
+    {
+        uint256 bits = Float32.roundTo(false, m, e, precision | n << 8 | code << 16);
+        uint256 nearest = Float32.roundTo(false, m, e, precision);
+        unchecked {
+            uint256 step = 1 << (32 - precision);
+            uint256 x = m << uint256(e - lowest);
+            uint256 d = nearest - step * number(valueOf(nearest, lowest) > x);
+            uint256 ends = valueOf(d, lowest) + valueOf(d + step, lowest);
+            uint256 gaps = 2 * (valueOf(d + step, lowest) - valueOf(d, lowest));
+            // All times 2^(n+1).
+            bool near = boolAnd((2 * x << n) + gaps >= ends << n, 2 * x << n <= (ends << n) + gaps);
+            bool down = boolAnd(near, code == 1);
+            bool up = boolAnd(near, code == 2);
+            uint256 otherwise = nearest * number(boolAnd(!down, !up));
+            return bits == d * number(down) + (d + step) * number(up) + otherwise;
+        }
+    }
+
+    function number(bool holds) private pure returns (uint256 n) {
+        assembly ("memory-safe") {
+            n := holds
+        }
+    }
+
+    /// @dev Normal numbers, of 8 significant bits, within a sixteenth of the gap.
+    function check_aLogChoosesNearAMiddle(uint32 m, uint8 code) external pure {
+        vm.assume(m != 0 && code <= 3);
+        assert(isLogged(m, 0, -32, 16, 4, code));
+    }
+
+    /// @dev Below the least normal number, within a quarter of the gap: few bits are kept, or none.
+    function check_aLogChoosesAmongSubnormals(uint32 m, uint8 code) external pure {
+        vm.assume(code <= 3);
+        assert(isLogged(m, -161, -193, 16, 2, code));
+    }
+
+    /// @dev False: there are sums near a middle.
+    function wrong_aLogNeverCounts(uint32 m) external pure {
+        assert(Float32.roundTo(false, m, 0, 16 | 4 << 8 | 2 << 16) == Float32.roundTo(false, m, 0, 16));
+    }
+
     /// @dev The sign is put on afterwards, and zero keeps it.
     function check_theSignIsApart(bool negative, uint128 m, int16 e, uint8 precision) external pure {
         vm.assume(precision >= 16 && precision <= 32);
