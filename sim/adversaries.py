@@ -33,6 +33,10 @@ class Cheat:
         """The `engine.training.Tamper` of this cheat."""
         return self._observe if step == self.step else None
 
+    def tells(self, step: int, leaf: int, element: int) -> bool:
+        """Whether it is this element of this value that it replaces."""
+        return (step, leaf, element) == (self.step, self.leaf, self.element)
+
     def _observe(self, leaf: int, tensor: Tensor) -> Tensor:
         if leaf != self.leaf:
             return tensor

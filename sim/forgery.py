@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Protocol
 
 from engine.evidence import Evidence, Source
-from engine.interpreter import Interpreter
+from engine.interpreter import Interpreter, Observer
 from protocol.accumulator import Kind, decode_for, encode, finish
 from protocol.accumulator_tree import AccumulatorTree
 from protocol.isa import NAN_BITS, Instruction
 from protocol.prefixes import BLOCK_LEAVES
-from sim.adversaries import Cheat
 
 _UNIT_EXPONENT = 298
 """Accumulators count in units of 2^-298 (SPEC section 6)."""
@@ -23,18 +23,27 @@ def _exact_units(bits: int) -> int:
     return -int(value) if bits >> 31 else int(value)
 
 
-class ForgedEvidence(Evidence):
-    """`Evidence` of the tampered run; the accumulators of the tampered sum are bent, from the middle on, to fit it."""
+class Lies(Protocol):
+    """A cheat, as far as its evidence goes."""
 
-    def __init__(self, run: Source, interpreter: Interpreter, cheat: Cheat) -> None:
+    def tamper(self, step: int) -> Observer | None:
+        """Its `engine.training.Tamper`."""
+
+    def tells(self, step: int, leaf: int, element: int) -> bool:
+        """Whether it put another number in this place."""
+
+
+class ForgedEvidence(Evidence):
+    """`Evidence` of the tampered run; the accumulators of a tampered sum are bent, from the middle on, to fit it."""
+
+    def __init__(self, run: Source, interpreter: Interpreter, cheat: Lies) -> None:
         super().__init__(run, interpreter, cheat.tamper)
         self._cheat = cheat
 
     def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """Honest accumulators for honest elements; for the tampered one, a run that ends in the tampered value."""
         honest = super()._make_accumulators(step, value, element)
-        cheat = self._cheat
-        if (step, value, element) != (cheat.step, cheat.leaf, cheat.element):
+        if not self._cheat.tells(step, value, element):
             return honest
         instruction = self.program.body[value]
         last = decode_for(instruction, honest.last)

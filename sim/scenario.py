@@ -6,12 +6,15 @@ from pathlib import Path
 from engine.auditing import compare
 from engine.evidence import Evidence
 from engine.interpreter import Interpreter
+from engine.logged.committed import CommittedLogs
+from engine.logged.following import LogReport
 from engine.storage import RunDirectory
 from engine.training import Worker
 from protocol.errors import StateError
 from protocol.job import Job, SignedHead, SignedJob
 from sim.adversaries import Cheat
 from sim.forgery import ForgedEvidence
+from sim.logged import LogCheat, PreparedLogs
 from sim.market import Market, fork
 from sim.match import Match, game_of, play, replay_on_chain, signed_messages
 
@@ -57,6 +60,59 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
     defender = ForgedEvidence(cheating, arena.interpreter, cheat)
     challenger = Evidence(own, arena.interpreter)
     match = play_out(market, agreement, head, defender, challenger)
+    return Fought(match, challenger, challenger.replayed_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A run that is finished, signed, and posted as the last head of a job on the board."""
+
+    agreement: SignedJob
+    run: RunDirectory
+    head: SignedHead
+
+
+def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committed:
+    """A trainer takes `job`, of policy `logged` and otherwise the honest run's, and computes it with its own logs."""
+    market = arena.market
+    agreement = market.sign(job)
+    market.open(agreement)
+    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
+    run = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
+    trainer = market.parties.trainer
+    Worker(run, arena.interpreter, key=trainer, tamper=cheat.tamper, logs=PreparedLogs(run, cheat.logs)).work()
+    head = run.heads()[-1]
+    market.post(head)
+    return Committed(agreement, run, head)
+
+
+def audit_logged(
+    committed: Committed, auditor: Interpreter, honest: RunDirectory, path: Path
+) -> tuple[RunDirectory, LogReport]:
+    """The auditor's replay: from the last checkpoint that is the honest run's too, following the published logs.
+
+    Raises `CannotCheck` if those are not there or not what was committed.
+    """
+    theirs, same = committed.run.records(), 0
+    for own, their in zip(honest.records(), theirs, strict=False):
+        if own != their:
+            break
+        same = own.step
+    replay = fork(honest, path, committed.agreement, upto=same)
+    worker = Worker(replay, auditor, logs=CommittedLogs(committed.run, committed.run.record_at))
+    worker.work()
+    return replay, worker.log_report
+
+
+def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: Interpreter) -> Fought:
+    """As `fight`, under policy `logged`: who audits follows the cheat's logs, as far as the law does."""
+    committed = commit_logged(arena, cheat, job, name)
+    own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
+    if compare(own, committed.head).agrees:
+        raise StateError(f"{cheat.name}: expected a run that its own logs do not lead to, got the same root")
+    defender = ForgedEvidence(committed.run, arena.interpreter, cheat)
+    challenger = Evidence(own, auditor)
+    match = play_out(arena.market, committed.agreement, committed.head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)
 
 

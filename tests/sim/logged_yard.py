@@ -1,0 +1,93 @@
+"""The yard's computation as jobs of policy `logged`: bfloat16 results, sums computed in FP32 and audited in FP64."""
+
+import torch
+
+from engine.agreement import Terms, draft_job
+from engine.arithmetic import Arithmetic
+from engine.arithmetic.near import Logging
+from engine.auditing import compare
+from engine.interpreter import Interpreter
+from engine.logged.committed import CommittedLogs
+from engine.storage import RunDirectory
+from engine.training import Worker
+from protocol.job import Job
+from protocol.program import Program
+from protocol.rounding import Policy, SumKind, pack_tolerances
+from sim.logged import ExactSum, LogCheat, survey
+from sim.market import another
+from sim.match import Match
+from sim.scenario import Arena, fight_logged
+from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashed
+
+PRECISION = 16
+TOLERANCE = 5
+"""A log decides within 2^-5 of a gap around a middle: about one sum in sixteen."""
+
+
+class LoggedYard:
+    """One honest run of policy `logged` on the yard's market, its trainer's interpreter and its auditor's."""
+
+    def __init__(self, yard: Yard) -> None:
+        self.yard = yard
+        program = yard.program
+        self.trainer = Interpreter(program, Arithmetic(precision=PRECISION, logging=_logging(torch.float32)))
+        self.auditor = Interpreter(
+            program, Arithmetic(permute=77, precision=PRECISION, logging=_logging(torch.float64))
+        )
+        self._arena: Arena | None = None
+        self._surveys: dict[int, list[ExactSum]] = {}
+
+    @property
+    def program(self) -> Program:
+        return self.yard.program
+
+    def job(self, levels: int = 2) -> Job:
+        """A job of its own over the computation, on the list of those that the board is to answer for."""
+        keys = self.yard.market.parties
+        job = draft_job(
+            self.yard.compiled,
+            steps=STEPS,
+            checkpoint_interval=INTERVAL,
+            client=keys.client.address,
+            trainer=keys.trainer.address,
+            terms=Terms(descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55),
+            policy=Policy.LOGGED,
+            precision=PRECISION,
+            tolerances=pack_tolerances(dict.fromkeys(SumKind, TOLERANCE)),
+        )
+        job = another(job)
+        self.yard.jobs.append(job.id)
+        return job
+
+    @property
+    def arena(self) -> Arena:
+        """The honest run, and the auditor's replay that follows its logs and agrees."""
+        if self._arena is None:
+            yard, c = self.yard, self.yard.compiled
+            agreement = yard.market.sign(self.job())
+            yard.market.open(agreement)
+            run = RunDirectory.create(yard.fresh("honest-logged"), agreement, c.program, c.state, c.data)
+            Worker(run, self.trainer, key=yard.market.parties.trainer).work()
+            replay = RunDirectory.create(yard.fresh("replay-logged"), agreement, c.program, c.state, c.data)
+            Worker(replay, self.auditor, logs=CommittedLogs(run, run.record_at)).work()
+            assert compare(replay, run.heads()[-1]).agrees
+            self._arena = Arena(yard.market, run, replay, self.trainer, yard.folder)
+        return self._arena
+
+    def sums(self, step: int) -> list[ExactSum]:
+        """The exact sums of an honest step."""
+        if step not in self._surveys:
+            self._surveys[step] = survey(self.arena.run, self.trainer, step)
+        return self._surveys[step]
+
+    def convict(self, cheat: LogCheat, levels: int = 2) -> Match:
+        """The whole story: the cheat loses before both referees, and pays for it."""
+        arena, job, before = self.arena, self.job(levels), self.yard.credits()
+        match = fight_logged(arena, cheat, job, self.yard.fresh("fight").name, self.auditor).match
+        assert_same_end(match)
+        assert_slashed(self.yard, job, match, before)
+        return match
+
+
+def _logging(compute: torch.dtype) -> Logging:
+    return Logging(thresholds={}, tolerances=dict.fromkeys(SumKind, TOLERANCE), compute=compute)
