@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from engine.compile import Compiled
 from engine.data import FactsCache, data_identities
+from engine.logged.policy import LoggedPolicy
 from engine.tensors import identities
 from protocol.commitments import data_tree, state_tree
 from protocol.eip712 import Address, Domain
+from protocol.errors import ConfigurationError
 from protocol.job import PRECISION_F32, Job, SignedJob
 from protocol.keys import PrivateKey
 from protocol.rounding import Policy
@@ -29,6 +31,29 @@ class Terms:
     replay_time: int = 3600
     descent_levels: int = 1
     nonce: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What of a policy is in a job: it says what a result is."""
+
+    policy: Policy = Policy.EXACT
+    precision: int = PRECISION_F32
+    tolerances: int = 0
+
+    @classmethod
+    def of(cls, policy: LoggedPolicy | None = None, precision: int | None = None) -> "Rules":
+        """Policy `logged` by a policy file, or `exact`; precision: that of the file, or 32, if None.
+
+        Raises `ConfigurationError` for another precision than the file's.
+        """
+        if policy is None:
+            return cls(precision=PRECISION_F32 if precision is None else precision)
+        if precision not in (None, policy.precision):
+            raise ConfigurationError(
+                f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"
+            )
+        return cls(policy=Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
 
 
 def draft_job(

@@ -359,6 +359,10 @@ class RunDirectory:
             self._logs = LogFile.create(segment.path(self.path / "logs"), self.program, segment)
         self._log_file(step).append(step, log)
 
+    def log_bytes(self) -> int:
+        """Bytes of the rounding logs on disk."""
+        return sum(path.stat().st_size for path in (self.path / "logs").glob("*") if path.is_file())
+
     def sync_logs(self, step: int) -> None:
         """Makes the logs of a step's segment durable: before a record commits to them."""
         self._log_file(step).sync()

@@ -15,8 +15,9 @@ from engine.data import check_unchanged
 from engine.interpreter import Interpreter, Observer, StepResult
 from engine.keeping import ALL, Keep
 from engine.logged.committed import CommittedLogs
-from engine.logged.following import LogReport
+from engine.logged.following import Follower, LogReport
 from engine.logged.journal import Journal
+from engine.logged.recording import Recorder
 from engine.storage import RunDirectory
 from protocol.keys import PrivateKey
 from protocol.merkle import Frontier
@@ -39,6 +40,8 @@ class Progress:
     """Part of that: elements that FP64 did not decide."""
     waiting: float
     """After the step: for a checkpoint, where it did not fit beside the computation."""
+    entries: int = 0
+    """In the step's rounding log."""
 
 
 OnCommit = Callable[[Commit], None]
@@ -141,11 +144,14 @@ class Worker:
                 check_unchanged(data.values())
                 committer.submit(step, state, result.loss_bits, journal.log_root(step))
             waiting = time.perf_counter() - started - seconds
-            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting)
+            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, sums)
             self._told(*commits)
         self._told(committer.wait())
 
-    def _tell(self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float) -> None:
+    def _tell(
+        self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float,
+        sums: Recorder | Follower | None,
+    ) -> None:  # fmt: skip
         self.run.add_metric(step, result.loss, seconds)
         self._on_progress(
             Progress(
@@ -156,6 +162,7 @@ class Worker:
                 seconds=seconds,
                 resolving=resolving,
                 waiting=waiting,
+                entries=0 if sums is None else sums.log.count,
             )
         )
 

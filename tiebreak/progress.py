@@ -2,14 +2,16 @@
 
 JSON lines, one object each, on stdout; numbers of seconds; digests in hex:
 
-    {"event": "start", "job", "step", "steps", "checkpoint_interval", "keep"}        step: where it goes on
-    {"event": "step", "step", "steps", "loss", "loss_bits", "seconds", "resolving", "waiting"}
+    {"event": "start", "job", "step", "steps", "checkpoint_interval", "keep", "policy"}
+        step: where it goes on; policy: in words
+    {"event": "step", "step", "steps", "loss", "loss_bits", "seconds", "resolving", "waiting", "entries"}
         loss: null if it is not finite; loss_bits: its f32 in hex. seconds: computing the step, resolving: the part of
-        it that undecided elements took; waiting: for a checkpoint, after it
+        it that undecided elements took; waiting: for a checkpoint, after it; entries: of its rounding log
     {"event": "checkpoint", "step", "count", "record", "state_root", "run_root", "signed", "hashing", "writing"}
         it is safely on disk, and with signed, so is the head of this count; steps after it may be told before
-    {"event": "end", "step", "run_root", "seconds", "steps_per_second", "share"}
-        share of the wall clock, by what it went to: arithmetic, resolving, and beside them hashing and writing
+    {"event": "end", "step", "run_root", "seconds", "steps_per_second", "share", "entries", "log_bytes"}
+        share of the wall clock, by what it went to: arithmetic, resolving, and beside them hashing and writing;
+        entries: of the logs of these steps; log_bytes: of all logs on disk
 """
 
 import json
@@ -29,12 +31,14 @@ class Tally:
         self._clock = clock
         self._started = clock()
         self.steps = 0
+        self.entries = 0
         self._left = 0
         self._computing = self._resolving = self._hashing = self._writing = 0.0
 
     def step(self, progress: Progress) -> None:
         """A step is done."""
         self.steps += 1
+        self.entries += progress.entries
         self._left = progress.steps - progress.step
         self._computing += progress.seconds
         self._resolving += progress.resolving
@@ -74,12 +78,21 @@ class Tally:
         left = self.seconds_left
         until = "" if left is None else f", {timedelta(seconds=round(left))} left"
         share = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.share().items() if name != "writing")
-        return f"{self.steps_per_second:.3g} steps/s{until}, {share}"
+        logged = f", {self.entries / self.steps:.3g} entries a step" if self.entries else ""
+        return f"{self.steps_per_second:.3g} steps/s{until}, {share}{logged}"
 
 
-def start_event(job: str, step: int, steps: int, interval: int, keep: str) -> dict[str, Any]:
+def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
     """A run is begun or goes on."""
-    return {"event": "start", "job": job, "step": step, "steps": steps, "checkpoint_interval": interval, "keep": keep}
+    return {
+        "event": "start",
+        "job": job,
+        "step": step,
+        "steps": steps,
+        "checkpoint_interval": interval,
+        "keep": keep,
+        "policy": policy,
+    }
 
 
 def step_event(progress: Progress) -> dict[str, Any]:
@@ -93,6 +106,7 @@ def step_event(progress: Progress) -> dict[str, Any]:
         "seconds": round(progress.seconds, 6),
         "resolving": round(progress.resolving, 6),
         "waiting": round(progress.waiting, 6),
+        "entries": progress.entries,
     }
 
 
@@ -111,7 +125,7 @@ def checkpoint_event(commit: Commit) -> dict[str, Any]:
     }
 
 
-def end_event(step: int, run_root: str, tally: Tally) -> dict[str, Any]:
+def end_event(step: int, run_root: str, tally: Tally, log_bytes: int) -> dict[str, Any]:
     """The run has come to where it was to come."""
     return {
         "event": "end",
@@ -120,6 +134,8 @@ def end_event(step: int, run_root: str, tally: Tally) -> dict[str, Any]:
         "seconds": round(tally.seconds, 6),
         "steps_per_second": round(tally.steps_per_second, 6),
         "share": {name: round(value, 6) for name, value in tally.share().items()},
+        "entries": tally.entries,
+        "log_bytes": log_bytes,
     }
 
 

@@ -1,5 +1,7 @@
 """Wires engine parts together for commands: an interpreter on a qualified device."""
 
+from dataclasses import replace
+
 import torch
 
 from engine.arithmetic import Arithmetic
@@ -8,7 +10,7 @@ from engine.interpreter import Interpreter
 from engine.logged.policy import LoggedPolicy
 from engine.qualify import qualify
 from protocol.errors import ConfigurationError
-from protocol.job import Job
+from protocol.job import PRECISION_F32, Job
 from protocol.program import Program
 from protocol.rounding import SumKind, tolerance_of
 
@@ -45,26 +47,35 @@ def make_interpreter(
     if threads is not None:
         torch.set_num_threads(threads)
     found = usable_device(device)
-    qualify(Arithmetic(device=found, permute=permute))  # of its own, so that the run's statistics are the run's
-    if job is None:
-        return Interpreter(program, Arithmetic(device=found, permute=permute))
-    logging = make_logging(job, policy)
-    return Interpreter(program, Arithmetic(device=found, permute=permute, precision=job.precision, logging=logging))
+    precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
+    # Of its own, so that the run's statistics are the run's.
+    qualify(Arithmetic(device=found, permute=permute, precision=precision))
+    return Interpreter(program, Arithmetic(device=found, permute=permute, precision=precision, logging=logging))
 
 
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
     """How sums of a job are computed and tested; None under policy `exact`.
 
-    Without a policy the thresholds are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
+    The tolerances are the job's. Of a policy count the thresholds, which are the party's own, and the format to compute
+    in; without one the thresholds are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
     """
-    if policy is None:
-        tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
-        return Logging(thresholds={}, tolerances=tolerances) if job.is_logged else None
     if not job.is_logged:
-        raise ConfigurationError("expected no policy file for a job of policy exact, got one")
-    if (policy.precision, policy.tolerances_packed) != (job.precision, job.tolerances):
+        if policy is not None:
+            raise ConfigurationError("expected no policy file for a job of policy exact, got one")
+        return None
+    tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
+    if policy is None:
+        return Logging(thresholds={}, tolerances=tolerances)
+    if policy.precision != job.precision:
         raise ConfigurationError(
-            f"expected a policy of the job's precision {job.precision} and tolerances {job.tolerances:#08x}, got "
-            f"{policy.precision} and {policy.tolerances_packed:#08x}"
+            f"expected a policy of the job's precision, {job.precision}, got one of {policy.precision}"
         )
-    return policy.logging()
+    return replace(policy.logging(), tolerances=tolerances)
+
+
+def policy_words(job: Job) -> str:
+    """The rules of a job in one line."""
+    if not job.is_logged:
+        return f"exact, {job.precision} bits"
+    tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
+    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"

@@ -7,15 +7,16 @@ could steer a run, an ulp at a time; so here it is taken only where the sum is n
 1. An entry, and the element is *open* (the auditor's own value lies within its error of the middle, and that error is
    small against the tolerance): the sum is near, so the entry's direction is taken.
 2. An entry, and the element is not open: the exact sum decides. Near: taken. Else it has no effect: *elsewhere*.
-3. No entry, and the element is open: the exact sum, rounded to nearest. The log did not say what it might have
-   (*missing*): the trainer's own value was clear, or it left an entry out.
+3. No entry, and the element is open: the exact sum, rounded to nearest. Where the auditor's value lies within half of
+   its error, so that the trainer's must have been open too, the log did not say what it should have (*missing*); near
+   the edge the trainer's value was clear.
 4. Neither: the arithmetic's own result.
 
 Neither finding convicts anybody. A trainer whose results are not those of its log is convicted by its roots.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -24,13 +25,13 @@ from torch import Tensor
 
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.near import NearTies
-from engine.logged.elements import Doubles, bits_of, put_bits, toward
+from engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from engine.logged.screening import Screen
 from protocol.isa import NAN_BITS, Instruction
 from protocol.job import Job
 from protocol.logs import Entries, Integers, Mask, StepLog
 from protocol.program import Program
-from protocol.rounding import Direction, Rounding, element_rounding, neighbours, round_sum
+from protocol.rounding import Direction, Rounding, SumKind, element_rounding, neighbours, round_sum, sum_kind
 
 MAX_FINDINGS: Final = 100
 """Kept of a step, or of an audit, by number; the rest is only counted, for a hostile log may be all findings."""
@@ -47,7 +48,7 @@ class FindingKind(StrEnum):
     ELSEWHERE = "elsewhere"
     """An entry of an element that is not near a middle, and so without effect."""
     MISSING = "missing"
-    """No entry of an element whose rounding the auditor's own value left open."""
+    """No entry of an element so near a middle that no machine can tell how it is rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +122,28 @@ class Follower:
         _, at_near, at_entry = np.intersect1d(near.elements, entries.elements, assume_unique=True, return_indices=True)
         self._take(result, near.elements[at_near], near.values[at_near], entries.up[at_entry])
         exact = _Exact(instruction, operands, result, value)
+        expected = self._expected_entries(sum_kind(instruction), result, near)
+        expected[at_near] = False
+        at_edge = ~expected
+        at_edge[at_near] = False
         self._judge(exact, np.delete(entries.elements, at_entry), np.delete(entries.up, at_entry))
-        self._decide(exact, np.delete(near.elements, at_near), None)
+        self._decide(exact, near.elements[expected], None)
+        self._decide(replace(exact, at_edge=True), near.elements[at_edge], None)
+
+    def _expected_entries(self, kind: SumKind | None, result: Tensor, near: NearTies) -> Mask:
+        """Which open elements lie so near their middle that a trainer's value must have been open, too.
+
+        Of a value within half of e no other machine's is further than e, if e is twice what machines differ by: a
+        calibrated threshold is. A proven one is wider than any trainer's need be: nothing is to be expected then.
+        """
+        logging = self._arithmetic.options.logging
+        if kind is None or logging is None or logging.thresholds.get(kind) is None:
+            return np.zeros(len(near), np.bool_)
+        own = bits_of(result, near.elements)
+        other = toward(own, near.values, ~went_up(own, near.values), self._job.precision)
+        middle = (own.view(np.float32).astype(np.float64) + other.view(np.float32)) / 2
+        inner: Mask = np.abs(near.values - middle) <= near.errors / 2
+        return inner
 
     def _judge(self, exact: "_Exact", elements: Integers, up: Mask) -> None:  # (2)
         """Entries of elements that are not open; of many, only those that screening leaves are summed exactly."""
@@ -176,7 +197,8 @@ class Follower:
         if direction == Direction.NONE:
             own = "is this machine's own" if bits == before else f"this machine's own is {before:#010x}"
             detail = f"expected an entry, for this machine cannot tell; to nearest it is {bits:#010x}, {own}"
-            self._found(FindingKind.MISSING, exact.value, element, detail)
+            if not exact.at_edge:
+                self._found(FindingKind.MISSING, exact.value, element, detail)
         elif total is None or not neighbours(*total, rounding)[1]:
             detail = f"{_expected(rounding)}, got {'no finite sum' if total is None else _distance(*total, rounding)}"
             self._found(FindingKind.ELSEWHERE, exact.value, element, detail)
@@ -200,6 +222,8 @@ class _Exact:
     operands: Sequence[Tensor]
     result: Tensor
     value: int
+    at_edge: bool = False
+    """Whether a missing entry of these elements is nothing to tell of."""
 
 
 def _direction(up: bool) -> Direction:

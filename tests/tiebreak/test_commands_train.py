@@ -173,7 +173,7 @@ def test_json_lines_tell_every_step_and_checkpoint(
     assert [e["event"] for e in begun if e["event"] != "checkpoint"] == ["start", *["step"] * 4, "end"]
     assert begun[0] == {
         "event": "start", "job": opened.job.id.hex(), "step": 0, "steps": STEPS, "checkpoint_interval": INTERVAL,
-        "keep": "all",
+        "keep": "all", "policy": "exact, 32 bits",
     }  # fmt: skip
     assert (ended[0]["step"], ended[0]["keep"]) == (INTERVAL, "last")
     steps = [e for e in ended if e["event"] == "step"]

@@ -40,8 +40,9 @@ def test_shares_speed_and_time_left_are_of_the_wall_clock() -> None:
     assert tally.share() == {"arithmetic": 0.7, "resolving": 0.1, "hashing": 0.05, "writing": 0.15}
     assert (tally.seconds, tally.steps_per_second, tally.seconds_left) == (10, 0.4, 40)
     assert tally.words() == "0.4 steps/s, 0:00:40 left, arithmetic 70.0%, resolving 10.0%, hashing 5.0%"
-    assert end_event(4, "ab", tally) == {
+    assert end_event(4, "ab", tally, 7) == {
         "event": "end", "step": 4, "run_root": "ab", "seconds": 10, "steps_per_second": 0.4, "share": tally.share(),
+        "entries": 0, "log_bytes": 7,
     }  # fmt: skip
 
 

@@ -6,15 +6,18 @@ from typing import Any, Final
 
 import click
 
-from engine.agreement import Terms, draft_job, sign_job
+from engine.agreement import Rules, Terms, draft_job, sign_job
 from engine.compile import Compiled
+from engine.logged.policy import LoggedPolicy
 from engine.storage import RunDirectory
 from protocol.eip712 import Address, Domain
+from protocol.float32 import MAX_PRECISION, MIN_PRECISION
 from protocol.job import MAX_SECONDS
 from protocol.keys import PrivateKey
 from tiebreak.bundle import Bundle, load_bundle
 from tiebreak.commands.options import output_option
 from tiebreak.keyfiles import load_key
+from tiebreak.running import policy_words
 
 WEI: Final = 10**18
 OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
@@ -100,19 +103,36 @@ DEFAULTS: Final = Terms()
     help="Levels of a tree that one move reveals.",
 )
 @click.option("--nonce", type=click.IntRange(0), default=0, show_default=True, help="Tells equal jobs apart.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Policy `logged` by this file of `tiebreak calibrate`.  [default: policy exact]",
+)
+@click.option(
+    "--precision",
+    type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
+    help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
+)
 @click.option("--chain-id", type=click.IntRange(0), default=0, show_default=True, help="Chain of the contract.")
 @click.option(
     "--contract", type=AddressType(), default=OFF_CHAIN, help="Contract that plays disputes.  [default: none]"
 )
 def agree(
-    captured: Path, client_key: Path, trainer_key: Path, output: Path, chain_id: int, contract: Address, **terms: int
-) -> None:
+    captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,
+    chain_id: int, contract: Address, **terms: int,
+) -> None:  # fmt: skip
     """Sign the CAPTURED job as client and trainer, into a new run folder.
 
     Everything in CAPTURED is checked first. The job fixes the roots of program, initial state and data, the number of
     steps and checkpoints, rewards, stakes and clocks; both signatures bind it. This command is for when both keys are
     at hand. The run folder is what a trainer works in, and a copy of it what an auditor starts from.
+
+    Under policy `exact` every result is the exact one, rounded. With --policy, sums near a tie go the way that the
+    trainer's log says: precision and tolerances are agreed on, thresholds are each party's own, and those of the file
+    are the trainer's.
     """
+    policy = None if policy_file is None else LoggedPolicy.load(policy_file)
     run = sign(
         load_bundle(captured),
         output,
@@ -120,18 +140,22 @@ def agree(
         trainer=load_key(trainer_key),
         terms=Terms(**terms),
         domain=Domain(chain_id=chain_id, contract=contract),
+        policy=policy,
+        precision=precision,
     )
     click.echo(f"job     {run.job.id.hex()}")
     click.echo(f"client  0x{run.job.client.hex()}")
     click.echo(f"trainer 0x{run.job.trainer.hex()}")
+    click.echo(f"policy  {policy_words(run.job)}")
     click.echo(f"run     {output}")
 
 
 def sign(
-    bundle: Bundle, folder: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain
-) -> RunDirectory:
-    """The run directory of the bundle's job, signed by both."""
-    compiled = Compiled(bundle.program, bundle.state, bundle.data)
+    bundle: Bundle, folder: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain,
+    policy: LoggedPolicy | None = None, precision: int | None = None,
+) -> RunDirectory:  # fmt: skip
+    """The run directory of the bundle's job, signed by both; policy and precision as in `engine.agreement.Rules.of`."""
+    compiled, rules = Compiled(bundle.program, bundle.state, bundle.data), Rules.of(policy, precision)
     job = draft_job(
         compiled,
         steps=bundle.steps,
@@ -139,6 +163,9 @@ def sign(
         client=client.address,
         trainer=trainer.address,
         terms=terms,
+        policy=rules.policy,
+        precision=rules.precision,
+        tolerances=rules.tolerances,
     )
     agreement = sign_job(job, domain, client=client, trainer=trainer)
-    return RunDirectory.create(folder, agreement, bundle.program, bundle.state, bundle.data)
+    return RunDirectory.create(folder, agreement, bundle.program, bundle.state, bundle.data, policy)

@@ -16,7 +16,7 @@ from tiebreak.commands.options import device_option, permute_option, threads_opt
 from tiebreak.console import OnStep, training_progress
 from tiebreak.keyfiles import load_key
 from tiebreak.progress import Tally, as_line, checkpoint_event, end_event, start_event, step_event
-from tiebreak.running import make_interpreter
+from tiebreak.running import make_interpreter, policy_words
 
 
 @click.command()
@@ -40,10 +40,13 @@ def train(
     run: Path, key: Path, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
     threads: int | None, permute: int | None, device: str,
 ) -> None:  # fmt: skip
-    """Train the signed job in the folder RUN (see `tiebreak agree`) under policy `exact`.
+    """Train the signed job in the folder RUN (see `tiebreak agree`).
 
     Checkpoints, records and signed heads go into RUN. Interrupt it at any time, even with kill -9: the same command
     goes on from the last checkpoint and ends with the same root.
+
+    Under policy `logged` the logs in RUN/logs belong to the run: nobody can audit it without them. The thresholds are
+    those of RUN/policy.json.
     """
     kept = Keep.parse(keep)
     if quiet and as_json:
@@ -78,6 +81,7 @@ class Told:
     """What a run tells of itself: a bar on stderr and its root on stdout, JSON lines on stdout, or nothing."""
 
     def __init__(self, run: RunDirectory, keep: Keep, how: str) -> None:
+        self._run = run
         self._job = run.job
         self._how = how
         self._keep = keep
@@ -89,7 +93,7 @@ class Told:
     def open(self) -> Iterator[None]:
         """Around the run."""
         self._line(start_event(self._job.id.hex(), self._at, self._job.steps, self._job.checkpoint_interval,
-                               str(self._keep)))  # fmt: skip
+                               str(self._keep), policy_words(self._job)))  # fmt: skip
         with ExitStack() as stack:
             if self._how == "bar":
                 bar = training_progress(Console(stderr=True), "training", self._job.steps, self._at)
@@ -111,8 +115,12 @@ class Told:
 
     def end(self, root: str) -> None:
         """It has come as far as it was to come."""
-        self._line(end_event(self._at, root, self._tally))
+        size = self._run.log_bytes()
+        self._line(end_event(self._at, root, self._tally, size))
         if self._how == "bar":
+            if self._job.is_logged:
+                click.echo(f"policy   {policy_words(self._job)}")
+                click.echo(f"logs     {self._tally.entries} entries in {self._tally.steps} steps; {size} bytes in all")
             click.echo(f"run root {root}")
 
     def _line(self, event: dict[str, Any]) -> None:
