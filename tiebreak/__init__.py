@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from engine.agreement import Terms
     from engine.auditing import SegmentAudit
     from engine.compile import Compiled
+    from engine.logged.policy import LoggedPolicy
     from engine.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
     from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Rows, Task, Windows, no_decay
     from protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
     from protocol.keys import PrivateKey
+    from tiebreak.api.policies import calibrate
     from tiebreak.api.runs import Run, agree, open_run, train
     from tiebreak.api.tasks import capture, make_task
     from tiebreak.api.trainer import Step, Trainer, reproducible
@@ -33,6 +35,7 @@ _MODULES: Final = {
     "engine.agreement": ("Terms",),
     "engine.auditing": ("SegmentAudit",),
     "engine.compile": ("Compiled",),
+    "engine.logged.policy": ("LoggedPolicy",),
     "engine.rates": ("constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"),
     "engine.task": (
         "SGD",
@@ -49,6 +52,7 @@ _MODULES: Final = {
     ),
     "protocol.errors": ("CannotCheck", "ConfigurationError", "StateError", "TiebreakError", "VerificationError"),
     "protocol.keys": ("PrivateKey",),
+    "tiebreak.api.policies": ("calibrate",),
     "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
     "tiebreak.api.tasks": ("capture", "make_task"),
     "tiebreak.api.trainer": ("Step", "Trainer", "reproducible"),
@@ -57,9 +61,10 @@ _HOME: Final = {name: module for module, names in _MODULES.items() for name in n
 
 __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError", "Group",
-    "PrivateKey", "Rows", "Run", "SegmentAudit", "StateError", "Step", "Task", "Terms", "TiebreakError", "Trainer",
-    "VerificationError", "Windows", "agree", "capture", "constant", "cosine", "inverse_sqrt", "linear", "make_task",
-    "no_decay", "one_cycle", "open_run", "reproducible", "step_decay", "train",
+    "LoggedPolicy", "PrivateKey", "Rows", "Run", "SegmentAudit", "StateError", "Step", "Task", "Terms",
+    "TiebreakError", "Trainer", "VerificationError", "Windows", "agree", "calibrate", "capture", "constant",
+    "cosine", "inverse_sqrt", "linear", "make_task", "no_decay", "one_cycle", "open_run", "reproducible",
+    "step_decay", "train",
 ]  # fmt: skip
 
 

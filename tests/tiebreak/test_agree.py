@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
+from engine.logged.calibration import proven_policy
 from engine.storage import RunDirectory
 from tests.tiebreak.test_bundle import TASK
 from tiebreak.bundle import STATE, load_bundle
@@ -86,6 +87,31 @@ def test_agree_makes_a_run_both_signed(work: Path, tmp_path: Path) -> None:
     assert job.initial_state_root.hex() == roots["initial_state_root"]
     assert job.data_root.hex() == roots["data_root"]
     assert set(made.state(0)) == set(load_bundle(work / "captured").state)
+
+
+def test_policy_and_precision(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "policy.json"
+    policy = proven_policy(28)
+    policy.save(file)
+    for more, expected, said in [
+        ([], (0, 32, 0), "exact, 32 bits"),
+        (["--precision", "20"], (0, 20, 0), "exact, 20 bits"),
+        (["--policy", str(file)], (1, 28, policy.tolerances_packed), "logged, 28 bits, within plain 2^-"),
+        (["--policy", str(file), "--precision", "28"], (1, 28, policy.tolerances_packed), "logged, 28 bits"),
+    ]:
+        output = tmp_path / "-".join(["run", *(str(n) for n in expected), str(len(more))])
+        assert run(tiebreak, arguments(work, output, *more)) == 0
+        assert f"policy  {said}" in capsys.readouterr().out
+        made = RunDirectory.open(output)
+        assert (made.job.policy, made.job.precision, made.job.tolerances) == expected
+        assert made.policy() == (policy if expected[0] else None)
+    output = tmp_path / "none"
+    assert run(tiebreak, arguments(work, output, "--policy", str(file), "--precision", "32")) == 1
+    assert "expected precision 28 of the policy file, got 32" in capsys.readouterr().err
+    file.write_text("{}")
+    assert run(tiebreak, arguments(work, output, "--policy", str(file))) == 2
+    assert "expected a field 'version'" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_a_damaged_capture_is_not_signed(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,6 +291,41 @@ def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
     assert (audit.agrees, audit.refused, audit.starts) == (True, [4], [2])
 
 
+def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
+    task = tiebreak.make_task(**regression())
+    policy = tiebreak.calibrate(task, precision=16, compute="float32", steps=1, orders=1, threads=1)
+    assert policy.evidence is not None
+    client, trainer = (tiebreak.PrivateKey.generate() for _ in range(2))
+    folder = tmp_path / "run"
+    run = tiebreak.train(
+        **regression(), directory=folder, client=client, trainer=trainer, policy=policy, progress=False
+    )
+    assert run.job.is_logged
+    assert (run.job.precision, run.job.tolerances) == (16, policy.tolerances_packed)
+    policy.save(tmp_path / "own.json")
+    for own in (None, policy, tmp_path / "own.json", str(tmp_path / "own.json")):
+        audit = run.audit(policy=own)
+        assert (audit.agrees, audit.log.steps, audit.log.missing) == (True, run.steps, 0)
+    assert audit.log.entries == sum(RunDirectory.open(folder).step_log(s).count for s in range(1, run.steps + 1))
+    with pytest.raises(ConfigurationError, match="of the job's precision, 16, got one of 32"):
+        run.audit(policy=tiebreak.calibrate())
+    with pytest.raises(ConfigurationError, match="expected a run with policy"):
+        tiebreak.agree(**regression(), directory=folder)
+    with pytest.raises(ConfigurationError, match="expected precision 16 of the policy file, got 24"):
+        tiebreak.agree(**regression(), directory=tmp_path / "x", policy=policy, precision=24)
+    with pytest.raises(ConfigurationError, match=r"tasks of tiebreak\.make_task, got str"):
+        tiebreak.calibrate("digits")  # type: ignore[arg-type]
+
+
+def test_an_exact_run_of_another_precision(tmp_path: Path) -> None:
+    runs = [tiebreak.train(**regression(), directory=tmp_path / str(b), precision=b, progress=False) for b in (32, 24)]
+    assert [(run.job.policy, run.job.precision) for run in runs] == [(0, 32), (0, 24)]
+    assert runs[0].root != runs[1].root
+    assert all(run.audit().agrees for run in runs)
+    with pytest.raises(ConfigurationError, match="no policy file for a job of policy exact"):
+        runs[0].audit(policy=tiebreak.calibrate())
+
+
 def test_a_run_that_diverges_stops(tmp_path: Path) -> None:
     given = regression(optimizer=tiebreak.SGD(lr=1e30))
     with pytest.raises(StateError, match="no longer finite"):

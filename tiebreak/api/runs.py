@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.console import Console
 from torch import Tensor, nn
 
-from engine.agreement import Terms, draft_job, sign_job
+from engine.agreement import Rules, Terms, draft_job, sign_job
 from engine.auditing import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
 from engine.disk import read_file, write_file
 from engine.interpreter import Interpreter, NotFiniteError
@@ -23,6 +23,7 @@ from protocol.errors import ConfigurationError, EncodingError, StateError
 from protocol.job import Job
 from protocol.keys import PrivateKey
 from protocol.tags import Digest
+from tiebreak.api.policies import Policy, as_policy
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
 from tiebreak.commands.agree import OFF_CHAIN
 from tiebreak.commands.audit import segments_of
@@ -129,13 +130,14 @@ class Run:
 
     def audit(
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
-        to_step: int | None = None, progress: bool = False,
+        to_step: int | None = None, policy: Policy | None = None, progress: bool = False,
     ) -> SegmentAudit:  # fmt: skip
         """Computes the run again, or a part of it, and compares every record on the way; writes nothing.
 
         Without arguments everything that is committed, from the initial state. from_step, to_step: the segments with
         these steps. sample, seed: so many segments, drawn from the seed and the run root (see `tiebreak audit`). Of a
-        signed run only what is signed counts. `agrees` and `fraud` of the result say how it went; `CannotCheck` is
+        signed run only what is signed counts. policy: this machine's own thresholds, for a run of policy
+        `logged` [default: the proven bounds]. `agrees` and `fraud` of the result say how it went; `CannotCheck` is
         raised if what it needs is not there.
         """
         records, root = self._run.records(), Digest(bytes.fromhex(self.root))
@@ -152,7 +154,7 @@ class Run:
             chosen = segments_of(self._run, len(records), from_step, to_step)
         console = Console(stderr=True, quiet=not progress)
         with training_progress(console, "replaying", steps_to_replay(self._run, chosen)) as on_step:
-            return audit_segments(self._run, self._interpreter(), chosen, records, on_step)
+            return audit_segments(self._run, self._interpreter(as_policy(policy)), chosen, records, on_step)
 
     def _interpreter(self, policy: LoggedPolicy | None = None) -> Interpreter:
         return make_interpreter(
@@ -164,6 +166,7 @@ def train(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
     directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
+    policy: Policy | None = None, precision: int | None = None,
     device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all", cache: bool = True,
     **options: Any,
 ) -> Run:  # fmt: skip
@@ -176,7 +179,7 @@ def train(
     run = agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
         schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
-        device=device, threads=threads, cache=cache, **options,
+        policy=policy, precision=precision, device=device, threads=threads, cache=cache, **options,
     )  # fmt: skip
     return run.resume(trainer, progress=progress, keep=keep)
 
@@ -185,13 +188,16 @@ def agree(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
     directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
+    policy: Policy | None = None, precision: int | None = None,
     domain: Domain | None = None, device: str = "cpu", threads: int | None = None, cache: bool = True, **options: Any,
 ) -> Run:  # fmt: skip
     """A run in which nothing is computed yet: the job is captured and signed by client and trainer.
 
     client, trainer: both keys or neither; without, throwaway keys sign the job and no head is ever signed. terms:
-    reward, stakes, windows. domain: chain and contract that disputes are played on [default: none]. A run that is in
-    the directory already is opened if it is the same job over the same model, data and settings.
+    reward, stakes, windows. domain: chain and contract that disputes are played on [default: none]. policy: one of
+    `tiebreak.calibrate`, or its file, for policy `logged` [default: `exact`]. precision: bits of results, 16 to 32
+    [default: the policy's, or 32]. A run that is in the directory already is opened if it is the same job over the same
+    model, data and settings.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
@@ -205,16 +211,19 @@ def agree(
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
     compiled = capture(task, cache=cache)
     client, trainer = client or PrivateKey.generate(), trainer or PrivateKey.generate()
+    logged = as_policy(policy)
+    rules = Rules.of(logged, precision)
     job = draft_job(
         compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, client=client.address,
-        trainer=trainer.address, terms=terms or Terms(),
+        trainer=trainer.address, terms=terms or Terms(), policy=rules.policy, precision=rules.precision,
+        tolerances=rules.tolerances,
     )  # fmt: skip
     if there:
         opened = RunDirectory.open(folder)
         _check_same(opened.job, job, folder)
         return Run(opened, device=device, threads=threads)
     signed = sign_job(job, domain or Domain(chain_id=0, contract=OFF_CHAIN), client=client, trainer=trainer)
-    made = RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data)
+    made = RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, logged)
     write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
     return Run(made, device=device, threads=threads)
 
@@ -225,7 +234,8 @@ def open_run(directory: str | Path, *, device: str = "cpu", threads: int | None 
 
 
 def _check_same(there: Job, wanted: Job, folder: Path) -> None:
-    for name in ("program_root", "initial_state_root", "data_root", "steps", "checkpoint_interval"):
+    names = ("program_root", "initial_state_root", "data_root", "steps", "checkpoint_interval")
+    for name in (*names, "policy", "precision", "tolerances"):
         expected, found = getattr(wanted, name), getattr(there, name)
         if expected != found:
             shown = [value.hex() if isinstance(value, bytes) else value for value in (expected, found)]

@@ -1,0 +1,45 @@
+"""Calibration for runs of policy `logged`."""
+
+from pathlib import Path
+
+from engine.logged.calibration import MARGIN, SHARE, proven_policy
+from engine.logged.policy import LoggedPolicy
+from engine.task import Task
+from protocol.errors import ConfigurationError
+from protocol.float32 import MAX_PRECISION
+from tiebreak.api.tasks import capture
+from tiebreak.calibrating import ORDERS, STEPS, Subject, calibrate_subjects
+
+Policy = LoggedPolicy | str | Path
+"""A policy, or the file that holds one."""
+
+
+def calibrate(
+    *tasks: Task, precision: int = MAX_PRECISION, compute: str = "float64", steps: int = STEPS,
+    orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
+    cache: bool = True,
+) -> LoggedPolicy:  # fmt: skip
+    """The policy of logged runs of some tasks, measured on this machine and all of its devices.
+
+    The first steps are computed exactly, and every sum in them again in other orders, kernels and numbers of threads:
+    see `tiebreak calibrate`. Without tasks: the proven bounds, which take larger logs and no measurement. Keep it with
+    its `save`, and hand it to `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
+    """
+    if not tasks:
+        return proven_policy(precision, compute)
+    return calibrate_subjects(
+        [_subject(task, cache) for task in tasks], precision=precision, compute=compute, steps=steps,
+        orders=orders, margin=margin, share=share, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+def _subject(task: object, cache: bool) -> Subject:
+    if not isinstance(task, Task):
+        raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {type(task).__name__}")
+    made = capture(task, cache=cache)
+    return Subject(name=task.name, program=made.program, state=made.state, data=made.data, steps=task.steps)
+
+
+def as_policy(policy: Policy | None) -> LoggedPolicy | None:
+    """The policy that is meant. Raises `EncodingError` for a file that is none."""
+    return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy
