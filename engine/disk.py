@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -54,6 +55,12 @@ def write_file(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all. Raises `StorageError`."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def write_whole(file: RawIOBase, data: memoryview) -> None:
+    """Writes all of it: the system writes at most 2 GiB at once, and less when the disk fills up."""
+    while data:
+        data = data[file.write(data) or 0 :]
 
 
 def read_file(path: Path, limit: int) -> bytes:

@@ -21,7 +21,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import RawIOBase
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.data import FactsCache, data_identities, open_safetensors
-from engine.disk import plain_size, read_file, replacing, size_within, storing, write_file
+from engine.disk import plain_size, read_file, replacing, size_within, storing, write_file, write_whole
 from engine.logged.files import LogFile, Segment
 from engine.logged.policy import LoggedPolicy
 from engine.tensors import PROTOCOL_DTYPES, Spec, check_spec, identities, plain_bytes
@@ -60,9 +59,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     # Widest first: so each tensor is aligned to its elements. Names break ties, so equal tensors give equal files.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     with replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
-        _write_whole(file, memoryview(_header(tensors, order)))
+        write_whole(file, memoryview(_header(tensors, order)))
         for name in order:
-            _write_whole(file, plain_bytes(tensors[name]))
+            write_whole(file, plain_bytes(tensors[name]))
 
 
 def _header(tensors: Mapping[str, Tensor], order: Sequence[str]) -> bytes:
@@ -76,12 +75,6 @@ def _header(tensors: Mapping[str, Tensor], order: Sequence[str]) -> bytes:
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _write_whole(file: RawIOBase, data: memoryview) -> None:
-    """The system writes at most 2 GiB at once, and less when the disk fills up."""
-    while data:
-        data = data[file.write(data) or 0 :]
 
 
 def read_tensors(path: Path, spec: Spec) -> dict[str, Tensor]:
@@ -284,16 +277,14 @@ class RunDirectory:
     def append_record(self, record: StepRecord) -> None:
         """Adds the next checkpoint's record, durably; its state must be written already, if it is to be kept."""
         path, count = self.path / "records.bin", self.recorded()
-        with storing(path), path.open("rb+") as file:
+        with storing(path), path.open("rb+", buffering=0) as file:  # closing a full buffer would fail again
             file.truncate(count * RECORD_BYTES)
             file.seek(0, os.SEEK_END)
             try:
-                file.write(encode_record(record))
-                file.flush()
+                write_whole(file, memoryview(encode_record(record)))
                 os.fsync(file.fileno())
             except OSError:
-                file.close()
-                os.truncate(path, count * RECORD_BYTES)
+                file.truncate(count * RECORD_BYTES)
                 raise
 
     def kept(self) -> list[int]:

@@ -18,11 +18,10 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from engine.disk import plain_size, storing, write_file
+from engine.disk import plain_size, storing, write_file, write_whole
 from engine.logged.encoding import HEADER_BYTES, decode_entries, encode_sparse, max_sparse_bytes
 from protocol.codec import unsigned
 from protocol.errors import EncodingError, StateError
@@ -112,7 +111,7 @@ class LogFile:
             file.truncate(self._end)
             file.seek(self._end)
             try:
-                _write_whole(file, memoryview(frame))
+                write_whole(file, memoryview(frame))
             except OSError:
                 file.truncate(self._end)
                 raise
@@ -227,9 +226,3 @@ class LogFile:
 
     def _next(self) -> str:
         return f"step {self.steps.stop}" if self.steps.stop <= self.segment.last else "no further step"
-
-
-def _write_whole(file: RawIOBase, data: memoryview) -> None:
-    """The system writes less than asked for when the disk fills up, and refuses the rest."""
-    while data:
-        data = data[file.write(data) or 0 :]

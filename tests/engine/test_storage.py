@@ -199,6 +199,7 @@ def test_a_disk_that_fills_up_mid_append_loses_no_record(new_run: NewRun) -> Non
             run.append_record(record(6))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (run.path / "records.bin").stat().st_size == RECORD_BYTES, "the torn record is cut off at once"
     assert run.records() == [record(3)]
     run.append_record(record(6))
     assert run.records() == [record(3), record(6)]
