@@ -1,0 +1,163 @@
+"""Jobs of policy `logged` and of other precisions from the command line: train, audit, dispute."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.agreement import Terms, draft_job, sign_job
+from engine.committing import make_record
+from engine.logged.policy import LoggedPolicy
+from engine.storage import RunDirectory
+from protocol.errors import ConfigurationError, EncodingError
+from protocol.rounding import Policy, SumKind, pack_tolerances
+from tests.engine.conftest import CLIENT, DOMAIN, TRAINER
+from tests.engine.logged_cases import INTERVAL, STEPS, compiled
+from tiebreak.cli import run as cli
+from tiebreak.cli import tiebreak
+from tiebreak.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.running import make_interpreter, make_logging
+
+PASSWORD = "a long passphrase"
+TOLERANCES = dict.fromkeys(SumKind, 2)
+
+
+def policy_of(precision: int = 32, threshold: float | None = 2.0**24) -> LoggedPolicy:
+    """A wide policy: a share of all elements is logged."""
+    thresholds = dict.fromkeys(SumKind, threshold)
+    return LoggedPolicy(precision=precision, compute="float64", thresholds=thresholds, tolerances=TOLERANCES)
+
+
+def make_run(path: Path, precision: int = 32, *, logged: bool = True) -> RunDirectory:
+    """A run in which nothing is computed yet."""
+    made = compiled()
+    job = draft_job(
+        made,
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+        client=CLIENT.address,
+        trainer=TRAINER.address,
+        terms=Terms(clock=1000),
+        policy=Policy.LOGGED if logged else Policy.EXACT,
+        precision=precision,
+        tolerances=pack_tolerances(TOLERANCES) if logged else 0,
+    )
+    signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+    policy = policy_of(precision) if logged else None
+    return RunDirectory.create(path, signed, made.program, made.state, made.data, policy)
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command that trains, but for the run."""
+    monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSWORD)
+    TRAINER.save(tmp_path / "key.pem", PASSWORD)
+    return ["train", "--key", str(tmp_path / "key.pem"), "--threads", "1", "--quiet"]
+
+
+@pytest.fixture
+def trained(tmp_path: Path, train: list[str]) -> RunDirectory:
+    """A finished run."""
+    run = make_run(tmp_path / "run")
+    assert cli(tiebreak, [*train, str(run.path)]) == 0
+    return run
+
+
+def test_a_logged_run_is_trained_audited_and_its_logs_are_told_of(
+    trained: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = sum(trained.step_log(step).count for step in range(1, STEPS + 1))
+    assert entries > STEPS
+    policy_of().save(tmp_path / "own.json")
+    for number, extra in enumerate(([], ["--policy", str(tmp_path / "own.json")])):
+        capsys.readouterr()
+        command = [
+            "audit",
+            str(trained.path),
+            "--output",
+            str(tmp_path / f"replay{number}"),
+            "--permute",
+            "3",
+            "--json",
+        ]
+        assert cli(tiebreak, [*command, *extra]) == 0
+        log = json.loads(capsys.readouterr().out)["log"]
+        assert log["entries"] == entries
+        assert log["steps"] == STEPS
+        assert log["elsewhere"] == log["missing"] == 0
+        assert log["findings"] == []
+    assert cli(tiebreak, ["audit", str(trained.path), "--sample", "2", "--seed", "a"]) == 0
+    assert "logs       " in capsys.readouterr().out
+    assert cli(tiebreak, ["audit", str(trained.path), "--output", str(tmp_path / "words")]) == 0
+    assert f"logs       {entries} entries in {STEPS} steps; 0 were needed here" in capsys.readouterr().out
+    assert cli(tiebreak, ["dispute", str(trained.path), str(tmp_path / "replay0")]) == 0
+    assert "nothing to dispute" in capsys.readouterr().out
+
+
+def test_withheld_logs_are_no_fraud_and_no_audit(
+    trained: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained.path / "logs" / f"{2 * INTERVAL:012d}.log").unlink()
+    for extra in (["--output", str(tmp_path / "replay")], ["--segment", "1"]):
+        assert cli(tiebreak, ["audit", str(trained.path), *extra]) == 3
+        assert f"CannotCheck: {trained.path}: log of step {INTERVAL + 1}: " in capsys.readouterr().err
+    assert cli(tiebreak, ["audit", str(trained.path), "--segment", "0"]) == 0
+
+
+def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
+    train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    assert cli(tiebreak, [*train, str(run.path), "--until", str(INTERVAL)]) == 0
+    state = run.state(INTERVAL)
+    name = next(name for name, tensor in state.items() if tensor.dtype == torch.float32 and tensor.numel() > 4)
+    record = run.records()[0]
+    state[name].view(-1)[3] += 1
+    replaced = RunDirectory.open(run.path)
+    replaced.write_state(INTERVAL, state)
+    (run.path / "records.bin").write_bytes(b"")
+    (run.path / "heads" / f"{1:012d}.bin").unlink()
+    replaced.append_record(make_record(INTERVAL, state, record.loss_bits, record.log_root))
+    assert cli(tiebreak, [*train, str(run.path)]) == 0
+    assert cli(tiebreak, ["audit", str(run.path), "--output", str(tmp_path / "replay")]) == 2
+    assert cli(tiebreak, ["audit", str(run.path), "--segment", "0"]) == 2
+    assert cli(tiebreak, ["audit", str(run.path), "--segment", "3"]) == 0
+    capsys.readouterr()
+    assert cli(tiebreak, ["dispute", str(run.path), str(tmp_path / "replay")]) == 0
+    assert "trainer loses" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", [26, 16])
+def test_jobs_of_other_precisions_are_computed_at_them(precision: int, train: list[str], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", precision, logged=False)
+    assert cli(tiebreak, [*train, str(run.path)]) == 0
+    assert cli(tiebreak, ["audit", str(run.path), "--output", str(tmp_path / "replay"), "--permute", "1"]) == 0
+    assert not (run.path / "logs").exists()
+    other = make_run(tmp_path / "other", logged=False)
+    assert cli(tiebreak, [*train, str(other.path)]) == 0
+    assert run.records()[0].state_root != other.records()[0].state_root
+
+
+def test_a_policy_of_other_rules_than_the_jobs_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a policy of the job's precision 32 .* got 26"):
+        make_logging(trained.job, policy_of(26))
+    exact = make_run(tmp_path / "exact", logged=False)
+    with pytest.raises(ConfigurationError, match="expected no policy file for a job of policy exact"):
+        make_interpreter(exact.program, job=exact.job, policy=policy_of())
+    assert make_logging(exact.job) is None
+    proven = make_logging(trained.job)
+    assert proven is not None
+    assert proven.thresholds == {}
+
+
+def test_an_auditor_does_not_believe_the_trainers_thresholds(trained: RunDirectory, tmp_path: Path) -> None:
+    """With ones that are too small it would round wrong, and accuse."""
+    assert trained.policy() == policy_of()
+    trained.policy_path.write_text("{}")
+    assert cli(tiebreak, ["audit", str(trained.path), "--output", str(tmp_path / "replay")]) == 0
+    assert not (tmp_path / "replay" / "policy.json").exists()
+    with pytest.raises(EncodingError, match=r"policy\.json"):
+        trained.policy()
+    shutil.rmtree(tmp_path / "replay")
