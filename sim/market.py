@@ -91,6 +91,7 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
             if agreement.job.is_logged:
                 for step in range(agreement.job.first_step(checkpoint), record.step + 1):
                     run.write_step_log(step, source.step_log(step))
+                run.sync_logs(record.step)
             if source.state_path(record.step).exists():
                 run.write_state(record.step, source.state(record.step))
             run.append_record(record)

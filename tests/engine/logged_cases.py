@@ -6,11 +6,12 @@ neighbour, as other hardware might one of them. An auditor who does not follow i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.agreement import Terms, draft_job, sign_job
 from engine.arithmetic import Arithmetic
@@ -41,10 +42,26 @@ def compiled() -> Compiled:
     return compile_task(make_tiny_task(STEPS, INTERVAL))
 
 
-def logged_job(precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL) -> SignedJob:
-    """The tiny task under policy `logged`, one tolerance for all kinds."""
+@cache
+def wider() -> Compiled:
+    """A task with ten thousand sums in a step."""
+    generator = torch.Generator().manual_seed(2)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    data = {"x": torch.randn(48, 64, generator=generator), "y": torch.randint(0, 3, (48,), generator=generator)}
+    task = make_tiny_task(STEPS, INTERVAL)
+    batch = replace(task.batch, size=16)
+    return compile_task(replace(task, name="wider", model=model, data=data, batch=batch))
+
+
+def logged_job(
+    precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL, made: Compiled | None = None
+) -> SignedJob:
+    """The tiny task (or another) under policy `logged`, one tolerance for all kinds."""
     job = draft_job(
-        compiled(),
+        made or compiled(),
         steps=STEPS,
         checkpoint_interval=interval,
         client=CLIENT.address,
@@ -57,9 +74,9 @@ def logged_job(precision: int = 32, tolerance: int = TOLERANCE, interval: int = 
     return sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
 
 
-def new_run(path: Path, agreement: SignedJob) -> RunDirectory:
-    """An empty run of a job over the tiny task."""
-    made = compiled()
+def new_run(path: Path, agreement: SignedJob, made: Compiled | None = None) -> RunDirectory:
+    """An empty run of a job over the tiny task (or another)."""
+    made = made or compiled()
     return RunDirectory.create(path, agreement, made.program, made.state, made.data)
 
 

@@ -1,10 +1,12 @@
 """The market: who pays in what, what a fork takes over, and that the board owns exactly what it owes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine.evidence import Evidence
+from engine.logged import journal
 from engine.storage import RunDirectory
 from engine.training import Worker
 from protocol.chain import JobStatus, Reverted
@@ -12,6 +14,7 @@ from protocol.errors import ConfigurationError, SignatureError, VerificationErro
 from protocol.job import Head, SignedHead
 from protocol.keys import PrivateKey
 from sim.market import FUNDS, Market, Parties, another, fork
+from tests.engine import logged_cases
 from tests.sim.yard import INTERVAL, STEPS, Yard, sums_of
 
 
@@ -167,3 +170,23 @@ def test_a_head_of_the_wrong_key_is_not_the_trainers(yard: Yard) -> None:
     forged = SignedHead.sign(head, agreement.domain, yard.market.parties.challenger)
     with pytest.raises(SignatureError):
         forged.verify(agreement.job, agreement.domain)
+
+
+def test_a_fork_takes_the_logs_along(tmp_path: Path, yard: Yard) -> None:
+    source = logged_cases.new_run(tmp_path / "run", logged_cases.logged_job())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "Recorder", logged_cases.Flipping)
+        logged_cases.train(source)
+    keys = yard.market.parties
+    job = replace(source.job, client=keys.client.address, trainer=keys.trainer.address)
+    agreement = yard.market.sign(another(job))
+    made = fork(source, tmp_path / "fork", agreement, upto=2 * logged_cases.INTERVAL)
+    assert made.records() == source.records()[:2]
+    steps = range(1, 2 * logged_cases.INTERVAL + 1)
+    assert all(made.step_log(step) == source.step_log(step) for step in steps)
+    assert sum(made.step_log(step).count for step in steps) > 0
+    evidence = Evidence(made, logged_cases.machine(made.job))
+    assert evidence.record(steps[-1]) == source.records()[1]
+    for change in ({"precision": 26}, {"tolerances": 0}, {"policy": 0, "tolerances": 0}):
+        with pytest.raises(ConfigurationError, match="expected a job of policy, precision, tolerances"):
+            fork(source, tmp_path / "other", yard.market.sign(replace(made.job, **change)), upto=0)
