@@ -7,6 +7,9 @@
    On devices other than CPUs also one large matrix product: where a vendor's library may emulate FP64.
 3. max and argmax (zeros, NaN, equals), gather, window, iota, casts, random, shuffle.
 
+An arithmetic that logs near ties is asked for them too: what it reports must lie within the error that it claims, and
+what it does not report must be exact.
+
 What may stand in a chain of elementwise instructions is also run by the compiled kernel for these, where there is one.
 
 The oracle is `protocol.reference`, in integers. The first mismatch is a `ConfigurationError` that names the operation,
@@ -15,6 +18,7 @@ the operand bits and both results: such a device would fork the run.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from itertools import product
 from math import prod
@@ -24,11 +28,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
+from engine.arithmetic import Arithmetic, NearTies
 from engine.arithmetic.indexing import TORCH_DTYPES
 from engine.schedule import is_elementwise
 from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
 from protocol.errors import ConfigurationError
+from protocol.float32 import plus_zero, round_ratio
 from protocol.isa import (
     MAP_SIGNATURES,
     TRANSCENDENTALS,
@@ -49,7 +54,7 @@ from protocol.isa import (
 )
 from protocol.philox import random_bits
 from protocol.reference import element, needed_elements, pack, to_raw, unpack
-from protocol.rounding import Rounding
+from protocol.rounding import Rounding, sum_kind
 
 _EDGES: Final[dict[DType, tuple[int, ...]]] = {
     DType.F32: (
@@ -138,10 +143,37 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
     tensors = [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
     i = case.instruction
     _compare_result(arithmetic, case, right, arithmetic.execute(i, tensors, 0))
+    if arithmetic.options.logging is not None and sum_kind(i) is not None:
+        _compare_logged(arithmetic, replace(case, name=f"{case.name} (logged)"), right, tensors)
     if arithmetic.chains is not None and is_elementwise(i):
         chained = replace(case, name=f"{case.name} (compiled)")
         _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
     return len(right)
+
+
+def _compare_logged(arithmetic: Arithmetic, case: _Case, right: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    """What is reported may differ from the exact result, but c may not from the exact sum by more than e."""
+    i, ties = case.instruction, list[NearTies]()
+    result = arithmetic.execute(i, tensors, 0, ties.append)
+    near = {
+        int(at): (float(c), float(e)) for t in ties for at, c, e in zip(t.elements, t.values, t.errors, strict=True)
+    }
+    found = _elements(result)
+    sums = dict(zip(near, arithmetic.exact_sums(i, tensors, list(near)), strict=True))
+    for at, want in zip(case.elements or range(i.numel), right, strict=True):
+        exact = sums.get(at)
+        if exact is None:
+            if found[at] != want:
+                raise ConfigurationError(_mismatch(arithmetic, case, at, want, found[at]))
+            continue
+        c, e = near[at]
+        x = Fraction(exact[0]) * Fraction(2) ** exact[1]
+        rounded = plus_zero(round_ratio(*c.as_integer_ratio(), precision=arithmetic.options.precision))
+        if abs(Fraction(c) - x) > Fraction(e) or found[at] != rounded:
+            raise ConfigurationError(
+                f"{arithmetic.device}: {case.name}: expected a sum within {e} of the exact {float(x)}, rounded, for a "
+                f"near tie, got {c} as {found[at]:#x}. Thresholds may be too small for this device: calibrate again"
+            )
 
 
 def _compare_result(arithmetic: Arithmetic, case: _Case, right: Sequence[int], result: Tensor) -> None:

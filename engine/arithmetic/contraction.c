@@ -141,6 +141,7 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
 typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
+    uint8_t *open; /* of a given row: which are undecided */
     size_t bytes;
     void *memory;
 } room;
@@ -153,7 +154,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 4 * n + 256;
+    const size_t bytes = 8 * doubles + 5 * n + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -167,6 +168,7 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.squares_a = held.group + m * n;
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
+    held.open = (uint8_t *)(held.high + n);
     return 1;
 }
 
@@ -218,7 +220,7 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
 /* e of an FP32 product (single.py: the bound): NaN where that is not finite. */
 static inline double given_error(const contraction *t, double c, double e) { return e + (e > 0 ? t->least : 0) + (c - c); }
 
-/* As `test_row`, of a row that is given; its FP64 values into held.c. */
+/* As `test_row`, of a row that is given; its FP64 values into held.c, which are undecided into held.open. */
 static int test_given(const contraction *t, const block *at, int64_t i, double left, float *restrict high, int precision) {
     const float *restrict given = t->given + (at->batch * t->m + at->m0 + i) * t->n + at->n0;
     const double *restrict right = held.squares_b;
@@ -229,7 +231,8 @@ static int test_given(const contraction *t, const block *at, int64_t i, double l
         const double e = given_error(t, c[j], left * right[j]);
         const float upper = round_bits(c[j] + e, precision), lower = round_bits(c[j] - e, precision);
         high[j] = upper + 0.0f;
-        any |= !(upper == lower);
+        held.open[j] = !(upper == lower);
+        any |= held.open[j];
     }
     return any;
 }
@@ -250,8 +253,9 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
                                  : test_row(c, left, held.squares_b, at->n, high, precision);
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
         for (int64_t j = 0; any && j < at->n; j++) {
+            if (t->given && !held.open[j]) continue;
             const double e = t->given ? given_error(t, c[j], left * held.squares_b[j]) : left * held.squares_b[j];
-            if (is_open(c[j], e, precision)) {
+            if (t->given || is_open(c[j], e, precision)) {
                 if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
                 open[waiting++] = (element){
                     a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};

@@ -59,7 +59,7 @@ class Progress(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds", "logged")),
-        *((name, ctypes.c_int64) for name in ("precision", "grid", "room")),
+        *((name, ctypes.c_int64) for name in ("precision", "grid", "room", "single")),
         ("limit", ctypes.c_double),
         ("near", ctypes.c_void_p),
         ("result", ctypes.c_void_p),
@@ -77,30 +77,37 @@ class Progress(ctypes.Structure):
 _NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
 """`near_tie` of exact.h."""
 NEAR_ROOM: Final = 1 << 12
-"""Near ties that there is room for at first."""
+"""Near ties that there is room for at first, beside one for every 16 elements."""
 
 
 def run_kernel(
-    compute: Callable[["Progress"], bool], out: Tensor, precision: int, terms: int, near: Collector | None
+    compute: Callable[["Progress"], bool],
+    out: Tensor,
+    precision: int,
+    terms: int,
+    near: Collector | None,
+    *,
+    fp32: bool = False,
 ) -> Progress:
     """Computes `out` by `compute`, which is False where memory ran out; what was counted.
 
     `terms`: those of an element, by the instruction's definition. What is near a tie goes to `near`, if that is given.
+    `fp32`: whether it is an FP32 product that is tested.
     """
-    progress = Progress(precision=precision, result=out.data_ptr())
-    if near is None:
-        if not compute(progress):
-            raise MemoryError(f"no memory to compute {tuple(out.shape)}")
-        return progress
-    grid = max(1, (terms - 1).bit_length()) if near.grid else 0
-    room = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM)
+    grid = max(1, (terms - 1).bit_length()) if near is not None and near.grid else 0
+    room, limit = 0, 0.0
+    if near is not None:
+        room, limit = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM + out.numel() // 16), near.limit
     while True:
         held = np.empty(room, dtype=_NEAR_TIE)
         progress = Progress(
-            precision=precision, result=out.data_ptr(), grid=grid, limit=near.limit, room=room, near=held.ctypes.data
-        )
+            precision=precision, grid=grid, room=room, single=fp32, limit=limit, near=held.ctypes.data,
+            result=out.data_ptr(),
+        )  # fmt: skip
         if not compute(progress):
             raise MemoryError(f"no memory to compute {tuple(out.shape)}")
+        if near is None:
+            return progress
         if progress.logged <= room:
             found = held[: progress.logged]
             near.add(found["place"].copy(), found["c"].copy(), found["e"].copy())
@@ -283,7 +290,7 @@ def run_native(
                 return False
         return True
 
-    progress = run_kernel(compute, out, precision, k, near)
+    progress = run_kernel(compute, out, precision, k, near, fp32=bool(task.given))
     del tables, held
     counts.elements += out.numel()
     progress.add_to(counts, threads)

@@ -248,6 +248,18 @@ def test_calibration_sees_every_element(compute: torch.dtype) -> None:
     assert torch.allclose(torch.from_numpy(ties.errors) / 2.0**7, size, rtol=1e-12)  # plain sums are FP64
 
 
+def test_more_near_ties_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled kernels then compute everything once more; counted is what was done last."""
+    monkeypatch.setattr(contraction, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
+    left, right = torch.randn(40 * 50), torch.randn(50 * 60)
+    arithmetic = Arithmetic(precision=16, logging=logging(2, 1e12))
+    _, ties = run(arithmetic, products(40, 60, 50), [left, right])
+    assert ties is not None
+    counts = arithmetic.stats.of("reduce.sum.products")
+    assert 9 < len(ties) == counts.logged <= counts.undecided < 2400
+    assert counts.elements == 2400
+
+
 def test_more_near_ties_than_expected() -> None:
     """A million elements, all reported."""
     left, right = torch.randn(1100, 3), torch.randn(3, 1000)

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, elementwise, indexing, scatter, sums, transcendental
+from engine.arithmetic import Arithmetic, Logging, NearTies, elementwise, indexing, scatter, sums, transcendental
 from engine.arithmetic.ziv import ExactSum, Settler
 from engine.qualify import qualified, qualify
 from protocol.errors import ConfigurationError
 from protocol.isa import Instruction, MapFunction
+from protocol.rounding import SumKind
 from tests.engine.arithmetic_cases import bits_f32
 
 
@@ -84,6 +85,40 @@ def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("precision", [16, 24, 31])
 def test_fewer_bits_qualify(precision: int) -> None:
     assert qualify(Arithmetic(precision=precision)).cases > 15000
+
+
+ALL = dict.fromkeys(SumKind, 2)
+
+
+@pytest.mark.parametrize(("precision", "compute"), [(32, torch.float64), (26, torch.float64), (16, torch.float32)])
+@pytest.mark.parametrize("kappa", [None, 8.0])
+def test_near_ties_qualify(precision: int, compute: torch.dtype, kappa: float | None) -> None:
+    """Adversarial cancellation is within the claimed error; there are near ties among the vectors."""
+    arithmetic = Arithmetic(precision=precision, logging=Logging(dict.fromkeys(SumKind, kappa), ALL, compute))
+    assert qualify(arithmetic).cases > 15000
+    assert sum(counts.logged for counts in arithmetic.stats.kinds.values()) > 0
+
+
+class Overconfident(Arithmetic):
+    """Its sums are further from the exact ones than it says."""
+
+    def execute(
+        self,
+        instruction: Instruction,
+        operands: Sequence[Tensor],
+        step: int,
+        near: Callable[[NearTies], None] | None = None,
+    ) -> Tensor:
+        def told(ties: NearTies) -> None:
+            assert near is not None
+            near(replace(ties, errors=ties.errors / 2**60, values=ties.values + ties.errors / 4))
+
+        return super().execute(instruction, operands, step, None if near is None else told)
+
+
+def test_an_error_that_is_claimed_too_small() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a sum within .* of the exact .* near tie, got"):
+        qualify(Overconfident(logging=Logging(dict.fromkeys(SumKind, 8.0), ALL)))
 
 
 def test_results_of_other_bits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
