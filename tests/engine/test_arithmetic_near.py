@@ -165,6 +165,15 @@ TIE = [ONE, HALF_ULP]
 def test_a_tie_on_a_grid_is_settled_and_not_reported() -> None:
     found, ties = run(Arithmetic(logging=logging()), sum_of(TIE), [tensor_of(DType.F32, TIE)])
     assert (found, ties) == ([ONE], None)
+    factors = [tensor_of(DType.F32, [*TIE] * 2), tensor_of(DType.F32, [ONE, 0, ONE, 0])]
+    found, ties = run(Arithmetic(logging=logging()), products(2, 2, 2), factors)
+    assert (found, ties) == ([ONE, 0, ONE, 0], None)
+    coarse = Arithmetic(precision=16, logging=logging(compute=torch.float32))
+    half = tensor_of(DType.F32, [ONE, bits_f32(2.0**-8)] * 2)
+    found, ties = run(coarse, products(2, 2, 2), [half, factors[1]])
+    assert found == [ONE, 0, ONE, 0]
+    assert ties is not None
+    assert ties.elements.tolist() == [0, 2]  # of FP32 products also those on a grid
 
 
 def test_a_tie_off_the_grid_is_reported() -> None:
