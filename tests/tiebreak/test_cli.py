@@ -10,6 +10,7 @@ import pytest
 
 import protocol.errors
 from protocol.errors import (
+    CannotCheck,
     ConfigurationError,
     EncodingError,
     IllegalMove,
@@ -52,6 +53,7 @@ ERRORS = [
     (IllegalMove("e"), 2, "IllegalMove: e"),
     (VerificationError("e"), 2, "VerificationError: e"),
     (ConfigurationError("two\n  lines"), 1, "ConfigurationError: two lines"),
+    (CannotCheck("e"), 1, "CannotCheck: e"),
     (StateError("e"), 1, "StateError: e"),
     (TiebreakError("e"), 1, "TiebreakError: e"),
     (KeyboardInterrupt(), 130, "interrupted"),
