@@ -4,7 +4,7 @@ Thousands of results of each function at random precisions would be a large file
 in a few lines of Python and Solidity, they need none. What is kept is, for each run of 16 cases, the first 4 bytes of
 the SHA-256 of their results. Case i of a function is drawn from h = SHA-256(u8 function ‖ u32 i):
 
-    word = h[0:4], precision = 24 + h[5] mod 9, anchor = anchors[u16 h[6:8] mod number]
+    word = h[0:4], precision = 16 + h[5] mod 17, anchor = anchors[u16 h[6:8] mod number]
     h[4] mod 8 = 0:     the word
                  1 ... 4: the word with the biased exponent low + h[6] mod span, where the function is not constant
                  5:     the anchor, with the word's sign
@@ -16,7 +16,7 @@ log takes its arguments without a sign, but for the first kind.
 from hashlib import sha256
 from typing import Any, Final
 
-from protocol.float32 import SIGN, round_f32
+from protocol.float32 import MAX_PRECISION, MIN_PRECISION, SIGN, round_f32
 from protocol.isa import MapFunction
 from protocol.transcendental import FUNCTIONS
 from protocol.vector_inputs import EDGES, HARD, TRANSCENDENTAL_EDGES
@@ -24,6 +24,7 @@ from protocol.vector_inputs import EDGES, HARD, TRANSCENDENTAL_EDGES
 CASES: Final = 6144
 """Of each function."""
 RUN: Final = 16
+_LEAST, _FORMATS = MIN_PRECISION, MAX_PRECISION + 1 - MIN_PRECISION
 EXPONENTS: Final[dict[MapFunction, tuple[int, int]]] = {
     MapFunction.EXP: (100, 34),
     MapFunction.LOG: (0, 255),
@@ -52,7 +53,7 @@ def argument(function: MapFunction, case: int, near: tuple[int, ...]) -> tuple[i
     anchor = near[int.from_bytes(h[6:8], "big") % len(near)]
     shape = h[4] % 8
     if shape == 0:
-        return word, 24 + h[5] % 9
+        return word, _LEAST + h[5] % _FORMATS
     if function == MapFunction.LOG:
         word &= ~SIGN
     if shape < 5:
@@ -61,7 +62,7 @@ def argument(function: MapFunction, case: int, near: tuple[int, ...]) -> tuple[i
     else:
         offset = h[8] % 17 - 8 if shape > 5 else 0
         word = word & SIGN | (anchor + offset) % SIGN
-    return word, 24 + h[5] % 9
+    return word, _LEAST + h[5] % _FORMATS
 
 
 def run_digest(function: MapFunction, first: int, near: tuple[int, ...]) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from protocol import commitments
 from protocol.accumulator import Accumulator, Kind, add_term, encode, finish, initial
-from protocol.float32 import INF, MAX_PRECISION, ONE, SIGN
+from protocol.float32 import INF, MAX_PRECISION, MIN_PRECISION, ONE, SIGN
 from protocol.isa import MAP_SIGNATURES, NAN_BITS, TRANSCENDENTALS, DType, MapFunction
 from protocol.merkle import Tree, pad
 from protocol.philox import philox4x32, random_bits, shuffle
@@ -34,12 +34,13 @@ from protocol.vector_inputs import (
     raw,
 )
 from protocol.vector_instructions import all_cases, evaluate, hex_of
+from protocol.vector_rounding import logs, roundings
 from protocol.vector_transcendentals import bulk
 
 Json = dict[str, Any]
-_PRECISIONS: Final = (24, 28)
+_PRECISIONS: Final = (16, 24, 28)
 """Precisions below 32 that the transcendentals are given for too."""
-_ALL_PRECISIONS: Final = range(24, MAX_PRECISION + 1)
+_ALL_PRECISIONS: Final = range(MIN_PRECISION, MAX_PRECISION + 1)
 
 
 def _word(x: int) -> bytes:
@@ -131,12 +132,13 @@ def _chains(kind: Kind) -> Json:
 
 
 def _finishes() -> Json:
-    """Records: 97-byte encoding of a sum ‖ its f32 bits at precision 32 ‖ 31 ‖ … ‖ 24 (4 bytes each)."""
+    """Records: 97-byte encoding of a sum ‖ its f32 bits at precision 32 ‖ 31 ‖ … ‖ 16 (4 bytes each)."""
     s = Stream("finishes")
     sums: list[int] = [0, 1, -1]
     for precision in _ALL_PRECISIONS:
         digits = precision - 8
-        for exponent in (0, 100, 148, 149, 150, 160, 171, 172, 173, 200, 297, 298, 400, 424, 425, 426):
+        ends = (0, 100, 148, 149, 150, 160, 171, 172, 173, 200, 297, 298, 400, 424, 425, 426)
+        for exponent in ends if precision in (16, *range(24, 33)) else ends[2::4]:
             odds = (s.bits(digits) | 1 << (digits - 1) | 1, (1 << digits) - 1, 1 << (digits - 1))
             for odd in odds if precision in (24, 28, 32) else odds[:1]:
                 tie = (odd * 2 + 1) << exponent
@@ -322,6 +324,8 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "philox.json": philox,
     "trees.json": trees,
     "transcendentals.json": bulk,
+    "rounding.json": roundings,
+    "logs.json": logs,
 }
 """File name -> its generator."""
 

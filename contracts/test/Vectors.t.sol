@@ -3,9 +3,11 @@ pragma solidity ^0.8.30;
 
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {AccumulatorKind} from "../src/libraries/Accumulators.sol";
+import {Commitments} from "../src/libraries/Commitments.sol";
 import {Isa} from "../src/libraries/Isa.sol";
 import {Scalars} from "../src/libraries/MapFunctions.sol";
 import {Philox} from "../src/libraries/Philox.sol";
+import {Trees} from "../src/libraries/Trees.sol";
 import {AccumulatorHarness} from "./support/Harness.sol";
 import {MapHarness} from "./support/MapHarness.sol";
 import {TestBase} from "./support/TestBase.sol";
@@ -119,8 +121,52 @@ contract VectorsTest is TestBase {
         uint256 count = vm.parseJsonUint(json, ".finish.count");
         assertTrue(count > 50, "cases");
         bytes memory cases = vm.parseJsonBytes(json, ".finish.cases");
-        assertEq(cases.length, 133 * count, "whole records");
-        assertEq(harness.countRounded(cases), 9 * count, "sums rounded at every precision");
+        assertEq(cases.length, 165 * count, "whole records");
+        assertEq(harness.countRounded(cases), 17 * count, "sums rounded at every precision");
+    }
+
+    /// @dev Records of 97-byte sum ‖ u32 rounding ‖ u32 bits: both ends of every tolerance, codes that count or do not.
+    function test_roundingAlongALog() public {
+        AccumulatorHarness harness = new AccumulatorHarness();
+        string memory json = vectors("rounding.json");
+        uint256 count = vm.parseJsonUint(json, ".count");
+        bytes memory cases = vm.parseJsonBytes(json, ".cases");
+        assertTrue(count > 1000, "cases");
+        assertEq(cases.length, 105 * count, "whole records");
+        assertEq(harness.countAlongALog(cases), count, "sums rounded as their logs say");
+    }
+
+    /// @dev Every word of the logs of five steps stands under its step log, and each step log under the log root.
+    function test_logs() public view {
+        string memory json = vectors("logs.json");
+        bytes32 logRoot = vm.parseJsonBytes32(json, ".logRoot");
+        uint256 steps = vm.parseJsonUint(json, ".count");
+        uint256 words = 0;
+        for (uint256 k = 0; k < steps; ++k) {
+            string memory step = string.concat(".steps[", vm.toString(k), "].");
+            bytes32 stepLog = vm.parseJsonBytes32(json, string.concat(step, "stepLog"));
+            bytes memory proof = vm.parseJsonBytes(json, string.concat(".logProofs[", vm.toString(k), "]"));
+            assertEq(_fold(stepLog, k, proof), logRoot, "log root");
+            uint256 openings = vm.parseJsonUint(json, string.concat(step, "count"));
+            for (uint256 j = 0; j < openings; ++j) {
+                string memory opening = string.concat(step, "openings[", vm.toString(j), "].");
+                bytes32 leaf = Commitments.logLeaf(vm.parseJsonBytes32(json, string.concat(opening, "word")));
+                assertEq(leaf, vm.parseJsonBytes32(json, string.concat(opening, "leaf")), "leaf");
+                uint256 position = vm.parseJsonUint(json, string.concat(opening, "position"));
+                bytes memory siblings = vm.parseJsonBytes(json, string.concat(opening, "siblings"));
+                assertEq(_fold(leaf, position, siblings), stepLog, "step log");
+                ++words;
+            }
+        }
+        assertEq(words, 70, "words");
+    }
+
+    function _fold(bytes32 node, uint256 position, bytes memory siblings) private view returns (bytes32) {
+        for (uint256 k = 0; 32 * k < siblings.length; ++k) {
+            bytes32 sibling = bytes32(word(siblings, 32 * k, 32));
+            node = position >> k & 1 == 1 ? Trees.parent(sibling, node) : Trees.parent(node, sibling);
+        }
+        return node;
     }
 
     function test_philox() public view {

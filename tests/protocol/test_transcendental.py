@@ -66,10 +66,11 @@ def test_correctly_rounded(name: str, cases: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("precision", [24, 27, 31])
+@pytest.mark.parametrize("precision", [16, 19, 23, 24, 27, 31])
 def test_lower_precision(name: str, precision: int, cases: Callable[[], None]) -> None:
     """Subnormal and other tiny arguments stand next to ties of the shorter format: the hardest case for Ziv's loop."""
     ties = [0x00018080, 0x00008001, 0x01000080, 0x20000080, 0x3F000001, 0x30000010, 0x38001810, 0x00000080, 0x35000001]
+    ties += [0x00008000, 0x00018000, 0x01008000, 0x20018000, 0x30808000, 0x38001000, 0x35000100, 0x2F000100, 0x00001000]
     for bits in ties + inputs(f"{name}", 12)[-24:]:
         if abs(value(bits)) > 30:
             continue

@@ -1,7 +1,9 @@
 """The checked-in vectors are what the generator makes, are adversarial, and are programs that validate."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,14 @@ from protocol.isa import (
     SourceConst,
     SourceKind,
 )
+from protocol.merkle import fold
 from protocol.program import Program, decode_instruction
 from protocol.reference import element, pack, scalar, unpack
+from protocol.rounding import Direction, Rounding
 from protocol.vector_inputs import raw
 from protocol.vector_instructions import STEP
+from tests.protocol.test_logs import naive_root, naive_word
+from tests.protocol.test_rounding import expected as along_a_log
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "vectors"
 SEARCHED = "hardest.json"
@@ -155,7 +161,63 @@ def test_accumulator_records_have_the_documented_width(cases: Callable[[], None]
         width = 2 * group["length"] + 8 * group["factors"] + 8
         assert len(blob(group["cases"])) == width * group["count"]
         cases()
-    assert len(blob(found["finish"]["cases"])) == 133 * found["finish"]["count"]
+    assert len(blob(found["finish"]["cases"])) == 165 * found["finish"]["count"]
+
+
+def test_sums_along_a_log_are_adversarial_and_right(cases: Callable[[int], None]) -> None:
+    """Each against rationals; both ends of every tolerance, codes that count and codes that do not."""
+    found, width = load("rounding.json"), 105
+    data = blob(found["cases"])
+    assert len(data) == width * found["count"] > 100_000
+    met: Counter[tuple[int, bool]] = Counter()
+    for start in range(0, len(data), width):
+        record = data[start : start + width]
+        held, packed, bits = (
+            decode(Kind.F32_SUM, record[:97]),
+            *(int.from_bytes(record[k : k + 4], "big") for k in (97, 101)),
+        )
+        precision, tolerance, code = packed & 0xFF, packed >> 8 & 0xFF, packed >> 16
+        told = Rounding(precision=precision, tolerance=tolerance, direction=Direction(code if code < 3 else 0))
+        exact = Fraction(held.value) / 2**298
+        assert bits == along_a_log(exact, told)
+        met[code, bits == along_a_log(exact, Rounding(precision=precision))] += 1
+        cases(1)
+    assert min(met[code, plain] for code in (1, 2) for plain in (False, True)) > 100
+    assert met[0, True] > 30 < met[3, True]
+    assert not met[0, False] + met[3, False]
+
+
+def test_log_trees_are_of_the_program_and_the_entries(cases: Callable[[], None]) -> None:
+    """By the naive tree of test_logs; and every word's proof leads to its step log."""
+    found = load("logs.json")
+    program = Program.decode(blob(found["program"]))
+    program.validate()
+    assert (found["count"], found["depth"]) == (len(found["steps"]), program.half_depth)
+    for place, step in enumerate(found["steps"]):
+        rows = blob(step["entries"])
+        told: dict[int, dict[int, Direction]] = {}
+        for k in range(0, len(rows), 9):
+            value, element_ = (int.from_bytes(rows[at : at + 4], "big") for at in (k, k + 4))
+            told.setdefault(value, {})[element_] = Direction(rows[k + 8])
+        root = blob(step["stepLog"])
+        assert root == naive_root(told, program)
+        assert fold(root, place, digests_of(found["logProofs"][place])) == blob(found["logRoot"])
+        assert step["count"] == len(step["openings"])
+        for opening in step["openings"]:
+            assert blob(opening["word"]) == naive_word(told.get(opening["value"], {}), opening["chunk"])
+            assert fold(blob(opening["leaf"]), opening["position"], digests_of(opening["siblings"])) == root
+            cases()
+    assert not blob(found["steps"][0]["entries"])
+    codes = blob(found["codes"])
+    assert [*codes] == [
+        c if (c := int.from_bytes(blob(found["word"]), "little") >> 2 * k & 3) < 3 else 0 for k in range(128)
+    ]
+    assert set(codes) == {0, 1, 2}
+
+
+def digests_of(text: str) -> list[bytes]:
+    data = blob(text)
+    return [data[k : k + 32] for k in range(0, len(data), 32)]
 
 
 def test_philox_begins_with_the_known_answers() -> None:

@@ -122,13 +122,22 @@ contract AccumulatorHarness {
         }
     }
 
-    /// @dev Records of 97-byte sum ‖ u32 at precision 32 ‖ 31 ‖ ... ‖ 24; each number that is right counts.
+    /// @dev Records of 97-byte sum ‖ u32 at precision 32 ‖ 31 ‖ ... ‖ 16; each number that is right counts.
     function countRounded(bytes calldata cases) external pure returns (uint256 count) {
-        for (uint256 pos = 0; pos < cases.length; pos += 133) {
+        for (uint256 pos = 0; pos < cases.length; pos += 165) {
             (bool ok, Exact memory sum) = ExactSum.decode(cases[pos:pos + 97]);
-            for (uint256 k = 0; ok && k < 9; ++k) {
+            for (uint256 k = 0; ok && k < 17; ++k) {
                 if (ExactSum.toFloat32(sum, 32 - k) == uint32(bytes4(cases[pos + 97 + 4 * k:]))) ++count;
             }
+        }
+    }
+
+    /// @dev Records of 97-byte sum ‖ u32 rounding ‖ u32 bits; each number that is right counts.
+    function countAlongALog(bytes calldata cases) external pure returns (uint256 count) {
+        for (uint256 pos = 0; pos < cases.length; pos += 105) {
+            (bool ok, Exact memory sum) = ExactSum.decode(cases[pos:pos + 97]);
+            uint256 rounding = uint32(bytes4(cases[pos + 97:]));
+            if (ok && ExactSum.toFloat32(sum, rounding) == uint32(bytes4(cases[pos + 101:]))) ++count;
         }
     }
 
