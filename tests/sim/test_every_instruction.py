@@ -32,7 +32,7 @@ from protocol.merkle import Tree
 from protocol.moves import Prove, StateWitness, TensorWitness
 from protocol.program import Program, half_and_half, instruction_digest
 from protocol.reference import accumulators, unpack
-from protocol.rounding import NEAREST
+from protocol.rounding import NEAREST, Rounding
 from protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.tasks.loader import load_task
 
@@ -117,7 +117,7 @@ def context(
     return Context(
         target=target,
         depth=program.half_depth,
-        precision=job.precision,
+        rounding=Rounding(precision=job.precision).packed,
         position=position,
         element=element,
         terms_leaf=leaf,
