@@ -68,8 +68,8 @@ def moves(snapshot: dict[str, str]) -> list[str]:
         "## Each move at r = 1",
         "",
         "At GPT-2's size: 14 levels of values, an instruction of 200 bytes, chunks of random bytes",
-        "(`contracts/test/GameGas.t.sol`, `contracts/snapshots/GameGas.json`). Policy `logged`: an element of which the",
-        "log says something, in a log with entries in every chunk and step (–: no difference).",
+        "(`contracts/test/GameGas.t.sol`, `contracts/snapshots/GameGas.json`). Policy `logged`: an element of which",
+        "the log says something, in a log with entries in every chunk and step (–: no difference).",
         "",
     ]
     rows = [
