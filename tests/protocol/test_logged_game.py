@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from protocol import game
 from protocol.commitments import ZERO_DIGEST, StepRecord, chunk_count
-from protocol.errors import IllegalMove
 from protocol.game import GameState, Level, Reason
 from protocol.job import Job
-from protocol.logs import NO_WORD, LogTree, code_in, word_leaf
-from protocol.merkle import Tree, depth_of, fold
+from protocol.logs import LogTree
+from protocol.merkle import Tree, depth_of
 from protocol.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
 from protocol.player import Challenger, Defender
 from protocol.reference import execute, new_state
@@ -36,7 +35,7 @@ from tests.protocol.logged import (
 )
 from tests.protocol.programs import job_data
 from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program
-from tests.protocol.walks import WALKS, Erratic, Garbage, RandomChallenger, Walk, check_invariants, other
+from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invariants
 
 JOB = logged_job()
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
@@ -429,204 +428,3 @@ def test_a_challenger_by_other_logs_than_the_committed_ones_loses() -> None:
     end = end_of(HONEST, Run(JOB, logs=OTHER_LOGS))
     assert end.verdict is not None
     assert end.verdict.winner is Side.DEFENDER
-
-
-# ---------------------------------------------------------------- ties and refusals, one by one
-
-
-def walk(liar: Run) -> Walk:
-    made: Walk = []
-    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
-    return made
-
-
-LOGGED_WALKS = {
-    "scatter": walk(Liar(JOB, 4, SCATTER, 140, bend_from=1, logs=LOGS)),
-    "plain": walk(Liar(JOB, 1, PLAIN, 0, logs=LOGS)),
-    "map": walk(Liar(JOB, 3, 24, 299, logs=LOGS)),
-    "single step": walk(Liar(JOB, 5, SCATTER, 3, bend_from=1, logs=LOGS)),
-}
-
-
-def at(name: str, phase: Phase) -> tuple[GameState, Move]:
-    """A state of a walk in which a move of this kind is due, and the move that was made."""
-    return next((state, move) for state, move, _ in (LOGGED_WALKS | WALKS)[name] if state.phase is phase)
-
-
-def _siblings(move: Move) -> tuple[bytes, ...]:
-    assert isinstance(move, OpenChunk)
-    return (other(move.siblings[0]), *move.siblings[1:])
-
-
-LAST, ROOT, LOG, WORD = (
-    "the last record is not the checkpoint",
-    "the step record is not the disputed one",
-    "the step log is not the step's under the log root",
-    "the log word is not the chunk's under the step log",
-)
-TIES: dict[str, tuple[str, Phase, Callable[[Move], Move], str]] = {
-    "checkpoint's state": ("scatter", Phase.OPEN_STEPS, lambda m: replace(m, state_root=other(m.state_root)), LAST),
-    "checkpoint's loss": ("scatter", Phase.OPEN_STEPS, lambda m: replace(m, loss_bits=m.loss_bits ^ 1), LAST),
-    "checkpoint's log": ("scatter", Phase.OPEN_STEPS, lambda m: replace(m, log_root=other(m.log_root)), LAST),
-    "record's log": ("scatter", Phase.OPEN_VALUES, lambda m: replace(m, log_root=other(m.log_root)), ROOT),
-    "no step log": ("scatter", Phase.OPEN_VALUES, lambda m: replace(m, step_log=ZERO_DIGEST), LOG),
-    "step log": ("scatter", Phase.OPEN_VALUES, lambda m: replace(m, step_log=other(m.step_log)), LOG),
-    "step log's siblings": (
-        "scatter",
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, log_siblings=tuple(map(other, m.log_siblings))),
-        LOG,
-    ),
-    "the neighbour's log": (
-        "scatter",
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, step_log=m.log_siblings[0], log_siblings=(m.step_log,)),
-        LOG,
-    ),
-    "step log of one": (
-        "single step",
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, step_log=other(m.step_log)),
-        LOG,
-    ),
-    "no word": ("scatter", Phase.OPEN_CHUNK, lambda m: replace(m, word=NO_WORD), WORD),
-    "word": ("scatter", Phase.OPEN_CHUNK, lambda m: replace(m, word=other(m.word)), WORD),
-    "word's siblings": ("scatter", Phase.OPEN_CHUNK, lambda m: replace(m, siblings=_siblings(m)), WORD),
-    "word of a scalar": ("plain", Phase.OPEN_CHUNK, lambda m: replace(m, word=other(m.word)), WORD),
-}
-
-
-@pytest.mark.parametrize("what", TIES)
-def test_a_broken_tie_loses_at_once(what: str) -> None:
-    name, phase, change, detail = TIES[what]
-    state, move = at(name, phase)
-    assert game.apply(state, move, state.last).verdict is None
-    after = game.apply(state, change(move), state.last)
-    assert after.verdict is not None
-    assert (after.verdict.winner, after.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
-    assert after.verdict.detail == detail
-
-
-def test_the_word_of_another_chunk_or_value_loses() -> None:
-    state, move = at("scatter", Phase.OPEN_CHUNK)
-    assert isinstance(move, OpenChunk)
-    assert state.chunk == 1
-    tree = LOGS.tree(4)
-    assert move.siblings == tuple(tree.proof(SCATTER, 1))
-    for value, chunk in ((SCATTER, 0), (SCATTER, 2), (SCATTER, 3)):
-        siblings = tuple(tree.proof(value, chunk))
-        forged = replace(move, word=tree.word(value, chunk), siblings=siblings)
-        assert fold(word_leaf(forged.word), value << 2 | chunk, siblings) == tree.root
-        after = game.apply(state, forged, state.last)
-        assert after.verdict is not None
-        assert after.verdict.detail == WORD
-
-
-NOTHING = "expected nothing of a rounding log with"
-REFUSED: dict[str, tuple[str, Phase, Callable[[Move], Move], str]] = {
-    "too few log siblings": (
-        "scatter",
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, log_siblings=()),
-        "expected 1 log siblings, got 0",
-    ),
-    "too many log siblings": (
-        "single step",
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, log_siblings=(bytes(32),)),
-        "expected 0 log siblings, got 1",
-    ),
-    "too few word siblings": (
-        "scatter",
-        Phase.OPEN_CHUNK,
-        lambda m: replace(m, siblings=m.siblings[1:]),
-        "expected 8 log siblings, got 7",
-    ),
-    "no word siblings": (
-        "plain",
-        Phase.OPEN_CHUNK,
-        lambda m: replace(m, siblings=()),
-        "expected 6 log siblings, got 0",
-    ),
-    "word of a map": (
-        "map",
-        Phase.OPEN_CHUNK,
-        lambda m: replace(m, word=b"\1" * 32),
-        f"{NOTHING} a chunk of what is not",
-    ),
-    "siblings of a map": (
-        "map",
-        Phase.OPEN_CHUNK,
-        lambda m: replace(m, siblings=(bytes(32),)),
-        f"{NOTHING} a chunk of what is not",
-    ),
-    "exact: state root": (
-        "terms",
-        Phase.OPEN_STEPS,
-        lambda m: replace(m, state_root=b"\1" * 32),
-        f"{NOTHING} the steps",
-    ),
-    "exact: loss": ("terms", Phase.OPEN_STEPS, lambda m: replace(m, loss_bits=1), f"{NOTHING} the steps"),
-    "exact: log root": ("terms", Phase.OPEN_STEPS, lambda m: replace(m, log_root=b"\1" * 32), f"{NOTHING} the steps"),
-    "exact: step log": ("terms", Phase.OPEN_VALUES, lambda m: replace(m, step_log=b"\1" * 32), f"{NOTHING} the values"),
-    "exact: siblings": (
-        "terms",
-        Phase.OPEN_VALUES,
-        lambda m: replace(m, log_siblings=(bytes(32),)),
-        f"{NOTHING} the values",
-    ),
-    "exact: word": ("terms", Phase.OPEN_CHUNK, lambda m: replace(m, word=b"\1" * 32), f"{NOTHING} a chunk"),
-    "exact: word siblings": (
-        "terms",
-        Phase.OPEN_CHUNK,
-        lambda m: replace(m, siblings=(bytes(32),)),
-        f"{NOTHING} a chunk",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
-    name, phase, change, message = REFUSED[what]
-    state, move = at(name, phase)
-    copy = replace(state)
-    with pytest.raises(IllegalMove, match=message):
-        game.apply(state, change(move), state.last + 1)
-    assert state == copy
-    assert game.apply(state, move, state.last + 1).verdict is None
-
-
-def test_what_the_walk_remembers_of_the_logs() -> None:
-    for name in ("scatter", "single step"):
-        state, _ = at(name, Phase.OPEN_TERMS)
-        step, leaf, element = state.step, state.leaf, state.element
-        assert state.log_root == HONEST.record(step).log_root
-        assert state.step_log == LOGS.tree(step).root
-        assert state.word == LOGS.tree(step).word(leaf, state.chunk)
-        assert state.direction == HONEST.directions(step, leaf).get(element, Direction.NONE)
-        assert state.rounding.packed == 16 | 2 << 8 | state.direction << 16
-        assert state.is_logged_sum
-    state, _ = at("map", Phase.PROVE)
-    assert (state.word, state.direction, state.is_logged_sum) == (NO_WORD, Direction.NONE, False)
-    state, _ = at("terms", Phase.OPEN_TERMS)
-    assert (state.step_log, state.log_root, state.is_logged_sum) == (ZERO_DIGEST, ZERO_DIGEST, False)
-
-
-def test_a_code_of_three_means_nothing() -> None:
-    """Nobody's tree has one, but a cheat may commit to one: the element is then rounded to nearest."""
-    state, move = at("plain", Phase.OPEN_CHUNK)
-    assert isinstance(move, OpenChunk)
-    word = b"\xff" * 32
-    root = fold(word_leaf(word), state.leaf, move.siblings)
-    opened = game.apply(replace(state, step_log=root), replace(move, word=word), state.last)
-    _, selected = at("plain", Phase.SELECT_ELEMENT)
-    after = game.apply(opened, selected, state.last)
-    assert (after.direction, after.phase) == (Direction.NONE, Phase.PROVE)
-    assert code_in(word, 0) is Direction.NONE
-
-
-def test_a_walk_to_a_commit_or_a_source_asks_for_no_word() -> None:
-    for leaf in (0, 3, 5, program().leaf_of_commit(0), program().leaf_of_commit(1)):
-        end = end_of(Liar(JOB, 4, leaf, 0, logs=LOGS), HONEST)
-        assert end.verdict is not None
-        assert (end.verdict.winner, end.leaf, end.word) == (Side.CHALLENGER, leaf, NO_WORD)
