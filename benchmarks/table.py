@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,16 +30,27 @@ def publish(
     name: str, rows: list[Row], note: str = "", *, environment: Iterable[tuple[str, str]] = (), folder: Path = RESULTS
 ) -> None:
     """Print the rows and write NAME.json into the folder; `environment` is added to what every result tells."""
+    show(name, rows, note)
+    write(name, rows, note, environment=dict((*describe(), *environment)), folder=folder)
+
+
+def show(name: str, rows: list[Row], note: str = "") -> None:
+    """Print the rows as a table."""
     table = Table(title=f"{name}: {note}" if note else name, title_justify="left", header_style="dim")
     for column in ("metric", "case", "value", "unit", "target"):
         table.add_column(column, justify="right" if column == "value" else "left")
     for row in rows:
         table.add_row(row.metric, row.case, f"{row.value:,.6g}", row.unit, row.target)
     Console(width=130).print(table)
-    told = dict((*describe(), *environment))
-    document = {"name": name, "note": note, "environment": told, "rows": [asdict(row) for row in rows]}
+
+
+def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, str], folder: Path = RESULTS) -> None:
+    """Write NAME.json into the folder, at once or not at all."""
+    document = {"name": name, "note": note, "environment": environment, "rows": [asdict(row) for row in rows]}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    made = folder / f".{name}.json.new"
+    made.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    made.replace(folder / f"{name}.json")
 
 
 def interleaved(candidates: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, float]:

@@ -16,12 +16,12 @@ STEPS: Final = 100
 SEQUENCE: Final = 64
 
 
-def _next_token(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+def next_token(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
     logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-def _classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(pixel_values=images).logits, labels)
 
 
@@ -33,7 +33,7 @@ def gpt2(layers: int = 12) -> Task:
     return Task(
         name="gpt2",
         model=GPT2LMHeadModel(config).train(),
-        loss=_next_token,
+        loss=next_token,
         optimizer=AdamW(lr=1e-4),
         data={"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()},
         batch=Batch(size=8, examples=Rows(names=("x", "y"))),
@@ -42,16 +42,16 @@ def gpt2(layers: int = 12) -> Task:
     )
 
 
-def resnet50(pixels: int) -> Task:
-    """ResNet-50 (23.5M) on 16 images of 3 x pixels x pixels a step, SGD with momentum."""
+def resnet50(pixels: int, batch: int = 16) -> Task:
+    """ResNet-50 (23.5M) on images of 3 x pixels x pixels, SGD with momentum."""
     torch.manual_seed(0)
     return Task(
         name=f"resnet50-{pixels}",
         model=ResNetForImageClassification(ResNetConfig()).train(),
-        loss=_classify,
+        loss=classify,
         optimizer=SGD(lr=0.01, momentum=0.9),
-        data={"x": torch.randn(32, 3, pixels, pixels), "y": torch.randint(0, 2, (32,))},
-        batch=Batch(size=16, examples=Rows(names=("x", "y"))),
+        data={"x": torch.randn(2 * batch, 3, pixels, pixels), "y": torch.randint(0, 2, (2 * batch,))},
+        batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
         steps=STEPS,
         checkpoint_interval=10,
     )

@@ -1,0 +1,115 @@
+"""Policy `logged` measured: logs, thresholds, time, what happens without the log, and what precision costs.
+
+    python -m benchmarks.logged [--parts bytes,speed] [--models gpt2]
+    python -m benchmarks.logged --quick --output FOLDER       tries all of it out in seconds, on models of no interest
+
+Each part of each model is measured and written by itself: results/logged.json has the rows of all that were, with those
+of a part measured again in place of its older ones, so what is killed loses at most one part of one model. `--missing`
+measures only what is not there yet. Part `thresholds` comes first: the others use the policies that it leaves in
+results/logged/. `docs/logged.md` is written from the results by `benchmarks.logged_page`.
+
+| part | what |
+| --- | --- |
+| thresholds | Algorithm 3: threshold and tolerance of each kind of sum; the tau that the paper would need |
+| bytes | logs of some steps at b = 32 ... 26 in every encoding; entries, and those that an auditor needed |
+| speed | a step of every party beside `exact` and eager FP32 |
+| bf16 | b = 16 with FP32 products, beside bfloat16 autocast |
+| divergence | weights of two runs without the log, with another order of the data, with the log |
+| accuracy | loss and accuracy on real data at each precision |
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+
+from benchmarks.logged_accuracy import accuracy
+from benchmarks.logged_context import Context
+from benchmarks.logged_divergence import divergence
+from benchmarks.logged_logs import log_bytes
+from benchmarks.logged_speed import bfloat16, speed
+from benchmarks.logged_store import Store, Unit
+from benchmarks.logged_thresholds import thresholds
+from benchmarks.logged_workloads import FULL, QUICK, Sizes
+from benchmarks.table import RESULTS, Row
+from engine.task import Task
+from tiebreak.environment import usable_cores
+
+Part = Callable[[Context], list[Row]]
+PARTS: Final[dict[str, Part]] = {
+    "thresholds": thresholds,
+    "bytes": log_bytes,
+    "speed": speed,
+    "bf16": bfloat16,
+    "accuracy": accuracy,
+    "divergence": divergence,
+}
+MODELS: Final = (*FULL.models, *FULL.tasks)
+
+
+def units(sizes: Sizes, parts: tuple[str, ...], models: tuple[str, ...]) -> Iterator[tuple[Unit, Callable[[], Task]]]:
+    """What is to be measured, the parts in the order of `PARTS`."""
+    for part in PARTS:
+        made = sizes.tasks if part == "accuracy" else sizes.models
+        if part == "thresholds":
+            made = {**sizes.models, **sizes.tasks}
+        for model, make in made.items():
+            if part in parts and model in models:
+                yield Unit(part=part, model=model), make
+
+
+def measure(unit: Unit, make: Callable[[], Task], sizes: Sizes, store: Store) -> None:
+    """One unit, into the results."""
+    started = time.perf_counter()
+    context = Context(unit=unit, sizes=sizes, store=store, task=make())
+    context.say("started")
+    rows = PARTS[unit.part](context)
+    store.merge(unit, rows, time.perf_counter() - started)
+    del context
+    gc.collect()  # models and states are gigabytes, and modules hold each other
+
+
+class Names(click.ParamType):
+    """Some of a few names, with commas between."""
+
+    name = "names"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self._known = known
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names."""
+        names = tuple(str(value).split(","))
+        for name in names:
+            if name not in self._known:
+                self.fail(f"expected some of {', '.join(self._known)}, got {name!r}", param, ctx)
+        return names
+
+
+@click.command()
+@click.option("--parts", type=Names(tuple(PARTS)), default=",".join(PARTS), show_default=True)
+@click.option("--models", type=Names(MODELS), default=",".join(MODELS), show_default=True)
+@click.option("--missing", is_flag=True, help="Only what has no results yet.")
+@click.option("--quick", is_flag=True, help="Tiny models, to try the benchmark out; needs --output.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of logged.json.")
+@click.option("--threads", type=click.IntRange(min=1), default=usable_cores(), show_default="all cores")
+def main(
+    parts: tuple[str, ...], models: tuple[str, ...], missing: bool, quick: bool, output: Path | None, threads: int
+) -> None:
+    """Measure; see the module."""
+    if quick and output is None:
+        raise click.UsageError("--quick needs --output: what it measures does not belong among the results")
+    torch.set_num_threads(threads)
+    store, sizes = Store(output or RESULTS), QUICK if quick else FULL
+    store.check_environment()
+    for unit, make in units(sizes, parts, models):
+        if not (missing and store.has(unit)):
+            measure(unit, make, sizes, store)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Part `accuracy` of `benchmarks.logged`: what is learned at each precision, beside plain FP32, on real data."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.logged_context import Context
+from benchmarks.logged_names import AUTOCAST, BFLOAT16, EAGER, LOSS, SINGLE
+from benchmarks.logged_steps import Rules, Trainer
+from benchmarks.table import Row
+from engine.task import Loss, Task
+from tiebreak.evaluation import evaluate_state
+from tiebreak.tasks.plain import train
+
+Figures = dict[str, float]
+
+
+def accuracy(c: Context) -> list[Row]:
+    """Each party's figures: the mean over seeds (of the order of examples and of dropout), least and greatest."""
+    parties: dict[str, Callable[[int], Figures]] = {
+        EAGER: lambda seed: plain(c.task, seed),
+        AUTOCAST: lambda seed: plain(replace(c.task, loss=autocast(c.task.loss)), seed),
+    }
+    for precision in (*c.sizes.precisions, BFLOAT16):
+        parties[f"b={precision}"] = _logged(c, c.rules(precision))
+    parties[f"b={BFLOAT16} with FP32 products"] = _logged(c, c.rules(BFLOAT16, SINGLE))
+    rows = [c.row("steps", c.task.steps, ""), c.row("seeds", len(c.sizes.seeds), "")]
+    for who, party in parties.items():
+        found = [party(seed) for seed in c.sizes.seeds]
+        for metric in found[0]:
+            values = [figures[metric] for figures in found]
+            c.say(f"{who}: {metric} {statistics.fmean(values):.4f}")
+            rows += [
+                c.row(metric, statistics.fmean(values), "mean", who),
+                c.row(f"{metric}, least", min(values), "", who),
+                c.row(f"{metric}, greatest", max(values), "", who),
+            ]
+    return rows
+
+
+def plain(task: Task, seed: int) -> Figures:
+    """Of eager PyTorch."""
+    _, run = train(replace(task, seed=seed))
+    return figures(run.losses, run.metrics)
+
+
+def _logged(c: Context, rules: Rules) -> Callable[[int], Figures]:
+    def run(seed: int) -> Figures:
+        data = c.compiled.data | {"seed": torch.tensor(seed)}
+        trainer = Trainer(replace(c.compiled, data=data), c.task.steps, rules)
+        for _ in range(c.task.steps):
+            trainer()
+        return figures(trainer.losses, evaluate_state(c.task, trainer.state))
+
+    return run
+
+
+def figures(losses: list[float] | tuple[float, ...], metrics: Figures) -> Figures:
+    """What is compared."""
+    return {LOSS: statistics.fmean(losses[-20:]), **metrics}
+
+
+def autocast(loss: Loss) -> Loss:
+    """The loss with its model under bfloat16 autocast."""
+
+    def mixed(model: nn.Module, *batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(model, *batch)
+
+    return mixed

@@ -1,0 +1,96 @@
+"""What every part of `benchmarks.logged` works with: one model, its policies, its parties, the rows it makes."""
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+import click
+import torch
+from torch import Tensor
+
+from benchmarks.logged_names import CALIBRATED, DOUBLE
+from benchmarks.logged_steps import Auditor, Rules, Trainer
+from benchmarks.logged_store import Store, Unit
+from benchmarks.logged_workloads import Sizes
+from benchmarks.table import Row
+from engine.agreement import Terms, draft_job
+from engine.compile import Compiled, compile_task
+from engine.interpreter import State
+from engine.logged.policy import LoggedPolicy, proven_policy
+from engine.task import Task
+from protocol.eip712 import Address
+from protocol.errors import StateError
+from protocol.job import Job
+from protocol.rounding import Policy
+
+ORDERS: Final = 7
+"""Seed of an auditor's orders of summation."""
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One unit while it is measured."""
+
+    unit: Unit
+    sizes: Sizes
+    store: Store
+    task: Task
+    started: float = field(default_factory=time.perf_counter)
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """The captured step."""
+        return compile_task(self.task)
+
+    def row(self, metric: str, value: float, unit: str, *case: str, target: str = "") -> Row:
+        """A row of this unit; `case` goes on from the unit's own."""
+        return Row(metric=metric, case=", ".join((self.unit.case, *case)), value=value, unit=unit, target=target)
+
+    def say(self, what: str) -> None:
+        """Progress."""
+        click.echo(f"{self.unit.case}: {time.perf_counter() - self.started:7.1f} s  {what}", err=True)
+
+    def policy(self, compute: str = DOUBLE) -> LoggedPolicy:
+        """The policy that part `thresholds` found."""
+        path = self.store.policy(f"{self.unit.model}-{compute}")
+        if not path.is_file():
+            raise click.ClickException(f"expected {path}, which --parts thresholds makes; found none")
+        return LoggedPolicy.load(path)
+
+    def rules(self, precision: int, compute: str = DOUBLE, thresholds: str = CALIBRATED) -> Rules:
+        """At a precision, with the policy's thresholds or, if asked for, the proven bounds."""
+        policy = self.policy(compute) if thresholds == CALIBRATED else proven_policy(precision, compute)
+        return Rules(precision=precision, logging=policy.logging())
+
+    def job(self, rules: Rules) -> Job:
+        """What an auditor goes by."""
+        job = draft_job(
+            self.compiled,
+            steps=self.task.steps,
+            checkpoint_interval=self.task.checkpoint_interval,
+            client=Address(bytes([1] * 20)),
+            trainer=Address(bytes([2] * 20)),
+            terms=Terms(),
+        )
+        return replace(job, policy=Policy.LOGGED, precision=rules.precision, tolerances=rules.tolerances)
+
+    def trainer(self, rules: Rules) -> Trainer:
+        """At the initial state."""
+        return Trainer(self.compiled, self.task.steps, rules)
+
+    def auditor(self, trainer: Trainer, permute: int | None = ORDERS) -> Auditor:
+        """At the initial state; it sums in other orders."""
+        return Auditor(self.compiled, self.task.steps, trainer, self.job(trainer.rules), permute)
+
+
+def check_equal(left: State, right: State, what: str) -> None:
+    """End the benchmark if two states are not the same bits: what it measures would mean nothing."""
+    for name, tensor in left.items():
+        if not torch.equal(bits(tensor), bits(right[name])):
+            raise StateError(f"{what}: expected the same bits in {name}, got others")
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """An f32 tensor's patterns; others as they are."""
+    return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor

@@ -1,0 +1,23 @@
+"""Words in the results of `benchmarks.logged` that its parts write and its page reads. None has a comma: cases do."""
+
+from typing import Final
+
+from protocol.rounding import SumKind
+
+KINDS: Final = {kind: kind.name.lower() for kind in SumKind}
+DOUBLE: Final = "float64"
+SINGLE: Final = "float32"
+CALIBRATED: Final = "calibrated"
+PROVEN: Final = "proven"
+BFLOAT16: Final = 16
+WITHOUT: Final = "without the log"
+REORDERED: Final = "another order of the data"
+WITH: Final = "with the log"
+EAGER: Final = "eager FP32"
+AUTOCAST: Final = "bf16 autocast"
+EXACT: Final = "exact"
+EXACT16: Final = f"exact at b={BFLOAT16}"
+TRAINER: Final = "logged trainer"
+AUDITOR: Final = "logged auditor"
+PERMUTED: Final = "logged auditor permuted"
+LOSS: Final = "training loss over the last 20 steps"

@@ -1,0 +1,78 @@
+"""Parts of `benchmarks.logged` about time: policy `logged` beside `exact` and plain PyTorch, and with FP32 products."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.logged_context import Context, check_equal
+from benchmarks.logged_names import (
+    AUDITOR,
+    AUTOCAST,
+    BFLOAT16,
+    EAGER,
+    EXACT,
+    EXACT16,
+    PERMUTED,
+    SINGLE,
+    TRAINER,
+)  # fmt: skip
+from benchmarks.logged_steps import Auditor, Rules, Trainer
+from benchmarks.steps import ExactStep, eager_step
+from benchmarks.table import Row, interleaved
+from engine.arithmetic import Arithmetic
+from engine.logged.encoding import dense_bytes
+
+WARMUP = 2
+
+
+def speed(c: Context) -> list[Row]:
+    """Part `speed`: a step of every party at b = 32, FP64 products."""
+    candidates: dict[str, Callable[[], object]] = {
+        EAGER: eager_step(c.task, torch.float32),
+        EXACT: ExactStep(c.compiled, c.task.steps),
+    }
+    return timed(c, candidates, c.rules(32))
+
+
+def bfloat16(c: Context) -> list[Row]:
+    """Part `bf16`: the same at b = 16 with FP32 products, beside bfloat16 autocast; and the logs of its steps."""
+    candidates: dict[str, Callable[[], object]] = {
+        EAGER: eager_step(c.task, torch.float32),
+        AUTOCAST: eager_step(c.task, torch.float32, mixed=True),
+        EXACT: ExactStep(c.compiled, c.task.steps),
+        EXACT16: ExactStep(c.compiled, c.task.steps, arithmetic=Arithmetic(precision=BFLOAT16)),
+    }
+    return timed(c, candidates, c.rules(BFLOAT16, SINGLE))
+
+
+def timed(c: Context, candidates: dict[str, Callable[[], object]], rules: Rules) -> list[Row]:
+    """Medians of the candidates' steps and of those of trainer and auditors by the rules, all taking turns."""
+    trainer = c.trainer(rules)
+    auditors = {AUDITOR: c.auditor(trainer, permute=None), PERMUTED: c.auditor(trainer)}
+    c.say("captured")
+    repeats = c.sizes.repeats[c.unit.model]
+    seconds = interleaved({**candidates, TRAINER: trainer, **auditors}, repeats, warmup=WARMUP)
+    for who, auditor in auditors.items():
+        check_equal(trainer.state, auditor.state, f"{c.unit.case}, {who}")
+    rows = [c.row("a step", 1e3 * s, "ms", who) for who, s in seconds.items()]
+    for base in candidates:
+        rows += [c.row(f"/ {base}", s / seconds[base], "x", who) for who, s in seconds.items() if who != base]
+    rows += [
+        c.row("handling the log", statistics.median(party.handling[WARMUP:]) / seconds[who], "of the step", who)
+        for who, party in {TRAINER: trainer, **auditors}.items()
+    ]
+    return rows + logged(c, trainer, auditors[PERMUTED], repeats + WARMUP)
+
+
+def logged(c: Context, trainer: Trainer, auditor: Auditor, steps: int) -> list[Row]:
+    """The log of the last step, and the entries of all."""
+    entries = sum(counts.entries for counts in auditor.counts.values())
+    needed = sum(counts.needed for counts in auditor.counts.values())
+    dense = dense_bytes(trainer.program)
+    return [
+        c.row("sparse log", len(trainer.encoded), "bytes a step"),
+        c.row("sparse / dense", len(trainer.encoded) / dense, ""),
+        c.row("entries", entries / steps, "a step"),
+        c.row("entries needed", needed / steps, "a step"),
+    ]

@@ -1,0 +1,135 @@
+"""One training step of each party under policy `logged`, log and all, ready to be called again and again."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from benchmarks.steps import ExactStep
+from engine.arithmetic import Arithmetic
+from engine.arithmetic.near import Logging, NearTies
+from engine.compile import Compiled
+from engine.logged.encoding import decode_sparse, encode_sparse
+from engine.logged.following import Follower
+from engine.logged.recording import Recorder
+from protocol.digests import ZERO_DIGEST
+from protocol.errors import StateError
+from protocol.isa import Instruction
+from protocol.job import Job
+from protocol.logs import LogTree
+from protocol.rounding import SumKind, pack_tolerances, sum_kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How sums are computed and rounded."""
+
+    precision: int
+    logging: Logging
+
+    @property
+    def tolerances(self) -> int:
+        """The job's field."""
+        return pack_tolerances(dict(self.logging.tolerances))
+
+    def arithmetic(self, permute: int | None = None) -> Arithmetic:
+        """A fresh one, by these rules."""
+        return Arithmetic(permute=permute, precision=self.precision, logging=self.logging)
+
+
+@dataclass(slots=True)
+class Entered:
+    """Entries of one kind of sum, and what became of them in audits."""
+
+    entries: int = 0
+    needed: int = 0
+    missing: int = 0
+    elsewhere: int = 0
+
+    def add(self, other: "Entered") -> None:
+        """Counts others in."""
+        self.entries += other.entries
+        self.needed += other.needed
+        self.missing += other.missing
+        self.elsewhere += other.elsewhere
+
+
+class Ignoring:
+    """`Sums` of a party that rounds its own values, whatever anybody logged."""
+
+    def settle(self, *_: object) -> None:
+        """Leaves the result as it is."""
+
+
+class Tally:
+    """`Sums` that counts by kind what a follower did."""
+
+    def __init__(self, follower: Follower, counts: Mapping[SumKind, Entered], log_entries: Mapping[int, int]) -> None:
+        self._follower, self._counts, self._entries = follower, counts, log_entries
+
+    def settle(
+        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+    ) -> None:
+        """As the follower settles it."""
+        report, kind = self._follower.report, sum_kind(instruction)
+        assert kind is not None  # no other instruction is settled
+        needed, missing, elsewhere = report.needed, report.missing, report.elsewhere
+        self._follower.settle(value, instruction, operands, result, near)
+        found = self._counts[kind]
+        found.entries += self._entries.get(value, 0)
+        found.needed += report.needed - needed
+        found.missing += report.missing - missing
+        found.elsewhere += report.elsewhere - elsewhere
+
+
+class Trainer(ExactStep):
+    """Computes, logs, encodes the log and makes its tree. `permute`: in random orders."""
+
+    def __init__(self, compiled: Compiled, steps: int, rules: Rules, permute: int | None = None) -> None:
+        super().__init__(compiled, steps, arithmetic=rules.arithmetic(permute))
+        self.rules, self.program = rules, compiled.program
+        self.encoded, self.root = b"", ZERO_DIGEST
+        self.losses: list[float] = []
+        self.handling: list[float] = []
+        """Seconds of each step that went into the log's encoding and tree."""
+
+    def __call__(self) -> None:
+        recorder = Recorder()
+        self.losses.append(self.advance(recorder))
+        started = time.perf_counter()
+        log = recorder.log
+        self.encoded = encode_sparse(log)
+        self.root = LogTree(self.program, log).root
+        self.handling.append(time.perf_counter() - started)
+
+
+class Auditor(ExactStep):
+    """Follows the logs of a trainer that is a step ahead; checks that they are what the trainer committed to."""
+
+    def __init__(self, compiled: Compiled, steps: int, trainer: Trainer, job: Job, permute: int | None = None) -> None:
+        super().__init__(compiled, steps, arithmetic=trainer.rules.arithmetic(permute))
+        self.program, self._trainer, self._job = compiled.program, trainer, job
+        self.counts = {kind: Entered() for kind in SumKind}
+        self.handling: list[float] = []
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        step = self._trainer.number
+        log = decode_sparse(self._trainer.encoded, self.program, step)
+        if LogTree(self.program, log).root != self._trainer.root:
+            raise StateError(f"step {step}: expected a log with the root {self._trainer.root.hex()}, got another")
+        follower = Follower(self.program, log, self._job, self.arithmetic, step)
+        counted = {value: len(entries) for value, entries in log.entries.items()}
+        self.handling.append(time.perf_counter() - started)
+        self.advance(Tally(follower, self.counts, counted))
+
+
+class Unlogged(ExactStep):
+    """A party that computes by the same rules and looks at no log."""
+
+    def __init__(self, compiled: Compiled, steps: int, rules: Rules, permute: int | None = None) -> None:
+        super().__init__(compiled, steps, arithmetic=rules.arithmetic(permute))
+
+    def __call__(self) -> None:
+        self.advance(Ignoring())
