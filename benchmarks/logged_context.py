@@ -17,7 +17,8 @@ from benchmarks.table import Row
 from engine.agreement import Terms, draft_job
 from engine.compile import Compiled, compile_task
 from engine.interpreter import State
-from engine.logged.policy import LoggedPolicy, proven_policy
+from engine.logged.calibration import proven_policy
+from engine.logged.policy import LoggedPolicy
 from engine.task import Task
 from protocol.eip712 import Address
 from protocol.errors import StateError

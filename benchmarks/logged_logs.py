@@ -4,7 +4,7 @@ from benchmarks.logged_context import Context, check_equal
 from benchmarks.logged_names import CALIBRATED, KINDS, PROVEN
 from benchmarks.logged_steps import Entered, Rules
 from benchmarks.table import Row
-from engine.logged.encoding import dense_bytes, naive_bytes
+from engine.logged.dense import dense_bytes, naive_bytes
 from protocol.program import Program
 from protocol.rounding import SumKind, sum_kind
 

@@ -21,7 +21,7 @@ from benchmarks.logged_steps import Auditor, Rules, Trainer
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved
 from engine.arithmetic import Arithmetic
-from engine.logged.encoding import dense_bytes
+from engine.logged.dense import dense_bytes
 
 WARMUP = 2
 

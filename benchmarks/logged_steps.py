@@ -13,7 +13,7 @@ from engine.compile import Compiled
 from engine.logged.encoding import decode_sparse, encode_sparse
 from engine.logged.following import Follower
 from engine.logged.recording import Recorder
-from protocol.digests import ZERO_DIGEST
+from protocol.commitments import ZERO_DIGEST
 from protocol.errors import StateError
 from protocol.isa import Instruction
 from protocol.job import Job
@@ -99,7 +99,7 @@ class Trainer(ExactStep):
         self.losses.append(self.advance(recorder))
         started = time.perf_counter()
         log = recorder.log
-        self.encoded = encode_sparse(log)
+        self.encoded = encode_sparse(log, self.program, self.number)
         self.root = LogTree(self.program, log).root
         self.handling.append(time.perf_counter() - started)
 

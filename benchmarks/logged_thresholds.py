@@ -5,7 +5,8 @@ from collections.abc import Callable
 from benchmarks.logged_context import Context
 from benchmarks.logged_names import BFLOAT16, DOUBLE, KINDS, SINGLE
 from benchmarks.table import Row
-from engine.logged.calibration import Calibration, settings_of
+from engine.logged.calibration import Calibration
+from engine.logged.divergence import settings_of
 from engine.logged.policy import LoggedPolicy
 from tiebreak.environment import describe, usable_cores
 
