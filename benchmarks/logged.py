@@ -73,7 +73,7 @@ def measure(unit: Unit, make: Callable[[], Task], sizes: Sizes, store: Store) ->
     gc.collect()  # models and states are gigabytes, and modules hold each other
 
 
-class Names(click.ParamType):
+class Names(click.ParamType[tuple[str, ...]]):
     """Some of a few names, with commas between."""
 
     name = "names"

@@ -74,7 +74,7 @@ class Context:
             trainer=Address(bytes([2] * 20)),
             terms=Terms(),
         )
-        return replace(job, policy=Policy.LOGGED, precision=rules.precision, tolerances=rules.tolerances)
+        return replace(job, policy=int(Policy.LOGGED), precision=rules.precision, tolerances=rules.tolerances)
 
     def trainer(self, rules: Rules) -> Trainer:
         """At the initial state."""

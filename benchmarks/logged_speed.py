@@ -51,8 +51,9 @@ def timed(c: Context, candidates: dict[str, Callable[[], object]], rules: Rules)
     trainer = c.trainer(rules)
     auditors = {AUDITOR: c.auditor(trainer, permute=None), PERMUTED: c.auditor(trainer)}
     c.say("captured")
+    handlers: dict[str, Trainer | Auditor] = {TRAINER: trainer, **auditors}
     repeats = c.sizes.repeats[c.unit.model]
-    seconds = interleaved({**candidates, TRAINER: trainer, **auditors}, repeats, warmup=WARMUP)
+    seconds = interleaved({**candidates, **handlers}, repeats, warmup=WARMUP)
     for who, auditor in auditors.items():
         check_equal(trainer.state, auditor.state, f"{c.unit.case}, {who}")
     rows = [c.row("a step", 1e3 * s, "ms", who) for who, s in seconds.items()]
@@ -60,7 +61,7 @@ def timed(c: Context, candidates: dict[str, Callable[[], object]], rules: Rules)
         rows += [c.row(f"/ {base}", s / seconds[base], "x", who) for who, s in seconds.items() if who != base]
     rows += [
         c.row("handling the log", statistics.median(party.handling[WARMUP:]) / seconds[who], "of the step", who)
-        for who, party in {TRAINER: trainer, **auditors}.items()
+        for who, party in handlers.items()
     ]
     return rows + logged(c, trainer, auditors[PERMUTED], repeats + WARMUP)
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -75,10 +76,10 @@ class Store:
         environment: dict[str, str] = self._document().get("environment", {})
         return ((name, value) for name, value in environment.items() if name not in machine)
 
-    def _document(self) -> dict[str, dict[str, str]]:
+    def _document(self) -> dict[str, Any]:
         if not self._path.is_file():
             return {}
-        found: dict[str, dict[str, str]] = json.loads(self._path.read_text("utf-8"))
+        found: dict[str, Any] = json.loads(self._path.read_text("utf-8"))
         return found
 
 

@@ -18,6 +18,7 @@ from benchmarks.logged_names import (
     EXACT,
     EXACT16,
     KINDS,
+    LOSS,
     PERMUTED,
     PROVEN,
     REORDERED,
@@ -66,7 +67,8 @@ def test_thresholds(values: Values) -> None:
             case = f"thresholds, gpt2, {compute}, {kind}"
             assert values[case, "threshold"] >= values[case, "divergence"]
             assert values[case, "elements compared"] > 0
-            assert 0 < values[case, "elements that the paper's rule logs"] <= 1
+            assert 0 <= values[case, "elements that the paper's rule logs"] <= 1
+    assert values["thresholds, gpt2, float32, products", "elements that the paper's rule logs"] > 0
 
 
 def test_logs(values: Values) -> None:
@@ -84,7 +86,6 @@ def test_logs(values: Values) -> None:
                 assert values[there, "entries"] == sum(kinds)
                 assert values[there, "entries needed"] <= values[there, "entries"]
                 assert values[there, "entries without effect"] == 0  # the trainer is honest
-    assert values["bytes, gpt2, b=32, proven", "entries"] > 0
 
 
 def test_times(values: Values) -> None:
@@ -116,16 +117,13 @@ def test_divergence(values: Values) -> None:
 
 
 def test_accuracy(values: Values) -> None:
-    metrics = {"digits": "test accuracy", "text": "validation perplexity"}
-    for model, metric in metrics.items():
-        for who in (EAGER, AUTOCAST, *(f"b={b}" for b in QUICK.precisions), "b=16", "b=16 with FP32 products"):
-            ends = [values[f"accuracy, {model}, {who}", m] for m in (f"{metric}, least", metric, f"{metric}, greatest")]
-            assert ends == sorted(ends)
-            assert ends[0] >= 0
-    # Dropout and order by another seed give another loss: the seeds reach the program.
-    loss = "training loss over the last 20 steps"
-    least, greatest = (values["accuracy, text, b=32", f"{loss}, {end}"] for end in ("least", "greatest"))
-    assert least < greatest
+    for who in (EAGER, AUTOCAST, *(f"b={b}" for b in QUICK.precisions), "b=16", "b=16 with FP32 products"):
+        for metric in ("test accuracy", LOSS):
+            case = f"accuracy, digits, {who}"
+            ends = [values[case, f"{metric}, least"], values[case, metric], values[case, f"{metric}, greatest"]]
+            assert 0 <= ends[0] <= ends[1] <= ends[2]
+        # The order by another seed gives another loss: the seeds reach the program.
+        assert values[case, f"{LOSS}, least"] < values[case, f"{LOSS}, greatest"]
 
 
 def test_the_page(folder: Path) -> None:
