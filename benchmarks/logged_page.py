@@ -39,6 +39,8 @@ MODELS: Final = {
     "digits": "a small ResNet on digits",
     "text": "a small GPT on English text",
 }
+SHORT: Final = {"gpt2": "GPT-2", "resnet50": "ResNet-50"}
+"""In sentences."""
 SAME: Final = 0.03
 """Times nearer than this are no difference: the machine's own noise."""
 BAR: Final = 1e-3
@@ -122,9 +124,14 @@ def compared(ratio: float) -> str:
     return f"as long ({ratio:.2f} times)" if abs(ratio - 1) <= SAME else f"{ratio:.2f} times as long"
 
 
+def called(model: str) -> str:
+    """A model in a sentence."""
+    return SHORT.get(model, MODELS[model])
+
+
 def names(models: Iterable[str]) -> str:
-    """The models, in words."""
-    return joined(MODELS[model] for model in models)
+    """Models in a sentence."""
+    return joined(map(called, models))
 
 
 def against(found: Found, part: str, models: list[str], base: str) -> dict[str, float]:
@@ -148,7 +155,7 @@ def verdict(found: Found) -> list[str]:
 def at_full_precision(found: Found, models: list[str]) -> list[str]:
     """b = 32."""
     ratios = against(found, "speed", models, EXACT)
-    told = joined(f"{compared(ratio)} on {MODELS[model]}" for model, ratio in ratios.items())
+    told = joined(f"{compared(ratio)} on {called(model)}" for model, ratio in ratios.items())
     faster = [model for model, ratio in ratios.items() if ratio < 1 - SAME]
     if not faster:
         then = "So it saves no time. For that"
@@ -159,7 +166,7 @@ def at_full_precision(found: Found, models: list[str]) -> list[str]:
     else:
         then = "So it saves time. For that"
         last = "**`logged` is the better policy where that time is worth more than the log.**"
-    logs = joined(f"{size(found.value('sparse log', 'speed', model))} a step on {MODELS[model]}" for model in ratios)
+    logs = joined(f"{size(found.value('sparse log', 'speed', model))} a step on {called(model)}" for model in ratios)
     return prose(
         f"**b = 32, FP64 products.** A trainer's step by `logged`, its log and all, takes, against `exact`, {told}.",
         f"{then} every audit needs the log ({logs}), and a party that computes with calibrated thresholds trusts a",
@@ -171,7 +178,7 @@ def at_full_precision(found: Found, models: list[str]) -> list[str]:
 def at_bfloat16(found: Found, models: list[str]) -> list[str]:
     """b = 16, FP32 products."""
     ratios = against(found, "bf16", models, EXACT16)
-    told = joined(f"{compared(ratio)} on {MODELS[model]}" for model, ratio in ratios.items())
+    told = joined(f"{compared(ratio)} on {called(model)}" for model, ratio in ratios.items())
     faster = [model for model, ratio in ratios.items() if ratio < 1 - SAME]
     if faster:
         then = (
@@ -182,7 +189,7 @@ def at_bfloat16(found: Found, models: list[str]) -> list[str]:
         then = "So it saves no time there either: **`exact` is the better policy** at that precision too."
     eager, autocast = (against(found, "bf16", models, base) for base in (EAGER, AUTOCAST))
     beside = joined(
-        f"{eager[model]:.2f} times eager FP32 and {autocast[model]:.2f} times bfloat16 autocast on {MODELS[model]}"
+        f"{eager[model]:.2f} times eager FP32 and {autocast[model]:.2f} times bfloat16 autocast on {called(model)}"
         for model in models
     )
     return prose(

@@ -29,8 +29,9 @@ def digits_resnet(steps: int, pixels: int = 32) -> Task:
         return {"test accuracy": float(right.double().mean())}
 
     config = ResNetConfig(
-        num_channels=1, embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="bottleneck", num_labels=10
+        num_channels=1, embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="bottleneck"
     )
+    config.num_labels = 10
     return Task(
         name="digits",
         model=_drawn(lambda: ResNetForImageClassification(config)),
