@@ -93,8 +93,8 @@ class Sizes:
     marks: tuple[int, ...] = (1, 10, 100)
     """Steps after which runs are compared."""
     seeds: tuple[int, ...] = (1, 2, 3)
-    calibrated_steps: int = 2
-    orders: int = 3
+    calibrated_steps: int = 1
+    orders: int = 2
     """Orders of summation that a calibration tries of each kernel."""
 
 

@@ -25,7 +25,7 @@ SAMPLE: Final = 1 << 16
 """Elements of one sum that are compared, in one step."""
 EXACT: Final = 16
 """Of those, compared with the exact sum: so many at random, and so many of those that diverge most."""
-REPORTED: Final = 1 << 22
+REPORTED: Final = 1 << 20
 """Elements of a sum up to which all are looked at; of a larger one, those that lie nearest to a middle."""
 EVERYTHING: Final = 2.0**60
 """A threshold within which every element lies near a middle."""
