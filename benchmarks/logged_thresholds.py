@@ -17,7 +17,7 @@ PROFILES = {DOUBLE: 32, SINGLE: BFLOAT16}
 def thresholds(c: Context) -> list[Row]:
     """Calibrates for both profiles."""
     rows: list[Row] = []
-    settings = settings_of(c.sizes.orders, threads=(1, usable_cores()), compiled=True)
+    settings = settings_of(c.sizes.orders, threads=(usable_cores(),), compiled=True)
     for compute, precision in PROFILES.items():
         calibration = Calibration(settings, precision=precision, compute=compute)
         of = c.compiled

@@ -94,7 +94,7 @@ class Sizes:
     """Steps after which runs are compared."""
     seeds: tuple[int, ...] = (1, 2, 3)
     calibrated_steps: int = 1
-    orders: int = 2
+    orders: int = 1
     """Orders of summation that a calibration tries of each kernel."""
 
 
