@@ -64,9 +64,10 @@ class Context:
         policy = self.policy(compute) if thresholds == CALIBRATED else proven_policy(precision, compute)
         return Rules(precision=precision, logging=policy.logging())
 
-    def job(self, rules: Rules) -> Job:
-        """What an auditor goes by."""
-        job = draft_job(
+    @cached_property
+    def drafted(self) -> Job:
+        """A job by policy `exact`: hashes the state once."""
+        return draft_job(
             self.compiled,
             steps=self.task.steps,
             checkpoint_interval=self.task.checkpoint_interval,
@@ -74,7 +75,11 @@ class Context:
             trainer=Address(bytes([2] * 20)),
             terms=Terms(),
         )
-        return replace(job, policy=int(Policy.LOGGED), precision=rules.precision, tolerances=rules.tolerances)
+
+    def job(self, rules: Rules) -> Job:
+        """What an auditor goes by."""
+        policy = int(Policy.LOGGED)
+        return replace(self.drafted, policy=policy, precision=rules.precision, tolerances=rules.tolerances)
 
     def trainer(self, rules: Rules) -> Trainer:
         """At the initial state."""

@@ -22,6 +22,7 @@ from benchmarks.logged_names import (
     EXACT,
     EXACT16,
     KINDS,
+    NATIVE,
     PERMUTED,
     PROVEN,
     REORDERED,
@@ -187,6 +188,7 @@ def at_bfloat16(found: Found, models: list[str]) -> list[str]:
         )
     else:
         then = "So it saves no time there either: **`exact` is the better policy** at that precision too."
+    native = all(found.value(NATIVE, "bf16", model) for model in models)
     eager, autocast = (against(found, "bf16", models, base) for base in (EAGER, AUTOCAST))
     beside = joined(
         f"{eager[model]:.2f} times eager FP32 and {autocast[model]:.2f} times bfloat16 autocast on {called(model)}"
@@ -195,6 +197,7 @@ def at_bfloat16(found: Found, models: list[str]) -> list[str]:
     return prose(
         "**b = 16, FP32 products** (the bfloat16 profile). A trainer's step takes, against `exact` at the same",
         f"precision, {told}. {then} Against plain PyTorch it takes {beside}.",
+        *([] if native else ["This CPU has no instructions for bfloat16: autocast has to emulate them."]),
     )
 
 

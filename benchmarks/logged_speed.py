@@ -2,6 +2,8 @@
 
 import statistics
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -13,6 +15,7 @@ from benchmarks.logged_names import (
     EAGER,
     EXACT,
     EXACT16,
+    NATIVE,
     PERMUTED,
     SINGLE,
     TRAINER,
@@ -24,6 +27,7 @@ from engine.arithmetic import Arithmetic
 from engine.logged.dense import dense_bytes
 
 WARMUP = 2
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def speed(c: Context) -> list[Row]:
@@ -32,27 +36,34 @@ def speed(c: Context) -> list[Row]:
         EAGER: eager_step(c.task, torch.float32),
         EXACT: ExactStep(c.compiled, c.task.steps),
     }
-    return timed(c, candidates, c.rules(32))
+    return timed(c, candidates, c.rules(32), c.sizes.repeats[c.unit.model])
 
 
 def bfloat16(c: Context) -> list[Row]:
     """Part `bf16`: the same at b = 16 with FP32 products, beside bfloat16 autocast; and the logs of its steps."""
+    eager = eager_step(c.task, torch.float32)  # one model for both: seven of GPT-2 124M do not fit into 24 GB
     candidates: dict[str, Callable[[], object]] = {
-        EAGER: eager_step(c.task, torch.float32),
-        AUTOCAST: eager_step(c.task, torch.float32, mixed=True),
+        EAGER: eager,
+        AUTOCAST: partial(eager, mixed=True),
         EXACT: ExactStep(c.compiled, c.task.steps),
         EXACT16: ExactStep(c.compiled, c.task.steps, arithmetic=Arithmetic(precision=BFLOAT16)),
     }
-    return timed(c, candidates, c.rules(BFLOAT16, SINGLE))
+    rows = timed(c, candidates, c.rules(BFLOAT16, SINGLE), c.sizes.mixed_repeats[c.unit.model])
+    return [*rows, c.row(NATIVE, float(native_bfloat16()), "")]
 
 
-def timed(c: Context, candidates: dict[str, Callable[[], object]], rules: Rules) -> list[Row]:
+def native_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16; where Linux does not tell, it has none."""
+    flags = CPUINFO.read_text(errors="replace").split() if CPUINFO.is_file() else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags
+
+
+def timed(c: Context, candidates: dict[str, Callable[[], object]], rules: Rules, repeats: int) -> list[Row]:
     """Medians of the candidates' steps and of those of trainer and auditors by the rules, all taking turns."""
     trainer = c.trainer(rules)
     auditors = {AUDITOR: c.auditor(trainer, permute=None), PERMUTED: c.auditor(trainer)}
     c.say("captured")
     handlers: dict[str, Trainer | Auditor] = {TRAINER: trainer, **auditors}
-    repeats = c.sizes.repeats[c.unit.model]
     seconds = interleaved({**candidates, **handlers}, repeats, warmup=WARMUP)
     for who, auditor in auditors.items():
         check_equal(trainer.state, auditor.state, f"{c.unit.case}, {who}")

@@ -13,16 +13,16 @@ from engine.task import Task
 from tiebreak.tasks.plain import batches, make_optimizer
 
 
-def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True, mixed: bool = False) -> Callable[[], None]:
+def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable[..., None]:
     """One training step in plain PyTorch: a batch, forward, backward, optimizer. Copies the model to `keep` it.
 
-    mixed: the forward pass under bfloat16 autocast.
+    What it returns takes `mixed`: whether the forward pass is under bfloat16 autocast.
     """
     model: nn.Module = (copy.deepcopy(task.model) if keep else task.model).to(dtype).train()
     optimizer = make_optimizer(task, model)
     drawn: Iterator[tuple[Tensor, ...]] = batches(task, dtype)
 
-    def step() -> None:
+    def step(mixed: bool = False) -> None:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             loss = task.loss(model, *next(drawn))

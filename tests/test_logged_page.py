@@ -13,6 +13,7 @@ from benchmarks.logged_names import (
     EAGER,
     EXACT,
     EXACT16,
+    NATIVE,
     PERMUTED,
     PROVEN,
     REORDERED,
@@ -53,9 +54,9 @@ def speed(model: str, trainer: float, exact: float = 100) -> Values:
     return timed("speed", model, {EAGER: 50, EXACT: exact, TRAINER: trainer, AUDITOR: trainer, PERMUTED: 2 * trainer})
 
 
-def bf16(model: str, trainer: float) -> Values:
+def bf16(model: str, trainer: float, native: bool = True) -> Values:
     times = {EAGER: 50, AUTOCAST: 25, EXACT: 100, EXACT16: 110, TRAINER: trainer, AUDITOR: trainer, PERMUTED: trainer}
-    return timed("bf16", model, times)
+    return timed("bf16", model, times) | {(f"bf16, {model}", NATIVE): native}
 
 
 def test_the_page_is_made_from_what_was_measured() -> None:
@@ -98,6 +99,11 @@ def test_a_verdict_of_the_bfloat16_profile(trainer: float, better: str) -> None:
     assert f"{better} is the better policy" in made
     assert made.count("is the better policy") == 1
     assert f"{trainer / 50:.2f} times eager FP32 and {trainer / 25:.2f} times bfloat16 autocast" in made
+
+
+def test_autocast_that_is_emulated_is_no_measure() -> None:
+    assert "This CPU has no instructions for bfloat16" in text(bf16("gpt2", 60, native=False))
+    assert "This CPU" not in text(bf16("gpt2", 60))
 
 
 def test_a_table_of_times() -> None:
