@@ -73,7 +73,7 @@ model-mutants: ## That SPIN refutes the models when a rule is left out, and reac
 
 bench-logged: setup ## Policy logged (hours; OPTIONS=--missing goes on after a break), and its page docs/logged.md
 	$(BIN)/python -m benchmarks.logged $(OPTIONS)
-	$(BIN)/python -m benchmarks.logged_page docs/logged.md
+	$(BIN)/python -m benchmarks.logged.page docs/logged.md
 
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*

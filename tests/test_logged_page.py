@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gas_page import ROOT
-from benchmarks.logged_names import (
+from benchmarks.logged.names import (
     AUDITOR,
     AUTOCAST,
     CALIBRATED,
@@ -21,7 +21,7 @@ from benchmarks.logged_names import (
     WITH,
     WITHOUT,
 )  # fmt: skip
-from benchmarks.logged_page import LOGGED, page
+from benchmarks.logged.page import LOGGED, page
 
 Values = dict[tuple[str, str], float]
 """By case and metric."""
@@ -62,7 +62,7 @@ def bf16(model: str, trainer: float, native: bool = True) -> Values:
 def test_the_page_is_made_from_what_was_measured() -> None:
     made = page(json.loads(LOGGED.read_text("utf-8")))
     assert (ROOT / "docs" / "logged.md").read_text("utf-8") == made, (
-        "run python -m benchmarks.logged_page docs/logged.md"
+        "run python -m benchmarks.logged.page docs/logged.md"
     )
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from benchmarks import logged, logged_store
-from benchmarks.logged_context import check_equal
-from benchmarks.logged_names import (
+from benchmarks.logged import __main__ as logged
+from benchmarks.logged import store
+from benchmarks.logged.context import check_equal
+from benchmarks.logged.names import (
     AUDITOR,
     AUTOCAST,
     CALIBRATED,
@@ -26,10 +27,10 @@ from benchmarks.logged_names import (
     WITH,
     WITHOUT,
 )  # fmt: skip
-from benchmarks.logged_page import page
-from benchmarks.logged_store import Store, Unit
-from benchmarks.logged_thresholds import by_the_paper
-from benchmarks.logged_workloads import QUICK
+from benchmarks.logged.page import page
+from benchmarks.logged.store import Store, Unit
+from benchmarks.logged.thresholds import by_the_paper
+from benchmarks.logged.workloads import QUICK
 from benchmarks.table import RESULTS, Row
 from protocol.errors import StateError
 
@@ -160,8 +161,8 @@ def test_a_unit_replaces_its_own_rows_only(tmp_path: Path) -> None:
 
 def test_results_of_two_machines_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path).merge(Unit(part="bytes", model="gpt2"), [Row(metric="m", case="bytes, gpt2", value=1, unit="")], 1)
-    told = dict(logged_store.describe()) | {"cpu": "another"}
-    monkeypatch.setattr(logged_store, "describe", lambda: tuple(told.items()))
+    told = dict(store.describe()) | {"cpu": "another"}
+    monkeypatch.setattr(store, "describe", lambda: tuple(told.items()))
     done = run("--quick", "--output", str(tmp_path))
     assert done.exit_code == 1
     assert "got another" in done.output

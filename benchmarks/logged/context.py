@@ -9,10 +9,10 @@ import click
 import torch
 from torch import Tensor
 
-from benchmarks.logged_names import CALIBRATED, DOUBLE
-from benchmarks.logged_steps import Auditor, Rules, Trainer
-from benchmarks.logged_store import Store, Unit
-from benchmarks.logged_workloads import Sizes
+from benchmarks.logged.names import CALIBRATED, DOUBLE
+from benchmarks.logged.steps import Auditor, Rules, Trainer
+from benchmarks.logged.store import Store, Unit
+from benchmarks.logged.workloads import Sizes
 from benchmarks.table import Row
 from engine.agreement import Terms, draft_job
 from engine.compile import Compiled, compile_task

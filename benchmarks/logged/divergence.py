@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.logged_context import ORDERS, Context, bits, check_equal
-from benchmarks.logged_names import REORDERED, WITH, WITHOUT
-from benchmarks.logged_steps import Unlogged
+from benchmarks.logged.context import ORDERS, Context, bits, check_equal
+from benchmarks.logged.names import REORDERED, WITH, WITHOUT
+from benchmarks.logged.steps import Unlogged
 from benchmarks.table import Row
 from engine.compile import MODEL, Compiled
 from engine.interpreter import State

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from benchmarks.logged_context import Context
-from benchmarks.logged_names import BFLOAT16, DOUBLE, KINDS, SINGLE
+from benchmarks.logged.context import Context
+from benchmarks.logged.names import BFLOAT16, DOUBLE, KINDS, SINGLE
 from benchmarks.table import Row
 from engine.logged.calibration import Calibration
 from engine.logged.divergence import settings_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from benchmarks.logged_context import Context
-from benchmarks.logged_names import AUTOCAST, BFLOAT16, EAGER, LOSS, SINGLE
-from benchmarks.logged_steps import Rules, Trainer
+from benchmarks.logged.context import Context
+from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS, SINGLE
+from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.table import Row
 from engine.task import Loss, Task
 from tiebreak.evaluation import evaluate_state

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.logged_context import Context, check_equal
-from benchmarks.logged_names import (
+from benchmarks.logged.context import Context, check_equal
+from benchmarks.logged.names import (
     AUDITOR,
     AUTOCAST,
     BFLOAT16,
@@ -20,7 +20,7 @@ from benchmarks.logged_names import (
     SINGLE,
     TRAINER,
 )  # fmt: skip
-from benchmarks.logged_steps import Auditor, Rules, Trainer
+from benchmarks.logged.steps import Auditor, Rules, Trainer
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved
 from engine.arithmetic import Arithmetic

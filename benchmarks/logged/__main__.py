@@ -6,7 +6,7 @@
 Each part of each model is measured and written by itself: results/logged.json has the rows of all that were, with those
 of a part measured again in place of its older ones, so what is killed loses at most one part of one model. `--missing`
 measures only what is not there yet. Part `thresholds` comes first: the others use the policies that it leaves in
-results/logged/. `docs/logged.md` is written from the results by `benchmarks.logged_page`.
+results/logged/. `docs/logged.md` is written from the results by `benchmarks.logged.page`.
 
 | part | what |
 | --- | --- |
@@ -27,14 +27,14 @@ from typing import Final
 import click
 import torch
 
-from benchmarks.logged_accuracy import accuracy
-from benchmarks.logged_context import Context
-from benchmarks.logged_divergence import divergence
-from benchmarks.logged_logs import log_bytes
-from benchmarks.logged_speed import bfloat16, speed
-from benchmarks.logged_store import Store, Unit
-from benchmarks.logged_thresholds import thresholds
-from benchmarks.logged_workloads import FULL, QUICK, Sizes
+from benchmarks.logged.accuracy import accuracy
+from benchmarks.logged.context import Context
+from benchmarks.logged.divergence import divergence
+from benchmarks.logged.logs import log_bytes
+from benchmarks.logged.speed import bfloat16, speed
+from benchmarks.logged.store import Store, Unit
+from benchmarks.logged.thresholds import thresholds
+from benchmarks.logged.workloads import FULL, QUICK, Sizes
 from benchmarks.table import RESULTS, Row
 from engine.task import Task
 from tiebreak.environment import usable_cores

@@ -1,8 +1,8 @@
 """Part `bytes` of `benchmarks.logged`: how long logs are, and how many of their entries an auditor needed."""
 
-from benchmarks.logged_context import Context, check_equal
-from benchmarks.logged_names import CALIBRATED, KINDS, PROVEN
-from benchmarks.logged_steps import Entered, Rules
+from benchmarks.logged.context import Context, check_equal
+from benchmarks.logged.names import CALIBRATED, KINDS, PROVEN
+from benchmarks.logged.steps import Entered, Rules
 from benchmarks.table import Row
 from engine.logged.dense import dense_bytes, naive_bytes
 from protocol.program import Program

@@ -1,0 +1,1 @@
+"""Policy `logged` measured (`make bench-logged`), and its page `docs/logged.md`."""
