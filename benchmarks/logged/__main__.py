@@ -21,6 +21,7 @@ results/logged/. `docs/logged.md` is written from the results by `benchmarks.log
 import gc
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -96,15 +97,24 @@ class Names(click.ParamType[tuple[str, ...]]):
 @click.option("--missing", is_flag=True, help="Only what has no results yet.")
 @click.option("--quick", is_flag=True, help="Tiny models, to try the benchmark out; needs --output.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of logged.json.")
+@click.option("--steps", type=click.IntRange(min=1), help="Of part divergence: compare after so many at most.")
 @click.option("--threads", type=click.IntRange(min=1), default=usable_cores(), show_default="all cores")
 def main(
-    parts: tuple[str, ...], models: tuple[str, ...], missing: bool, quick: bool, output: Path | None, threads: int
+    parts: tuple[str, ...],
+    models: tuple[str, ...],
+    missing: bool,
+    quick: bool,
+    output: Path | None,
+    steps: int | None,
+    threads: int,
 ) -> None:
     """Measure; see the module."""
     if quick and output is None:
         raise click.UsageError("--quick needs --output: what it measures does not belong among the results")
     torch.set_num_threads(threads)
     store, sizes = Store(output or RESULTS), QUICK if quick else FULL
+    if steps is not None:
+        sizes = replace(sizes, marks=tuple(mark for mark in sizes.marks if mark <= steps))
     store.check_environment()
     for unit, make in units(sizes, parts, models):
         if not (missing and store.has(unit)):
