@@ -307,9 +307,9 @@ def times(found: Found) -> list[str]:
         return []
     lines = ["## Time", ""]
     lines += prose(
-        "Medians of steps in one process, taking turns. A trainer's step has its log encoded and its tree made; an",
-        "auditor's has the log decoded and checked against its root. *Permuted*: the terms of every sum in a random",
-        "order, which is more than an auditor has to do.",
+        "Medians of steps in one process, taking turns (autocast by itself). A trainer's step has its log encoded and",
+        "its tree made; an auditor's has the log decoded and checked against its root. *Permuted*: the terms of every",
+        "sum in a random order, which is more than an auditor has to do.",
     )
     for part, title, bases in shown:
         lines += [f"### {title}", ""]

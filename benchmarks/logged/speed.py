@@ -1,7 +1,7 @@
 """Parts of `benchmarks.logged` about time: policy `logged` beside `exact` and plain PyTorch, and with FP32 products."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -36,19 +36,21 @@ def speed(c: Context) -> list[Row]:
         EAGER: eager_step(c.task, torch.float32),
         EXACT: ExactStep(c.compiled, c.task.steps),
     }
-    return timed(c, candidates, c.rules(32), c.sizes.repeats[c.unit.model])
+    return timed(c, candidates, c.rules(32))
 
 
 def bfloat16(c: Context) -> list[Row]:
     """Part `bf16`: the same at b = 16 with FP32 products, beside bfloat16 autocast; and the logs of its steps."""
     eager = eager_step(c.task, torch.float32)  # one model for both: seven of GPT-2 124M do not fit into 24 GB
+    # By itself: where autocast is emulated, one step of it takes minutes.
+    mixed = interleaved({AUTOCAST: partial(eager, mixed=True)}, c.sizes.mixed_repeats, warmup=0)
+    c.say("autocast timed")
     candidates: dict[str, Callable[[], object]] = {
         EAGER: eager,
-        AUTOCAST: partial(eager, mixed=True),
         EXACT: ExactStep(c.compiled, c.task.steps),
         EXACT16: ExactStep(c.compiled, c.task.steps, arithmetic=Arithmetic(precision=BFLOAT16)),
     }
-    rows = timed(c, candidates, c.rules(BFLOAT16, SINGLE), c.sizes.mixed_repeats[c.unit.model])
+    rows = timed(c, candidates, c.rules(BFLOAT16, SINGLE), mixed)
     return [*rows, c.row(NATIVE, float(native_bfloat16()), "")]
 
 
@@ -58,17 +60,23 @@ def native_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags
 
 
-def timed(c: Context, candidates: dict[str, Callable[[], object]], rules: Rules, repeats: int) -> list[Row]:
-    """Medians of the candidates' steps and of those of trainer and auditors by the rules, all taking turns."""
+def timed(
+    c: Context, candidates: dict[str, Callable[[], object]], rules: Rules, before: Mapping[str, float] | None = None
+) -> list[Row]:
+    """Medians of the candidates' steps and of those of trainer and auditors by the rules, all taking turns.
+
+    before: seconds of candidates that were timed already.
+    """
     trainer = c.trainer(rules)
     auditors = {AUDITOR: c.auditor(trainer, permute=None), PERMUTED: c.auditor(trainer)}
     c.say("captured")
     handlers: dict[str, Trainer | Auditor] = {TRAINER: trainer, **auditors}
-    seconds = interleaved({**candidates, **handlers}, repeats, warmup=WARMUP)
+    repeats = c.sizes.repeats[c.unit.model]
+    seconds = interleaved({**candidates, **handlers}, repeats, warmup=WARMUP) | dict(before or {})
     for who, auditor in auditors.items():
         check_equal(trainer.state, auditor.state, f"{c.unit.case}, {who}")
     rows = [c.row("a step", 1e3 * s, "ms", who) for who, s in seconds.items()]
-    for base in candidates:
+    for base in (*candidates, *(before or {})):
         rows += [c.row(f"/ {base}", s / seconds[base], "x", who) for who, s in seconds.items() if who != base]
     rows += [
         c.row("handling the log", statistics.median(party.handling[WARMUP:]) / seconds[who], "of the step", who)

@@ -90,9 +90,9 @@ class Sizes:
     log_steps: int = 2
     """Steps whose logs are measured at each precision."""
     repeats: dict[str, int]
-    """Steps timed of each party in part `speed`."""
-    mixed_repeats: dict[str, int]
-    """In part `bf16`, where a CPU without bfloat16 may take a minute for one."""
+    """Steps timed of each party."""
+    mixed_repeats: int = 2
+    """Of autocast."""
     marks: tuple[int, ...] = (1, 10, 100)
     """Steps after which runs are compared."""
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -106,7 +106,6 @@ FULL: Final = Sizes(
     tasks={"digits": partial(digits_resnet, 300), "text": partial(text.task, 300)},
     published={"gpt2": 41e6, "resnet50": 209e6},
     repeats={"gpt2": 7, "resnet50": 9},
-    mixed_repeats={"gpt2": 5, "resnet50": 5},
 )
 QUICK: Final = Sizes(
     models={"gpt2": small_gpt2, "resnet50": small_resnet},
@@ -115,7 +114,6 @@ QUICK: Final = Sizes(
     precisions=(32, 26),
     log_steps=1,
     repeats={"gpt2": 2, "resnet50": 2},
-    mixed_repeats={"gpt2": 2, "resnet50": 2},
     marks=(1, 2),
     seeds=(1, 2),
     calibrated_steps=1,
