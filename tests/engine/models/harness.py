@@ -37,6 +37,7 @@ from protocol.merkle import Tree
 from protocol.philox import shuffle
 from protocol.program import Program, half_and_half
 from protocol.reference import accumulators, unpack
+from protocol.rounding import NEAREST
 from protocol.tags import Digest
 
 OPTIMIZER_FOR_TESTS = SGD(lr=0.05, momentum=0.9)
@@ -282,7 +283,7 @@ def _judge_sum(t: Traced, i: Instruction, index: int, committed: bytes, rng: ran
         return t.element(i.operands[operand].value, where)
 
     held = [encode(a) for a in accumulators(i, index, read, t.program.operand_dtypes(i))]
-    assert proof.finish(i, held[-1], 32)[1] == committed, what
+    assert proof.finish(i, held[-1], NEAREST)[1] == committed, what
     leaf = rng.randrange(len(held))
     before = held[leaf - 1] if leaf else b""
     assert referee.judge_leaf(i, index, leaf, before, t.openings(i, index, leaf)) == held[leaf], f"{what}, leaf {leaf}"
