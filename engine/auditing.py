@@ -24,11 +24,11 @@ from typing import Final
 from engine.data import check_unchanged
 from engine.interpreter import Interpreter, State
 from engine.logged.committed import CommittedLogs
-from engine.logged.following import Follower, LogReport
+from engine.logged.following import LogReport
 from engine.storage import RunDirectory, read_tensors
 from engine.tensors import identities
 from engine.training import make_record
-from protocol.commitments import ZERO_DIGEST, StepRecord, run_tree, state_tree
+from protocol.commitments import StepRecord, run_tree, state_tree
 from protocol.errors import CannotCheck, ConfigurationError, StateError, VerificationError
 from protocol.job import SignedHead
 from protocol.tags import Digest
@@ -200,7 +200,7 @@ class _SegmentAuditor:
         assert self._at is not None  # it was just set
         while self._at < job.last_step(checkpoint):
             self._at += 1
-            sums = self._follower(self._at)  # (4)
+            sums = self._logs.follower(self._at, self._interpreter.arithmetic)  # (4)
             result = self._interpreter.step(self._at, self._state, data, check_finite=False, sums=sums)
             self._state = result.state
             if sums is not None:
@@ -211,17 +211,11 @@ class _SegmentAuditor:
                 return False
         return True
 
-    def _follower(self, step: int) -> Follower | None:
-        run = self._run
-        if not run.job.is_logged:
-            return None
-        return Follower(run.program, self._logs.step_log(step), run.job, self._interpreter.arithmetic, step)
-
     def _compare(self, loss_bits: int) -> bool:  # (5)
         assert self._at is not None  # a step was computed
         job = self._run.job
         checkpoint = job.checkpoint_of(self._at)
-        log_root = self._logs.log_root(checkpoint) if job.is_logged else ZERO_DIGEST
+        log_root = self._logs.log_root(checkpoint)
         report = SegmentReport(
             checkpoint=checkpoint,
             first_step=job.first_step(checkpoint),

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from engine.interpreter import Interpreter, Observer, State, StepResult
 from engine.logged.committed import CommittedLogs
-from engine.logged.following import Follower
 from engine.tensors import identity, tensor_bytes
 from engine.training import Tamper, honest, make_record
 from protocol.accumulator_tree import AccumulatorTree
-from protocol.commitments import ZERO_DIGEST, StepRecord, run_tree, state_leaf
+from protocol.commitments import StepRecord, run_tree, state_leaf
 from protocol.errors import StateError
 from protocol.isa import Slot
 from protocol.job import Job
@@ -160,15 +159,8 @@ class Evidence:
         self.replayed_steps += 1
         tampered = self._tamper(step)
         both = _both(tampered, observe) if tampered and observe else tampered or observe
-        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False, sums=self._follower(step))
-
-    def _follower(self, step: int) -> Follower | None:
-        if not self.job.is_logged:
-            return None
-        return Follower(self.program, self._logs.step_log(step), self.job, self._interpreter.arithmetic, step)
-
-    def _log_root(self, checkpoint: int) -> Digest:
-        return self._logs.log_root(checkpoint) if self.job.is_logged else ZERO_DIGEST
+        follower = self._logs.follower(step, self._interpreter.arithmetic)
+        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False, sums=follower)
 
     def _replay_segment(self, checkpoint: int) -> None:
         """Fills in the records of a segment's steps; of its states only one is in memory at a time."""
@@ -177,7 +169,7 @@ class Evidence:
         for step in range(first, last + 1):
             result = self._step(step, state, None)
             state = result.state
-            self._records[step] = make_record(step, state, result.loss_bits, self._log_root(checkpoint))
+            self._records[step] = make_record(step, state, result.loss_bits, self._logs.log_root(checkpoint))
 
     def _state_after(self, step: int) -> State:
         """The state after a step; the last one asked for is kept, as a dispute stays with one step once it has one."""

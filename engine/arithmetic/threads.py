@@ -1,10 +1,13 @@
 """Python threads for compiled kernels: `ctypes` releases the interpreter's lock while a kernel runs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
+
+import torch
 
 T = TypeVar("T")
 
@@ -24,3 +27,14 @@ def together(work: Callable[[], T], threads: int) -> list[T]:
         return [work()]
     others = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
     return [work(), *(other.result() for other in others)]
+
+
+@contextmanager
+def limited(count: int) -> Iterator[None]:
+    """torch computes with so many threads inside, and with as many as before after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -9,7 +9,9 @@ over the step logs has the log root of the segment's record, which a signed head
 from collections.abc import Callable
 from typing import Protocol
 
-from protocol.commitments import StepRecord
+from engine.arithmetic import Arithmetic
+from engine.logged.following import Follower
+from protocol.commitments import ZERO_DIGEST, StepRecord
 from protocol.errors import CannotCheck, VerificationError
 from protocol.job import Job
 from protocol.logs import LogTree, StepLog, logs_tree
@@ -64,8 +66,16 @@ class CommittedLogs:
             )
         return log
 
+    def follower(self, step: int, arithmetic: Arithmetic) -> Follower | None:
+        """Who follows the log of a step; None under policy `exact`. Raises `CannotCheck`."""
+        if not self._run.job.is_logged:
+            return None
+        return Follower(self._run.program, self.step_log(step), self._run.job, arithmetic, step)
+
     def log_root(self, checkpoint: int) -> Digest:
-        """The log root of a segment, whose logs are there. Raises `CannotCheck`."""
+        """The log root of a segment, whose logs are there; zero under policy `exact`. Raises `CannotCheck`."""
+        if not self._run.job.is_logged:
+            return ZERO_DIGEST
         self._check(checkpoint)
         return logs_tree(self._roots).root
 

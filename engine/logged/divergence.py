@@ -1,19 +1,19 @@
 """How far apart the values of one sum are, computed in several settings, in units of each element's own error."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import log2
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.near import UNITS, Logging, NearTies
+from engine.arithmetic.threads import limited
 from engine.logged.policy import COMPUTE, KindEvidence
 from protocol.float32 import FRACTION_BITS, MAX_PRECISION
 from protocol.isa import Instruction
@@ -232,7 +232,7 @@ class Comparison:
     ) -> NearTies | None:
         """What one setting reports of a sum."""
         found: list[NearTies] = []
-        with nullcontext() if setting.compiled else pure_path(), _threads(setting.threads):
+        with nullcontext() if setting.compiled else pure_path(), limited(setting.threads):
             arithmetic = self._made.get((setting, sampling))
             if arithmetic is None:
                 logging = Logging.reporting_all(self._compute, sampling)
@@ -241,16 +241,6 @@ class Comparison:
             there = [operand.to(arithmetic.device) for operand in operands]
             arithmetic.execute(instruction, there, 0, found.append)
         return found[0] if found else None
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _only(near: NearTies, elements: Integers) -> NearTies:

@@ -39,7 +39,7 @@ from tiebreak.tasks.loader import load_task
 @click.option("--device", "devices", multiple=True, help="Torch device beside the CPU [default: every CUDA device].")
 @click.option("--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, show_default=True,
               help="Of the orders, and of which elements are compared.")  # fmt: skip
-@click.option("--proven", is_flag=True, help="Measure nothing: the proven bounds. Larger logs, and nothing can fail.")
+@click.option("--proven", is_flag=True, help="Measure nothing: the proven bounds, with which nothing can fail.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default=Path("policy.json"),
               show_default=True, help="New file for the policy.")  # fmt: skip
 def calibrate(

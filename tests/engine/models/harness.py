@@ -12,8 +12,7 @@
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.arithmetic import Arithmetic
+from engine.arithmetic.threads import limited
 from engine.compile import MODEL, OPTIMIZER, Compiled, compile_task
 from engine.interpreter import Interpreter, State
 from engine.task import SGD, Task
@@ -177,18 +177,8 @@ def audit(compiled: Compiled, steps: int) -> list[Digest]:
     """Step records of a replay: permuted sums, two threads, no compiled chains."""
     arithmetic = Arithmetic(permute=9)
     arithmetic.chains = None
-    with _threads(2):
+    with limited(2):
         return train(compiled, arithmetic, steps)[1]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # (3) the referee
