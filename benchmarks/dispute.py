@@ -20,10 +20,10 @@ from engine.interpreter import Interpreter
 from engine.storage import RunDirectory
 from engine.training import Worker
 from protocol.moves import kind_name
-from sim.adversaries import flipped_weight_bit, long_sums, low_precision_sum
 from sim.market import Market, another, fork
 from sim.match import Match
 from sim.scenario import Arena, fight
+from sim.tampering.values import flipped_weight_bit, long_sums, low_precision_sum
 from tiebreak.tasks.loader import load_task
 
 MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"

@@ -28,10 +28,10 @@ from protocol.isa import MapFunction, Opcode
 from protocol.job import Job
 from protocol.keys import PrivateKey
 from protocol.program import Program
-from sim.adversaries import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from sim.market import Market, Parties, another
 from sim.match import Match
 from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute
+from sim.tampering.values import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"

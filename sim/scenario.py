@@ -12,11 +12,11 @@ from engine.storage import RunDirectory
 from engine.training import Worker
 from protocol.errors import StateError
 from protocol.job import Job, SignedHead, SignedJob
-from sim.adversaries import Cheat
-from sim.forgery import ForgedEvidence
-from sim.logged import LogCheat, PreparedLogs
 from sim.market import Market, fork
 from sim.match import Match, game_of, play, replay_on_chain, signed_messages
+from sim.tampering.forgery import ForgedEvidence
+from sim.tampering.logs import LogCheat, PreparedLogs
+from sim.tampering.values import Cheat
 
 
 @dataclass(frozen=True, slots=True)

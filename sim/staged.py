@@ -19,10 +19,10 @@ from protocol.job import Head, Job, SignedHead
 from protocol.logs import StepLog
 from protocol.program import Program
 from protocol.tags import Tag, tagged_hash
-from sim.forgery import ForgedEvidence
 from sim.market import Market
 from sim.match import Match
 from sim.scenario import play_out
+from sim.tampering.forgery import ForgedEvidence
 
 LOSS_BITS = 0x40000000
 """2.0, the loss of every step that was not executed."""

@@ -13,10 +13,10 @@ from engine.training import Worker
 from protocol.job import Job
 from protocol.program import Program
 from protocol.rounding import Policy, SumKind, pack_tolerances
-from sim.logged import ExactSum, LogCheat, survey
 from sim.market import another
 from sim.match import Match
 from sim.scenario import Arena, fight_logged
+from sim.tampering.logs import ExactSum, LogCheat, survey
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashed
 
 PRECISION = 16

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 from protocol.isa import TRANSCENDENTALS, MapFunction, Opcode
-from sim.adversaries import Cheat
+from sim.tampering.values import Cheat
 from tests.sim.yard import STEPS, Duel, Yard, any_cheat, assert_caught_at, assert_same_end, kind_of
 
 ON_CHAIN_MAPS = {MapFunction.DIV, MapFunction.WHERE, MapFunction.MOD, *TRANSCENDENTALS}

@@ -15,9 +15,9 @@ from protocol.isa import Opcode
 from protocol.job import Head, SignedHead
 from protocol.moves import Phase, Select, Side
 from sim import scenario
-from sim.adversaries import Cheat, poisoned_label
 from sim.market import another, fork
 from sim.match import by_hand, game_of, play, replay_on_chain, signed_messages
+from sim.tampering.values import Cheat, poisoned_label
 from tests.sim.yard import (
     CLASSES,
     INTERVAL,

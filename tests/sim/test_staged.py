@@ -12,10 +12,10 @@ from protocol.errors import ConfigurationError
 from protocol.game import Level, Reason
 from protocol.job import Job
 from protocol.moves import Side
-from sim.adversaries import Cheat, flipped_weight_bit, low_precision_sum
 from sim.market import Market
 from sim.match import Match
 from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
+from sim.tampering.values import Cheat, flipped_weight_bit, low_precision_sum
 from tests.sim.yard import make_task, sums_of
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321

@@ -24,11 +24,11 @@ from protocol.moves import Side
 from protocol.program import Program
 from protocol.tags import Digest
 from sim import scenario
-from sim.adversaries import Cheat, long_sums
-from sim.forgery import ForgedEvidence
 from sim.market import Market, another, fork
 from sim.match import Match, game_of, play, replay_on_chain, signed_messages
 from sim.scenario import Arena
+from sim.tampering.forgery import ForgedEvidence
+from sim.tampering.values import Cheat, long_sums
 from tiebreak.running import make_interpreter
 
 STEPS, BATCH, CLASSES = 8, 6, 3

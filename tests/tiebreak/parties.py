@@ -9,7 +9,7 @@ import torch
 from engine.storage import RunDirectory
 from engine.training import Worker
 from protocol.isa import Opcode
-from sim.adversaries import Cheat
+from sim.tampering.values import Cheat
 from tiebreak.cli import run, tiebreak
 from tiebreak.keyfiles import load_key
 from tiebreak.running import make_interpreter

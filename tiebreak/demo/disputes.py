@@ -8,7 +8,10 @@ from protocol.game import GameState, Level
 from protocol.moves import Side, kind_name
 from protocol.player import describe
 from sim import scenario
-from sim.adversaries import (
+from sim.market import another
+from sim.match import Selection
+from sim.scenario import Arena, Fought
+from sim.tampering.values import (
     Cheat,
     changed_learning_rate,
     flipped_weight_bit,
@@ -16,9 +19,6 @@ from sim.adversaries import (
     low_precision_sum,
     poisoned_label,
 )
-from sim.market import another
-from sim.match import Selection
-from sim.scenario import Arena, Fought
 from tiebreak.demo.training import Trained
 from tiebreak.results import DisputeResult, Loser, Move, WalkStep
 

@@ -2,8 +2,8 @@
 
 A log can lie in two ways: it says more than the sums allow, or it keeps silent. Each cheat here takes one element of
 one sum, in one step or in many, to the neighbour of its choice, with or without an entry that says so. All else follows
-consistently, as in `sim.adversaries`: logs, records and openings agree with each other, and only the exact sum itself
-can convict it. What a log may decide (SPEC section 5.1) is no cheat at all, and nobody loses by it.
+consistently, as in `sim.tampering.values`: logs, records and openings agree with each other, and only the exact sum
+itself can convict it. What a log may decide (SPEC section 5.1) is no cheat at all, and nobody loses by it.
 """
 
 import struct
@@ -31,8 +31,8 @@ from protocol.merkle import Tree
 from protocol.program import Program
 from protocol.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
 from protocol.tags import EMPTY, Digest
-from sim.forgery import ForgedEvidence, Lies
 from sim.market import fork
+from sim.tampering.forgery import ForgedEvidence, Lies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,10 @@ from protocol.job import Head, SignedHead
 from protocol.logs import NO_WORD, LogTree, StepLog
 from protocol.moves import OpenChunk, Side
 from protocol.rounding import Direction, Rounding, SumKind, sum_kind
-from sim.logged import (
+from sim.market import fork
+from sim.match import Match
+from sim.scenario import Committed, audit_logged, commit_logged, play_out
+from sim.tampering.logs import (
     Course,
     ExactSum,
     ForgedLogTree,
@@ -40,9 +43,6 @@ from sim.logged import (
     with_words,
     wrong_way,
 )
-from sim.market import fork
-from sim.match import Match
-from sim.scenario import Committed, audit_logged, commit_logged, play_out
 from tests.protocol.oracles import nearest, value
 from tests.sim.logged_yard import LoggedYard
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end

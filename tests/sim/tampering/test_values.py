@@ -13,7 +13,7 @@ from engine.tensors import identity
 from protocol.errors import ConfigurationError
 from protocol.game import Level, Reason
 from protocol.isa import DType, Opcode, SourceKind
-from sim.adversaries import (
+from sim.tampering.values import (
     Cheat,
     as_tf32,
     changed_learning_rate,

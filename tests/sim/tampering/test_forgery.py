@@ -16,8 +16,8 @@ from protocol.chain import EndReason
 from protocol.game import Level, Reason
 from protocol.isa import Opcode, ReduceFunction
 from protocol.moves import Side
-from sim.adversaries import Cheat
-from sim.forgery import ForgedEvidence, _exact_units
+from sim.tampering.forgery import ForgedEvidence, _exact_units
+from sim.tampering.values import Cheat
 from tests.sim.yard import Yard, any_cheat, assert_caught_at, assert_same_end, kind_of, sums_of
 
 MINUS_0 = torch.tensor(-0.0)
