@@ -3,10 +3,9 @@
 from abc import ABC, abstractmethod
 from enum import StrEnum
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:  # the cast is made of parties, which adversaries extend
-    from sim.world.cast import Cast
+from sim.world.cast import Cast
 
 
 class Role(StrEnum):
@@ -57,5 +56,5 @@ class Adversary(ABC):
     """Where it must end; that it ends elsewhere, or nowhere, is a counter-example."""
 
     @abstractmethod
-    def join(self, cast: "Cast", rng: Random) -> None:
+    def join(self, cast: Cast, rng: Random) -> None:
         """Takes its place among the parties of a game that is about to be played; all its choices come from `rng`."""
