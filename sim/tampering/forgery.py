@@ -1,5 +1,6 @@
 """Evidence of a cheat that also lies about how a sum came about, so that a dispute goes on to one partial sum."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Protocol
@@ -23,6 +24,15 @@ def _exact_units(bits: int) -> int:
     return -int(value) if bits >> 31 else int(value)
 
 
+Bend = Callable[[int], int]
+"""For how many accumulators, which is the first to be bent."""
+
+
+def halfway(count: int) -> int:
+    """The middle one."""
+    return count // 2
+
+
 class Lies(Protocol):
     """A cheat, as far as its evidence goes."""
 
@@ -34,11 +44,12 @@ class Lies(Protocol):
 
 
 class ForgedEvidence(Evidence):
-    """`Evidence` of the tampered run; the accumulators of a tampered sum are bent, from the middle on, to fit it."""
+    """`Evidence` of the tampered run; the accumulators of a tampered sum are bent, from one of them on, to fit it."""
 
-    def __init__(self, run: Source, interpreter: Interpreter, cheat: Lies) -> None:
+    def __init__(self, run: Source, interpreter: Interpreter, cheat: Lies, bend: Bend = halfway) -> None:
         super().__init__(run, interpreter, cheat.tamper)
         self._cheat = cheat
+        self._bend = bend
 
     def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """Honest accumulators for honest elements; for the tampered one, a run that ends in the tampered value."""
@@ -53,16 +64,15 @@ class ForgedEvidence(Evidence):
         bent = replace(last, value=_exact_units(claimed))
         if finish(bent) != claimed:
             return honest  # -0, which no sum is
-        return _bent(instruction, honest, bent.value - last.value)
+        return _bent(instruction, honest, bent.value - last.value, self._bend(honest.count))
 
 
-def _bent(instruction: Instruction, honest: AccumulatorTree, missing: int) -> AccumulatorTree:
-    """The tree with so many units more in every accumulator from the middle on."""
-    middle = honest.count // 2
+def _bent(instruction: Instruction, honest: AccumulatorTree, missing: int, first: int) -> AccumulatorTree:
+    """The tree with so many units more in every accumulator from one on."""
 
     def block(number: int) -> bytes:
         found = honest.block(number)
-        for place in range(max(0, middle - number * BLOCK_LEAVES), len(found)):
+        for place in range(max(0, first - number * BLOCK_LEAVES), len(found)):
             held = decode_for(instruction, found[place])
             found[place] = encode(replace(held, value=held.value + missing))
         return b"".join(found)
