@@ -1,0 +1,139 @@
+"""The auditor: replays what is shown, challenges what is false, and gets back what it put in."""
+
+from typing import ClassVar
+
+from protocol.chain import JobStatus
+from protocol.errors import CannotCheck, VerificationError
+from protocol.job import SignedHead
+from protocol.keys import PrivateKey
+from protocol.moves import Side
+from protocol.player import Challenger, Party
+from sim.computing.work import Work
+from sim.world import calls
+from sim.world.agents.agent import Process
+from sim.world.agents.playing import GameView, Player
+from sim.world.board import PublicGame, PublicJob
+from sim.world.world import World
+
+
+class Auditor(Player):
+    """Diligent: it replays every head of every job that it can compute."""
+
+    ROLE: ClassVar = "auditor"
+
+    def __init__(self, world: World, name: str, key: PrivateKey) -> None:
+        super().__init__(world, name, key)
+        self.secret = self.rng.randbytes(32)
+        """Of its seals."""
+        self.challenged: set[bytes] = set()
+        """Jobs that it challenged."""
+        self.work: Work | None = None
+        """Its replay."""
+        self.uncheckable: list[SignedHead] = []
+        """Heads whose logs were withheld."""
+
+    # ------------------------------------------------------------------ what it does, to override
+
+    def replays(self, head: SignedHead) -> bool:  # noqa: ARG002  # for who does not
+        """Whether it replays a head."""
+        return True
+
+    def replay(self, job: PublicJob) -> Work:
+        """Its own run of a job. Raises `CannotCheck` if what it would need was not published."""
+        return self.world.workshop.audited(job.job, self.world.mail.runs[job.job.id])
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002, FBT001  # for who looks at it
+        """Whether it challenges a head, after a replay that agrees with it or does not."""
+        return not agrees
+
+    def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002  # for who does not
+        """Whether it reports two heads of one count."""
+        return True
+
+    def nonce(self, head: SignedHead) -> int:  # noqa: ARG002  # for who plays several games against a head
+        """The number of its game against a head."""
+        return 0
+
+    def challenges_with(self, game: PublicGame) -> Party:  # noqa: ARG002  # for who has several runs
+        """Who plays its games."""
+        assert self.work is not None, "a game is played after a replay"
+        return Challenger(self.work.oracle, self.secret)
+
+    # ------------------------------------------------------------------ its processes
+
+    def run(self) -> Process:
+        """Waits for jobs."""
+        yield from self.jobs()
+
+    def concerns(self, job: PublicJob) -> bool:
+        """All whose computation it has."""
+        agreed = self.world.workshop.job(
+            client=job.job.client, trainer=job.job.trainer, nonce=job.job.nonce, terms=self.world.terms
+        )
+        return job.job == agreed
+
+    def follow(self, job: PublicJob) -> Process:
+        """Looks at each head as it is shown, until the job is over."""
+        seen = 0
+        self.spawn(self._look_for_conflicts(job))
+        while True:
+            yield from self.until(lambda: job.is_over or len(self.world.mail.heads_of(job.job.id)) > seen)
+            if job.is_over:
+                return
+            head = self.world.mail.heads_of(job.job.id)[seen].head
+            seen += 1
+            if self._is_valid(head, job) and self.replays(head):
+                yield from self._audit(job, head)
+
+    def _is_valid(self, head: SignedHead, job: PublicJob) -> bool:
+        try:
+            head.verify(job.job, self.world.domain)
+        except VerificationError:
+            return False
+        return True
+
+    def _audit(self, job: PublicJob, head: SignedHead) -> Process:
+        """Replays up to a head, and challenges it if it is false."""
+        last = job.job.last_step(head.head.count - 1)
+        yield from self.sleep(max(0, last - self.account.steps) * self.world.step_seconds)
+        self.account.steps = max(self.account.steps, last)
+        try:
+            self.work = self.replay(job)
+        except CannotCheck:
+            self.uncheckable.append(head)
+            return
+        agrees = self.work.run_root(head.head.count) == head.head.run_root
+        if self.accuses(head, agrees) and job.job.id not in self.challenged:
+            yield from self._challenge(job, head)
+
+    def _challenge(self, job: PublicJob, head: SignedHead) -> Process:
+        """Starts a game and has it played; tries again while the window lasts."""
+        self.challenged.add(job.job.id)
+        call = calls.challenge(job.job, head, self.nonce(head))
+        while job.status is JobStatus.ACTIVE and self.world.now <= job.window_end:
+            if (yield from self.attempt(call)):
+                games = self.world.board.games_of(job.job.id)
+                mine = [game for game in games if game.challenger == self.address]
+                self.spawn(self._contest(mine[-1]))
+                return
+            yield from self.next_slot()
+
+    def _contest(self, game: PublicGame) -> Process:
+        yield from self.play(GameView(game=game, side=Side.CHALLENGER, party=self.challenges_with(game)))
+        yield from self.reclaim(game)
+
+    def _look_for_conflicts(self, job: PublicJob) -> Process:
+        """Reports the first two heads of one count that it sees."""
+        seen, kept = 0, dict[int, SignedHead]()
+        while True:
+            yield from self.until(lambda: job.is_over or len(self.world.mail.heads_of(job.job.id)) > seen)
+            if job.is_over:
+                return
+            head = self.world.mail.heads_of(job.job.id)[seen].head
+            seen += 1
+            if not self._is_valid(head, job):
+                continue
+            other = kept.setdefault(head.head.count, head)
+            if other.head.run_root != head.head.run_root and self.reports(other, head):
+                while job.status is JobStatus.ACTIVE and not (yield from self.attempt(calls.report(other, head))):
+                    yield from self.next_slot()

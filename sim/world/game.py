@@ -1,0 +1,178 @@
+"""One game: a job from its offer until everyone has its money, in simulated time, over the real contract."""
+
+from functools import cache
+from random import Random
+from typing import Final
+
+from protocol.chain.simulated import SimulatedChain
+from protocol.chain import JobStatus
+from protocol.keys import ORDER, PrivateKey
+from protocol.moves import Side
+from protocol.player import describe
+from sim.world import checks
+from sim.world.agents import Agent, Auditor, Builder, Client, Player, Trainer
+from sim.world.board import PublicGame
+from sim.world.cast import FUNDS, Cast
+from sim.world.checks import Finished
+from sim.world.endings import ending
+from sim.world.result import DuelResult, GameResult, PartyResult
+from sim.world.world import GENESIS, World
+
+_DEPLOYER: Final = 0x7EB7EA
+"""The deployer's key: that of an account that nobody else uses. It fixes where the contracts stand."""
+_LONGEST: Final = 60
+"""A game is stopped after so many times the longest of its terms: nobody then ends it any more."""
+
+
+@cache
+def simulated_chain() -> SimulatedChain:
+    """The chain that all games of a process start from: the contracts are on it."""
+    return SimulatedChain(PrivateKey.from_int(_DEPLOYER))
+
+
+def play(cast: Cast, line: str, secrets: Random) -> GameResult:
+    """Play a game to its end and check the promises. `line` goes into the result; `secrets` makes keys and choices.
+
+    The same cast and the same `secrets` give the same result, in any process.
+    """
+    world, agents = seat(cast, secrets)
+    for agent in agents.values():
+        agent.start()
+    terms = cast.terms
+    limit = _LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time, 3600)
+    world.env.run(until=limit)
+    return conclude(
+        cast, line, world, agents, cut_short=world.blocks != [] and world.now - world.blocks[-1].timestamp < 3600
+    )
+
+
+def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
+    """The world of a game, and its parties in their places; nothing has happened yet."""
+    funds = {"client": FUNDS, "trainer": FUNDS, "builder": FUNDS} | {seat.name: seat.funds for seat in cast.auditors}
+    keys = {name: PrivateKey.from_int(secrets.randrange(1, ORDER)) for name in funds}
+    chain = simulated_chain()
+    chain.begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)
+    world = World(
+        chain=chain,
+        workshop=cast.workshop,
+        terms=cast.terms,
+        rng=secrets,
+        deviation=cast.deviation,
+        block_seconds=cast.block_seconds,
+        step_seconds=cast.step_seconds,
+    )
+    builder = cast.builder(world, "builder", keys["builder"])
+    agents: dict[str, Agent] = {"builder": builder}
+    agents["trainer"] = cast.trainer(world, "trainer", keys["trainer"])
+    agents["client"] = cast.client(world, "client", keys["client"])
+    for place in cast.auditors:
+        agents[place.name] = place.make(world, place.name, keys[place.name])
+    world.builder = builder
+    world.parties.update(agents)
+    return world, agents
+
+
+# ---------------------------------------------------------------- the end
+
+
+def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, cut_short: bool = False) -> GameResult:
+    """What a game came to, with the promises checked."""
+    funds = {place.name: place.funds for place in cast.auditors}
+    wei = {name: gained(world, agent, funds.get(name, FUNDS)) for name, agent in agents.items()}
+    deviations, false_head = cast.deviations(), has_false_head(world)
+    catches = {
+        adversary: ending(world, agents[name], wei, false_head=false_head) for name, adversary in deviations.items()
+    }
+    finished = Finished(
+        world=world,
+        agents=agents,
+        wei=wei,
+        deviations=deviations,
+        expected=cast.expected,
+        catches=catches,
+        false_head=false_head,
+        watched=is_watched(cast, agents),
+        cut_short=cut_short,
+    )
+    jobs = list(world.board.jobs.values())
+    return GameResult(
+        line=line,
+        adversaries=tuple(sorted(set(deviations.values()))),
+        catches=catches,
+        job_status=jobs[-1].status.name.lower() if jobs else JobStatus.NONE.name.lower(),
+        false_head=false_head,
+        watched=finished.watched,
+        seconds=world.blocks[-1].timestamp - GENESIS if world.blocks else 0,
+        parties=tuple(_party(agent, wei[name], deviations.get(name)) for name, agent in agents.items()),
+        duels=tuple(_duel(world, finished.name_of(game.challenger), game) for game in finished.games),
+        blocks=len(world.blocks),
+        violations=checks.violations(finished),
+    )
+
+
+def gained(world: World, agent: Agent, funds: int) -> int:
+    """Wei that a party has more than at the start, gas apart; what it could withdraw counts."""
+    chain = world.chain
+    return chain.balance(agent.address) + chain.credit(agent.address) + agent.account.fees_wei - funds
+
+
+def has_false_head(world: World) -> bool:
+    """Whether a head that the trainer signed, and that became public, is not the true run's."""
+    for job in world.board.jobs.values():
+        shown = [known.head for known in world.mail.heads_of(job.job.id)]
+        if not shown:
+            continue
+        truth = world.workshop.audited(job.job, world.mail.runs[job.job.id])
+        if any(head.head.run_root != truth.run_root(head.head.count) for head in shown):
+            return True
+    return False
+
+
+def is_watched(cast: Cast, agents: dict[str, Agent]) -> bool:
+    """Whether an auditor that does as agreed, and can pay its stake, stands by."""
+    seats = [seat for seat in cast.auditors if seat.name not in cast.deviations()]
+    return any(isinstance(agents[seat.name], Auditor) and seat.funds > cast.terms.challenger_stake for seat in seats)
+
+
+def _party(agent: Agent, wei: int, adversary: str | None) -> PartyResult:
+    account = agent.account
+    works = [agent.work] if isinstance(agent, Trainer | Auditor) else []
+    disputes = sum(getattr(work.oracle, "replayed_steps", 0) for work in works if work is not None)
+    return PartyResult(
+        name=agent.name,
+        role=agent.ROLE,
+        adversary=adversary,
+        gas=account.gas,
+        fees_wei=account.fees_wei,
+        wei=wei,
+        steps=account.steps + disputes,
+        messages=account.messages,
+        bytes=account.bytes,
+        refused=account.refused,
+    )
+
+
+def _duel(world: World, challenger: str, game: PublicGame) -> DuelResult:
+    state, verdict = game.state, game.state.verdict
+    reason, winner = "none", "open"
+    summary = None
+    if game.void:
+        winner, reason = "void", "job slashed"
+    elif verdict is not None:
+        winner = "trainer" if verdict.winner is Side.DEFENDER else "challenger"
+        reason = verdict.reason.name.lower().replace("_", " ")
+        summary = describe(state, world.workshop.program)
+    return DuelResult(
+        challenger=challenger,
+        verdict=winner,
+        reason=reason,
+        level=state.level.name.lower(),
+        step=summary.step if summary else None,
+        leaf=summary.leaf if summary else None,
+        instruction=summary.instruction if summary else None,
+        rounds=sum(move.KIND.name in ("SELECT", "SELECT_ELEMENT", "PROVE") for move in game.moves),
+        moves=len(game.moves),
+        gas=game.gas,
+        bytes=world.mail.game_bytes.get(game.id, 0),
+        seconds=(game.ended or world.now) - game.started,
+    )
