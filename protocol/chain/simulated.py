@@ -81,8 +81,8 @@ class Draft:
     def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Applied:
         """Execute a transaction to the board as the next of the block.
 
-        Raises `InsufficientFunds`, and `Reverted` for one that the contract refuses, and then it is not in the block; unless it is to be there
-        nevertheless, as one is that was sent without being tried.
+        Raises `InsufficientFunds`, and `Reverted` for one that the contract refuses. Then it is not in the block, unless
+        it is to be there nevertheless, as one is that was sent without being tried.
         """
         state = self.vm.state
         needed, available = value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))

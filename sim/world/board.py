@@ -10,6 +10,7 @@ from typing import Final
 from protocol import game
 from protocol.chain import EndReason, Event, GameRecord, JobStatus, Outcome, Reverted
 from protocol.chain import generated as g
+from protocol.chain.abi import Log
 from protocol.chain.simulated import Applied
 from protocol.eip712 import Address
 from protocol.errors import IllegalMove
@@ -19,7 +20,13 @@ from protocol.moves import Move, Phase, Side
 from protocol.tags import Digest
 from sim.world.calls import Call
 
-ENDED: Final = frozenset({JobStatus.CANCELLED, JobStatus.SETTLED, JobStatus.SLASHED, JobStatus.ABANDONED})
+_ENDINGS: Final[dict[type[Log], JobStatus]] = {
+    g.JobCancelledEvent: JobStatus.CANCELLED,
+    g.JobSettledEvent: JobStatus.SETTLED,
+    g.JobSlashedEvent: JobStatus.SLASHED,
+    g.JobAbandonedEvent: JobStatus.ABANDONED,
+}
+ENDED: Final = frozenset(_ENDINGS.values())
 BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
 
 
@@ -161,18 +168,13 @@ class Board:
     def _follow(self, event: Event, call: Call, now: int) -> None:
         match event.log:
             case g.JobAcceptedEvent() as log:
-                self._set(log.job_id, JobStatus.ACTIVE, now)
+                self.jobs[log.job_id].status = JobStatus.ACTIVE
+                self.jobs[log.job_id].last_progress = now
             case g.HeadPostedEvent() as log:
                 self.jobs[log.job_id].head_count = log.count
                 self.jobs[log.job_id].last_progress = now
-            case g.JobCancelledEvent() as log:
-                self._set(log.job_id, JobStatus.CANCELLED)
-            case g.JobSettledEvent() as log:
-                self._set(log.job_id, JobStatus.SETTLED)
-            case g.JobAbandonedEvent() as log:
-                self._set(log.job_id, JobStatus.ABANDONED)
-            case g.JobSlashedEvent() as log:
-                self._set(log.job_id, JobStatus.SLASHED)
+            case g.JobCancelledEvent() | g.JobSettledEvent() | g.JobAbandonedEvent() | g.JobSlashedEvent() as log:
+                self.jobs[log.job_id].status = _ENDINGS[type(log)]
             case g.EquivocationEvent() as log:
                 self.jobs[log.job_id].equivocation = True
             case g.GameStartedEvent() as log:
@@ -183,11 +185,6 @@ class Board:
                 self.credits[log.account] = self.credit(log.account) + log.amount
             case g.WithdrawnEvent() as log:
                 self.credits[log.account] = self.credit(log.account) - log.amount
-
-    def _set(self, job_id: Digest, status: JobStatus, progress: int | None = None) -> None:
-        self.jobs[job_id].status = status
-        if progress is not None:
-            self.jobs[job_id].last_progress = progress
 
     def _start(self, log: g.GameStartedEvent, call: Call, now: int) -> None:
         job, (head,) = self.jobs[log.job_id], call.heads

@@ -57,7 +57,7 @@ class Call:
         """The job that it offers, if any."""
         if not isinstance(self.function, g.CreateJobCall):
             return None
-        offered = self.function.job
+        offered = self.function.job_
         return Job(**{name: getattr(offered, name) for name in Job.__slots__})
 
 

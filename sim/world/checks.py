@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protocol.chain import JobStatus
 from protocol.game import Reason
 from protocol.moves import Side
-from sim.world.agents import Agent, Auditor, Client, Trainer
+from sim.world.agents import Agent, Trainer
 from sim.world.board import BURN_ADDRESS, PublicGame, PublicJob
 from sim.world.world import World
 

@@ -4,13 +4,13 @@ from functools import cache
 from random import Random
 from typing import Final
 
-from protocol.chain.simulated import SimulatedChain
 from protocol.chain import JobStatus
+from protocol.chain.simulated import SimulatedChain
 from protocol.keys import ORDER, PrivateKey
 from protocol.moves import Side
 from protocol.player import describe
 from sim.world import checks
-from sim.world.agents import Agent, Auditor, Builder, Client, Player, Trainer
+from sim.world.agents import Agent, Auditor, Trainer
 from sim.world.board import PublicGame
 from sim.world.cast import FUNDS, Cast
 from sim.world.checks import Finished

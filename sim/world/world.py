@@ -16,7 +16,7 @@ import simpy
 from simpy.events import URGENT
 
 from engine.agreement import Terms
-from protocol.chain import ChainError, Receipt, Reverted
+from protocol.chain import ChainError, Receipt
 from protocol.chain import generated as g
 from protocol.chain.embedded import GAS_LIMIT
 from protocol.chain.records import GameRecord

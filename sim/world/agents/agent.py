@@ -29,7 +29,7 @@ class Agent:
         self.name = name
         self.key = key
         self.account = Account()
-        self.rng = Random(world.rng.getrandbits(64))
+        self.rng = Random(world.rng.getrandbits(64))  # noqa: S311  # choices of a game, which its line replays
         """For all choices of this party."""
 
     @property

@@ -1,5 +1,6 @@
 """The auditor: replays what is shown, challenges what is false, and gets back what it put in."""
 
+from itertools import count
 from typing import ClassVar
 
 from protocol.chain import JobStatus
@@ -42,7 +43,7 @@ class Auditor(Player):
         """Its own run of a job. Raises `CannotCheck` if what it would need was not published."""
         return self.world.workshop.audited(job.job, self.world.mail.runs[job.job.id])
 
-    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002, FBT001  # for who looks at it
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002  # for who looks at it
         """Whether it challenges a head, after a replay that agrees with it or does not."""
         return not agrees
 
@@ -74,16 +75,19 @@ class Auditor(Player):
 
     def follow(self, job: PublicJob) -> Process:
         """Looks at each head as it is shown, until the job is over."""
-        seen = 0
         self.spawn(self._look_for_conflicts(job))
-        while True:
-            yield from self.until(lambda: job.is_over or len(self.world.mail.heads_of(job.job.id)) > seen)
-            if job.is_over:
+        for place in count():
+            head = yield from self._shown(job, place)
+            if head is None:
                 return
-            head = self.world.mail.heads_of(job.job.id)[seen].head
-            seen += 1
             if self._is_valid(head, job) and self.replays(head):
                 yield from self._audit(job, head)
+
+    def _shown(self, job: PublicJob, place: int) -> Process:
+        """The head that is shown in this place, once it is; None if the job is over."""
+        heads = self.world.mail.heads_of
+        yield from self.until(lambda: job.is_over or len(heads(job.job.id)) > place)
+        return None if job.is_over else heads(job.job.id)[place].head
 
     def _is_valid(self, head: SignedHead, job: PublicJob) -> bool:
         try:
@@ -124,13 +128,11 @@ class Auditor(Player):
 
     def _look_for_conflicts(self, job: PublicJob) -> Process:
         """Reports the first two heads of one count that it sees."""
-        seen, kept = 0, dict[int, SignedHead]()
-        while True:
-            yield from self.until(lambda: job.is_over or len(self.world.mail.heads_of(job.job.id)) > seen)
-            if job.is_over:
+        kept = dict[int, SignedHead]()
+        for place in count():
+            head = yield from self._shown(job, place)
+            if head is None:
                 return
-            head = self.world.mail.heads_of(job.job.id)[seen].head
-            seen += 1
             if not self._is_valid(head, job):
                 continue
             other = kept.setdefault(head.head.count, head)

@@ -1,8 +1,7 @@
 """The trainer: signs and accepts the job, computes, shows a head at each checkpoint, defends it, and settles."""
 
-from typing import ClassVar
-
 from dataclasses import replace
+from typing import ClassVar
 
 from protocol.chain import JobStatus
 from protocol.job import Head, Job, SignedHead
@@ -141,5 +140,6 @@ class Trainer(Player):
                 self.spawn(self.play(GameView(game=game, side=Side.DEFENDER, party=self.defends_with(game))))
 
     def _held(self) -> tuple[Job, Work]:
-        assert self.job is not None and self.work is not None, "a run is asked for after it was begun"
+        assert self.job is not None, "a run is asked for after it was begun"
+        assert self.work is not None
         return self.job, self.work
