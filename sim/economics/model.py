@@ -166,11 +166,12 @@ class Condition:
 
 
 def best_cheat(s: Setting, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction, Trainer, int]:
-    """(payoff, strategy, tampered segments) of the cheat that pays most."""
-    return max(
-        ((trainer_payoff(at, cheat), cheat, at.tampered) for at in extremes(s) for cheat in cheats),
-        key=lambda found: found[0],
+    """(payoff, strategy, tampered segments) of the cheat that pays most; of equals, the one that loses less if caught."""
+    found = (
+        (trainer_payoff(at, cheat), -_loss_if_caught(at, cheat), cheat, at) for at in extremes(s) for cheat in cheats
     )
+    payoff, _, strategy, at = max(found, key=lambda entry: entry[:2])
+    return payoff, strategy, at.tampered
 
 
 def participation(s: Setting) -> Condition:

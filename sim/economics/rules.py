@@ -227,7 +227,7 @@ def _audits(s: Setting, story: Story, players: Players, ledger: Ledger) -> None:
             ledger.move(auditor(number), COMPUTE, s.audit * Fraction(s.sampled, s.segments))
         if number in story.audited or not s.proven:
             ledger.move(CLIENT, auditor(number), s.fee)
-        if number in story.finders and s.sampled < s.segments:
+        if number in story.finders and s.whole_first and s.sampled < s.segments:
             ledger.move(auditor(number), COMPUTE, s.audit)
     if players.own is Auditor.FALSE and not s.proven:
         ledger.move(auditor(0), CLIENT, s.fee)  # who challenges has not claimed that all is well

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
-from math import comb
+from math import prod
 from typing import Final
 
 from protocol.errors import ConfigurationError
@@ -69,12 +69,12 @@ class Setting:
     trainer beside saved compute; kept: the share of it that stays with a convicted trainer (1: they are out before the
     window ends). harm: what false weights that settle cost the client beside the reward. segments, tampered: into how
     many parts the run is committed, how many of them a cheat does not compute. sampled: how many an audit draws; all:
-    a whole audit. audit_probability: with which each auditor audits. false_alarm: that a replay of an honest run
-    differs.
-    fee: for an audit; proven: paid only for one that was made, else to whoever claims one. planted: share of jobs that
-    are decoys of the client, whose false heads are conceded to the first finder; jackpot: paid to it beside the stake.
-    mirror: chance that a copied challenge is paid in place of the one it copies. rate: cost of capital per second.
-    job_seconds: from acceptance to settlement. game_seconds: the longest game.
+    a whole audit. whole_first: a sample that disagrees is followed by a whole replay before the challenge, as the
+    command line asks; the rules of the game do not. audit_probability: with which each auditor audits. false_alarm:
+    that a replay of an honest run differs. fee: for an audit; proven: paid only for one that was made, else to whoever
+    claims one. planted: share of jobs that are decoys of the client, whose false heads are conceded to the first
+    finder; jackpot: paid to it beside the stake. mirror: chance that a copied challenge is paid in place of the one it
+    copies. rate: cost of capital per second. job_seconds: from acceptance to settlement. game_seconds: the longest.
 
     The contract has burn = 1/2, no fee, no jackpot, and the two changes of rules off: challenge_burn, the share of a
     lost challenger's stake that burns; oldest_paid, whether the prover's part goes to the oldest open game (see docs).
@@ -91,6 +91,7 @@ class Setting:
     segments: int = 1
     tampered: int = 1
     sampled: int = 1
+    whole_first: bool = True
     auditors: int = 1
     audit_probability: Fraction = Fraction(1)
     false_alarm: Fraction = Fraction(0)
@@ -146,16 +147,17 @@ class Setting:
 
     @property
     def second_replay(self) -> int:
-        """A sample that disagrees is followed by a whole audit: a game needs every record."""
-        return 0 if self.sampled == self.segments else self.audit
+        """Compute of the whole audit that follows a sample which disagrees."""
+        return self.audit if self.whole_first and self.sampled < self.segments else 0
 
     @property
     def detection(self) -> Fraction:
         """That one audit meets a tampered segment: 1 - C(S-x, s) / C(S, s), as `engine.auditing` prints it."""
-        clean = self.segments - self.tampered
-        if clean < self.sampled:
+        few, many = sorted((self.sampled, self.tampered))
+        if few + many > self.segments:
             return Fraction(1)
-        return 1 - Fraction(comb(clean, self.sampled), comb(self.segments, self.sampled))
+        # Symmetric in s and x, so the product over the smaller.
+        return 1 - prod((Fraction(self.segments - many - i, self.segments - i) for i in range(few)), start=Fraction(1))
 
     @property
     def discovery(self) -> Fraction:

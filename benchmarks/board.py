@@ -1,0 +1,120 @@
+"""What the job board's own transactions cost: each once, on the embedded chain, with parties that have credit there.
+
+Those of a game's moves are measured by `benchmarks.dispute` and `benchmarks.million_steps`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from benchmarks.table import Row, publish
+from engine.agreement import Terms
+from protocol.chain import EmbeddedChain, Receipt
+from protocol.job import Head, Job, SignedHead
+from protocol.keys import PrivateKey
+from protocol.tags import Digest
+
+CLIENT, TRAINER, CHALLENGER, SECOND = (PrivateKey.from_int(number) for number in (11, 12, 13, 14))
+TERMS = Terms()
+
+
+def digest(text: str) -> Digest:
+    """Stands for a root: the board does not look into it."""
+    return Digest(sha256(text.encode()).digest())
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A board, and what its transactions took."""
+
+    chain: EmbeddedChain
+    gas: dict[str, int] = field(default_factory=dict)
+    jobs: int = 0
+
+    def take(self, name: str, receipt: Receipt) -> None:
+        """The last of equal operations counts: by then the parties' credits and counters exist."""
+        self.gas[name] = receipt.gas_used
+
+    def job(self) -> Job:
+        """An active job of eight checkpoints."""
+        self.jobs += 1
+        job = Job(
+            client=CLIENT.address, trainer=TRAINER.address, program_root=digest("program"), body_count=4000,
+            state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
+            checkpoint_interval=1000, reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
+            challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
+            replay_time=TERMS.replay_time, descent_levels=TERMS.descent_levels, nonce=self.jobs,
+        )  # fmt: skip
+        self.take("create job", self.chain.create_job(CLIENT, job, TRAINER.sign(job.digest(self.chain.domain))))
+        return job
+
+    def accepted(self) -> Job:
+        """One that the trainer has accepted."""
+        job = self.job()
+        self.take("accept job", self.chain.accept_job(TRAINER, job.id))
+        return job
+
+    def head(self, job: Job, count: int, run: str = "run") -> SignedHead:
+        """A signed one."""
+        return SignedHead.sign(Head(job_id=job.id, count=count, run_root=digest(run)), self.chain.domain, TRAINER)
+
+    def challenge(self, job: Job, challenger: PrivateKey) -> Digest:
+        """A game against the last head."""
+        game, receipt = self.chain.challenge(challenger, self.head(job, job.checkpoints), nonce=0)
+        self.take("challenge", receipt)
+        return game
+
+    def settled(self) -> None:
+        """An honest job."""
+        job = self.accepted()
+        for count in range(1, job.checkpoints + 1):
+            receipt = self.chain.post_head(TRAINER, self.head(job, count))
+            self.take("first head" if count == 1 else "post head", receipt)
+        self.chain.advance(TERMS.challenge_window + 2)
+        self.take("settle", self.chain.settle(TRAINER, job.id))
+        self.take("withdraw", self.chain.withdraw(TRAINER))
+
+    def ended_early(self) -> None:
+        """Cancelled, and abandoned."""
+        self.take("cancel job", self.chain.cancel_job(CLIENT, self.job().id))
+        job = self.accepted()
+        self.chain.advance(TERMS.challenge_window + 2)
+        self.take("abandon", self.chain.abandon(CLIENT, job.id))
+
+    def slashed(self) -> None:
+        """By conflicting heads, over an open game; by a concession; a challenger out of time."""
+        job = self.accepted()
+        game = self.challenge(job, CHALLENGER)
+        receipt = self.chain.report_equivocation(SECOND, self.head(job, 3), self.head(job, 3, "another"))
+        self.take("report equivocation", receipt)
+        self.take("reclaim", self.chain.reclaim(CHALLENGER, game))
+        job = self.accepted()
+        game = self.challenge(job, CHALLENGER)
+        self.take("concede", self.chain.concede(TRAINER, game))
+        job = self.accepted()
+        game = self.challenge(job, CHALLENGER)
+        self.chain.advance(TERMS.clock + TERMS.replay_time + 2)
+        self.take("timeout", self.chain.timeout(CHALLENGER, game))
+
+
+def measure() -> dict[str, int]:
+    """Gas of each operation. Twice, so that no transaction pays for a first credit."""
+    chain = EmbeddedChain()
+    for key in (CLIENT, TRAINER, CHALLENGER, SECOND):
+        chain.fund(key.address)
+    chain.deploy(CLIENT)
+    bench = Bench(chain=chain)
+    parts: tuple[Callable[[], None], ...] = (bench.settled, bench.ended_early, bench.slashed)
+    for part in parts * 2:
+        part()
+    return bench.gas
+
+
+def main() -> None:
+    """Measure and publish."""
+    rows = [Row(metric=f"gas: {name}", case="board", value=gas, unit="gas") for name, gas in measure().items()]
+    publish("board", rows, "the job board's own transactions", environment=[("chain", "embedded")])
+
+
+if __name__ == "__main__":
+    main()
