@@ -55,6 +55,9 @@ class Adversary(ABC):
     caught: ClassVar[frozenset[Catch]]
     """Where it must end; that it ends elsewhere, or nowhere, is a counter-example."""
 
+    open: ClassVar[bool] = False
+    """Whether the present rules do not stop it: it is told of as a weakness, and in no mix of caught adversaries."""
+
     @abstractmethod
     def join(self, cast: Cast, rng: Random) -> None:
         """Takes its place among the parties of a game that is about to be played; all its choices come from `rng`."""

@@ -1,6 +1,6 @@
 """A run that is held in memory, and what it shows: every state and, once a step was asked for, every value of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from engine.evidence import Evidence
 from engine.interpreter import Interpreter, State
+from engine.logged.committed import CommittedLogs
 from engine.logged.following import Follower
 from engine.logged.recording import Recorder
 from engine.tensors import identities, tensor_bytes
 from engine.training import Tamper, make_record
 from protocol.accumulator import decode_for, finish
 from protocol.accumulator_tree import AccumulatorTree
-from protocol.commitments import ZERO_DIGEST, StepRecord, state_leaf
-from protocol.isa import Slot
+from protocol.commitments import ZERO_DIGEST, StepRecord, identify, state_leaf
 from protocol.job import Job
 from protocol.logs import WORD_ELEMENTS, LogTree, StepLog, code_in, logs_tree
 from protocol.merkle import Tree
@@ -23,6 +23,7 @@ from protocol.program import Program, half_and_half
 from protocol.rounding import Direction, element_rounding, sum_kind
 from protocol.tags import Digest
 from sim.tampering.forgery import Bend, ForgedEvidence, halfway
+from sim.tampering.logs import ForgedLogTree, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Step:
     loss_bits: int
     log: StepLog | None
     log_root: Digest
-    """Of its own log tree; zero under policy `exact`."""
+    """Of the tree over its own log; zero under policy `exact`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class MemoryRun:
     inputs: State
     steps: tuple[Step, ...]
     step_records: tuple[StepRecord, ...]
+    words: Words
+    """Words of log trees that are not what the logs make them; of an honest run none."""
     path: str = "a run in memory"
 
     def records(self) -> list[StepRecord]:
@@ -70,9 +73,30 @@ class MemoryRun:
         assert log is not None  # `Evidence` asks under that policy alone
         return log
 
+    def log_tree(self, step: int) -> LogTree:
+        """The tree of a step's log, as it is committed."""
+        return tree_of(self.program, self.step_log(step), self.words.get(step, {}))
+
     def logs(self) -> dict[int, StepLog] | None:
         """All logs by step; None under policy `exact`."""
         return {k: self.step_log(k) for k in range(1, self.job.steps + 1)} if self.job.is_logged else None
+
+
+def tree_of(program: Program, log: StepLog, words: Mapping[tuple[int, int], bytes]) -> LogTree:
+    """The tree over a log, with these words in the place of its own."""
+    return ForgedLogTree(program, log, words) if words else LogTree(program, log)
+
+
+class OwnLogs(CommittedLogs):
+    """Logs of a run in this memory: nobody can have changed them since they were committed."""
+
+    def __init__(self, run: MemoryRun) -> None:
+        super().__init__(run, lambda checkpoint: run.records()[checkpoint])
+        self._memory = run
+
+    def step_log(self, step: int) -> StepLog:
+        """As it is."""
+        return self._memory.step_log(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +114,12 @@ class Computer:
         tamper: Tamper,
         known: Sequence[Step] = (),
         logs: Mapping[int, StepLog] | None = None,
+        words: Words | None = None,
     ) -> MemoryRun:
-        """A whole run. known: its first steps, already computed. logs: to follow; without, they are made."""
+        """A whole run. known: its first steps, already computed. logs: to follow; without, they are made.
+
+        words: of log trees, as they are to be committed.
+        """
         steps, state = list(known), known[-1].state if known else self.initial
         inputs = self.interpreter.place_data(self.data)
         for number in range(len(known) + 1, self.job.steps + 1):
@@ -101,25 +129,30 @@ class Computer:
             root = ZERO_DIGEST if log is None else LogTree(self.interpreter.program, log).root
             steps.append(Step(result.state, result.loss_bits, log, root))
             state = result.state
-        return self.made(steps)
+        return self._made(steps, {} if words is None else words)
 
-    def made(self, steps: Sequence[Step]) -> MemoryRun:
-        """The run of steps that were executed."""
-        job = self.job
+    def _made(self, steps: Sequence[Step], words: Words) -> MemoryRun:
+        job, program = self.job, self.interpreter.program
         records = list[StepRecord]()
         for checkpoint in range(job.checkpoints):
             numbers = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
-            roots = [steps[n - 1].log_root for n in numbers]
+            roots = [self._log_root(steps[n - 1], words.get(n, {})) for n in numbers]
             root = logs_tree(roots).root if job.is_logged else ZERO_DIGEST
             records += [make_record(n, steps[n - 1].state, steps[n - 1].loss_bits, root) for n in numbers]
         return MemoryRun(
             job=job,
-            program=self.interpreter.program,
+            program=program,
             initial=self.initial,
             inputs=self.data,
             steps=tuple(steps),
             step_records=tuple(records),
+            words=words,
         )
+
+    def _log_root(self, step: Step, words: Mapping[tuple[int, int], bytes]) -> Digest:
+        if not words or step.log is None:
+            return step.log_root
+        return tree_of(self.interpreter.program, step.log, words).root
 
     def _sums(self, step: int, logs: Mapping[int, StepLog] | None) -> "Recorder | Follower | None":
         if not self.job.is_logged:
@@ -147,16 +180,30 @@ class _Everything:
         return True
 
 
+Raw = Mapping[tuple[int, int], Callable[[bytes], bytes]]
+"""By step and body value: what becomes of its bytes where they are committed and shown."""
+
+
 class MemoryEvidence(ForgedEvidence):
     """`Evidence` of a run in memory. A step is executed once for all its values, which are then kept.
 
     Accumulators are bent where the value that they lead to is not the one that is committed: of an honest run nowhere.
+    raw: bytes that no tensor of this process can be made to hold, as a NaN's other patterns.
     """
 
     run: MemoryRun
 
-    def __init__(self, run: MemoryRun, interpreter: Interpreter, tamper: Tamper, bend: Bend = halfway) -> None:
+    def __init__(
+        self,
+        run: MemoryRun,
+        interpreter: Interpreter,
+        tamper: Tamper,
+        bend: Bend = halfway,
+        raw: Raw | None = None,
+    ) -> None:
         super().__init__(run, interpreter, _Everything(tamper), bend)
+        self._raw = {} if raw is None else raw
+        self._logs = OwnLogs(run)
         self._values = lru_cache(maxsize=run.job.steps)(self._make_values)
         self._accumulators = lru_cache(maxsize=256)(self._make_accumulators)
 
@@ -172,6 +219,9 @@ class MemoryEvidence(ForgedEvidence):
         """The data of a body value."""
         return self._values(step).data[value]
 
+    def _make_log_tree(self, step: int) -> LogTree:
+        return self.run.log_tree(step)
+
     def _make_values(self, step: int) -> _Values:
         seen: dict[int, Tensor] = {}
 
@@ -181,14 +231,17 @@ class MemoryEvidence(ForgedEvidence):
 
         self._step(step, self._state_after(step - 1), observe)
         program = self.program
-        ids = identities({str(leaf): tensor for leaf, tensor in seen.items()})
-        commits = list[Digest]()
-        for slot, commit in enumerate(program.commits):
-            assert isinstance(commit.params, Slot)
-            commits.append(state_leaf(commit.params.name, ids[str(program.leaf_of_commit(slot))]))
         body = range(len(program.body))
-        tree = half_and_half([ids[str(leaf)] for leaf in body], commits, program.half_depth)
-        return _Values(tree, {leaf: bytes(tensor_bytes(seen[leaf])) for leaf in body})
+        data = {leaf: bytes(tensor_bytes(seen[leaf])) for leaf in body}
+        ids = {int(leaf): found for leaf, found in identities({str(n): x for n, x in seen.items()}).items()}
+        for (number, leaf), change in self._raw.items():
+            if number == step:
+                data[leaf] = change(data[leaf])
+                ids[leaf] = identify(program.body[leaf].dtype, program.body[leaf].shape, data[leaf])
+        commits = [
+            state_leaf(name, ids[program.leaf_of_commit(slot)]) for slot, name in enumerate(program.state_spec())
+        ]
+        return _Values(half_and_half([ids[leaf] for leaf in body], commits, program.half_depth), data)
 
     def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         honest, instruction = Evidence._make_accumulators(self, step, value, element), self.program.body[value]

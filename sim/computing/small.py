@@ -30,6 +30,11 @@ INTERVAL: Final = 3
 """Segments of 3, 3, 3 and 1 steps."""
 IMAGES, LABELS = "images", "labels"
 SCHEDULE: Final = (0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.75, 0.5, 0.5, 0.25)
+WEIGHT_DECAY: Final = 0.05
+BETAS: Final = (0.9, 0.999)
+DROPOUT: Final = 0.25
+STREAM: Final = 2
+"""Of the initial weights."""
 _SEED: Final = 20
 """Of everything that is drawn."""
 
@@ -50,7 +55,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(SIDE * SIDE, UNITS)
         self.norm = nn.BatchNorm1d(UNITS)
-        self.dropout = nn.Dropout(0.25)
+        self.dropout = nn.Dropout(DROPOUT)
         self.head = nn.Linear(UNITS, CLASSES)
 
     def forward(self, x_BHW: Tensor) -> Tensor:
@@ -76,7 +81,7 @@ def _images(label_B: Tensor) -> Tensor:
     return x_BHW
 
 
-def small_task(stream: int = 2) -> Task:
+def small_task(stream: int = STREAM) -> Task:
     """The task. `stream`: of the initial weights; another one gives another run."""
     model = Classifier()
     with torch.no_grad():
@@ -88,7 +93,7 @@ def small_task(stream: int = 2) -> Task:
         name="small",
         model=model,
         loss=_loss,
-        optimizer=AdamW(lr=0.01, weight_decay=0.05),
+        optimizer=AdamW(lr=0.01, betas=BETAS, weight_decay=WEIGHT_DECAY),
         data={IMAGES: _images(labels), LABELS: labels},
         batch=Batch(size=BATCH, examples=Rows(names=(IMAGES, LABELS))),
         steps=STEPS,

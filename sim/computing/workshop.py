@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from engine.agreement import Terms, draft_job
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.near import Logging
-from engine.compile import Compiled, compile_task
+from engine.compile import MODEL, Compiled, compile_task
 from engine.interpreter import Interpreter
 from engine.logged.committed import CommittedLogs
 from engine.training import Tamper, honest
@@ -31,17 +31,18 @@ from protocol.logs import StepLog
 from protocol.program import Program
 from protocol.rounding import Policy, SumKind, pack_tolerances
 from protocol.tags import Digest
-from sim.computing.memory import Computer, MemoryEvidence, MemoryRun
-from sim.computing.small import INTERVAL, STEPS, small_task
+from sim.computing.memory import Computer, MemoryEvidence, MemoryRun, Raw
+from sim.computing.small import INTERVAL, STEPS, STREAM, small_task
 from sim.computing.work import Bound, Work, first_lie
 from sim.tampering.forgery import Bend, Lies, halfway
+from sim.tampering.logs import Words
 
 NAMES: Final = ("exact", "logged")
 PRECISION: Final = 16
 TOLERANCE: Final = 5
 """A log decides within 2^-5 of a gap around a middle: about one sum in sixteen."""
-THRESHOLD: Final = 2.0**38
-"""Of the trainer's errors, in units of FP64's: as if it summed in numbers of 15 bits."""
+THRESHOLD: Final = 2.0**37
+"""Of the trainer's errors, in units of FP64's: as if it summed in numbers of 16 bits."""
 _TOLERANCES: Final = dict.fromkeys(SumKind, TOLERANCE)
 _TRUTHS: Final = 8
 """Runs by other logs than the honest ones that are kept: the auditors of one game all follow the same."""
@@ -98,6 +99,7 @@ class Workshop:
         )
         self._run = self._computer(self.interpreter).run(tamper=honest)
         self._evidence = MemoryEvidence(self._run, self.interpreter, honest)
+        self._others = dict[int, MemoryRun]()
         self._truths = OrderedDict[tuple[Digest, ...], MemoryEvidence]()
 
     @classmethod
@@ -128,6 +130,19 @@ class Workshop:
         """What the honest run shows. Only to be asked: all games share it."""
         return self._evidence
 
+    def another(self, stream: int) -> MemoryRun:
+        """The run from other initial weights, those drawn from this stream: somebody else's. Only to be read.
+
+        Raises `ConfigurationError` for the stream of the honest run.
+        """
+        if stream == STREAM:
+            raise ConfigurationError(f"expected a stream other than {STREAM}, which is the honest run's, got it")
+        if stream not in self._others:
+            initial = self.compiled.state | {f"{MODEL}{n}": x for n, x in small_task(stream).initial_state().items()}
+            computer = replace(self._computer(self.interpreter), initial=initial)
+            self._others[stream] = computer.run(tamper=honest)
+        return self._others[stream]
+
     def tampered(
         self, job: Job, cheat: Lies, *, first_step: int, computed_steps: int | None = None, bend: Bend = halfway
     ) -> Work:
@@ -148,13 +163,20 @@ class Workshop:
         computed_steps: int | None = None,
         logs: Mapping[int, StepLog] | None = None,
         bend: Bend = halfway,
+        raw: Raw | None = None,
+        words: Words | None = None,
     ) -> Work:
-        """As `tampered`. logs: under policy `logged`, by step those that this party follows; else it makes its own."""
+        """As `tampered`, for whoever puts more into a run than one changed number.
+
+        logs: under policy `logged`, by step those that this party follows; else it makes its own. raw: see
+        `MemoryEvidence`. words: of log trees, those that it commits to and that no file of a log can hold; the lie is
+        then what someone would find who had been told.
+        """
         known = self._run.steps[: first_step - 1]
-        run = self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs)
-        evidence = MemoryEvidence(run, self.interpreter, tamper, bend)
+        run = self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs, words=words)
+        evidence = MemoryEvidence(run, self.interpreter, tamper, bend, raw)
         records, published = tuple(run.records()), run.logs()
-        truth = self._truth_of(records, published)
+        truth = self._truth_of(records, published) if words is None else self._follow(published or {}, words)
         return Work(
             records=records,
             oracle=Bound(job, evidence),
@@ -197,13 +219,13 @@ class Workshop:
             self._truths.popitem(last=False)
         return self._truths[roots]
 
-    def _follow(self, logs: Mapping[int, StepLog]) -> MemoryEvidence:
+    def _follow(self, logs: Mapping[int, StepLog], words: Words | None = None) -> MemoryEvidence:
         """The run that these logs lead to."""
         own = self._run.steps
         same = next((n for n, step in enumerate(own) if step.log != logs[n + 1]), len(own))
-        if same == len(own):
+        if same == len(own) and words is None:
             return self._evidence
-        run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs)
+        run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs, words=words)
         return MemoryEvidence(run, self.auditor, honest)
 
 

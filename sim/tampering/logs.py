@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.arithmetic import Arithmetic
 from engine.arithmetic.near import NearTies
+from engine.evidence import Source
 from engine.interpreter import Interpreter, Observer, Sums
 from engine.logged.committed import CommittedLogs
 from engine.logged.elements import put_bits
@@ -241,7 +242,7 @@ def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLo
     return StepLog(dict(sorted((entries | ({value: new} if len(new) else {})).items())))
 
 
-def survey(run: RunDirectory, interpreter: Interpreter, step: int) -> list[ExactSum]:
+def survey(run: Source, interpreter: Interpreter, step: int) -> list[ExactSum]:
     """The exact sums of an honest step that starts at a kept state or a few steps after one."""
     found = Survey(run.job, interpreter.arithmetic)
     before = run.kept_before(step - 1)
@@ -279,7 +280,7 @@ class Course:
 
 
 def steer(
-    run: RunDirectory, interpreter: Interpreter, course: Course, *, name: str, gain: str, choose: Choice, entry: bool
+    run: Source, interpreter: Interpreter, course: Course, *, name: str, gain: str, choose: Choice, entry: bool
 ) -> LogCheat:
     """A trainer that takes sums to the neighbours of its choice, in some steps of what else is an honest run.
 
@@ -307,25 +308,25 @@ def steer(
 # ---------------------------------------------------------------- the catalogue
 
 
-def bad_entry(run: RunDirectory, interpreter: Interpreter, course: Course) -> LogCheat:
+def bad_entry(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds sums the wrong way, and has the log say so."""
     gain = "moves a number by its log, as if any sum were near a tie"
     return steer(run, interpreter, course, name="bad entry", gain=gain, choose=wrong_way, entry=True)
 
 
-def silent_rounding(run: RunDirectory, interpreter: Interpreter, course: Course) -> LogCheat:
+def silent_rounding(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds sums the wrong way, and has the log say nothing."""
     gain = "moves a number and leaves no trace in the log"
     return steer(run, interpreter, course, name="silent rounding", gain=gain, choose=wrong_way, entry=False)
 
 
-def drift(run: RunDirectory, interpreter: Interpreter, course: Course) -> LogCheat:
+def drift(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds a gradient to the greater neighbour, step after step, each time with an entry."""
     gain = "steers a weight, a unit in the last place at a time"
     return steer(run, interpreter, course, name="drift", gain=gain, choose=greater, entry=True)
 
 
-def tie_breaking(run: RunDirectory, interpreter: Interpreter, course: Course) -> LogCheat:
+def tie_breaking(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Takes sums that are near a tie to the greater neighbour, and logs it. That is what a log is for: no cheat."""
     gain = "half a unit in the last place of what the rule leaves open"
     return steer(run, interpreter, course, name="tie breaking", gain=gain, choose=greater_if_near, entry=True)
