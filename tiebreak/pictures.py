@@ -1,60 +1,21 @@
 """Pictures of a demo as inline SVG. They carry no background and take text colour from the page, light or dark."""
 
-import io
-import re
 from collections.abc import Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from sim.report.drawing import INK, drawn, to_svg
 from tiebreak.results import DisputeResult, JobResult, WalkStep
 
-INK: Final = "#7b7b7b"
-"""Drawn in matplotlib's output wherever the page's own text colour belongs; replaced below."""
 BLUE: Final = "#3b82f6"
 RED: Final = "#ef4444"
-STYLE: Final[dict[str, Any]] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.titlecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.axisbelow": True,
-}
-
-
-def _style(salt: str) -> Any:
-    """Settings for one picture. The salt keeps ids of several pictures on one page apart, and the same every time."""
-    return STYLE | {"svg.hashsalt": salt}
-
-
-def _to_svg(figure: Figure, label: str) -> str:
-    """The figure as an SVG element that scales with its container."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # matplotlib names fonts of this machine; the page's own fonts are the right ones.
-    svg = re.sub(r"font(?:-family)?: ?([^;\"']*)'[^\"]*?sans-serif[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
-    return svg.replace(INK, "currentColor").strip()
 
 
 def loss_curve(job: JobResult) -> str:
     """Loss by step, with the checkpoints marked."""
-    with mpl.rc_context(_style(f"loss {job.name}")):
+    with drawn(f"loss {job.name}"):
         figure = Figure(figsize=(5.2, 2.7), layout="constrained")
         axes = figure.add_subplot()
         steps = range(1, job.steps + 1)
@@ -66,12 +27,12 @@ def loss_curve(job: JobResult) -> str:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", alpha=0.18, color=INK)
         axes.legend(frameon=False, loc="upper right")
-        return _to_svg(figure, f"Loss of job {job.name} by step")
+        return to_svg(figure, f"Loss of job {job.name} by step")
 
 
 def gas_by_move(dispute: DisputeResult) -> str:
     """Gas of every move in order, coloured by who made it. Moves that were not on chain have no bar."""
-    with mpl.rc_context(_style(f"gas {dispute.title}")):
+    with drawn(f"gas {dispute.title}"):
         count = len(dispute.moves)
         figure = Figure(figsize=(7.2, 0.6 + 0.26 * count), layout="constrained")
         axes = figure.add_subplot()
@@ -85,7 +46,7 @@ def gas_by_move(dispute: DisputeResult) -> str:
         axes.set_ylim(count - 0.4, -0.6)
         axes.grid(axis="x", alpha=0.18, color=INK)
         axes.tick_params(axis="y", length=0)
-        return _to_svg(figure, f"Gas by move: {dispute.title}")
+        return to_svg(figure, f"Gas by move: {dispute.title}")
 
 
 ROW: Final = 34

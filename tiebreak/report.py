@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from sim.report import rendering
 from tiebreak.pictures import pictures
 from tiebreak.results import DemoResult
 
@@ -42,15 +43,8 @@ def cell(text: object) -> str:
 
 
 def environment(*, html: bool) -> Environment:
-    """Templates of this package; every value is escaped in HTML, and an unknown name is an error."""
-    made = Environment(
-        loader=PackageLoader("tiebreak", "templates"),
-        autoescape=html,  # noqa: S701 (Markdown has its own filter, `cell`)
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    """Templates of this package and their filters. Markdown has its own, `cell`."""
+    made = rendering.environment("tiebreak", html=html)
     made.filters |= {"short": short, "whole": whole, "ether": ether, "cell": cell}
     made.globals["share"] = share
     return made

@@ -15,6 +15,7 @@ from tiebreak.commands.devnet import devnet
 from tiebreak.commands.dispute import dispute
 from tiebreak.commands.doctor import doctor
 from tiebreak.commands.key import key
+from tiebreak.commands.report import report
 from tiebreak.commands.train import train
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -30,4 +31,5 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     dispute,
     devnet,
     deploy,
+    report,
 )
