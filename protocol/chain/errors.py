@@ -1,4 +1,4 @@
-"""What can go wrong between us and a chain."""
+"""What can go wrong between us and a chain. Errors keep their arguments: so they can be copied."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,12 @@ class InsufficientFunds(ChainError):
         self.account = account
         self.needed = needed
         self.available = available
-        super().__init__(f"account 0x{account.hex()}: expected at least {needed} wei, got {available}; fund it first")
+        super().__init__(account, needed, available)
+
+    def __str__(self) -> str:
+        return (
+            f"account 0x{self.account.hex()}: expected at least {self.needed} wei, got {self.available}; fund it first"
+        )
 
 
 class ContractMismatch(ChainError):
@@ -29,7 +34,11 @@ class ContractMismatch(ChainError):
     def __init__(self, name: str, address: bytes, found: str) -> None:
         self.name = name
         self.address = address
-        super().__init__(f"expected the contract {name} of this version at 0x{address.hex()}, got {found}")
+        self.found = found
+        super().__init__(name, address, found)
+
+    def __str__(self) -> str:
+        return f"expected the contract {self.name} of this version at 0x{self.address.hex()}, got {self.found}"
 
 
 class Reverted(ChainError):
@@ -42,7 +51,10 @@ class Reverted(ChainError):
     def __init__(self, name: str, values: Mapping[str, object]) -> None:
         self.name = name
         self.values = dict(values)
-        super().__init__(f"the contract refused: {name}({', '.join(f'{k}={_show(v)}' for k, v in values.items())})")
+        super().__init__(name, self.values)
+
+    def __str__(self) -> str:
+        return f"the contract refused: {self.name}({', '.join(f'{k}={_show(v)}' for k, v in self.values.items())})"
 
 
 def _show(value: object) -> str:
