@@ -26,11 +26,12 @@ from eth.db.atomic import AtomicDB
 from eth.db.backends.memory import MemoryDB
 from eth.vm.message import Message
 from eth_typing import Address as EvmAddress
+from eth_utils.exceptions import ValidationError
 
 from protocol.chain.abi import Function
 from protocol.chain.accounts import Signer, sign_transaction
 from protocol.chain.embedded import GAS_LIMIT, EmbeddedChain
-from protocol.chain.errors import InsufficientFunds, Reverted
+from protocol.chain.errors import InsufficientFunds, NodeError, Reverted
 from protocol.chain.records import Event
 from protocol.chain.reverts import decode_revert
 from protocol.eip712 import Address
@@ -81,18 +82,22 @@ class Draft:
     def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Applied:
         """Execute a transaction to the board as the next of the block.
 
-        Raises `InsufficientFunds`, and `Reverted` for one that the contract refuses. Then it is not in the block, unless
-        it is to be there nevertheless, as one is that was sent without being tried.
+        Raises `InsufficientFunds`, `NodeError` for one that no block takes, and `Reverted` for one that the contract
+        refuses. Then it is not in the block, unless it is to be there nevertheless, as if it was not tried.
         """
         state = self.vm.state
         needed, available = value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))
         if available < needed:
             raise InsufficientFunds(signer.address, needed, available)
         transaction = self._sign(signer, data, value)
-        self.vm.validate_transaction_against_header(self._header, transaction)
         state.lock_changes()
         before = state.snapshot()
-        computation = state.apply_transaction(transaction)
+        try:
+            self.vm.validate_transaction_against_header(self._header, transaction)
+            computation = state.apply_transaction(transaction)
+        except ValidationError as error:
+            state.revert(before)
+            raise NodeError(f"the chain refused the transaction: {error}") from error
         refusal = _refusal(computation)
         if refusal is not None and not even_if_it_reverts:
             state.revert(before)

@@ -39,6 +39,8 @@ class PublicJob:
     head_count: int = 0
     last_progress: int
     """When it was created, accepted, or its last head was posted."""
+    ended: int | None = None
+    """When it was over."""
     equivocation: bool = False
     """Whether it was slashed for two heads of one count."""
 
@@ -138,11 +140,11 @@ class Board:
 
     def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
         """A transaction that reverted: if it was a move in its maker's turn, the Python referee refuses it too."""
-        found, move = self.games.get(call.game_id) if call.game_id is not None else None, call.move
         if error.name in ("Panic", "Unknown"):
             self.disagreements.append(f"{call.kind}: expected an error of the contract, got {error}")
+        found, move = self._game_of(call), call.move
         if found is None or move is None or found.is_stopped or found.mover() != sender or call.value:
-            return
+            return  # not a move of this game, for reasons that its rules know nothing of
         try:
             game.apply(found.state, move, now)
         except IllegalMove:
@@ -151,11 +153,15 @@ class Board:
             return  # the contract alone is shown again what was opened
         self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
 
+    def _game_of(self, call: Call) -> PublicGame | None:
+        return None if call.game_id is None else self.games.get(call.game_id)
+
     def _advance(self, call: Call, now: int) -> None:
-        found = self.games.get(call.game_id) if call.game_id is not None else None
-        if found is None or isinstance(call.function, g.ReclaimCall):
+        found, move = self._game_of(call), call.move
+        if found is None:
             return
-        move = call.move
+        if call.is_move and move is None:
+            self.disagreements.append(f"{call.kind}: the contract took what is no move")
         try:
             if move is not None:
                 found.state = game.apply(found.state, move, now)
@@ -175,6 +181,7 @@ class Board:
                 self.jobs[log.job_id].last_progress = now
             case g.JobCancelledEvent() | g.JobSettledEvent() | g.JobAbandonedEvent() | g.JobSlashedEvent() as log:
                 self.jobs[log.job_id].status = _ENDINGS[type(log)]
+                self.jobs[log.job_id].ended = now
             case g.EquivocationEvent() as log:
                 self.jobs[log.job_id].equivocation = True
             case g.GameStartedEvent() as log:

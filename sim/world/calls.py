@@ -1,12 +1,13 @@
 """Transactions as everyone sees them in the mempool: which function of the board, with what, and how many wei."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from protocol.chain import generated as g
 from protocol.chain.abi import Function
 from protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read_move
 from protocol.eip712 import Address
+from protocol.errors import VerificationError
 from protocol.game import GameState
 from protocol.job import Head, Job, SignedHead
 from protocol.moves import Move
@@ -38,8 +39,18 @@ class Call:
 
     @property
     def move(self) -> Move | None:
-        """The move that it makes, if any."""
-        return read_move(self.function) if isinstance(self.function, MOVES) else None
+        """The move that it makes, if any; None also for one that breaks the limits of SPEC section 9."""
+        if not self.is_move:
+            return None
+        try:
+            return read_move(cast("Function[Any]", self.function))
+        except VerificationError:
+            return None
+
+    @property
+    def is_move(self) -> bool:
+        """Whether it is to be a move."""
+        return isinstance(self.function, MOVES)
 
     @property
     def heads(self) -> tuple[SignedHead, ...]:

@@ -10,6 +10,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from protocol.chain import JobStatus
 from protocol.game import Reason
@@ -17,6 +18,8 @@ from protocol.moves import Side
 from sim.world.agents import Agent, Trainer
 from sim.world.board import BURN_ADDRESS, PublicGame, PublicJob
 from sim.world.world import World
+
+_UNPAID: Final = (JobStatus.SLASHED, JobStatus.ABANDONED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +40,6 @@ class Finished:
     watched: bool
     cut_short: bool
     """Whether the game had to be stopped."""
-
-    def honest(self, kind: type[Agent]) -> list[Agent]:
-        """The parties of a kind that do as agreed."""
-        return [agent for name, agent in self.agents.items() if isinstance(agent, kind) and name not in self.deviations]
 
     def is_honest(self, address: bytes) -> bool:
         """Whether an account belongs to a party that does as agreed."""
@@ -79,10 +78,8 @@ def nobody_loses(finished: Finished) -> list[str]:
         owed, wei = least_owed(finished, agent), finished.wei[agent.name]
         if wei < owed:
             found.append(f"1: {agent.name}, honest: expected at least {owed} wei, got {wei}")
-    for job in finished.jobs:
-        if job.status in (JobStatus.SLASHED, JobStatus.ABANDONED) and finished.is_honest(job.job.trainer):
-            found.append(f"1: the honest trainer's job ended {job.status.name}")
-    return found
+    unpaid = [job.status.name for job in finished.jobs if job.status in _UNPAID and finished.is_honest(job.job.trainer)]
+    return found + [f"1: the honest trainer's job ended {status}" for status in unpaid]
 
 
 def least_owed(finished: Finished, agent: Agent) -> int:

@@ -1,4 +1,4 @@
-"""Where a deviation ended, told from what happened and not from what it says of itself. Names as in `sim.adversaries`."""
+"""Where a deviation ended, told from what happened, not from what it says of itself. Names as in `sim.adversaries`."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -22,9 +22,9 @@ UNDETECTED: Final = "undetected"
 
 
 def ending(world: World, agent: Agent, wei: Mapping[str, int], *, false_head: bool) -> str:
-    """Where a party that did not do as agreed ended; the first that holds:
+    """Where a party that did not do as agreed ended: the first that holds of the following.
 
-    a job of its was slashed (how) or abandoned; a false head of its was settled (undetected); it lost a game that it
+    A job of its was slashed (how) or abandoned; a false head of its was settled (undetected); it lost a game that it
     started (how); something of its was refused; it got nothing where another of its role did, or where a trainer would
     have been paid (unpaid); else it was harmless.
     """

@@ -1,14 +1,19 @@
 """One game: a job from its offer until everyone has its money, in simulated time, over the real contract."""
 
+from collections.abc import Mapping
 from functools import cache
+from math import inf
 from random import Random
 from typing import Final
 
 from protocol.chain import JobStatus
 from protocol.chain.simulated import SimulatedChain
+from protocol.errors import CannotCheck
+from protocol.job import Job
 from protocol.keys import ORDER, PrivateKey
 from protocol.moves import Side
 from protocol.player import describe
+from sim.computing.work import Work
 from sim.world import checks
 from sim.world.agents import Agent, Auditor, Trainer
 from sim.world.board import PublicGame
@@ -39,11 +44,8 @@ def play(cast: Cast, line: str, secrets: Random) -> GameResult:
     for agent in agents.values():
         agent.start()
     terms = cast.terms
-    limit = _LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time, 3600)
-    world.env.run(until=limit)
-    return conclude(
-        cast, line, world, agents, cut_short=world.blocks != [] and world.now - world.blocks[-1].timestamp < 3600
-    )
+    world.env.run(until=_LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time))
+    return conclude(cast, line, world, agents, cut_short=world.env.peek() < inf)
 
 
 def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
@@ -79,7 +81,7 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
     """What a game came to, with the promises checked."""
     funds = {place.name: place.funds for place in cast.auditors}
     wei = {name: gained(world, agent, funds.get(name, FUNDS)) for name, agent in agents.items()}
-    deviations, false_head = cast.deviations(), has_false_head(world)
+    deviations, false_head = cast.deviations(), has_false_head(world, agents)
     catches = {
         adversary: ending(world, agents[name], wei, false_head=false_head) for name, adversary in deviations.items()
     }
@@ -116,28 +118,43 @@ def gained(world: World, agent: Agent, funds: int) -> int:
     return chain.balance(agent.address) + chain.credit(agent.address) + agent.account.fees_wei - funds
 
 
-def has_false_head(world: World) -> bool:
-    """Whether a head that the trainer signed, and that became public, is not the true run's."""
+def has_false_head(world: World, agents: Mapping[str, Agent]) -> bool:
+    """Whether a head that the trainer signed, and that became public while it could be disputed, is false."""
     for job in world.board.jobs.values():
-        shown = [known.head for known in world.mail.heads_of(job.job.id)]
-        if not shown:
-            continue
-        truth = world.workshop.audited(job.job, world.mail.runs[job.job.id])
-        if any(head.head.run_root != truth.run_root(head.head.count) for head in shown):
+        end = job.window_end if job.ended is None else min(job.window_end, job.ended)
+        shown = [known.head for known in world.mail.heads_of(job.job.id) if known.at <= end]
+        valid = [head for head in shown if world.mail.is_valid(head, job.job)]
+        if valid and (truth := _truth(world, job.job, agents)) is None:
+            return True
+        if any(truth is not None and head.head.run_root != truth.run_root(head.head.count) for head in valid):
             return True
     return False
 
 
-def is_watched(cast: Cast, agents: dict[str, Agent]) -> bool:
-    """Whether an auditor that does as agreed, and can pay its stake, stands by."""
+def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
+    """The true run: under policy `logged` the one that follows the trainer's logs. None: no run is true to them."""
+    trainer = agents["trainer"]
+    work = trainer.work if isinstance(trainer, Trainer) else None
+    if work is None or not job.is_logged:
+        return world.workshop.honest(job)
+    try:
+        return world.workshop.audited(job, work)
+    except CannotCheck:
+        return None if work.lie is not None else work
+
+
+def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
+    """Whether an auditor that does as agreed, and can pay its stake, stood by and could check all that it saw."""
     seats = [seat for seat in cast.auditors if seat.name not in cast.deviations()]
-    return any(isinstance(agents[seat.name], Auditor) and seat.funds > cast.terms.challenger_stake for seat in seats)
+    watching = [agents[seat.name] for seat in seats if seat.funds > cast.terms.challenger_stake]
+    return any(isinstance(auditor, Auditor) and not auditor.uncheckable for auditor in watching)
 
 
 def _party(agent: Agent, wei: int, adversary: str | None) -> PartyResult:
     account = agent.account
-    works = [agent.work] if isinstance(agent, Trainer | Auditor) else []
-    disputes = sum(getattr(work.oracle, "replayed_steps", 0) for work in works if work is not None)
+    works = agent.works if isinstance(agent, Auditor) else []
+    works = [agent.work] if isinstance(agent, Trainer) and agent.work is not None else works
+    disputes = sum(getattr(work.oracle, "replayed_steps", 0) for work in works)
     return PartyResult(
         name=agent.name,
         role=agent.ROLE,

@@ -1,4 +1,4 @@
-"""What parties tell each other beside the chain: heads, what goes with a run, and the moves of games as signed messages.
+"""What parties tell each other beside the chain: heads, what goes with a run, moves of games as signed messages.
 
 Everything that is published here everyone sees. A move travels as a message once its transaction stands in a block: a
 message that shows a proof before the seal counts would show too much.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protocol.eip712 import Domain
 from protocol.errors import VerificationError
-from protocol.job import SignedHead
+from protocol.job import Job, SignedHead
 from protocol.messages import Transcript
 from protocol.moves import Side
 from protocol.tags import Digest
@@ -50,6 +50,7 @@ class Mail:
         self._domain = domain
         self._notify = notify
         self.heads: list[PublishedHead] = []
+        self._valid: dict[tuple[SignedHead, Job], bool] = {}
         self.runs: dict[Digest, Work] = {}
         """By job, what its trainer last published of its run."""
         self.transcripts: dict[Digest, Transcript] = {}
@@ -69,6 +70,16 @@ class Mail:
     def heads_of(self, job_id: Digest) -> list[PublishedHead]:
         """The heads of a job that are public, in the order in which they were shown."""
         return [known for known in self.heads if known.head.head.job_id == job_id]
+
+    def is_valid(self, head: SignedHead, job: Job) -> bool:
+        """Whether it is a head of the job, signed by its trainer. Everyone finds the same, so it is found once."""
+        if (head, job) not in self._valid:
+            try:
+                head.verify(job, self._domain)
+                self._valid[head, job] = True
+            except VerificationError:
+                self._valid[head, job] = False
+        return self._valid[head, job]
 
     def publish_run(self, job_id: Digest, work: Work) -> None:
         """Show what goes with a run: its records and, under policy `logged`, its logs."""
@@ -90,7 +101,7 @@ class Mail:
         return self.transcripts[game.id]
 
     def deliver(self, game: PublicGame, wire: bytes, side: Side, sender: Account) -> bool:
-        """Hand a message to the other side, which checks it; whether it took it. What it refuses is the sender's shame."""
+        """Hand a message to the other side, which checks it; whether it took it. What it refuses is counted."""
         sender.sent(len(wire))
         self.game_bytes[game.id] = self.game_bytes.get(game.id, 0) + len(wire)
         try:

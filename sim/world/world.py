@@ -16,7 +16,7 @@ import simpy
 from simpy.events import URGENT
 
 from engine.agreement import Terms
-from protocol.chain import ChainError, Receipt
+from protocol.chain import ChainError, Receipt, Reverted
 from protocol.chain import generated as g
 from protocol.chain.embedded import GAS_LIMIT
 from protocol.chain.records import GameRecord
@@ -171,6 +171,7 @@ class World:
         try:
             self._execute(self._draft_of_next(), pending, in_block=untried)
         except ChainError as error:
+            self._compare_refusal(pending, error)
             pending.done.fail(error)
             return pending.done
         self.pending.append(pending)
@@ -180,6 +181,12 @@ class World:
             if party is not sender:
                 party.on_pending(pending)
         return pending.done
+
+    def _compare_refusal(self, pending: Pending, error: ChainError) -> None:
+        """What was refused right on top of the newest block, the Python referee refuses too."""
+        drafting = self._drafting
+        if isinstance(error, Reverted) and drafting is not None and not drafting.included:
+            self.board.refuse(pending.call, pending.sender.address, error, drafting.draft.timestamp)
 
     def new_pending(self, sender: Participant, call: Call, *, untried: bool = False) -> Pending:
         """A transaction that is not in the mempool yet: a builder's own need not be."""
@@ -290,7 +297,7 @@ def _game_of(call: Call, applied: Applied) -> Digest | None:
 
 
 def _by_sender(ordered: Sequence[Pending], waiting: Sequence[Pending]) -> list[Pending]:
-    """A builder may leave out and mix as it likes, but an account's transactions count in the order of their numbers."""
+    """A builder may leave out and mix as it likes, but an account's transactions stand in the order it sent them."""
     taken: list[Pending] = []
     for pending in ordered:
         earlier = [other for other in waiting if other.sender is pending.sender]

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Generator
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import simpy
 
-from protocol.chain import ChainError, Receipt
+from protocol.chain import ChainError, Receipt, Reverted
 from protocol.eip712 import Address
 from protocol.job import SignedHead
 from protocol.keys import PrivateKey
@@ -17,6 +17,20 @@ from sim.world.mail import Account
 from sim.world.world import Block, Pending, World
 
 Process = Generator[simpy.Event, Any, Any]
+PASSING: Final = frozenset(
+    {
+        "FinalHeadMissing",
+        "FinalHeadPosted",
+        "GameIsOver",
+        "Halted",
+        "NotYourTurn",
+        "OpenGames",
+        "TooEarly",
+        "WindowOpen",
+    }
+    | {"WrongJobStatus", "WrongPhase", "ClockRunning", "NothingToWithdraw"}
+)
+"""Refusals that time heals, or that another's pending transaction caused, which may never stand in a block."""
 
 
 class Agent:
@@ -86,6 +100,21 @@ class Agent:
             return False
         return True
 
+    def insist(self, call: Call, while_useful: Callable[[], bool]) -> Process:
+        """Send a transaction that must come through, also if others' pending ones are in its way; whether it did."""
+        while while_useful():
+            try:
+                yield from self.send(call)
+            except Reverted as refusal:
+                if refusal.name not in PASSING:
+                    return False
+                yield from self.next_slot()
+            except ChainError:
+                return False  # it cannot pay
+            else:
+                return True
+        return False
+
     def next_slot(self) -> Process:
         """Wait for the instant of the next block, whether there is one or not."""
         yield from self.sleep(self.world.next_block - self.world.now)
@@ -112,9 +141,13 @@ class Agent:
     def collect(self) -> Process:
         """Withdraw what it is owed, once nothing more can come."""
         while True:
-            yield from self.until(lambda: self.world.board.credit(self.address) > 0 and not self.has_business())
-            if not (yield from self.attempt(calls.withdraw(self.address))):
-                yield from self.next_slot()
+            yield from self.until(self.can_collect)
+            if not (yield from self.insist(calls.withdraw(self.address), self.can_collect)):
+                yield self.world.news
+
+    def can_collect(self) -> bool:
+        """Whether it is owed something, and nothing more can come."""
+        return self.world.board.credit(self.address) > 0 and not self.has_business()
 
     def jobs(self) -> Process:
         """Wait for jobs; never ends. Calls `follow` for each that `concerns` it."""

@@ -4,7 +4,7 @@ from itertools import count
 from typing import ClassVar
 
 from protocol.chain import JobStatus
-from protocol.errors import CannotCheck, VerificationError
+from protocol.errors import CannotCheck
 from protocol.job import SignedHead
 from protocol.keys import PrivateKey
 from protocol.moves import Side
@@ -28,8 +28,9 @@ class Auditor(Player):
         """Of its seals."""
         self.challenged: set[bytes] = set()
         """Jobs that it challenged."""
-        self.work: Work | None = None
-        """Its replay."""
+        self.works: list[Work] = []
+        """Its replays: one for each run that was published."""
+        self._replayed: list[tuple[Work | None, Work]] = []
         self.uncheckable: list[SignedHead] = []
         """Heads whose logs were withheld."""
 
@@ -41,7 +42,11 @@ class Auditor(Player):
 
     def replay(self, job: PublicJob) -> Work:
         """Its own run of a job. Raises `CannotCheck` if what it would need was not published."""
-        return self.world.workshop.audited(job.job, self.world.mail.runs[job.job.id])
+        published = self.world.mail.runs.get(job.job.id)
+        if published is None and job.job.is_logged:
+            raise CannotCheck("expected the logs of the run, got none")
+        workshop = self.world.workshop
+        return workshop.honest(job.job) if published is None else workshop.audited(job.job, published)
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002  # for who looks at it
         """Whether it challenges a head, after a replay that agrees with it or does not."""
@@ -56,9 +61,8 @@ class Auditor(Player):
         return 0
 
     def challenges_with(self, game: PublicGame) -> Party:  # noqa: ARG002  # for who has several runs
-        """Who plays its games."""
-        assert self.work is not None, "a game is played after a replay"
-        return Challenger(self.work.oracle, self.secret)
+        """Who plays its game: by default its replay, as it was when it challenged."""
+        return Challenger(self.works[-1].oracle, self.secret)
 
     # ------------------------------------------------------------------ its processes
 
@@ -80,7 +84,7 @@ class Auditor(Player):
             head = yield from self._shown(job, place)
             if head is None:
                 return
-            if self._is_valid(head, job) and self.replays(head):
+            if self.world.mail.is_valid(head, job.job) and self.replays(head):
                 yield from self._audit(job, head)
 
     def _shown(self, job: PublicJob, place: int) -> Process:
@@ -89,24 +93,17 @@ class Auditor(Player):
         yield from self.until(lambda: job.is_over or len(heads(job.job.id)) > place)
         return None if job.is_over else heads(job.job.id)[place].head
 
-    def _is_valid(self, head: SignedHead, job: PublicJob) -> bool:
-        try:
-            head.verify(job.job, self.world.domain)
-        except VerificationError:
-            return False
-        return True
-
     def _audit(self, job: PublicJob, head: SignedHead) -> Process:
         """Replays up to a head, and challenges it if it is false."""
         last = job.job.last_step(head.head.count - 1)
         yield from self.sleep(max(0, last - self.account.steps) * self.world.step_seconds)
         self.account.steps = max(self.account.steps, last)
         try:
-            self.work = self.replay(job)
+            work = self._replay_once(job)
         except CannotCheck:
             self.uncheckable.append(head)
             return
-        agrees = self.work.run_root(head.head.count) == head.head.run_root
+        agrees = work.run_root(head.head.count) == head.head.run_root
         if self.accuses(head, agrees) and job.job.id not in self.challenged:
             yield from self._challenge(job, head)
 
@@ -114,13 +111,20 @@ class Auditor(Player):
         """Starts a game and has it played; tries again while the window lasts."""
         self.challenged.add(job.job.id)
         call = calls.challenge(job.job, head, self.nonce(head))
-        while job.status is JobStatus.ACTIVE and self.world.now <= job.window_end:
-            if (yield from self.attempt(call)):
-                games = self.world.board.games_of(job.job.id)
-                mine = [game for game in games if game.challenger == self.address]
-                self.spawn(self._contest(mine[-1]))
-                return
-            yield from self.next_slot()
+        if (yield from self.insist(call, lambda: not job.is_over)):
+            mine = [game for game in self.world.board.games_of(job.job.id) if game.challenger == self.address]
+            self.spawn(self._contest(mine[-1]))
+
+    def _replay_once(self, job: PublicJob) -> Work:
+        """The replay of the run that is published now."""
+        published = self.world.mail.runs.get(job.job.id)
+        for known, work in self._replayed:
+            if known is published:
+                return work
+        work = self.replay(job)
+        self._replayed.append((published, work))
+        self.works.append(work)
+        return work
 
     def _contest(self, game: PublicGame) -> Process:
         yield from self.play(GameView(game=game, side=Side.CHALLENGER, party=self.challenges_with(game)))
@@ -133,9 +137,8 @@ class Auditor(Player):
             head = yield from self._shown(job, place)
             if head is None:
                 return
-            if not self._is_valid(head, job):
+            if not self.world.mail.is_valid(head, job.job):
                 continue
             other = kept.setdefault(head.head.count, head)
             if other.head.run_root != head.head.run_root and self.reports(other, head):
-                while job.status is JobStatus.ACTIVE and not (yield from self.attempt(calls.report(other, head))):
-                    yield from self.next_slot()
+                yield from self.insist(calls.report(other, head), lambda: job.status is JobStatus.ACTIVE)

@@ -52,10 +52,13 @@ class Client(Agent):
 
     def follow(self, job: PublicJob) -> Process:
         """Sees to it that its job ends."""
-        accepted = lambda: job.status is not JobStatus.OFFERED  # noqa: E731
-        if not (yield from self.until(accepted, job.last_progress + self.patience(job))):
-            yield from self.attempt(calls.cancel_job(job.job))
-        while not job.is_over:
+
+        def is_offered() -> bool:
+            return job.status is JobStatus.OFFERED
+
+        if not (yield from self.until(lambda: not is_offered(), job.last_progress + self.patience(job))):
+            yield from self.insist(calls.cancel_job(job.job), is_offered)
+        while job.status is JobStatus.ACTIVE:
             yield from self._watch(job)
 
     def _watch(self, job: PublicJob) -> Process:

@@ -1,7 +1,6 @@
 """How a party plays a game on the chain: moves in its turn, claims of timeouts, and the signed messages beside them."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from protocol.chain import ChainError, JobStatus, Reverted
 from protocol.game import GameState
@@ -9,12 +8,9 @@ from protocol.messages import seal
 from protocol.moves import Move, Prove, Side
 from protocol.player import Party
 from sim.world import calls
-from sim.world.agents.agent import Agent, Process
+from sim.world.agents.agent import PASSING, Agent, Process
 from sim.world.board import PublicGame
 from sim.world.calls import Call
-
-_PASSING: Final = frozenset({"TooEarly", "WrongJobStatus", "WrongPhase", "NotYourTurn", "GameIsOver", "Halted"})
-"""Refusals that another's pending transaction can cause; if that never stands in a block, the move is legal again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +88,7 @@ class Player(Agent):
         refusal = yield from self._send_move(view, reply.move, untried=reply.untried)
         if refusal is None:
             return
-        if isinstance(refusal, Reverted) and refusal.name in _PASSING:
+        if isinstance(refusal, Reverted) and refusal.name in PASSING:
             yield from self.until(moved_on, self.world.next_block)
             if self.world.now <= before.deadline:
                 return
@@ -127,6 +123,5 @@ class Player(Agent):
 
     def reclaim(self, game: PublicGame) -> Process:
         """Take back the stake of a game whose job was slashed by somebody else's."""
-        while not game.is_over and game.job.status is JobStatus.SLASHED:
-            if not (yield from self.attempt(calls.reclaim(game.id))):
-                yield from self.next_slot()
+        call = calls.reclaim(game.id)
+        yield from self.insist(call, lambda: not game.is_over and game.job.status is JobStatus.SLASHED)

@@ -113,18 +113,16 @@ class Trainer(Player):
 
     def _post(self, job: PublicJob, head: SignedHead) -> Process:
         """Posts a head, again and again as long as that can help: a head that is not there in time costs the stake."""
-        while job.status is JobStatus.ACTIVE and job.head_count < head.head.count:
-            if (yield from self.attempt(calls.post_head(head))) or self.world.now > job.window_end:
-                return
-            yield from self.next_slot()
+        yield from self.insist(
+            calls.post_head(head),
+            lambda: job.status is JobStatus.ACTIVE and job.head_count < head.head.count,
+        )
 
     def _settle(self, job: PublicJob) -> Process:
         """Ends the job once the window is over and no game is open."""
-        while job.status is JobStatus.ACTIVE:
-            yield from self.until(lambda: job.is_over, job.window_end + 1)
-            yield from self.until(lambda: job.is_over or not self.world.board.open_games(job.job.id))
-            if not job.is_over and not (yield from self.attempt(calls.settle(job.job))):
-                yield from self.next_slot()
+        yield from self.until(lambda: job.is_over, job.window_end + 1)
+        yield from self.until(lambda: job.is_over or not self.world.board.open_games(job.job.id))
+        yield from self.insist(calls.settle(job.job), lambda: job.status is JobStatus.ACTIVE)
 
     def _defend(self, job: PublicJob) -> Process:
         """Plays every game about the job."""

@@ -25,6 +25,6 @@ class Changed:
     leaf: int
     element: int
 
-    def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # noqa: ARG002  # it is told where
+    def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
         cheat = Cheat(name="-", gain="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
         return workshop.tampered(job, cheat, first_step=self.step)
