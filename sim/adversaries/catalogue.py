@@ -3,7 +3,7 @@
 Whoever writes an adversary adds its module's `ADVERSARIES` to the list here, and nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -21,16 +21,17 @@ _MODULES: Final = (
 )
 
 
-def _by_name() -> dict[str, type[Adversary]]:
+def by_name(kinds: Iterable[type[Adversary]]) -> dict[str, type[Adversary]]:
+    """Adversaries by name. Raises `ConfigurationError` for two of one name."""
     found: dict[str, type[Adversary]] = {}
-    for kind in chain.from_iterable(_MODULES):
+    for kind in kinds:
         if kind.name in found:
             raise ConfigurationError(f"expected adversaries of different names, got two named {kind.name!r}")
         found[kind.name] = kind
     return found
 
 
-_EVERYONE: Final = _by_name()
+_EVERYONE: Final = by_name(chain.from_iterable(_MODULES))
 CATALOGUE: Final[Mapping[str, type[Adversary]]] = MappingProxyType({n: k for n, k in _EVERYONE.items() if not k.open})
 """All that are caught where they say; open weaknesses are not among them."""
 WEAKNESSES: Final[Mapping[str, type[Adversary]]] = MappingProxyType({n: k for n, k in _EVERYONE.items() if k.open})

@@ -323,11 +323,15 @@ class OtherLogs(_Logged):
         """A poisoned label, and the logs of two steps exchanged."""
         work = PoisonedLabel().attempt(workshop, job, rng)
         assert work.logs is not None  # this workshop's have some
-        first, second = rng.sample(onward(job, 1), 2)
-        exchanged = dict(work.logs) | {first: work.logs[second], second: work.logs[first]}
+        if work.lie is None:
+            return work
+        # An auditor reads as far as it can: the logs of the lie's own segment must not be there.
+        segment = job.checkpoint_of(work.lie.step)
+        first = rng.randint(job.first_step(segment), job.last_step(segment))
+        second = rng.choice([step for step in onward(job, 1) if step != first])
         if work.logs[first] == work.logs[second]:
             return workshop.honest(job)  # to be chosen again
-        return replace(work, logs=exchanged)
+        return replace(work, logs=dict(work.logs) | {first: work.logs[second], second: work.logs[first]})
 
 
 ADVERSARIES: tuple[type[Adversary], ...] = (

@@ -116,7 +116,7 @@ class Computer:
         logs: Mapping[int, StepLog] | None = None,
         words: Words | None = None,
     ) -> MemoryRun:
-        """A whole run. known: its first steps, already computed. logs: to follow; without, they are made.
+        """A whole run. known: its first steps, already computed. logs: to follow; where there is none, one is made.
 
         words: of log trees, as they are to be committed.
         """
@@ -157,7 +157,7 @@ class Computer:
     def _sums(self, step: int, logs: Mapping[int, StepLog] | None) -> "Recorder | Follower | None":
         if not self.job.is_logged:
             return None
-        if logs is None:
+        if logs is None or step not in logs:
             return Recorder()
         return Follower(self.interpreter.program, logs[step], self.job, self.interpreter.arithmetic, step)
 

@@ -70,7 +70,7 @@ class Bound:
         if computation(job) != computation(evidence.job):
             raise ConfigurationError(f"expected a job over {computation(evidence.job)}, got {computation(job)}")
         self._job = job
-        self._evidence = evidence
+        self.evidence = evidence
         self._held: int | None = None
         self._asked = set[object]()
         self.replayed_steps = 0
@@ -83,56 +83,56 @@ class Bound:
     @property
     def program(self) -> Program:
         """Its program."""
-        return self._evidence.program
+        return self.evidence.program
 
     def run_tree(self, count: int) -> Tree:
         """The run tree of the first `count` checkpoints."""
-        return self._evidence.run_tree(count)
+        return self.evidence.run_tree(count)
 
     def steps_tree(self, checkpoint: int) -> Tree:
         """The tree over the records of a segment's steps."""
         self._replay_segment(checkpoint)
-        return self._evidence.steps_tree(checkpoint)
+        return self.evidence.steps_tree(checkpoint)
 
     def record(self, step: int) -> StepRecord:
         """The record of a step."""
         if step:
             self._replay_segment(self._job.checkpoint_of(step))
-        return self._evidence.record(step)
+        return self.evidence.record(step)
 
     def value_tree(self, step: int) -> Tree:
         """The value tree of a step."""
         self._replay_step(("values", step), step)
-        return self._evidence.value_tree(step)
+        return self.evidence.value_tree(step)
 
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value."""
         self._replay_step(("tensor", step, value), step)
-        return self._evidence.tensor(step, value)
+        return self.evidence.tensor(step, value)
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """The accumulator tree of one element of a sum."""
         for operand in self.program.body[value].operands:
             self._replay_step(("tensor", step, operand.value), step)
-        return self._evidence.accumulators(step, value, element)
+        return self.evidence.accumulators(step, value, element)
 
     def log_tree(self, step: int) -> LogTree:
         """The tree of a step's log, which is kept: nothing is executed."""
-        return self._evidence.log_tree(step)
+        return self.evidence.log_tree(step)
 
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step."""
         self._reach(step)
-        return self._evidence.state_leaves(step)
+        return self.evidence.state_leaves(step)
 
     def state_id(self, step: int, name: str) -> Digest:
         """Id of a state entry after a step."""
         self._reach(step)
-        return self._evidence.state_id(step, name)
+        return self.evidence.state_id(step, name)
 
     def data_id(self, name: str) -> Digest:
         """Id of a data entry."""
-        return self._evidence.data_id(name)
+        return self.evidence.data_id(name)
 
     def _replay_segment(self, checkpoint: int) -> None:
         if self._first(("segment", checkpoint)):

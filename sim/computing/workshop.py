@@ -114,13 +114,7 @@ class Workshop:
 
     def honest(self, job: Job) -> Work:
         """The true run. Raises `ConfigurationError`, as all here do, for a job over another computation."""
-        return Work(
-            records=tuple(self._run.records()),
-            oracle=Bound(job, self._evidence),
-            computed_steps=job.steps,
-            lie=None,
-            logs=self._run.logs(),
-        )
+        return self._true(job, self._evidence)
 
     def run(self) -> MemoryRun:
         """The honest run itself. Only to be read: all games share it."""
@@ -188,16 +182,25 @@ class Workshop:
     def audited(self, job: Job, published: Work) -> Work:
         """What a diligent auditor of a run has to show: the true run, which under policy `logged` follows its logs.
 
-        Raises `CannotCheck` where those are withheld, or others than the records commit to.
+        Raises `CannotCheck` where those are withheld, or others than the records commit to, and the run is true so far.
+        Where it is false before that, the work is good for a challenge: behind that place it is nobody's.
         """
-        truth = self._truth_of(published.records, published.logs)
-        run = truth.run
+        return self._true(job, self._truth_of(published.records, published.logs))
+
+    def told(self, job: Job, work: Work) -> Work:
+        """As `audited`, by someone who was told the logs and the words that a party of this process committed to."""
+        evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
+        if not isinstance(evidence, MemoryEvidence):
+            raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
+        return self._true(job, self._follow(evidence.run.logs() or {}, evidence.run.words))
+
+    def _true(self, job: Job, truth: MemoryEvidence) -> Work:
         return Work(
-            records=tuple(run.records()),
+            records=tuple(truth.run.records()),
             oracle=Bound(job, truth),
             computed_steps=job.steps,
             lie=None,
-            logs=run.logs(),
+            logs=truth.run.logs(),
         )
 
     def _computer(self, interpreter: Interpreter) -> Computer:
@@ -206,23 +209,42 @@ class Workshop:
         )
 
     def _truth_of(self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None) -> MemoryEvidence:
+        """The run that the committed logs lead to, as far as they can be read.
+
+        Raises `CannotCheck` if that is not to the end, and the records are true so far.
+        """
         if not self._template.is_logged:
             return self._evidence
-        published = Published(job=self._template, program=self.program, logs=logs)
-        committed = CommittedLogs(published, records.__getitem__)
-        roots = tuple(committed.log_root(checkpoint) for checkpoint in range(self._template.checkpoints))
-        assert logs is not None  # `CannotCheck` else
+        roots, problem = self._readable(records, logs)
         if roots not in self._truths:
-            self._truths[roots] = self._follow(logs)
+            job = self._template
+            steps = range(1, (job.last_step(len(roots) - 1) if roots else 0) + 1)
+            self._truths[roots] = self._follow({step: (logs or {})[step] for step in steps})
         self._truths.move_to_end(roots)
         if len(self._truths) > _TRUTHS:
             self._truths.popitem(last=False)
-        return self._truths[roots]
+        truth = self._truths[roots]
+        if problem is not None and truth.run.records()[: len(roots)] == list(records[: len(roots)]):
+            raise problem
+        return truth
+
+    def _readable(
+        self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None
+    ) -> tuple[tuple[Digest, ...], CannotCheck | None]:
+        """The log roots of the first checkpoints whose logs are there, and why no more of them."""
+        published = Published(job=self._template, program=self.program, logs=logs)
+        committed, roots = CommittedLogs(published, records.__getitem__), list[Digest]()
+        for checkpoint in range(self._template.checkpoints):
+            try:
+                roots.append(committed.log_root(checkpoint))
+            except CannotCheck as problem:
+                return tuple(roots), problem
+        return tuple(roots), None
 
     def _follow(self, logs: Mapping[int, StepLog], words: Words | None = None) -> MemoryEvidence:
-        """The run that these logs lead to."""
+        """The run that these logs lead to; steps behind them are computed without."""
         own = self._run.steps
-        same = next((n for n, step in enumerate(own) if step.log != logs[n + 1]), len(own))
+        same = next((n for n, step in enumerate(own) if step.log != logs.get(n + 1)), len(own))
         if same == len(own) and words is None:
             return self._evidence
         run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs, words=words)
