@@ -9,7 +9,18 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.errors import ConfigurationError
-from sim.adversaries import data, logs, numbers, settings, work
+from sim.adversaries import (
+    challengers,
+    data,
+    false_runs,
+    logs,
+    numbers,
+    openings,
+    settings,
+    signing,
+    stalling,
+    work,
+)
 from sim.adversaries.base import Adversary, Role
 
 _MODULES: Final = (
@@ -18,6 +29,11 @@ _MODULES: Final = (
     settings.ADVERSARIES,
     numbers.ADVERSARIES,
     logs.ADVERSARIES,
+    false_runs.ADVERSARIES,
+    signing.ADVERSARIES,
+    openings.ADVERSARIES,
+    stalling.ADVERSARIES,
+    challengers.ADVERSARIES,
 )
 
 

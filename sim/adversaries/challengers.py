@@ -1,0 +1,490 @@
+"""Those who challenge without ground, in numbers, too late, themselves, or with what others found out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import ClassVar, Final
+
+from protocol import seals
+from protocol.chain import generated as g
+from protocol.chain.calls import MOVES
+from protocol.game import GameState, Level, judge
+from protocol.job import SignedHead
+from protocol.keys import PrivateKey
+from protocol.moves import (
+    NO_SEAL,
+    ChunkOpening,
+    Concede,
+    Move,
+    Phase,
+    Prove,
+    Select,
+    SelectElement,
+    Side,
+    TensorOpening,
+)
+from protocol.player import Challenger, Oracle, Party
+from protocol.tags import Digest
+from sim.adversaries.base import Adversary, Catch, Role
+from sim.adversaries.false_runs import TRAINER, FalseSum, PlainFalseRun, seat_trainer
+from sim.adversaries.spoiling import flipped
+from sim.computing.work import Work
+from sim.world import calls
+from sim.world.agents import Auditor, GameView, Reply, Trainer
+from sim.world.agents.agent import Process
+from sim.world.board import PublicGame, PublicJob
+from sim.world.cast import AgentFactory, Cast, Seat, TrainerFactory
+from sim.world.world import Pending, World
+
+CHALLENGED: Final = 6
+"""A deviation in a game may begin at one of the first so many moves."""
+
+
+def seat_challenger(cast: Cast, name: str, make: AgentFactory) -> str:
+    """Gives a challenger a place beside those that there are; the party's name."""
+    party = f"challenger {len(cast.auditors)}"
+    cast.auditors.append(Seat(name=party, make=make, adversary=name))
+    return party
+
+
+class _Challenging(Adversary):
+    """Somebody who plays the challenger's side."""
+
+    role: ClassVar[Role] = Role.CHALLENGER
+    make: ClassVar[type[Auditor]]
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made as it goes
+        """Beside the honest auditor, against a true run unless the trainer is another adversary."""
+        seat_challenger(cast, self.name, self.make)
+
+
+# ---------------------------------------------------------------- without ground
+
+
+class Mistaken(Auditor):
+    """Its own replay has a mistake, and it believes it. At the end it finds that it has nothing to prove."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey) -> None:
+        super().__init__(world, name, key)
+        self._wrong: Work | None = None
+
+    def replay(self, job: PublicJob) -> Work:
+        """The same mistake whenever it looks."""
+        if self._wrong is None:
+            self._wrong = FalseSum().work(self.world.workshop, job.job, self.rng)
+        return self._wrong
+
+
+class MistakenChallenge(_Challenging):
+    """An auditor that computed wrong."""
+
+    name: ClassVar[str] = "challenge by a wrong replay"
+    gain: ClassVar[str] = "half of an honest trainer's stake, it believes"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
+    make: ClassVar[type[Auditor]] = Mistaken
+
+
+class _Accusing(Auditor):
+    """Challenges a head though its replay agrees."""
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+
+class Wandering(Challenger):
+    """Walks at random. Where it arrives it proves what is true, which is what the defender committed."""
+
+    def __init__(self, oracle: Oracle, secret: bytes, rng: Random) -> None:
+        super().__init__(oracle, secret)
+        self.rng = rng
+
+    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:  # noqa: ARG002
+        """Any."""
+        return self.rng.randrange(len(nodes))
+
+    def pick_element(self, state: GameState, chunk: bytes) -> int:
+        """Any."""
+        return self.rng.randrange(len(chunk) // state.dtype.size)
+
+
+class _Wanderer(_Accusing):
+    def challenges_with(self, game: PublicGame) -> Party:
+        """One that wanders."""
+        return Wandering(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
+
+
+class RandomWalk(_Challenging):
+    """A challenge without ground, played to its end at random."""
+
+    name: ClassVar[str] = "challenge that walks at random"
+    gain: ClassVar[str] = "a lucky find"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED, Catch.PADDING})
+    make: ClassVar[type[Auditor]] = _Wanderer
+
+
+class _Fickle(_Accusing):
+    def __init__(self, world: World, name: str, key: PrivateKey, *, after: int, silent: bool) -> None:
+        super().__init__(world, name, key)
+        self.after = after
+        self.silent = silent
+
+    def reply(self, game: GameView) -> Reply:
+        """As a wanderer would, and then no more."""
+        if game.state.moves >= self.after:
+            return Reply(move=None if self.silent else Concede())
+        return super().reply(game)
+
+
+class SilentChallenge(Adversary):
+    """Starts a game and stops answering."""
+
+    name: ClassVar[str] = "challenge without moves"
+    gain: ClassVar[str] = "the trainer's pay held up, for one transaction"
+    role: ClassVar[Role] = Role.CHALLENGER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """From one of the first moves on."""
+        seat_challenger(cast, self.name, partial(_Fickle, after=rng.randint(0, CHALLENGED), silent=True))
+
+
+class ConcededChallenge(Adversary):
+    """Starts a game and gives up."""
+
+    name: ClassVar[str] = "challenge that is given up"
+    gain: ClassVar[str] = "a look at the trainer's trees"
+    role: ClassVar[Role] = Role.CHALLENGER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """At one of the first moves."""
+        seat_challenger(cast, self.name, partial(_Fickle, after=rng.randint(0, CHALLENGED), silent=False))
+
+
+# ---------------------------------------------------------------- proofs that are none
+
+Forge = Callable[[Prove, Random], Prove | None]
+"""Another proof, or None where this one has nothing to change."""
+
+
+def other_operand(proof: Prove, rng: Random) -> Prove | None:
+    """The bytes of an operand are others."""
+    if not proof.chunks:
+        return None
+    place = rng.randrange(len(proof.chunks))
+    chunk = proof.chunks[place]
+    chunks = (*proof.chunks[:place], replace(chunk, data=flipped(chunk.data, rng)), *proof.chunks[place + 1 :])
+    return replace(proof, chunks=chunks)
+
+
+def other_tensor(proof: Prove, rng: Random) -> Prove | None:
+    """An operand stands at another place of the program."""
+    if not proof.tensors:
+        return None
+    place = rng.randrange(len(proof.tensors))
+    tensor = proof.tensors[place]
+    tensors = (*proof.tensors[:place], replace(tensor, value=tensor.value ^ 1), *proof.tensors[place + 1 :])
+    return replace(proof, tensors=tensors)
+
+
+def unused_opening(proof: Prove, rng: Random) -> Prove | None:
+    """A tensor or a chunk twice."""
+    if not proof.tensors or not proof.chunks:
+        return None
+    tensor: TensorOpening = rng.choice(proof.tensors)
+    chunk: ChunkOpening = rng.choice(proof.chunks)
+    return rng.choice((replace(proof, tensors=(*proof.tensors, tensor)), replace(proof, chunks=(*proof.chunks, chunk))))
+
+
+def other_salt(proof: Prove, rng: Random) -> Prove | None:
+    """The salt of somebody else's seal."""
+    return replace(proof, salt=rng.randbytes(32))
+
+
+FORGERIES: Final[tuple[Forge, ...]] = (other_operand, other_tensor, unused_opening, other_salt)
+
+
+class _Forging(_Wanderer):
+    """Where its walk ends it sends every proof that it can think of but the true one."""
+
+    def reply(self, game: GameView) -> Reply:
+        """All forgeries, one after the other."""
+        plain = super().reply(game)
+        if not isinstance(plain.move, Prove):
+            return plain
+        forged = [proof for forge in FORGERIES if (proof := forge(plain.move, self.rng)) is not None]
+        return Reply(move=None, spam=tuple(calls.make_move(game.state, proof) for proof in forged))
+
+
+class ForgedProof(_Challenging):
+    """Proves with other operands, with openings that nobody needs, and with another's salt."""
+
+    name: ClassVar[str] = "forged proof"
+    gain: ClassVar[str] = "an honest trainer convicted by a number that is not in its run"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT, Catch.PADDING})
+    make: ClassVar[type[Auditor]] = _Forging
+
+
+# ---------------------------------------------------------------- in numbers
+
+
+class _Griefer(Auditor):
+    """Challenges a head again and again, under new numbers, and leaves each game to the clock."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, games: int) -> None:
+        super().__init__(world, name, key)
+        self.games = games
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
+        """The final head, whose window keeps the trainer from its pay."""
+        return True
+
+    def follow(self, job: PublicJob) -> Process:
+        """One challenge a few blocks after the other, as long as the window lasts."""
+        yield from self.until(lambda: job.is_over or job.has_final_head)
+        heads = self.world.mail.heads_of(job.job.id)
+        for nonce in range(self.games):
+            if job.is_over or not (yield from self.attempt(calls.challenge(job.job, heads[-1].head, nonce))):
+                return
+            yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
+
+
+class Griefing(Adversary):
+    """Several addresses, several numbers, one honest head: false challenges in series, none of them played."""
+
+    name: ClassVar[str] = "griefing in series"
+    gain: ClassVar[str] = "a competitor's trainer that pays for gas and waits for its money"
+    role: ClassVar[Role] = Role.CHALLENGER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """Two or three accounts with two to four games each."""
+        for _ in range(rng.randint(2, 3)):
+            seat_challenger(cast, self.name, partial(_Griefer, games=rng.randint(2, 4)))
+
+
+# ---------------------------------------------------------------- too late
+
+
+class _Tardy(_Accusing):
+    """Challenges once the window is over, and once more when the job is settled."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """Sends what must be refused, untried."""
+        yield from self.until(lambda: job.is_over or job.has_final_head)
+        yield from self.sleep(job.window_end + 1 - self.world.now)
+        heads = self.world.mail.heads_of(job.job.id)
+        for known in (heads[0], heads[-1]):
+            self.world.submit(self, calls.challenge(job.job, known.head), untried=True)
+        yield from self.until(lambda: job.is_over)
+        self.world.submit(self, calls.challenge(job.job, heads[-1].head, 1), untried=True)
+
+
+class LateChallenge(_Challenging):
+    """A challenge after the window."""
+
+    name: ClassVar[str] = "challenge after the window"
+    gain: ClassVar[str] = "a job that can never be settled"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
+    make: ClassVar[type[Auditor]] = _Tardy
+
+
+# ---------------------------------------------------------------- oneself
+
+
+class _Puppet(Auditor):
+    """Challenges its master's first head that is false, at once: it need not replay what it was told."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """One challenge, when it is told."""
+        yield from self.until(lambda: job.is_over or self._target(job) is not None)
+        target = self._target(job)
+        if target is not None and (yield from self.attempt(calls.challenge(job.job, target))):
+            (game,) = [game for game in self.world.board.games_of(job.job.id) if game.challenger == self.address]
+            yield from self.until(lambda: game.is_stopped)
+            yield from self.reclaim(game)
+
+    def _target(self, job: PublicJob) -> SignedHead | None:
+        truth = self.world.workshop.honest(job.job)
+        shown = [known.head for known in self.world.mail.heads_of(job.job.id)]
+        return next((head for head in shown if head.head.run_root != truth.run_root(head.head.count)), None)
+
+
+class _Master(Trainer):
+    """Gives up at once in the game with its puppet, and plays all others as slowly as they go."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, puppet: str) -> None:
+        super().__init__(world, name, key)
+        self.puppet = puppet
+
+    def reply(self, game: GameView) -> Reply:
+        """Concedes to the puppet."""
+        puppet = self.world.parties[self.puppet]
+        return Reply(move=Concede()) if game.game.challenger == puppet.address else super().reply(game)
+
+
+def seat_pair(cast: Cast, name: str, trainer: Callable[[str], TrainerFactory], puppet: AgentFactory) -> None:
+    """Puts a trainer and an account of its own into a cast, under one name: it ends where the trainer ends."""
+    party = f"puppet {len(cast.auditors)}"
+    cast.auditors.insert(0, Seat(name=party, make=puppet))
+    cast.dishonest[party] = name
+    cast.dishonest.pop(TRAINER, None)
+    seat_trainer(cast, name, trainer(party), false_run=FalseSum())
+
+
+class SelfChallenge(Adversary):
+    """A trainer of a false run loses to an account of its own before anybody else can win."""
+
+    name: ClassVar[str] = "self-challenge to keep the stake"
+    gain: ClassVar[str] = "half of its stake, which an honest challenger would have won"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
+        """With a puppet that is faster than any auditor."""
+        seat_pair(cast, self.name, lambda party: partial(_Master, puppet=party), _Puppet)
+
+
+class _Reporter(Auditor):
+    """Reports what its master signs for it, as soon as somebody challenges."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """Two heads of one count, once a game has begun."""
+        master = self.world.parties[TRAINER]
+        assert isinstance(master, Trainer), "it is seated with one"
+        yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.job.id)))
+        if job.is_over:
+            return
+        first = self.world.mail.heads_of(job.job.id)[0].head
+        second = master.sign_head(replace(first.head, run_root=Digest(self.rng.randbytes(32))))
+        yield from self.attempt(calls.report(first, second))
+
+
+class SelfReport(Adversary):
+    """A trainer of a false run that is challenged has two heads of one count reported by an account of its own."""
+
+    name: ClassVar[str] = "self-report to keep the stake"
+    gain: ClassVar[str] = "half of its stake, which the challenger would have won"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.EQUIVOCATION})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002
+        """With a puppet that reports."""
+        seat_pair(cast, self.name, lambda _: Trainer, _Reporter)
+
+
+# ---------------------------------------------------------------- with what others found out
+
+
+class _Mirror(Auditor):
+    """Plays the first other challenger's game over again: each of its moves, as soon as it is in the mempool.
+
+    It has replayed nothing: all it has is what others show.
+    """
+
+    def __init__(self, world: World, name: str, key: PrivateKey) -> None:
+        super().__init__(world, name, key)
+        self.victim: bytes | None = None
+        self.seen: list[Move] = []
+        """The victim's moves."""
+
+    def on_pending(self, pending: Pending) -> None:
+        """Copies a challenge at once, and notes moves."""
+        function, sender = pending.call.function, pending.sender.key.address
+        if isinstance(function, g.ChallengeCall) and self.victim is None:
+            self.victim = sender
+            self.world.submit(self, pending.call)
+        elif isinstance(function, MOVES) and sender == self.victim and pending.call.move is not None:
+            self.seen.append(pending.call.move)
+            self.world.notify()
+
+    def follow(self, job: PublicJob) -> Process:
+        """Plays the game that it has, if its challenge stands."""
+
+        def own() -> list[PublicGame]:
+            return [game for game in self.world.board.games_of(job.job.id) if game.challenger == self.address]
+
+        yield from self.until(lambda: job.is_over or bool(own()))
+        for game in own():
+            yield from self._copy(game)
+            yield from self.reclaim(game)
+
+    def _copy(self, game: PublicGame) -> Process:
+        """Makes the victim's moves, each in its turn; what is refused it tries again."""
+
+        def is_ready() -> bool:
+            made = sum(1 for move in game.moves if move.KIND.mover is Side.CHALLENGER)
+            return game.is_stopped or (game.mover() == self.address and len(self.seen) > made)
+
+        while not game.is_stopped:
+            yield from self.until(is_ready)
+            if not game.is_stopped:
+                made = sum(1 for move in game.moves if move.KIND.mover is Side.CHALLENGER)
+                move = self.copied(game, made)
+                if move is None or not (yield from self.attempt(calls.make_move(game.state, move))):
+                    yield from self.next_slot()
+
+    def copied(self, game: PublicGame, made: int) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
+        """What to send as its next move."""
+        return self.seen[made]
+
+
+class _Resealing(_Mirror):
+    """Holds back the move with the seal until it has seen the proof, and seals what that gives away."""
+
+    def copied(self, game: PublicGame, made: int) -> Move | None:
+        """The victim's move, with a seal of its own."""
+        move = self.seen[made]
+        if isinstance(move, Prove):
+            return replace(move, salt=self.secret)
+        if not isinstance(move, Select | SelectElement) or move.seal == NO_SEAL:
+            return move
+        proof = self.seen[-1]
+        if not isinstance(proof, Prove):
+            return None
+        theirs = next(other for other in self.world.board.games.values() if other.challenger == self.victim)
+        if theirs.state.phase is not Phase.PROVE:
+            return None
+        answer = judge(theirs.state, proof)
+        answer = seals.element_answer(answer) if theirs.state.level is Level.CHUNKS else answer
+        return replace(move, seal=seals.seal(game.id, answer, self.secret))
+
+
+class Mirror(Adversary):
+    """Copies what an honest challenger of a false run sends, move by move, from the mempool."""
+
+    name: ClassVar[str] = "mirror"
+    gain: ClassVar[str] = "an honest challenger's reward, without a replay"
+    role: ClassVar[Role] = Role.CHALLENGER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.UNPAID})
+    make: ClassVar[type[Auditor]] = _Mirror
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """Beside the honest auditor, against a false run: without one there is nothing to copy."""
+        if cast.deviation is None:
+            PlainFalseRun().join(cast, rng)
+        seat_challenger(cast, self.name, self.make)
+
+
+class ResealingMirror(Mirror):
+    """Copies as a mirror does, but seals only when it has seen the proof: one block too late."""
+
+    name: ClassVar[str] = "mirror that seals late"
+    make: ClassVar[type[Auditor]] = _Resealing
+
+
+ADVERSARIES: tuple[type[Adversary], ...] = (
+    MistakenChallenge,
+    RandomWalk,
+    SilentChallenge,
+    ConcededChallenge,
+    ForgedProof,
+    Griefing,
+    LateChallenge,
+    SelfChallenge,
+    SelfReport,
+    Mirror,
+    ResealingMirror,
+)
