@@ -1,6 +1,6 @@
 """Transactions as everyone sees them in the mempool: which function of the board, with what, and how many wei."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from protocol.chain import generated as g
@@ -9,8 +9,9 @@ from protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read
 from protocol.eip712 import Address
 from protocol.errors import VerificationError
 from protocol.game import GameState
+from protocol.isa import CHUNK_BYTES
 from protocol.job import Head, Job, SignedHead
-from protocol.moves import Move
+from protocol.moves import MAX_ACCUMULATOR_BYTES, MAX_INSTRUCTION_BYTES, Move
 from protocol.tags import Digest
 
 
@@ -39,11 +40,15 @@ class Call:
 
     @property
     def move(self) -> Move | None:
-        """The move that it makes, if any; None also for one that breaks the limits of SPEC section 9."""
+        """The move that it makes, if any; None also for one that breaks the limits of SPEC section 9.
+
+        Of an opening with more bytes than those limits allow it is the same opening with none: no message can carry it,
+        but the contract takes the transaction, and to the rules both are the same broken tie.
+        """
         if not self.is_move:
             return None
         try:
-            return read_move(cast("Function[Any]", self.function))
+            return read_move(_without_excess(cast("Function[Any]", self.function)))
         except VerificationError:
             return None
 
@@ -70,6 +75,18 @@ class Call:
             return None
         offered = self.function.job_
         return Job(**{name: getattr(offered, name) for name in Job.__slots__})
+
+
+def _without_excess(function: Function[Any]) -> Function[Any]:
+    """An opening of more bytes than a message may carry, with none; others as they are."""
+    match function:
+        case g.OpenTensorCall() if len(function.instruction) > MAX_INSTRUCTION_BYTES:
+            return replace(function, instruction=b"")
+        case g.OpenChunkCall() if len(function.chunk) > CHUNK_BYTES:
+            return replace(function, chunk=b"")
+        case g.OpenTermsCall() if len(function.accumulator) > MAX_ACCUMULATOR_BYTES:
+            return replace(function, accumulator=b"")
+    return function
 
 
 def _signed(head: g.Head, signature: bytes) -> SignedHead:

@@ -9,8 +9,8 @@ from sim.world.game import play
 from sim.world.result import DuelResult, GameResult, PartyResult
 
 
-def played(kind: type[Adversary], seed: int, name: str = "exact", **terms: int) -> GameResult:
-    """A game of an adversary, on other terms if they are given; it must end where it says, and break no promise."""
+def played(kind: type[Adversary], seed: int, name: str = "exact") -> GameResult:
+    """A game of an adversary; it must end where it says, and break no promise."""
     adversary, rng = kind(), Random(seed)
     cast = Cast(workshop=Workshop.open(name))
     adversary.join(cast, rng)
