@@ -1,15 +1,27 @@
-"""Deviations for tests of the world; the catalogue of adversaries is elsewhere."""
+"""Parties that do not do as agreed, for tests of the world; the catalogue of adversaries is elsewhere."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
 from torch import Tensor
 
-from protocol.job import Job
+from protocol.job import Head, Job, SignedHead
+from protocol.moves import Phase
 from sim.computing.work import Work
 from sim.computing.workshop import Workshop
 from sim.tampering.values import Cheat
+from sim.world import calls
+from sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
+from sim.world.agents.agent import Process
+from sim.world.board import PublicJob
+from sim.world.cast import Cast, Seat
+from sim.world.result import DuelResult, GameResult, PartyResult
+from sim.world.world import Pending
+
+LEAF = 23
+"""A sum of the small job whose elements have a tree of partial sums."""
 
 
 def another(value: Tensor) -> Tensor:
@@ -21,10 +33,142 @@ def another(value: Tensor) -> Tensor:
 class Changed:
     """One element of one value is another."""
 
-    step: int
-    leaf: int
-    element: int
+    step: int = 5
+    leaf: int = LEAF
+    element: int = 0
 
     def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
         cheat = Cheat(name="-", gain="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
         return workshop.tampered(job, cheat, first_step=self.step)
+
+
+def cheating(workshop: Workshop, **changes: object) -> Cast:
+    """A cast whose trainer changed a value."""
+    cast = Cast(workshop=workshop, deviation=Changed(), **changes)  # type: ignore[arg-type]
+    cast.dishonest["trainer"] = "changed"
+    return cast
+
+
+def party(result: GameResult, name: str) -> PartyResult:
+    """One party's account."""
+    return next(found for found in result.parties if found.name == name)
+
+
+def duel(result: GameResult) -> DuelResult:
+    """The only duel."""
+    (found,) = result.duels
+    return found
+
+
+# ---------------------------------------------------------------- trainers
+
+
+class TwoFaced(Trainer):
+    """Shows two heads at the last checkpoint."""
+
+    def heads(self, count: int) -> list[SignedHead]:
+        true = self.head(count)
+        if self.job is None or count < self.job.checkpoints:
+            return [true]
+        return [true, self.sign_head(replace(true.head, run_root=bytes(32)))]
+
+
+class Silent(Trainer):
+    """Shows nothing after the first checkpoint."""
+
+    def heads(self, count: int) -> list[SignedHead]:
+        return [self.head(count)] if count == 1 else []
+
+
+class Unwilling(Trainer):
+    """Signs the job, and does not accept it."""
+
+    def accepts(self, job: PublicJob) -> bool:
+        return False
+
+
+class Staller(Trainer):
+    """Stops moving when the values are to be opened."""
+
+    def reply(self, game: GameView) -> Reply:
+        return Reply(move=None) if game.state.phase is Phase.OPEN_VALUES else super().reply(game)
+
+
+def tardy(offset: int) -> type[Trainer]:
+    """A trainer whose opening of the steps stands in a block `offset` seconds after its last legal instant."""
+
+    class Tardy(Trainer):
+        def reply(self, game: GameView) -> Reply:
+            plain = super().reply(game)
+            if game.state.phase is not Phase.OPEN_STEPS:
+                return plain
+            return replace(plain, wait=game.state.deadline + offset - 1 - self.world.now, untried=True)
+
+    return Tardy
+
+
+# ---------------------------------------------------------------- auditors and builders
+
+
+class Accuser(Auditor):
+    """Challenges what is true."""
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:
+        return True
+
+
+class Forger(Trainer):
+    """Shows a head of its job with a signature of nobody."""
+
+    def heads(self, count: int) -> list[SignedHead]:
+        head = Head(job_id=self.head(count).head.job_id, count=count, run_root=bytes(32))
+        return [self.head(count), SignedHead(head=head, signature=bytes(65))]
+
+
+class Mute(Auditor):
+    """Plays on the chain, and sends none of its moves as messages."""
+
+    def wire(self, game: GameView, move: object) -> bytes | None:
+        return None
+
+
+class Garbled(Auditor):
+    """Sends messages that are none."""
+
+    def wire(self, game: GameView, move: object) -> bytes | None:
+        return bytes(200_000)
+
+
+class Reverser(Builder):
+    """Takes what came last first."""
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:
+        return pending[::-1]
+
+
+def censor(what: Callable[[Pending], bool], seconds: int) -> type[Builder]:
+    """A builder that leaves some transactions out for so long."""
+
+    class Censor(Builder):
+        def order(self, pending: list[Pending], now: int) -> list[Pending]:
+            return [item for item in pending if not what(item) or now >= item.at + seconds]
+
+    return Censor
+
+
+class Spammer(Auditor):
+    """Sends calls that revert, untried, when a job begins."""
+
+    def follow(self, job: PublicJob) -> Process:
+        for _ in range(3):
+            self.world.submit(self, calls.settle(job.job), untried=True)
+        self.world.submit(self, calls.Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
+        yield from super().follow(job)
+
+
+def seats(*makes: type[Auditor]) -> list[Seat]:
+    """Auditors that do as agreed, and others beside them."""
+    return [
+        Seat(name=f"auditor {number}", make=make, adversary=None if make is Auditor else make.__name__.lower())
+        for number, make in enumerate(makes, 1)
+    ]

@@ -1,46 +1,193 @@
 """Whole games: who ends up with what, to the wei, and that nothing in them is left to chance."""
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from sim.computing.workshop import Workshop
-from sim.world.cast import Cast
+from sim.world.agents import Auditor
+from sim.world.cast import TERMS, Cast, Seat
 from sim.world.game import play
-from sim.world.result import GameResult, PartyResult
-from tests.sim.world.cheats import Changed
+from sim.world.result import GameResult
+from tests.sim.world.cheats import (
+    LEAF,
+    Accuser,
+    Forger,
+    Garbled,
+    Mute,
+    Reverser,
+    Silent,
+    Spammer,
+    Staller,
+    TwoFaced,
+    Unwilling,
+    censor,
+    cheating,
+    duel,
+    party,
+    seats,
+)
 
 
-@pytest.fixture(scope="module")
-def workshop() -> Workshop:
-    return Workshop.open("exact")
-
-
-def party(result: GameResult, name: str) -> PartyResult:
-    return next(found for found in result.parties if found.name == name)
+def wei(result: GameResult, *names: str) -> list[int]:
+    return [party(result, name).wei for name in names]
 
 
 def test_an_honest_game_settles_and_everyone_has_its_money(workshop: Workshop) -> None:
-    cast = Cast(workshop=workshop)
-    result = play(cast, "honest", Random(1))
+    result = play(Cast(workshop=workshop), "honest", Random(1))
     assert (result.job_status, result.false_head, result.watched) == ("settled", False, True)
     assert result.violations == ()
     assert result.duels == ()
-    assert party(result, "trainer").wei == cast.terms.reward
-    assert party(result, "client").wei == -cast.terms.reward
-    assert party(result, "auditor").wei == 0
+    assert wei(result, "trainer", "client", "auditor") == [TERMS.reward, -TERMS.reward, 0]
     assert party(result, "trainer").steps == party(result, "auditor").steps == 10
     assert all(found.refused == 0 for found in result.parties)
+    assert result.seconds > TERMS.challenge_window
 
 
-def test_a_tampered_value_is_convicted_and_paid_for(workshop: Workshop) -> None:
-    cast = Cast(workshop=workshop, deviation=Changed(step=5, leaf=23, element=0))
-    cast.dishonest["trainer"] = "changed"
-    result = play(cast, "changed", Random(2))
+@pytest.mark.parametrize("levels", [1, 3, 5])
+def test_a_tampered_value_is_convicted_and_paid_for(workshop: Workshop, levels: int) -> None:
+    result = play(cheating(workshop, terms=replace(TERMS, descent_levels=levels)), "changed", Random(2))
     assert (result.job_status, result.false_head, result.watched) == ("slashed", True, True)
     assert result.violations == ()
     assert result.catches == {"changed": "recomputed"}
-    stake = cast.terms.trainer_stake
-    assert [party(result, name).wei for name in ("trainer", "client", "auditor")] == [-stake, 0, stake // 2]
-    (duel,) = result.duels
-    assert (duel.challenger, duel.verdict, duel.step, duel.leaf) == ("auditor", "challenger", 5, 23)
+    assert wei(result, "trainer", "client", "auditor") == [-TERMS.trainer_stake, 0, TERMS.trainer_stake // 2]
+    found = duel(result)
+    assert (found.challenger, found.verdict, found.step, found.leaf) == ("auditor", "challenger", 5, LEAF)
+    sent = sum(party(result, name).messages for name in ("trainer", "auditor"))
+    assert sent == found.moves + 4, "every move travels as a message; heads go on while a game is played"
+    assert found.bytes > 100 * found.moves
+
+
+def test_a_lie_that_nobody_watches_is_paid_and_said_to_be(workshop: Workshop) -> None:
+    result = play(cheating(workshop, auditors=[]), "unwatched", Random(3))
+    assert (result.job_status, result.false_head, result.watched) == ("settled", True, False)
+    assert result.catches == {"changed": "undetected"}
+    assert result.violations == (), "no promise is made without an auditor"
+
+
+def test_an_auditor_without_money_does_not_watch(workshop: Workshop) -> None:
+    poor = [Seat(name="auditor", funds=TERMS.challenger_stake - 1)]
+    result = play(cheating(workshop, auditors=poor), "poor", Random(3))
+    assert (result.job_status, result.watched, result.violations) == ("settled", False, ())
+
+
+def test_conflicting_heads_are_reported(workshop: Workshop) -> None:
+    cast = Cast(workshop=workshop, trainer=TwoFaced, dishonest={"trainer": "two faced"})
+    result = play(cast, "two faced", Random(4))
+    assert result.catches == {"two faced": "equivocation"}
+    assert (result.job_status, result.violations) == ("slashed", ())
+    assert wei(result, "trainer", "client", "auditor") == [-TERMS.trainer_stake, 0, TERMS.trainer_stake // 2]
+
+
+def test_a_head_that_the_trainer_did_not_sign_accuses_nobody(workshop: Workshop) -> None:
+    cast = Cast(workshop=workshop, trainer=Forger, dishonest={"trainer": "forger"})
+    result = play(cast, "forger", Random(4))
+    assert (result.job_status, result.false_head, result.violations) == ("settled", False, ())
+    assert result.catches == {"forger": "harmless"}
+
+
+def test_a_silent_trainer_is_abandoned(workshop: Workshop) -> None:
+    cast = Cast(workshop=workshop, trainer=Silent, dishonest={"trainer": "silent"})
+    result = play(cast, "silent", Random(5))
+    assert result.catches == {"silent": "abandoned"}
+    assert (result.job_status, result.violations) == ("abandoned", ())
+    assert wei(result, "trainer", "client") == [-TERMS.trainer_stake, TERMS.trainer_stake]
+
+
+def test_an_offer_that_nobody_accepts_is_taken_back(workshop: Workshop) -> None:
+    cast = Cast(workshop=workshop, trainer=Unwilling, dishonest={"trainer": "unwilling"})
+    result = play(cast, "unwilling", Random(5))
+    assert (result.job_status, result.violations) == ("cancelled", ())
+    assert wei(result, "trainer", "client") == [0, 0]
+    assert result.catches == {"unwilling": "unpaid"}
+
+
+def test_who_stalls_loses_by_its_clock(workshop: Workshop) -> None:
+    result = play(cheating(workshop, trainer=Staller), "staller", Random(6))
+    assert result.catches == {"changed": "timeout"}
+    assert (result.job_status, result.violations) == ("slashed", ())
+    assert duel(result).reason == "timeout"
+    assert duel(result).seconds > TERMS.clock
+
+
+def test_of_several_auditors_one_wins_and_all_keep_their_stakes(workshop: Workshop) -> None:
+    result = play(cheating(workshop, auditors=seats(Auditor, Auditor, Auditor)), "three", Random(7))
+    assert (result.job_status, result.violations) == ("slashed", ())
+    earned = sorted(wei(result, "auditor 1", "auditor 2", "auditor 3"))
+    assert earned == [0, 0, TERMS.trainer_stake // 2]
+    assert sorted(found.verdict for found in result.duels) == ["challenger", "void", "void"]
+
+
+def test_an_accusation_without_ground_pays_the_trainer(workshop: Workshop) -> None:
+    result = play(Cast(workshop=workshop, auditors=seats(Accuser, Auditor)), "accuser", Random(8))
+    assert (result.job_status, result.false_head, result.violations) == ("settled", False, ())
+    stake = TERMS.challenger_stake
+    assert wei(result, "auditor 1", "trainer", "auditor 2") == [-stake, TERMS.reward + stake, 0]
+    assert duel(result).verdict == "trainer"
+    assert result.catches["accuser"] in ("recomputed", "conceded")
+
+
+def test_what_reverts_is_paid_for_and_counted(workshop: Workshop) -> None:
+    result = play(Cast(workshop=workshop, auditors=seats(Spammer)), "spam", Random(9))
+    assert (result.job_status, result.violations) == ("settled", ())
+    spammer = party(result, "auditor 1")
+    assert spammer.refused == 4
+    assert spammer.gas >= 4 * 21_000
+    assert spammer.fees_wei == spammer.gas * 10**9
+    assert (spammer.wei, result.catches) == (0, {"spammer": "refused"})
+
+
+def test_messages_that_are_none_are_refused_and_the_game_goes_on(workshop: Workshop) -> None:
+    result = play(cheating(workshop, auditors=seats(Garbled, Mute)), "garbled", Random(10))
+    assert (result.job_status, result.violations) == ("slashed", ())
+    garbled, mute = (party(result, name) for name in ("auditor 1", "auditor 2"))
+    assert garbled.refused == garbled.messages > 3
+    assert (mute.refused, mute.messages) == (0, 0)
+
+
+@pytest.mark.parametrize("builder", [Reverser, censor(lambda item: item.sender.name == "auditor", 120)])
+def test_an_order_of_the_builder_costs_an_honest_party_nothing(workshop: Workshop, builder: type) -> None:
+    cast = cheating(workshop, builder=builder)
+    cast.dishonest["builder"] = "disorderly"
+    result = play(cast, "disorderly", Random(11))
+    assert (result.job_status, result.violations) == ("slashed", ())
+    assert wei(result, "auditor") == [TERMS.trainer_stake // 2]
+
+
+# ---------------------------------------------------------------- what a game depends on
+
+
+def test_the_same_line_gives_the_same_game(workshop: Workshop) -> None:
+    cast = cheating(workshop, auditors=seats(Auditor, Accuser))
+    first, again = (play(cast, "twice", Random(12)) for _ in range(2))
+    assert first == again
+    other = play(cast, "twice", Random(13))
+    assert other != first, "keys and salts are of the seed, and calldata costs by its zeros"
+    assert other.violations == first.violations == ()
+
+
+def test_another_process_plays_the_same_game(workshop: Workshop) -> None:
+    here = play(cheating(workshop), "elsewhere", Random(14)).to_json()
+    script = (
+        "import json; from random import Random\n"
+        "from sim.computing.workshop import Workshop; from sim.world.game import play\n"
+        "from tests.sim.world.cheats import cheating\n"
+        "cast = cheating(Workshop.open('exact'))\n"
+        "play(cast, 'before', Random(99))\n"
+        "print(json.dumps(play(cast, 'elsewhere', Random(14)).to_json()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.run(  # our own interpreter, our own script
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert GameResult.from_json(json.loads(printed.stdout)) == GameResult.from_json(here)
+
+
+def test_a_result_survives_json(workshop: Workshop) -> None:
+    result = play(cheating(workshop), "json", Random(15))
+    assert GameResult.from_json(json.loads(json.dumps(result.to_json()))) == result
