@@ -9,6 +9,7 @@ wants to know beforehand whether one would revert has executed it already once i
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -158,7 +159,7 @@ def _refusal(computation: ComputationAPI) -> Reverted | None:
 
 
 class SimulatedChain(EmbeddedChain):
-    """An embedded chain that starts over as often as one likes, each time with the contracts and nothing else on it."""
+    """An embedded chain with the contracts, from which chains in simulated time `begin`, each of its own."""
 
     def __init__(self, deployer: Signer) -> None:
         super().__init__()
@@ -174,16 +175,18 @@ class SimulatedChain(EmbeddedChain):
             raise StateError("expected a chain that has begun; call begin() first")
         return self._evm
 
-    def begin(self, balances: Mapping[Address, int], timestamp: int) -> None:
-        """Forget all that came after the contracts; a first block gives accounts their wei."""
+    def begin(self, balances: Mapping[Address, int], timestamp: int) -> "SimulatedChain":
+        """A chain of its own with the contracts and nothing else on it; a first block gives accounts their wei."""
         head = self._deployed.header
         # Nodes of a trie are named by their content and never change: a shallow copy is a chain of its own.
         database = AtomicDB(MemoryDB(dict(self._deployed.chaindb.db.wrapped_db.kv_store)))  # type: ignore[attr-defined]
-        self._evm = type(self._deployed)(database, head.copy(timestamp=timestamp, base_fee_per_gas=BASE_FEE))
-        draft = Draft(self, timestamp)
+        begun = copy(self)
+        begun._evm = type(self._deployed)(database, head.copy(timestamp=timestamp, base_fee_per_gas=BASE_FEE))
+        draft = Draft(begun, timestamp)
         for account, wei in balances.items():
             draft.vm.state.set_balance(EvmAddress(account), wei)
         draft.seal()
+        return begun
 
     def extend(self, block: BlockAPI) -> None:
         """Append a block that a `Draft` made. It is not validated again: nobody else's blocks come here."""

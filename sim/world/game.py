@@ -54,8 +54,7 @@ def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
     """The world of a game, and its parties in their places; nothing has happened yet."""
     funds = {"client": FUNDS, "trainer": FUNDS, "builder": FUNDS} | {seat.name: seat.funds for seat in cast.auditors}
     keys = {name: PrivateKey.from_int(secrets.randrange(1, ORDER)) for name in funds}
-    chain = simulated_chain()
-    chain.begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)
+    chain = simulated_chain().begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)
     world = World(
         chain=chain,
         workshop=cast.workshop,

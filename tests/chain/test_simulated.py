@@ -1,0 +1,125 @@
+"""A chain in simulated time: blocks by hand, the same in every process, and none of it at the cost of the rules."""
+
+import pytest
+
+from protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted
+from protocol.chain import generated as g
+from protocol.chain.calls import job_struct
+from protocol.chain.simulated import BASE_FEE, SimulatedChain
+from protocol.errors import StateError
+from protocol.job import Job
+from protocol.keys import PrivateKey
+from protocol.tags import Digest
+
+DEPLOYER, CLIENT, TRAINER, POOR = (PrivateKey.from_int(n) for n in (71, 72, 73, 74))
+START = 2_000_000_000
+RICH = 10**20
+
+
+@pytest.fixture(scope="module")
+def contracts() -> SimulatedChain:
+    return SimulatedChain(DEPLOYER)
+
+
+@pytest.fixture
+def chain(contracts: SimulatedChain) -> SimulatedChain:
+    return contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH, POOR.address: 5}, START)
+
+
+def a_job(nonce: int = 1) -> Job:
+    roots = {
+        name: Digest(bytes([n]) * 32) for n, name in enumerate(("program_root", "initial_state_root", "data_root"))
+    }
+    numbers = {"body_count": 3, "state_count": 2, "data_count": 0, "steps": 9, "checkpoint_interval": 3, "clock": 50}
+    terms = {"reward": 7, "trainer_stake": 5, "challenger_stake": 3, "challenge_window": 100, "replay_time": 10}
+    return Job(
+        client=CLIENT.address, trainer=TRAINER.address, descent_levels=2, nonce=nonce, **roots, **numbers, **terms
+    )
+
+
+def create(chain: SimulatedChain, job: Job) -> bytes:
+    return g.CreateJobCall(job_struct(job), TRAINER.sign(job.digest(chain.domain))).data
+
+
+def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: SimulatedChain) -> None:
+    job, draft = a_job(), chain.draft(START + 12)
+    offered = draft.add(CLIENT, create(chain, job), job.reward)
+    accepted = draft.add(TRAINER, g.AcceptJobCall(job.id).data, job.trainer_stake)
+    assert draft.read(g.JobCall(job.id)).status is JobStatus.ACTIVE
+    assert chain.job_state(job.id).status is JobStatus.NONE, "the block is not there yet"
+    draft.seal()
+    record = chain.job_state(job.id)
+    assert (record.status, record.last_progress, chain.now()) == (JobStatus.ACTIVE, START + 12, START + 12)
+    assert [event.name for event in offered.events + accepted.events] == ["JobCreated", "JobAccepted"]
+    assert chain.balance(chain.deployment.board) == job.reward + job.trainer_stake
+    assert chain.balance(CLIENT.address) == RICH - job.reward - offered.gas_used * BASE_FEE
+    assert offered.fee == offered.gas_used * BASE_FEE
+
+
+def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:
+    draft, call = chain.draft(START + 1), g.AcceptJobCall(a_job().id).data
+    with pytest.raises(Reverted) as caught:
+        draft.add(TRAINER, call, 5)
+    assert caught.value.name == "WrongJobStatus"
+    failed = draft.add(TRAINER, call, 5, even_if_it_reverts=True)
+    assert failed.reverted is not None
+    assert (failed.reverted.name, failed.events) == ("WrongJobStatus", ())
+    draft.seal()
+    assert chain.balance(TRAINER.address) == RICH - failed.gas_used * BASE_FEE, "the gas, and nothing else, is gone"
+
+
+def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
+    gas = []
+    for reads in (0, 3):
+        chain, job = contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH}, START), a_job()
+        draft = chain.draft(START + 1)
+        draft.add(CLIENT, create(chain, job), job.reward)
+        for _ in range(reads):
+            draft.read(g.JobCall(job.id))
+        gas.append(draft.add(TRAINER, g.AcceptJobCall(job.id).data, job.trainer_stake).gas_used)
+        draft.seal()
+        gas.append(chain.evm.get_canonical_head().gas_used)
+    assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
+
+
+def test_chains_that_begin_know_nothing_of_each_other(contracts: SimulatedChain) -> None:
+    first, second = (contracts.begin({CLIENT.address: RICH}, START) for _ in range(2))
+    job, draft = a_job(), first.draft(START + 1)
+    draft.add(CLIENT, create(first, job), job.reward)
+    draft.seal()
+    assert first.job_state(job.id).status is JobStatus.OFFERED
+    assert second.job_state(job.id).status is JobStatus.NONE
+    assert second.balance(CLIENT.address) == RICH
+
+
+def test_contracts_stand_at_the_same_place_on_every_chain(contracts: SimulatedChain) -> None:
+    another = SimulatedChain(DEPLOYER)
+    assert another.deployment == contracts.deployment
+    assert another.chain_id == contracts.chain_id
+
+
+def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
+    with pytest.raises(InsufficientFunds, match="got 5"):
+        chain.draft(START + 1).add(POOR, g.WithdrawCall(POOR.address).data)
+
+
+def test_a_transaction_that_no_block_takes(chain: SimulatedChain) -> None:
+    draft = chain.draft(START + 1)
+    with pytest.raises(NodeError, match="refused the transaction"):
+        draft.add(CLIENT, b"\xff" * 1_000_000)
+    assert draft.add(CLIENT, create(chain, a_job()), 7).reverted is None, "nothing is left of it"
+
+
+def test_time_goes_forward(chain: SimulatedChain) -> None:
+    with pytest.raises(ValueError, match=f"after {START}, got {START}"):
+        chain.draft(START)
+
+
+def test_a_chain_has_to_begin(contracts: SimulatedChain) -> None:
+    with pytest.raises(StateError, match="begin"):
+        contracts.now()
+
+
+def test_a_call_that_is_refused_when_read(chain: SimulatedChain) -> None:
+    with pytest.raises(Reverted, match="WrongJobStatus"):
+        chain.draft(START + 1).read(g.SettleCall(a_job().id))
