@@ -76,7 +76,9 @@ bench-logged: setup ## Policy logged (hours; OPTIONS=--missing goes on after a b
 	$(BIN)/python -m benchmarks.logged.page docs/logged.md
 
 report: setup ## Render the committed results of the simulations: docs/simulation.md and its pictures
-	$(BIN)/tiebreak report --output docs --name simulation --format markdown
+	$(BIN)/tiebreak report --output docs --name simulation --format markdown \
+		--simulate benchmarks/results/simulate.json --economics benchmarks/results/economics.json \
+		--scale benchmarks/results/scale_curves.json
 
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*

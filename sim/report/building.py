@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sim.report import simulated
+from sim.report import incentives, scaled, simulated
+from sim.report.economics_shape import Economics
 from sim.report.page import Paragraph, Report, Section, Source
 from sim.report.results import Results, Shape
+from sim.report.scale_shape import Scale
 from sim.report.simulate_shape import Simulate
 
 TITLE: Final = "Tiebreak, simulated"
@@ -26,6 +28,14 @@ class Part:
 
 PARTS: Final = (
     Part(key="simulate", title="Games", command="tiebreak simulate", shape=Simulate, sections=simulated.sections),
+    Part(
+        key="economics",
+        title="Incentives",
+        command="make bench-economics",
+        shape=Economics,
+        sections=incentives.sections,
+    ),
+    Part(key="scale", title="Growth", command="tiebreak scale --curves", shape=Scale, sections=scaled.sections),
 )
 
 

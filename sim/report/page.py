@@ -136,9 +136,22 @@ def row(*cells: Cell | Entry) -> tuple[Entry, ...]:
     return tuple(cell if isinstance(cell, Entry) else entry(cell) for cell in cells)
 
 
-def columns(*titles: str, text: int = 1) -> tuple[Column, ...]:
-    """Columns of which the first `text` hold words, the others numbers."""
-    return tuple(Column(title=title, numeric=i >= text) for i, title in enumerate(titles))
+def table(
+    name: str, title: str, heads: Sequence[str], rows: Iterable[tuple[Entry, ...]], *, note: Text = (),
+    folded: bool = False,
+) -> Table:  # fmt: skip
+    """A table whose columns are numeric where numbers are all that stands in them, dashes apart."""
+    body = tuple(rows)
+    kinds = [_numeric([line[i] for line in body]) for i in range(len(heads))]
+    made = tuple(Column(title=head, numeric=kind) for head, kind in zip(heads, kinds, strict=True))
+    return Table(name=name, title=title, columns=made, rows=body, note=note, folded=folded)
+
+
+def _numeric(cells: Sequence[Entry]) -> bool:
+    texts = [cell.text for cell in cells if plain_text(cell.text).strip("–")]
+    return any(any(isinstance(part, Shown) for part in text) for text in texts) and all(
+        isinstance(text[0], Shown) or text == ("any",) for text in texts
+    )
 
 
 @dataclass(frozen=True, slots=True)

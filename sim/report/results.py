@@ -12,6 +12,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from protocol.errors import ConfigurationError, EncodingError
+from sim.report import tracing
 from sim.report.tracing import Number, pointer
 
 MAX_BYTES: Final = 64 << 20
@@ -75,6 +76,12 @@ class Results:
     def count(self, *path: Key) -> Number:
         """How many entries a list or an object has."""
         return Number(len(self.raw(*path)), f"count({self.place(*path)})")
+
+    def total(self, *path: Key, each: Key) -> Number:
+        """Of a list: what stands under one name in each entry, added. Truth counts one."""
+        entries = [self.number(*path, i, each) for i in self.indices(*path)]
+        place = f"{self.place(*path)}/*{pointer([each])}"
+        return Number(tracing.total(entries).value, f"total({place})")
 
     def text(self, *path: Key) -> str:
         """The text at a place."""

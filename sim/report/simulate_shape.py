@@ -13,6 +13,8 @@ Name = Annotated[str, Field(min_length=1, max_length=80)]
 Count = Annotated[int, Field(ge=0, le=MAX_GAMES)]
 Size = Annotated[int | float, Field(ge=0, le=1e30)]
 Amount = Annotated[int | float, Field(ge=-1e30, le=1e30)]
+Line = Annotated[str, Field(pattern=r"^v[0-9]{1,3}( [a-z-]{1,30}=[a-z0-9,-]{1,1000}){1,20}$")]
+"""Of a game. People copy it into a shell, so nothing else will do."""
 Counts = Annotated[dict[Name, Count], Field(max_length=100)]
 Environment = Annotated[dict[Name, Words], Field(max_length=100)]
 
@@ -82,7 +84,9 @@ class Adversary(Shape):
     alone: Count
     caught: Counts
     summary: Story
-    first: Words | None = None
+    open: bool = False
+    """Whether it does what no rule stops."""
+    first: Line | None = None
     """Line of the first game in which it was alone."""
 
 
@@ -108,7 +112,7 @@ class Violation(Shape):
     """A promise that was broken."""
 
     game: Count
-    line: Words
+    line: Line
     violation: Words
 
 
@@ -137,6 +141,6 @@ class Simulate(Shape):
     """By the adversary's role."""
     levels: Annotated[dict[Name, Story], Field(default_factory=dict, max_length=20)]
     """By levels descended at once."""
-    notable: Annotated[dict[Name, Words], Field(default_factory=dict, max_length=50)]
+    notable: Annotated[dict[Name, Line], Field(default_factory=dict, max_length=50)]
     """What for -> line."""
     adversaries: Annotated[dict[Slug, Adversary], Field(max_length=500)]

@@ -15,9 +15,9 @@ from sim.report.page import (
     Table,
     Text,
     Tiles,
-    columns,
     entry,
     row,
+    table,
 )
 from sim.report.results import Key, Results
 from sim.report.tracing import Number, difference, product, ratio, total
@@ -39,8 +39,9 @@ class Games:
         return self.results.text("adversaries", slug, "role")
 
     def name(self, slug: str) -> str:
-        """An adversary's name in words."""
-        return self.results.text("adversaries", slug, "name")
+        """An adversary's name in words; `open` marks those that no rule stops."""
+        name = self.results.text("adversaries", slug, "name")
+        return f"{name} (open)" if self.results.raw("adversaries", slug).get("open") else name
 
     def roles(self) -> list[str]:
         """Of adversaries, in the report's order."""
@@ -134,7 +135,7 @@ def _violations(games: Games) -> Iterable[Block]:
 
 
 def _replay_line(line: str) -> str:
-    return f"tiebreak simulate --line '{line}'"
+    return f"tiebreak simulate --replay '{line}'"
 
 
 def _caught(games: Games) -> Iterable[Block]:
@@ -149,7 +150,8 @@ def _caught(games: Games) -> Iterable[Block]:
     yield Paragraph(
         text=(
             "Where each adversary ended, counted over all games in which it took part. A place where it was expected "
-            "to end is framed or has a dash; one that was not expected would be red, and is a broken promise.",
+            "to end is framed or has a dash; one that was not expected would be red, and is a broken promise. "
+            "An adversary marked open does what no rule stops: a known limit, and no part of what is promised.",
         )
     )  # fmt: skip
     labels = [games.name(slug) for slug in seen]
@@ -161,10 +163,10 @@ def _caught(games: Games) -> Iterable[Block]:
         )
         for slug, line, frames in zip(seen, cells, expected, strict=True)
     )  # fmt: skip
-    yield Table(name="caught", title=title, columns=columns("adversary", "role", "games", *catches, text=2), rows=rows,
+    yield table(name="caught", title=title, heads=("adversary", "role", "games", *catches), rows=rows,
                 folded=True)  # fmt: skip
-    yield Table(
-        name="hopes", title="What each hopes to gain", columns=columns("adversary", "role", "hopes to gain", text=3),
+    yield table(
+        name="hopes", title="What each hopes to gain", heads=("adversary", "role", "hopes to gain"),
         rows=tuple(
             row(games.name(slug), games.role(slug), found.text("adversaries", slug, "gain")) for slug in games.slugs
         ),
@@ -219,9 +221,9 @@ def _disputes(games: Games) -> Iterable[Block]:
         for slug in fought
     ]  # fmt: skip
     yield Picture(name="disputes", title=title, svg=charts.ranges("disputes", title, rows, tuple(MEASURES.values())))
-    yield Table(
+    yield table(
         name="disputes", title="Disputes by adversary", folded=True,
-        columns=columns("adversary", "role", "disputes", "rounds", "moves", "gas", "time to verdict", text=2),
+        heads=("adversary", "role", "disputes", "rounds", "moves", "gas", "time to verdict"),
         rows=tuple(_dispute_row(games, slug) for slug in fought),
         note=("Least, median and greatest.",),
     )  # fmt: skip
@@ -254,9 +256,9 @@ def _grouped(games: Games, key: str, title: str) -> Iterable[Block]:
         return
     panels = [[_histogram(games, key, group, "duels", field) for field in MEASURES] for group in groups]
     yield Picture(name=key, title=title, svg=charts.histograms(key, title, groups, panels, LINEAR))
-    yield Table(
+    yield table(
         name=key, title=title, folded=True,
-        columns=columns("", "games", "disputes", "rounds", "moves", "gas", "time to verdict"),
+        heads=("", "games", "disputes", "rounds", "moves", "gas", "time to verdict"),
         rows=tuple(
             row(group, words.whole(games.results.number(key, group, "games")),
                 words.whole(games.results.number(key, group, "duels", "count")),
@@ -290,10 +292,10 @@ def _payments(games: Games) -> Iterable[Block]:
             "griefs by a lie pays with its own.",
         )
     )  # fmt: skip
-    yield Table(
+    yield table(
         name="payments", title="What each side gains, spends and computes",
-        columns=columns("adversary", "role", "its gain", "its gas", "its steps", "trainer’s gain", "trainer’s gas",
-                        "auditor’s gain", "auditor’s gas", "auditor’s steps", "griefing", text=2),
+        heads=("adversary", "role", "its gain", "its gas", "its steps", "trainer’s gain", "trainer’s gas",
+                        "auditor’s gain", "auditor’s gas", "auditor’s steps", "griefing"),
         rows=tuple(_payment_row(games, slug) for slug in alone),
     )  # fmt: skip
     yield _honest_table(games)
@@ -337,9 +339,9 @@ def _honest_table(games: Games) -> Table:
         )
         for role in found.keys("honest", "honest")
     )  # fmt: skip
-    return Table(
+    return table(
         name="honest", title="Games of honest parties: medians",
-        columns=columns("party", "gain", "gas", "steps", "messages", "bytes sent"), rows=rows,
+        heads=("party", "gain", "gas", "steps", "messages", "bytes sent"), rows=rows,
     )  # fmt: skip
 
 

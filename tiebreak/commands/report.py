@@ -15,9 +15,17 @@ MARKDOWN: Final = "markdown"
 BOTH: Final = "both"
 
 
+USUAL: Final = {
+    "simulate": (Path("simulation") / "summary.json", RESULTS / "simulate.json"),
+    "economics": (RESULTS / "economics.json",),
+    "scale": (RESULTS / "scale_curves.json",),
+}
+"""Where results are looked for, one after the other: where the commands put them, then those of this repository."""
+
+
 def _results(key: str, command: str) -> click.Option:
-    """--KEY FILE; the usual place may be empty, a place that was asked for may not."""
-    text = f"Results of `{command}` [default: {RESULTS / key}.json, if there is one]."
+    """--KEY FILE; the usual places may be empty, a place that was asked for may not."""
+    text = f"Results of `{command}` [default: {' or '.join(map(str, USUAL[key]))}, if there is one]."
     return click.Option([f"--{key}"], type=click.Path(dir_okay=False, path_type=Path), help=text)
 
 
@@ -50,5 +58,4 @@ report.params.extend(_results(part.key, part.command) for part in building.PARTS
 
 
 def _there(key: str, path: Path | None) -> Path | None:
-    usual = RESULTS / f"{key}.json"
-    return path or (usual if usual.is_file() else None)
+    return path or next((usual for usual in USUAL[key] if usual.is_file()), None)

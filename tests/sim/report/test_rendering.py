@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -20,7 +21,11 @@ from tests.sim.report.walking import Files, agrees
 
 HOSTILE = "<script>alert(1)</script>|`\"'$x_1$ [a](b) *b* # </svg>\\ ]]> &amp; {{ 7 * 7 }}"
 VOID = {"meta", "br", "img", "hr", "input", "link", "path", "use", "rect"}
-MADE: dict[str, Callable[[], Any]] = {"simulate": synthetic.simulate}
+MADE: dict[str, Callable[[], Any]] = {
+    "simulate": synthetic.simulate,
+    "economics": synthetic.economics,
+    "scale": synthetic.scale,
+}
 """What each command would write."""
 
 
@@ -157,8 +162,9 @@ def test_the_list_of_numbers_is_complete(report: Report, files: Files) -> None:
 def test_lines_to_type_are_those_of_the_files(report: Report, files: Files, cases: Callable[[], None]) -> None:
     known = set(strings(files.found))
     for line in re.findall(r"^    (tiebreak .*)$", rendering.to_markdown(report, "report"), flags=re.MULTILINE):
-        (quoted,) = re.findall(r"'([^']*)'", line)
-        assert quoted in known
+        command, *rest = shlex.split(line)[1:]
+        assert command in ("simulate", "agree")
+        assert set(rest) - {"--replay", "JOB"} <= known, line
         cases()
 
 
@@ -237,8 +243,11 @@ def test_pictures_that_are_no_more_are_removed(report: Report, tmp_path: Path) -
 
 def hostile(found: Any) -> Any:
     """Text that tries to be markup in every place that takes any text."""
-    free = {"gain", "mix", "name", "role", "line", "violation", "first", "title", "note", "what", "source"}
-    fixed = {"simulate", "economics", "scale"}
+    free = {
+        "gain", "mix", "name", "role", "violation", "note", "what", "source", "case", "group", "budget", "lift",
+        "figure", "breaks_up", "attack", "strategy", "most_used",
+    }  # fmt: skip
+    fixed = {"simulate", "economics", "scale curves"}
     if isinstance(found, dict):
         return {
             key: HOSTILE if key in free and isinstance(value, str) and value not in fixed else hostile(value)
@@ -249,7 +258,7 @@ def hostile(found: Any) -> Any:
 
 def test_text_cannot_leave_its_place(tmp_path: Path) -> None:
     changed = {key: hostile(make()) for key, make in MADE.items()}
-    changed["simulate"]["violations"] = [{"game": 1, "line": HOSTILE + "\n# x", "violation": HOSTILE}]
+    changed["simulate"]["violations"] = [{"game": 1, "line": "v1 seed=0 game=1", "violation": HOSTILE}]
     changed["simulate"]["environment"] = {HOSTILE[:80]: HOSTILE}
     made = building.build(write(tmp_path, **changed))
     source = rendering.to_html(made)
@@ -282,6 +291,6 @@ def test_broken_promises_are_shown_with_their_lines(report: Report, tmp_path: Pa
     made = building.build(write(tmp_path, **{**dict.fromkeys(MADE), "simulate": found}))
     page = rendering.to_markdown(made, "report")
     assert "Promises were broken" in page
-    assert "    tiebreak simulate --line 'v1 seed=0 game=3'" in page
+    assert "    tiebreak simulate --replay 'v1 seed=0 game=3'" in page
     assert 'class="bad"' in rendering.to_html(made)
     assert "Promises were broken" not in rendering.to_markdown(report, "report")

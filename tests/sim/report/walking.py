@@ -51,6 +51,9 @@ class Files:
         inner = rest[:-1]
         if operation == "count":
             return len(self.at(inner))
+        if operation == "total" and "/*/" in inner:
+            before, _, after = inner.partition("/*/")
+            return math.fsum(self.value(f"{before}/{i}/{after}") for i in range(len(self.at(before))))
         operands = [self.value(part) for part in arguments(inner)]
         if operation == "ratio":
             numerator, denominator = operands
