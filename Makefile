@@ -13,7 +13,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 SOURCES := protocol engine sim tiebreak tests benchmarks examples model contracts/scripts
 
-.PHONY: help setup demo test matrix models long-sums bench-logged report lint format types vectors hardest contracts model model-mutants ci clean
+.PHONY: help setup demo test matrix models long-sums bench-logged bench-economics report lint format types vectors hardest contracts model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -74,6 +74,10 @@ model-mutants: ## That SPIN refutes the models when a rule is left out, and reac
 bench-logged: setup ## Policy logged (hours; OPTIONS=--missing goes on after a break), and its page docs/logged.md
 	$(BIN)/python -m benchmarks.logged $(OPTIONS)
 	$(BIN)/python -m benchmarks.logged.page docs/logged.md
+
+bench-economics: setup ## Best replies over grids, found twice, and the page docs/economics.md (minutes)
+	$(BIN)/python -m benchmarks.economics
+	$(BIN)/python -m benchmarks.economics_page docs/economics.md
 
 report: setup ## Render the committed results of the simulations: docs/simulation.md and its pictures
 	$(BIN)/tiebreak report --output docs --name simulation --format markdown \

@@ -100,7 +100,11 @@ def advantage(s: Setting, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int
 
 
 def solve(s: Setting, interest: int = 0) -> Equilibrium:
-    """The symmetric equilibrium. With several (auditing that pays whatever others do), the one with the most audits."""
+    """The symmetric equilibrium; of several, the one with the most audits.
+
+    Where all lie and auditing pays against one cheat and not against the next, `audit_probability` is where the two
+    pay the trainer the same, and trainers mix them.
+    """
 
     def at(p: Fraction, lies: Fraction, cheat: tuple[Trainer, int]) -> Equilibrium:
         found = replace(s, audit_probability=p, tampered=cheat[1]).discovery

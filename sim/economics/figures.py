@@ -224,7 +224,7 @@ GPU_FLOPS: Final = 20 * 10**12
 """Assumed FP64 rate of one GPU in a step, about a third of the 67 TFLOPS that NVIDIA names for the H100 SXM."""
 _GPU: Final = (
     "6 FLOP a parameter and token; an FP64 rate of 20 TFLOPS in a step, a third of the 67 that NVIDIA names for the "
-    "H100 SXM; 2.50 dollars an hour of such a GPU"
+    "tensor cores of an H100 SXM; 2.50 dollars an hour of such a GPU"
 )
 PRESETS: Final[dict[str, Preset]] = {
     "fine-tune": Preset(

@@ -166,7 +166,7 @@ class Condition:
 
 
 def best_cheat(s: Setting, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction, Trainer, int]:
-    """(payoff, strategy, tampered segments) of the cheat that pays most; of equals, the one that loses less if caught."""
+    """(payoff, strategy, tampered segments) of the cheat that pays most; among equals, the safest."""
     found = (
         (trainer_payoff(at, cheat), -_loss_if_caught(at, cheat), cheat, at) for at in extremes(s) for cheat in cheats
     )

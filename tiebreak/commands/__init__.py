@@ -14,6 +14,7 @@ from tiebreak.commands.deploy import deploy
 from tiebreak.commands.devnet import devnet
 from tiebreak.commands.dispute import dispute
 from tiebreak.commands.doctor import doctor
+from tiebreak.commands.economics import economics
 from tiebreak.commands.key import key
 from tiebreak.commands.report import report
 from tiebreak.commands.train import train
@@ -31,5 +32,6 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     dispute,
     devnet,
     deploy,
+    economics,
     report,
 )

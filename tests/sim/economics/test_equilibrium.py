@@ -9,15 +9,8 @@ import pytest
 from sim.economics.equilibrium import GRID, Equilibrium, advantage, deterrent, single_auditor, solve, threshold
 from sim.economics.model import best_cheat, trainer_payoff
 from sim.economics.rules import expected_auditor, expected_trainer
-from sim.economics.setting import CHEATS, Auditor, Costs, Setting, Trainer
-
-COSTS = Costs(way=30, settle=15, withdraw=8, challenge=40, reclaim=12, concede=19, equivocation=18, defence=280,
-              prosecution=260)  # fmt: skip
-JOB = Setting(
-    reward=130_000, trainer_stake=400_000, challenger_stake=3000, training=100_000, audit=90_000, lie=20_000,
-    segments=4, tampered=4, sampled=4, auditors=1, costs=COSTS,
-)  # fmt: skip
-CHANGED = replace(JOB, oldest_paid=True, challenge_burn=Fraction(1, 2), challenger_stake=150_000)
+from sim.economics.setting import CHEATS, Auditor, Setting, Trainer
+from tests.sim.economics.jobs import CHANGED, COSTS, JOB
 
 
 def nearly(found: Fraction, expected: Fraction) -> bool:
