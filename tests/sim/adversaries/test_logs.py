@@ -1,5 +1,6 @@
 """Trainers of policy `logged` that lie in their logs, beside them, or by not showing them."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,7 +9,15 @@ from protocol.errors import CannotCheck
 from protocol.moves import Side
 from sim.adversaries.base import Catch
 from sim.adversaries.deviations import DeviatingTrainer
-from sim.adversaries.logs import ADVERSARIES, CodeThree, OtherLogs, PaddingWords, TieBreaking, WithheldLogs
+from sim.adversaries.logs import (
+    ADVERSARIES,
+    CodeThree,
+    OtherLogs,
+    PaddingWords,
+    SilentRounding,
+    TieBreaking,
+    WithheldLogs,
+)
 from sim.computing.workshop import Workshop
 from tests.sim.adversaries.duel import convict, fight, job_of
 
@@ -72,14 +81,13 @@ def test_false_steps_before_the_first_unreadable_log_are_found() -> None:
     """Logs withheld from the lie on are withheld; logs withheld after it come too late."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
-    kind = next(kind for kind in CAUGHT if kind.name == "silent rounding")
     rng = Random(0)
-    while (work := kind().work(workshop, job, rng)).lie.step > 3:  # type: ignore[union-attr]
+    while (work := SilentRounding().work(workshop, job, rng)).lie is None or work.lie.step > 3:
         pass
     assert work.logs is not None
     assert work.lie is not None
     hidden = {step: log for step, log in work.logs.items() if step <= 3}
-    late = type(work)(records=work.records, oracle=work.oracle, computed_steps=10, lie=work.lie, logs=hidden)
+    late = replace(work, logs=hidden)
     truth = workshop.audited(job, late)
     match = fight(job, job.checkpoints, work.oracle, truth.oracle)
     assert match.loser is Side.DEFENDER

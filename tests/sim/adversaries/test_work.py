@@ -72,6 +72,6 @@ def test_somebody_elses_run_is_as_real_as_this_one() -> None:
     assert all(len(own) == 10 and not own & honest for own in roots)
     assert not roots[0] & roots[1]
     copied = [work for _, work in works(CopiedCheckpoint, 8)]
-    assert any({record.state_root for record in work.records} & set.union(*roots) for work in copied)
+    assert any({record.state_root for record in work.records} & (roots[0] | roots[1] | roots[2]) for work in copied)
     whole = [work for _, work in works(AnothersRun, 8)]
     assert any({record.state_root for record in work.records} <= roots[k] for work in whole for k in range(3))
