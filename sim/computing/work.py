@@ -15,13 +15,14 @@ from protocol.player import Oracle
 from protocol.program import Program
 from protocol.tags import Digest
 
-_BARGAINED: Final = ("client", "trainer", "reward", "trainer_stake", "challenger_stake", "challenge_window", "clock")
-_BARGAINED_TOO: Final = ("replay_time", "descent_levels", "nonce")
+_BARGAINED: Final = frozenset(
+    ("client", "trainer", "reward", "trainer_stake", "challenger_stake", "challenge_window", "clock", "replay_time")
+) | {"descent_levels", "nonce"}
 
 
 def computation(job: Job) -> tuple[object, ...]:
     """What of a job says what is to be computed, and how it is committed; not who bargained for what."""
-    return tuple(getattr(job, name) for name in Job.__slots__ if name not in _BARGAINED + _BARGAINED_TOO)
+    return tuple(getattr(job, name) for name in Job.__slots__ if name not in _BARGAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

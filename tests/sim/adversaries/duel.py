@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from random import Random
 
 from engine.agreement import Terms, sign_job
-from protocol.commitments import StepRecord
 from protocol.eip712 import Address, Domain
 from protocol.job import Head, Job, SignedHead
 from protocol.keys import PrivateKey
@@ -46,7 +45,7 @@ class Duel:
         return self.workshop.program.instruction_at(self.lie.leaf).origin
 
 
-def kinds_of(kind: type[DeviatingTrainer], seed: int) -> Workshop:
+def workshop_of(kind: type[DeviatingTrainer], seed: int) -> Workshop:
     """The workshop that a kind needs, or each in turn."""
     return Workshop.open(kind.needs or ("exact", "logged")[seed % 2])
 
@@ -54,7 +53,7 @@ def kinds_of(kind: type[DeviatingTrainer], seed: int) -> Workshop:
 def convict(kind: type[DeviatingTrainer], seed: int) -> Duel:
     """The auditor must win, at the first lie, for a reason that the deviation names."""
     rng = Random(f"{kind.name} {seed}")
-    workshop = kinds_of(kind, seed)
+    workshop = workshop_of(kind, seed)
     job = job_of(workshop, nonce=seed, levels=rng.randint(1, 5))
     work = kind().work(workshop, job, rng)
     truth = workshop.audited(job, work)
@@ -75,8 +74,3 @@ def assert_caught(kind: type[DeviatingTrainer], match: Match, lie: Lie) -> None:
     assert (state.element if state.claimed else None) == lie.element, kind.name
     assert state.verdict is not None
     assert Catch(state.verdict.reason.name.lower().replace("_", " ")) in kind.caught, kind.name
-
-
-def all_records(workshop: Workshop) -> tuple[StepRecord, ...]:
-    """Of every step of the honest run."""
-    return workshop.run().step_records
