@@ -1,0 +1,174 @@
+"""What all games of a file say together. Everything here follows from the JSON Lines alone: `summarize(*read(path))`.
+
+{"name": "simulate", "version": 1, "seed", "mix", "environment",
+ "games"         how many were played
+ "played"        {"alone", "together", "honest"}: with one adversary, with several, with none
+ "errors"        games that could not be played to their end; they have no part in the numbers below
+ "promises"      {"false_heads"       games in which a trainer signed a head of another run than the job's
+                  "unwatched"         ... and no diligent, funded auditor stood by
+                  "undetected"        ... and one did, and the job was settled nevertheless
+                  "honest_slashed"    games in which an honest party lost a stake
+                  "broken"            games with a violation, errors included}
+ "violations"    [{"game", "line", "violation"}, ...]: each promise that was broken, and the line to play it again
+ "speed"         {"wall": D, "games_per_hour": of one process}
+ "honest"        what games without adversaries came to: S
+ "adversaries"   {slug: {"name", "role", "gain", "where": [where it must be caught],
+                         "games", "alone"     games in which it took part, and those in which it was alone
+                         "caught": {catch: games}, of all its games
+                         "summary": S, of those in which it was alone}}}
+
+S   {"games", "jobs": {job's end: games}, "verdicts": {reason: duels},
+     "seconds": D of simulated time until all was settled,
+     "duels": {"count", "rounds": D, "moves": D, "gas": D, "bytes": D, "seconds": D},
+     "honest", "dishonest": {role: {"parties", "wei": D, "fees_wei": D, "gas": D, "steps": D, "messages": D,
+                                    "bytes": D, "refused": D}}}
+     wei: gained or lost, gas not counted; steps: executed, or what a party with nothing cached would have to
+D   null of nothing, else {"min", "median", "max", "mean", "bins": [[from, to, count], ...]}: one bin for each value
+    if there are at most 16, else 12 of equal width
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, Final
+
+from sim.games.line import slug
+from sim.games.records import Head, Json
+
+VERSION: Final = 1
+MAX_VALUES: Final = 16
+BINS: Final = 12
+PARTY_NUMBERS: Final = ("wei", "fees_wei", "gas", "steps", "messages", "bytes", "refused")
+DUEL_NUMBERS: Final = ("rounds", "moves", "gas", "bytes", "seconds")
+ERROR: Final = "error: "
+
+
+def summarize(head: Head, records: Sequence[Json]) -> Json:
+    """The summary of a file's games."""
+    records = sorted(records, key=lambda record: record["game"])
+    results = [record["result"] for record in records if "result" in record]
+    violations = [
+        {"game": record["game"], "line": record["line"], "violation": text}
+        for record in records
+        for text in violations_of(record)
+    ]
+    return {
+        "name": "simulate",
+        "version": VERSION,
+        "seed": head.seed,
+        "mix": head.mix,
+        "environment": dict(head.environment),
+        "games": len(records),
+        "played": {
+            "alone": sum(len(result["adversaries"]) == 1 for result in results),
+            "together": sum(len(result["adversaries"]) > 1 for result in results),
+            "honest": sum(not result["adversaries"] for result in results),
+        },
+        "errors": len(records) - len(results),
+        "promises": {
+            "false_heads": sum(result["false_head"] for result in results),
+            "unwatched": sum(result["false_head"] and not result["watched"] for result in results),
+            "undetected": sum(map(undetected, results)),
+            "honest_slashed": sum(map(honest_slashed, results)),
+            "broken": len({violation["game"] for violation in violations}),
+        },
+        "violations": violations,
+        "speed": _speed(records),
+        "honest": _stories([result for result in results if not result["adversaries"]]),
+        "adversaries": {name: _of_adversary(name, facts, results) for name, facts in head.adversaries.items()},
+    }
+
+
+def violations_of(record: Json) -> list[str]:
+    """The promises that a game broke; that it could not be played is one."""
+    return list(record["result"]["violations"]) if "result" in record else [ERROR + record["error"]]
+
+
+def undetected(result: Json) -> bool:
+    """Whether a false head was watched, and paid for all the same."""
+    return bool(result["false_head"] and result["watched"] and result["job_status"] == "settled")
+
+
+def honest_slashed(result: Json) -> bool:
+    """Whether an honest party lost a stake: the trainer's, or a challenger's in a duel."""
+    honest = {party["name"]: party["role"] for party in result["parties"] if party["adversary"] is None}
+    trainer = "trainer" in honest.values() and result["job_status"] == "slashed"
+    return trainer or any(duel["challenger"] in honest and duel["verdict"] == "trainer" for duel in result["duels"])
+
+
+def _speed(records: Sequence[Json]) -> Json:
+    walls = [record["wall"] for record in records]
+    return {"wall": distribution(walls), "games_per_hour": round(3600 / fmean(walls)) if any(walls) else None}
+
+
+def _of_adversary(name: str, facts: Mapping[str, Any], results: Sequence[Json]) -> Json:
+    own = [result for result in results if name in map(slug, result["adversaries"])]
+    alone = [result for result in own if len(result["adversaries"]) == 1]
+    catches = Counter(where for result in own for who, where in result["catches"].items() if slug(who) == name)
+    return {
+        "name": facts["name"],
+        "role": facts["role"],
+        "gain": facts["gain"],
+        "where": list(facts["caught"]),
+        "games": len(own),
+        "alone": len(alone),
+        "caught": _counted(catches),
+        "summary": _stories(alone),
+    }
+
+
+def _stories(results: Sequence[Json]) -> Json:
+    duels = [duel for result in results for duel in result["duels"]]
+    parties = [party for result in results for party in result["parties"]]
+    return {
+        "games": len(results),
+        "jobs": _counted(Counter(result["job_status"] for result in results)),
+        "verdicts": _counted(Counter(duel["reason"] for duel in duels)),
+        "seconds": distribution([result["seconds"] for result in results]),
+        "duels": {"count": len(duels), **_numbers(duels, DUEL_NUMBERS)},
+        "honest": _by_role(parties, lambda party: party["adversary"] is None),
+        "dishonest": _by_role(parties, lambda party: party["adversary"] is not None),
+    }
+
+
+def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
+    own = [party for party in parties if belongs(party)]
+    found = {}
+    for role in sorted({party["role"] for party in own}):
+        of_role = [party for party in own if party["role"] == role]
+        found[role] = {"parties": len(of_role), **_numbers(of_role, PARTY_NUMBERS)}
+    return found
+
+
+def _numbers(rows: Sequence[Json], names: Iterable[str]) -> Json:
+    return {name: distribution([row[name] for row in rows]) for name in names}
+
+
+def _counted(counter: Counter[str]) -> dict[str, int]:
+    return {str(name): count for name, count in sorted(counter.items(), key=lambda item: (-item[1], str(item[0])))}
+
+
+def distribution(values: Sequence[float]) -> Json | None:
+    """Least, middle and greatest of some numbers, and how many lie where."""
+    if not values:
+        return None
+    return {
+        "min": min(values),
+        "median": median(values),
+        "max": max(values),
+        "mean": float(f"{fmean(values):.6g}"),
+        "bins": _bins(values),
+    }
+
+
+def _bins(values: Sequence[float]) -> list[list[float]]:
+    distinct = sorted(set(values))
+    if len(distinct) <= MAX_VALUES:
+        counts = Counter(values)
+        return [[value, value, counts[value]] for value in distinct]
+    low, high = distinct[0], distinct[-1]
+    edges = [low + (high - low) * i / BINS for i in range(BINS)] + [high]
+    counts_of = [0] * BINS
+    for value in values:
+        counts_of[min(BINS - 1, int((value - low) / (high - low) * BINS))] += 1
+    return [[float(f"{a:.6g}"), float(f"{b:.6g}"), n] for a, b, n in zip(edges[:-1], edges[1:], counts_of, strict=True)]

@@ -1,0 +1,118 @@
+"""The summary: what it says of games whose numbers are known."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from sim.games.line import GameLine
+from sim.games.records import Head
+from sim.games.summary import distribution, honest_slashed, summarize, undetected, violations_of
+from tests.sim.games.players import ADVERSARIES, duel, party, result
+
+HEAD = Head(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
+
+
+def record(game: int, *names: str, **changes: Any) -> dict[str, Any]:
+    line = str(GameLine(seed=7, game=game, adversaries=names))
+    return {"game": game, "line": line, "wall": 0.5, "result": result(line, **changes)}
+
+
+def test_counts() -> None:
+    broken = {"game": 9, "line": "v1 seed=7 game=9", "wall": 1.5, "error": "ValueError: x", "traceback": "..."}
+    records = [
+        record(0),
+        record(1, "poison", seconds=10, duels=[duel(rounds=3, gas=5), duel(rounds=5, gas=9)]),
+        record(2, "poison", seconds=30, violations=["the cheat was paid"], job_status="settled", catches={}),
+        record(3, "poison", "slow", seconds=10**9),
+        record(4, "slow", watched=False, job_status="settled", catches={"slow": "timeout"}),
+        broken,
+    ]
+    summary = summarize(HEAD, records)
+    assert summary["games"] == 6
+    assert summary["errors"] == 1
+    assert summary["played"] == {"alone": 3, "together": 1, "honest": 1}
+    assert summary["promises"] == {
+        "false_heads": 4, "unwatched": 1, "undetected": 1, "honest_slashed": 0, "broken": 2
+    }  # fmt: skip
+    assert summary["violations"] == [
+        {"game": 2, "line": "v1 seed=7 game=2 with=poison", "violation": "the cheat was paid"},
+        {"game": 9, "line": "v1 seed=7 game=9", "violation": "error: ValueError: x"},
+    ]
+    assert summary["speed"]["games_per_hour"] == round(3600 / (4.0 / 6))
+    poison = summary["adversaries"]["poison"]
+    assert (poison["games"], poison["alone"], poison["caught"]) == (3, 2, {"recomputed": 2})
+    assert poison["where"] == ["recomputed"]
+    assert poison["summary"]["seconds"] == {
+        "min": 10, "median": 20.0, "max": 30, "mean": 20.0, "bins": [[10, 10, 1], [30, 30, 1]]
+    }  # fmt: skip
+    assert poison["summary"]["duels"]["count"] == 3
+    assert poison["summary"]["jobs"] == {"settled": 1, "slashed": 1}
+    assert summary["adversaries"]["slow"]["caught"] == {"recomputed": 1, "timeout": 1}
+    assert summary["adversaries"]["dying"]["summary"]["duels"]["gas"] is None
+    assert summary["honest"]["games"] == 1
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_gain_and_cost_go_by_role_and_by_honesty() -> None:
+    parties = [
+        party("trainer", "trainer", "poison", wei=-100, gas=7),
+        party("auditor", "auditor", None, wei=50),
+        party("second", "auditor", None, wei=0),
+    ]
+    summary = summarize(HEAD, [record(1, "poison", parties=parties)])["adversaries"]["poison"]["summary"]
+    assert summary["dishonest"]["trainer"]["wei"]["median"] == -100
+    assert summary["dishonest"]["trainer"]["gas"]["max"] == 7
+    assert summary["honest"]["auditor"]["parties"] == 2
+    assert summary["honest"]["auditor"]["wei"] == {
+        "min": 0, "median": 25.0, "max": 50, "mean": 25.0, "bins": [[0, 0, 1], [50, 50, 1]]
+    }  # fmt: skip
+    assert set(summary["honest"]) == {"auditor"}
+
+
+def test_an_honest_loser_is_counted() -> None:
+    honest_trainer = [party("trainer", "trainer", None), party("auditor", "auditor", "poison")]
+    cheating_trainer = [party("trainer", "trainer", "poison"), party("auditor", "auditor", None)]
+    lost = [duel(verdict="trainer")]
+    assert honest_slashed(result("v1 seed=7 game=1", parties=honest_trainer, job_status="slashed"))
+    assert not honest_slashed(result("v1 seed=7 game=1", parties=honest_trainer, duels=lost))
+    assert not honest_slashed(result("v1 seed=7 game=1", parties=cheating_trainer, job_status="slashed"))
+    assert honest_slashed(result("v1 seed=7 game=1", parties=cheating_trainer, duels=lost))
+
+
+def test_undetected_is_watched_and_paid() -> None:
+    line = "v1 seed=7 game=1 with=poison"
+    assert undetected(result(line, job_status="settled"))
+    assert not undetected(result(line, job_status="settled", watched=False))
+    assert not undetected(result(line, job_status="abandoned"))
+    assert not undetected(result("v1 seed=7 game=1"))
+
+
+def test_an_error_is_a_violation() -> None:
+    assert violations_of({"error": "KeyError: 3"}) == ["error: KeyError: 3"]
+    assert violations_of({"result": {"violations": ["a", "b"]}}) == ["a", "b"]
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 1000])
+def test_bins_hold_every_value_once(count: int) -> None:
+    rng = Random(count)
+    values = [rng.randrange(10**6) for _ in range(count)]
+    found = distribution(values)
+    assert found is not None
+    assert sum(n for _, _, n in found["bins"]) == count
+    assert (found["min"], found["max"]) == (min(values), max(values))
+    assert len(found["bins"]) == (12 if len(set(values)) > 16 else len(set(values)))
+    naive = [sum(a <= v < b for v in values) for a, b, _ in found["bins"][:-1]]
+    if count > 16:
+        counted = [n for _, _, n in found["bins"][:-1]]
+        assert sum(abs(n - m) for n, m in zip(naive, counted, strict=True)) <= 2  # edges are rounded to six digits
+    assert distribution([]) is None
+
+
+def test_the_same_records_in_any_order_say_the_same() -> None:
+    records = [record(i, *(["poison"] if i % 2 else [])) for i in range(40)]
+    expected = summarize(HEAD, records)
+    Random(1).shuffle(records)
+    again = summarize(HEAD, records)
+    assert again == expected
