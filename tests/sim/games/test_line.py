@@ -25,7 +25,7 @@ KNOWN = ("censoring-builder", "lazy-auditor", "poisoned-label", "silence-after-a
 
 
 def wei() -> st.SearchStrategy[int]:
-    rounded = st.builds(lambda m, e: m * 10**e, st.integers(0, 999), st.integers(0, 18))
+    rounded = st.builds(lambda m, e: m * 10**e, st.integers(0, 500), st.integers(0, 18))
     return st.one_of(rounded, st.integers(0, MAX_WEI), st.just(10**18))
 
 
