@@ -17,6 +17,7 @@ from sim.games.line import GameLine, require_known
 HONEST: Final = "honest"
 SINGLES: Final = "singles"
 PAIRS: Final = "pairs"
+WEAKNESSES: Final = "weaknesses"
 ALL: Final = "all"
 PARTS_OF_ALL: Final = ((SINGLES, 6), (PAIRS, 3), (HONEST, 1))
 MAX_WEIGHT: Final = 1000
@@ -25,20 +26,36 @@ _WEIGHT: Final = re.compile(r"[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repertoire:
-    """What can be played. singles: the workshops of each adversary, by slug. pairs: those who can join one game."""
+    """What can be played, all by slugs.
 
-    singles: Mapping[str, tuple[str, ...]]
+    workshops: where each adversary can do what it is named for. singles: those that the rules stop. pairs: of these,
+    who can join one game. weaknesses: those that the rules do not stop.
+    """
+
+    workshops: Mapping[str, tuple[str, ...]]
+    singles: Sequence[str]
     pairs: Sequence[tuple[str, str]]
+    weaknesses: Sequence[str] = ()
 
-    def workshops(self, adversaries: Sequence[str]) -> tuple[str, ...]:
-        """Those in which all of the adversaries can do what they are named for; of nobody, all."""
-        every = dict.fromkeys(name for names in self.singles.values() for name in names)
-        return tuple(name for name in every if all(name in self.singles[slug] for slug in adversaries))
+    def common(self, adversaries: Sequence[str]) -> tuple[str, ...]:
+        """The workshops in which all of the adversaries can play; of nobody, all."""
+        every = dict.fromkeys(name for names in self.workshops.values() for name in names)
+        return tuple(name for name in every if all(name in self.workshops[slug] for slug in adversaries))
+
+    def groups(self, part: str) -> list[tuple[str, ...]] | None:
+        """Those of whom a part of a mix takes one at a time; None for a part that is slugs."""
+        if part == SINGLES:
+            return [(slug,) for slug in self.singles]
+        if part == WEAKNESSES:
+            return [(slug,) for slug in self.weaknesses]
+        if part == PAIRS:
+            return list(self.pairs)
+        return [()] if part == HONEST else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Parts and how many games of each a round has. A part is singles, pairs, honest, or slugs joined by `+`."""
+    """Parts and how many games of each a round has. A part is singles, pairs, honest, weaknesses, or slugs."""
 
     parts: tuple[tuple[str, int], ...]
 
@@ -55,8 +72,8 @@ class Mix:
             name, colon, weight = part.partition(":")
             if colon and not (_WEIGHT.fullmatch(weight) and int(weight) <= MAX_WEIGHT):
                 raise ConfigurationError(f"expected a weight of 1...{MAX_WEIGHT} after {name}:, got {weight!r}")
-            for slug in () if name in (SINGLES, PAIRS, HONEST) else name.split("+"):
-                require_known(slug, repertoire.singles)
+            for slug in name.split("+") if repertoire.groups(name) is None else ():
+                require_known(slug, repertoire.workshops)
             parts.append((name, int(weight) if colon else 1))
         names = [name for name, _ in parts]
         if len(set(names)) < len(names):
@@ -68,7 +85,7 @@ class Mix:
         table = GameLine(seed=seed, game=game)
         adversaries = self._adversaries(seed, game, repertoire)
         rng = table.random("terms")
-        workshops = repertoire.workshops(adversaries)
+        workshops = repertoire.common(adversaries)
         if not workshops:
             raise ConfigurationError(
                 f"expected adversaries who can play in one workshop, got {' and '.join(adversaries)}"
@@ -85,11 +102,9 @@ class Mix:
 
 def _member(name: str, seed: int, count: int, repertoire: Repertoire) -> tuple[str, ...]:
     """Who plays in the game with this number among those of its part."""
-    if name == HONEST:
-        return ()
-    if name not in (SINGLES, PAIRS):
+    choices = repertoire.groups(name)
+    if choices is None:
         return tuple(sorted(set(name.split("+"))))
-    choices = [(slug,) for slug in repertoire.singles] if name == SINGLES else list(repertoire.pairs)
     if not choices:
         raise ConfigurationError(f"expected a catalogue with {name}, got one without")
     turn, place = divmod(count, len(choices))
@@ -112,7 +127,7 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
         auditors=rng.choice((1, 1, 1, 2, 3)),
         levels=rng.randint(1, 5),
         reward=_wei(rng, 16, 19),
-        trainer_stake=_wei(rng, 16, 20),
+        trainer_stake=_wei(rng, 16, 19),
         challenger_stake=_wei(rng, 15, 18),
         window=rng.choice((3600, 4 * 3600, 86400, 3 * 86400)),
         clock=rng.choice((600, 1800, 3600, 6 * 3600)),

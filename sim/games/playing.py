@@ -1,6 +1,6 @@
 """From a line to its game: who takes part, on what terms, and what came of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
@@ -11,7 +11,7 @@ import torch
 
 from engine.agreement import Terms
 from protocol.errors import ConfigurationError
-from sim.adversaries.base import Adversary
+from sim.adversaries.base import Adversary, Role
 from sim.adversaries.catalogue import CATALOGUE, WEAKNESSES
 from sim.computing.workshop import Workshop
 from sim.games.line import WORKSHOPS, GameLine, slug
@@ -45,14 +45,16 @@ class Gathering:
     """The cast of a line, and which adversaries stand behind which party."""
 
     cast: Cast
+    names: list[str] = field(default_factory=list)
+    """Of the line's adversaries."""
     behind: dict[str, list[str]] = field(default_factory=dict)
-    """Party -> names of adversaries, in the order in which they joined."""
+    """Party -> names of adversaries, in the order in which they joined; not all of them stand in the line."""
     places: dict[str, str] = field(default_factory=dict)
     """What of the cast is whose."""
 
     def join(self, adversary: Adversary, line: GameLine) -> None:
         """Lets one adversary take its place. Raises `ConfigurationError` if that is another's."""
-        cast, before = self.cast, _places(self.cast)
+        cast, before, deviations = self.cast, _places(self.cast), self.cast.deviations()
         adversary.join(cast, line.random(slug(adversary.name)))
         for place, value in _places(cast).items():
             if value is before[place]:
@@ -62,29 +64,43 @@ class Gathering:
                     f"expected one adversary as {place}, got {self.places[place]} and {adversary.name}"
                 )
             self.places[place] = adversary.name
-        if cast.workshop.name != line.workshop:
-            raise ConfigurationError(
-                f"{adversary.name}: expected workshop={cast.workshop.name}, where alone it deviates, got {line.workshop}"
-            )
+        if (needed := cast.workshop.name) != line.workshop:
+            raise ConfigurationError(f"{adversary.name}: expected workshop={needed}, its only one, got {line.workshop}")
+        self.names.append(adversary.name)
         for party, name in cast.deviations().items():
-            if name == adversary.name:
+            if deviations.get(party) != name:
                 self.behind.setdefault(party, []).append(name)
-        names = [seat.name for seat in cast.auditors]
-        if len(set(names)) < len(names):
-            raise ConfigurationError(f"expected auditors of different names, got {', '.join(names)}")
+        seats = [seat.name for seat in cast.auditors]
+        if len(set(seats)) < len(seats):
+            raise ConfigurationError(f"expected auditors of different names, got {', '.join(seats)}")
 
     def close(self) -> None:
-        """Everyone is there: parties behind which several stand get one name, and may end where any of them may."""
-        cast = self.cast
+        """Everyone is there: parties behind which several stand get one name, and may end where any of these may."""
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         for party, names in self.behind.items():
-            joint = " and ".join(names)
-            cast.dishonest[party] = joint
-            ends = {end.value for name in names for end in kinds[name].caught}
-            cast.expected.setdefault(joint, frozenset(ends))
-            for seat in cast.auditors:
-                if seat.name == party:
-                    seat.adversary = joint
+            if len(names) > 1:
+                self._rename(party, joint(names))
+            ends = {end.value for name in names if name in kinds for end in kinds[name].caught}
+            if ends:
+                self.cast.expected.setdefault(joint(names), frozenset(ends))
+
+    def _rename(self, party: str, name: str) -> None:
+        if party in self.cast.dishonest:
+            self.cast.dishonest[party] = name
+        for seat in self.cast.auditors:
+            if seat.name == party and seat.adversary is not None:
+                seat.adversary = name
+
+    def told(self, result: GameResult) -> GameResult:
+        """A result in which the line's adversaries go by their own names, also where several stood behind one party."""
+        ends = {name: result.catches[joint(names)] for names in self.behind.values() for name in names}
+        catches = {name: ends[name] for name in self.names if name in ends}
+        return replace(result, adversaries=tuple(self.names), catches=catches)
+
+
+def joint(names: Sequence[str]) -> str:
+    """What a party is called behind which these adversaries stand."""
+    return " and ".join(names)
 
 
 def _places(cast: Cast) -> dict[str, Any]:
@@ -92,26 +108,17 @@ def _places(cast: Cast) -> dict[str, Any]:
 
 
 def gather(line: GameLine) -> Gathering:
-    """The cast of a game. Raises `ConfigurationError` for adversaries who cannot play together, or not there."""
+    """The cast of a game: trainers join first, so that others see whether there is something to watch.
+
+    Raises `ConfigurationError` for adversaries who cannot play together, or not in this workshop.
+    """
     auditors = [Seat(name=f"auditor-{i}" if i > 1 else "auditor") for i in range(1, line.auditors + 1)]
     cast = Cast(workshop=Workshop.open(line.workshop), terms=terms_of(line), auditors=auditors)
     gathering = Gathering(cast=cast)
-    for name in line.adversaries:
+    for name in sorted(line.adversaries, key=lambda name: ADVERSARIES[name].role is not Role.TRAINER):
         gathering.join(ADVERSARIES[name](), line)
     gathering.close()
     return gathering
-
-
-def told(gathering: Gathering, result: GameResult) -> GameResult:
-    """A result in which every adversary goes by its own name, also where several stood behind one party."""
-    catches = {
-        name: result.catches[" and ".join(names)]
-        for names in gathering.behind.values()
-        for name in names
-        if " and ".join(names) in result.catches
-    }
-    names = sorted({name for names in gathering.behind.values() for name in names})
-    return replace(result, adversaries=tuple(names), catches=catches)
 
 
 def play_line(text: str) -> GameResult:
@@ -121,7 +128,7 @@ def play_line(text: str) -> GameResult:
     """
     line = GameLine.parse(text, ADVERSARIES)
     gathering = gather(line)
-    return told(gathering, play(gathering.cast, text, line.random("secrets")))
+    return gathering.told(play(gathering.cast, text, line.random("secrets")))
 
 
 def play_json(text: str) -> Json:
@@ -147,13 +154,14 @@ def facts() -> dict[str, dict[str, Any]]:
 @cache
 def repertoire() -> Repertoire:
     """Who can play where, and with whom: found by letting them join, so that nobody has to say it."""
-    singles = {name: tuple(w for w in WORKSHOPS if _can_play((name,), w)) for name in ADVERSARIES}
+    workshops = {name: tuple(w for w in WORKSHOPS if _can_play((name,), w)) for name in ADVERSARIES}
     pairs = [
         pair
         for pair in combinations(CAUGHT, 2)
-        if any(_can_play(pair, w) for w in WORKSHOPS if all(w in singles[name] for name in pair))
+        if any(_can_play(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
     ]
-    return Repertoire(singles=singles, pairs=pairs)
+    weaknesses = tuple(name for name in ADVERSARIES if name not in CAUGHT)
+    return Repertoire(workshops=workshops, singles=CAUGHT, pairs=pairs, weaknesses=weaknesses)
 
 
 def _can_play(adversaries: tuple[str, ...], workshop: str) -> bool:

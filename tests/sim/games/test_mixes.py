@@ -11,7 +11,9 @@ from sim.games.mixes import Mix, Repertoire
 
 BOTH = ("exact", "logged")
 HAND = Repertoire(
-    singles={"bad-log": ("logged",), "censor": BOTH, "lazy": BOTH, "poison": ("exact",), "stall": BOTH},
+    workshops={"bad-log": ("logged",), "censor": BOTH, "hole": BOTH, "lazy": BOTH, "poison": ("exact",), "stall": BOTH},
+    singles=("bad-log", "censor", "lazy", "poison", "stall"),
+    weaknesses=("hole",),
     pairs=[("censor", "poison"), ("lazy", "stall"), ("bad-log", "censor")],
 )
 
@@ -26,7 +28,7 @@ def test_a_deal_depends_on_seed_and_number_alone() -> None:
     once = dealt("all", 40)
     assert [mix.deal(7, game, HAND) for game in reversed(range(40))] == once[::-1]
     assert dealt("all", 40, seed=8) != once
-    assert all(GameLine.parse(str(line), HAND.singles) == line for line in once)
+    assert all(GameLine.parse(str(line), HAND.workshops) == line for line in once)
     assert [line.game for line in once] == list(range(40))
 
 
@@ -56,6 +58,12 @@ def test_names_and_weights_of_ones_own() -> None:
     assert Counter(line.adversaries for line in lines) == {("stall",): 20, ("censor", "poison"): 30}
     assert str(Mix.parse("stall:2,honest", HAND)) == "stall:2,honest:1"
     assert Mix.parse(str(Mix.parse("all", HAND)), HAND) == Mix.parse("all", HAND)
+
+
+def test_what_is_not_caught_is_played_only_when_asked_for() -> None:
+    assert not any("hole" in line.adversaries for line in dealt("all", 200))
+    assert {line.adversaries for line in dealt("weaknesses", 5)} == {("hole",)}
+    assert {line.adversaries for line in dealt("hole", 5)} == {("hole",)}
 
 
 def test_games_are_played_where_the_adversaries_can() -> None:
@@ -105,7 +113,7 @@ def test_adversaries_without_a_common_workshop_are_refused() -> None:
 def test_a_part_with_nobody_in_it_is_refused() -> None:
     mix = Mix.parse("pairs", HAND)
     with pytest.raises(ConfigurationError, match="expected a catalogue with pairs, got one without"):
-        mix.deal(7, 0, Repertoire(singles=HAND.singles, pairs=()))
+        mix.deal(7, 0, Repertoire(workshops=HAND.workshops, singles=HAND.singles, pairs=()))
 
 
 def test_every_card_of_a_deck_is_dealt(cases: Callable[[], None]) -> None:
