@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, Final
 
-from sim.games.line import slug
+from sim.games.line import GameLine, slug
 from sim.games.records import Head, Json
 
 VERSION: Final = 1
@@ -47,6 +47,9 @@ def summarize(head: Head, records: Sequence[Json]) -> Json:
     """The summary of a file's games."""
     records = sorted(records, key=lambda record: record["game"])
     results = [record["result"] for record in records if "result" in record]
+    alone = [result for result in results if len(result["adversaries"]) == 1]
+    roles = {facts["name"]: facts["role"] for facts in head.adversaries.values()}
+    levels = {result["line"]: str(GameLine.parse(result["line"], head.adversaries).levels) for result in results}
     violations = [
         {"game": record["game"], "line": record["line"], "violation": text}
         for record in records
@@ -60,7 +63,7 @@ def summarize(head: Head, records: Sequence[Json]) -> Json:
         "environment": dict(head.environment),
         "games": len(records),
         "played": {
-            "alone": sum(len(result["adversaries"]) == 1 for result in results),
+            "alone": len(alone),
             "together": sum(len(result["adversaries"]) > 1 for result in results),
             "honest": sum(not result["adversaries"] for result in results),
         },
@@ -75,6 +78,9 @@ def summarize(head: Head, records: Sequence[Json]) -> Json:
         "violations": violations,
         "speed": _speed(records),
         "honest": _stories([result for result in results if not result["adversaries"]]),
+        "families": _grouped(alone, lambda result: roles[result["adversaries"][0]]),
+        "levels": _grouped(results, lambda result: levels[result["line"]]),
+        "notable": _notable(results),
         "adversaries": {name: _of_adversary(name, facts, results) for name, facts in head.adversaries.items()},
     }
 
@@ -112,7 +118,9 @@ def _of_adversary(name: str, facts: Mapping[str, Any], results: Sequence[Json]) 
         "where": list(facts["caught"]),
         "games": len(own),
         "alone": len(alone),
+        "open": facts["open"],
         "caught": _counted(catches),
+        "first": alone[0]["line"] if alone else None,
         "summary": _stories(alone),
     }
 
@@ -136,19 +144,36 @@ def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
     found = {}
     for role in sorted({party["role"] for party in own}):
         of_role = [party for party in own if party["role"] == role]
-        found[role] = {"parties": len(of_role), **_numbers(of_role, PARTY_NUMBERS)}
+        found[role] = {"parties": len(of_role), **_numbers(of_role, PARTY_NUMBERS, 1)}
     return found
 
 
-def _numbers(rows: Sequence[Json], names: Iterable[str]) -> Json:
-    return {name: distribution([row[name] for row in rows]) for name in names}
+def _grouped(results: Sequence[Json], group: Callable[[Json], str]) -> Json:
+    names = sorted({group(result) for result in results})
+    return {name: _stories([result for result in results if group(result) == name]) for name in names}
+
+
+def _notable(results: Sequence[Json]) -> dict[str, str]:
+    """The first of the games in which something was greatest."""
+    found = {}
+    for name in ("moves", "gas", "bytes"):
+        disputed = [(sum(duel[name] for duel in result["duels"]), result["line"]) for result in results]
+        if any(size for size, _ in disputed):
+            found[f"most {name}"] = max(disputed, key=lambda pair: pair[0])[1]
+    if any(result["duels"] for result in results):
+        found["most disputes"] = max(results, key=lambda result: len(result["duels"]))["line"]
+    return found
+
+
+def _numbers(rows: Sequence[Json], names: Iterable[str], bins: int = BINS) -> Json:
+    return {name: distribution([row[name] for row in rows], bins) for name in names}
 
 
 def _counted(counter: Counter[str]) -> dict[str, int]:
     return {str(name): count for name, count in sorted(counter.items(), key=lambda item: (-item[1], str(item[0])))}
 
 
-def distribution(values: Sequence[float]) -> Json | None:
+def distribution(values: Sequence[float], bins: int = BINS) -> Json | None:
     """Least, middle and greatest of some numbers, and how many lie where."""
     if not values:
         return None
@@ -157,18 +182,20 @@ def distribution(values: Sequence[float]) -> Json | None:
         "median": median(values),
         "max": max(values),
         "mean": float(f"{fmean(values):.6g}"),
-        "bins": _bins(values),
+        "bins": _bins(values, bins),
     }
 
 
-def _bins(values: Sequence[float]) -> list[list[float]]:
+def _bins(values: Sequence[float], bins: int) -> list[list[float]]:
     distinct = sorted(set(values))
+    low, high = distinct[0], distinct[-1]
+    if bins == 1:
+        return [[low, high, len(values)]]
     if len(distinct) <= MAX_VALUES:
         counts = Counter(values)
         return [[value, value, counts[value]] for value in distinct]
-    low, high = distinct[0], distinct[-1]
-    edges = [low + (high - low) * i / BINS for i in range(BINS)] + [high]
-    counts_of = [0] * BINS
+    edges = [low + (high - low) * i / bins for i in range(bins)] + [high]
+    counts_of = [0] * bins
     for value in values:
-        counts_of[min(BINS - 1, int((value - low) / (high - low) * BINS))] += 1
+        counts_of[min(bins - 1, int((value - low) / (high - low) * bins))] += 1
     return [[float(f"{a:.6g}"), float(f"{b:.6g}"), n] for a, b, n in zip(edges[:-1], edges[1:], counts_of, strict=True)]

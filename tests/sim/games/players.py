@@ -9,7 +9,7 @@ from typing import Any
 from sim.games.line import GameLine
 
 ADVERSARIES = {
-    name: {"name": name, "role": "trainer", "gain": "work not done", "caught": ["recomputed"]}
+    name: {"name": name, "role": "trainer", "gain": "work not done", "caught": ["recomputed"], "open": False}
     for name in ("breaking", "dying", "hanging", "poison", "slow")
 }
 

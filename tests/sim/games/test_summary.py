@@ -52,6 +52,11 @@ def test_counts() -> None:
     assert summary["adversaries"]["slow"]["caught"] == {"recomputed": 1, "timeout": 1}
     assert summary["adversaries"]["dying"]["summary"]["duels"]["gas"] is None
     assert summary["honest"]["games"] == 1
+    assert poison["first"] == "v1 seed=7 game=1 with=poison"
+    assert summary["adversaries"]["dying"]["first"] is None
+    assert {name: story["games"] for name, story in summary["families"].items()} == {"trainer": 3}
+    assert {name: story["games"] for name, story in summary["levels"].items()} == {"4": 5}
+    assert summary["notable"]["most disputes"] == "v1 seed=7 game=1 with=poison"
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
@@ -66,7 +71,7 @@ def test_gain_and_cost_go_by_role_and_by_honesty() -> None:
     assert summary["dishonest"]["trainer"]["gas"]["max"] == 7
     assert summary["honest"]["auditor"]["parties"] == 2
     assert summary["honest"]["auditor"]["wei"] == {
-        "min": 0, "median": 25.0, "max": 50, "mean": 25.0, "bins": [[0, 0, 1], [50, 50, 1]]
+        "min": 0, "median": 25.0, "max": 50, "mean": 25.0, "bins": [[0, 50, 2]]
     }  # fmt: skip
     assert set(summary["honest"]) == {"auditor"}
 
