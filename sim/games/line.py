@@ -161,7 +161,8 @@ def _number(key: str, least: int, most: int) -> Field:
     )
 
 
-def _write_wei(wei: int) -> str:
+def write_wei(wei: int) -> str:
+    """An amount as it stands in a line."""
     digits = str(wei)
     zeros = len(digits) - len(digits.rstrip("0"))
     return f"{digits[:-zeros]}e{zeros}" if wei and zeros >= 3 else digits
@@ -175,8 +176,8 @@ def _read_wei(text: str) -> int | None:
 def _wei(key: str) -> Field:
     return Field(
         key=key,
-        expected=f"0...{_write_wei(MAX_WEI)} (wei, for instance 15e17)",
-        write=_write_wei,
+        expected=f"0...{write_wei(MAX_WEI)} (wei, for instance 15e17)",
+        write=write_wei,
         read=_read_wei,
         allows=lambda wei: 0 <= wei <= MAX_WEI,
     )

@@ -18,8 +18,9 @@ from sim.games.line import WORKSHOPS, GameLine, slug
 from sim.games.mixes import Repertoire
 from sim.games.records import Json
 from sim.world.cast import Cast, Seat
-from sim.world.game import play
+from sim.world.game import watch
 from sim.world.result import GameResult
+from sim.world.world import World
 
 ADVERSARIES: Final[Mapping[str, type[Adversary]]] = MappingProxyType(
     {slug(name): kind for name, kind in sorted({**CATALOGUE, **WEAKNESSES}.items())}
@@ -126,9 +127,15 @@ def play_line(text: str) -> GameResult:
 
     Raises `ConfigurationError` for a text that is no line.
     """
+    return watch_line(text)[1]
+
+
+def watch_line(text: str) -> tuple[World, GameResult]:
+    """As `play_line`, with the world in which it happened."""
     line = GameLine.parse(text, ADVERSARIES)
     gathering = gather(line)
-    return gathering.told(play(gathering.cast, text, line.random("secrets")))
+    world, result = watch(gathering.cast, text, line.random("secrets"))
+    return world, gathering.told(result)
 
 
 def play_json(text: str) -> Json:

@@ -40,6 +40,11 @@ def play(cast: Cast, line: str, secrets: Random) -> GameResult:
 
     The same cast and the same `secrets` give the same result, in any process.
     """
+    return watch(cast, line, secrets)[1]
+
+
+def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
+    """As `play`, with the world in which it happened."""
     world, agents = seat(cast, secrets)
     for agent in agents.values():
         agent.start()
@@ -47,7 +52,7 @@ def play(cast: Cast, line: str, secrets: Random) -> GameResult:
     limit = _LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time)
     while world.env.peek() <= limit:
         world.env.step()
-    return conclude(cast, line, world, agents, cut_short=world.env.peek() < inf)
+    return world, conclude(cast, line, world, agents, cut_short=world.env.peek() < inf)
 
 
 def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:

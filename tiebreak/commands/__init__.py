@@ -17,6 +17,7 @@ from tiebreak.commands.doctor import doctor
 from tiebreak.commands.economics import economics
 from tiebreak.commands.key import key
 from tiebreak.commands.report import report
+from tiebreak.commands.simulate import simulate
 from tiebreak.commands.train import train
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
@@ -32,6 +33,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     dispute,
     devnet,
     deploy,
+    simulate,
     economics,
     report,
 )

@@ -6,6 +6,8 @@ import pytest
 
 from protocol.errors import ConfigurationError, EncodingError
 from sim.games.counterexamples import CounterExample, keep, load, load_all
+from sim.games.playing import play_line
+from tests.source_tree import ROOT
 
 LINE, OTHER = "v1 seed=7 game=1 with=poison", "v1 seed=7 game=2"
 
@@ -42,3 +44,11 @@ def test_a_line_without_its_cause_is_refused(tmp_path: Path) -> None:
     path.write_text(f"# x\n{LINE}\n{OTHER}\n")
     with pytest.raises(EncodingError, match="with the cause above line 3"):
         load(path)
+
+
+KEPT = load_all(ROOT / "tests" / "sim" / "counterexamples")
+
+
+@pytest.mark.parametrize("example", KEPT, ids=lambda example: example.line)
+def test_what_broke_a_promise_once_does_so_no_more(example: CounterExample) -> None:
+    assert play_line(example.line).violations == (), example.cause

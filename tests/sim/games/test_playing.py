@@ -1,0 +1,106 @@
+"""From a line to its game: who sits where, and what the names in the result mean."""
+
+from collections.abc import Callable
+
+import pytest
+
+from protocol.errors import ConfigurationError
+from sim.adversaries.base import Role
+from sim.games.line import GameLine, slug
+from sim.games.mixes import Mix
+from sim.games.playing import ADVERSARIES, CAUGHT, facts, gather, play_line, repertoire, terms_of, watch_line
+from sim.games.story import tell
+from sim.world.result import GameResult, PartyResult
+
+LINE = "v1 seed=7 game=5 with=poisoned-label auditors=2"
+
+
+def test_everyone_goes_by_a_slug_that_says_the_name(cases: Callable[[], None]) -> None:
+    assert len(CAUGHT) >= 25
+    for name, kind in ADVERSARIES.items():
+        assert name == slug(kind.name)
+        assert str(GameLine(seed=1, game=1, adversaries=(name,))) == f"v1 seed=1 game=1 with={name}"
+        cases()
+    assert {fact["role"] for fact in facts().values()} <= {role.value for role in Role}
+
+
+def test_everyone_can_play_somewhere() -> None:
+    players = repertoire()
+    assert all(players.workshops[name] for name in ADVERSARIES)
+    assert players.common(()) == ("exact", "logged")
+    assert set(players.singles) | set(players.weaknesses) == set(ADVERSARIES)
+
+
+def test_every_pair_that_is_dealt_can_be_gathered(cases: Callable[[], None]) -> None:
+    mix, players = Mix.parse("pairs", repertoire()), repertoire()
+    for game in range(60):
+        line = mix.deal(3, game, players)
+        assert len(line.adversaries) == 2
+        gathering = gather(line)
+        assert {slug(name) for name in gathering.names} == set(line.adversaries)
+        behind = [name for names in gathering.behind.values() for name in names]
+        assert set(gathering.names) <= set(behind)
+        assert set(gathering.cast.expected) >= set(gathering.cast.deviations().values()) - {"one false sum"}
+        cases()
+
+
+def test_two_who_want_one_place_cannot_play() -> None:
+    with pytest.raises(ConfigurationError, match="expected one adversary as deviation, got .* and "):
+        gather(GameLine(seed=1, game=1, adversaries=("frozen-layer", "poisoned-label")))
+
+
+def test_an_adversary_plays_where_it_can() -> None:
+    with pytest.raises(ConfigurationError, match="silent rounding: expected workshop=logged, its only one, got exact"):
+        gather(GameLine(seed=1, game=1, adversaries=("silent-rounding",)))
+
+
+def test_terms_and_auditors_are_those_of_the_line() -> None:
+    line = GameLine(
+        seed=7, game=1, levels=3, reward=5, trainer_stake=6, challenger_stake=7, window=8, clock=9, replay=1
+    )
+    terms = terms_of(line)
+    assert (terms.reward, terms.trainer_stake, terms.challenger_stake) == (5, 6, 7)
+    assert (terms.challenge_window, terms.clock, terms.replay_time, terms.descent_levels) == (8, 9, 1, 3)
+    assert terms.nonce != terms_of(GameLine(seed=7, game=2)).nonce
+    cast = gather(GameLine(seed=7, game=1, auditors=3)).cast
+    assert [seat.name for seat in cast.auditors] == ["auditor", "auditor-2", "auditor-3"]
+    assert gather(GameLine(seed=7, game=1, auditors=0)).cast.auditors == []
+
+
+def test_names_of_who_shares_a_party_are_told_apart() -> None:
+    """A trainer may have a false run from one adversary and its manners from another; it ends once, for both."""
+    gathering = gather(GameLine(seed=1, game=1, adversaries=("poisoned-label",)))
+    gathering.names.append("stalling")
+    gathering.behind["trainer"].append("stalling")
+    gathering.close()
+    assert gathering.cast.deviations() == {"trainer": "poisoned label and stalling"}
+    trainer = PartyResult(
+        name="trainer", role="trainer", adversary="poisoned label and stalling", gas=0, fees_wei=0, wei=0, steps=0,
+        messages=0, bytes=0, refused=0,
+    )  # fmt: skip
+    played = GameResult(
+        line="-", adversaries=("poisoned label and stalling",), catches={"poisoned label and stalling": "timeout"},
+        job_status="slashed", false_head=True, watched=True, seconds=0, parties=(trainer,), duels=(), blocks=0,
+        violations=(),
+    )  # fmt: skip
+    told = gathering.told(played)
+    assert told.adversaries == ("poisoned label", "stalling")
+    assert told.catches == {"poisoned label": "timeout", "stalling": "timeout"}
+
+
+def test_a_game_is_told_move_by_move() -> None:
+    world, result = watch_line(LINE)
+    assert result == play_line(LINE)
+    assert result.violations == ()
+    text = list(tell(world, result))
+    assert text[0] == LINE
+    moves = [line for line in text if " game 1: " in line]
+    assert len(moves) == result.duels[0].moves + sum(" refused" in line for line in moves)
+    gas = sum(int(line.partition(" gas)")[0].rpartition("(")[2].replace(",", "")) for line in text if " gas)" in line)
+    assert gas == sum(party.gas for party in result.parties)
+    assert any("verdict: defender lost, recomputed; the trainer is slashed" in line for line in text)
+    assert "poisoned label: recomputed" in text
+    assert text[-1] == "no promise was broken"
+    assert all(len(line) < 240 for line in text)
+    for party in result.parties:
+        assert any(line.startswith(party.name) and f"{party.gas:,}" in line for line in text)

@@ -1,0 +1,121 @@
+"""`tiebreak simulate`: games from the command line, and what it says and returns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiebreak.commands.simulate as command
+from protocol.errors import VerificationError
+from sim.games.playing import ADVERSARIES, play_line
+from sim.games.records import RECORDS, read
+from sim.games.series import SUMMARY, VIOLATIONS
+from sim.games.summary import summarize
+from tiebreak.cli import run, tiebreak
+from tiebreak.commands.simulate import PromiseBroken
+
+
+def simulate(*arguments: object) -> int:
+    return run(tiebreak, ["simulate", *map(str, arguments)])
+
+
+def test_a_few_games_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real games on two processes; they are what one process plays, and what the summary says."""
+    options = ("--seed", 11, "--processes", 2, "--output", tmp_path)
+    assert simulate("--games", 8, *options) == 0
+    out, err = capsys.readouterr()
+    assert "8 games: " in out
+    assert "undetected: 0; honest parties slashed: 0" in out
+    assert "game 8 of 8, " in err
+    head, records = read(tmp_path / RECORDS)
+    assert len(records) == 8
+    assert json.loads((tmp_path / SUMMARY).read_text()) == summarize(head, records)
+    shortest = sorted(records, key=lambda record: record["wall"])[:2]
+    for record in shortest:
+        assert json.loads(json.dumps(play_line(record["line"]).to_json())) == record["result"]
+    assert simulate("--games", 9, *options, "--resume") == 0
+    out, err = capsys.readouterr()
+    assert "8 of 9 games are there already" in err
+    assert "9 games: " in out
+
+
+def test_replay_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--replay", "v1 seed=7 game=1") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("v1 seed=7 game=1\n")
+    assert "trainer accepts the job and pays its stake" in out
+    assert "the job: settled" in out
+    assert out.endswith("no promise was broken\n")
+
+
+def test_a_broken_promise_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stake that the trainer cannot pay: no promise says that such a game is good for anything, so it is made up."""
+    real = command.watch_line
+
+    def broken(line: str) -> Any:
+        world, result = real(line)
+        return world, type(result)(
+            **{name: getattr(result, name) for name in result.__slots__} | {"violations": ("9: x",)}
+        )
+
+    monkeypatch.setattr(command, "watch_line", broken)
+    assert simulate("--replay", "v1 seed=7 game=1") == 2
+    out, err = capsys.readouterr()
+    assert "BROKEN PROMISE 9: x" in out
+    assert err == "PromiseBroken: 1 broken promises in 'v1 seed=7 game=1'\n"
+    assert issubclass(PromiseBroken, VerificationError)
+
+
+def failing(line: str) -> dict[str, Any]:
+    raise ValueError("no game")
+
+
+def test_a_crash_is_told_at_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "play_json", failing)
+    monkeypatch.setattr(command, "PRELOAD", ())
+    assert simulate("--games", 2, "--processes", 1, "--mix", "honest", "--output", tmp_path) == 2
+    out, err = capsys.readouterr()
+    assert err.count("BROKEN PROMISE error: ValueError: no game") == 2
+    assert "2 of 2 games broke a promise" in err
+    assert out.count("v1 seed=0 game=") == 2
+    assert (tmp_path / VIOLATIONS).read_text().count("# error: ValueError: no game") == 2
+
+
+def test_list_shows_everyone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--list") == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name}\n" in out for name in ADVERSARIES)
+    assert out.count("hopes for: ") == out.count("ends: ") == len(ADVERSARIES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--replay", "v1 seed=7"), "ConfigurationError: expected game=NUMBER in the line"),
+        (("--replay", "v1 seed=7 game=1 with=nobody"), "expected an adversary of the catalogue, got 'nobody'"),
+        (("--replay", "v1 seed=7 game=1", "--list"), "expected --list or --replay, got both"),
+        (("--mix", "nobody"), "expected an adversary of the catalogue, got 'nobody'"),
+        (("--mix", "honest:0"), "expected a weight of 1...1000 after honest:, got '0'"),
+        (("--games", "0"), "0 is not in the range"),
+        (("--seed", "-1"), "-1 is not in the range"),
+        (("--processes", "0"), "0 is not in the range"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert simulate(*arguments, "--output", tmp_path) == 1
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_results_that_are_there_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / RECORDS).write_text("mine")
+    assert simulate("--games", 1, "--mix", "honest", "--output", tmp_path) == 1
+    assert "go on with it (--resume)?" in capsys.readouterr().err
+    assert (tmp_path / RECORDS).read_text() == "mine"
