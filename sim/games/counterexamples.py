@@ -4,8 +4,6 @@ A file has one line each, and above it, as a comment, what broke:
 
     # The auditor lost its stake: a block held its proof and the seal of the same second.
     v1 seed=7 game=123 with=censoring-builder
-
-`python -m sim.games.counterexamples FILE LINE CAUSE` adds one.
 """
 
 from collections.abc import Collection

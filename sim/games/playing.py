@@ -11,7 +11,7 @@ import torch
 
 from engine.agreement import Terms
 from protocol.errors import ConfigurationError
-from sim.adversaries.base import Adversary, Role
+from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.catalogue import CATALOGUE, WEAKNESSES
 from sim.computing.workshop import Workshop
 from sim.games.line import WORKSHOPS, GameLine, slug
@@ -28,6 +28,9 @@ ADVERSARIES: Final[Mapping[str, type[Adversary]]] = MappingProxyType(
 """Everyone who can stand in a line, by slug."""
 CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.open)
 """Those that the rules stop: the singles of a mix."""
+TRAINER: Final = "trainer"
+"""The party's name in a cast."""
+_PRE_EMPTED: Final = frozenset({Catch.UNPAID.value, Catch.HARMLESS.value})
 _PLACES: Final = ("deviation", "trainer", "client", "builder")
 """What of a cast one adversary alone can be."""
 
@@ -76,14 +79,19 @@ class Gathering:
             raise ConfigurationError(f"expected auditors of different names, got {', '.join(seats)}")
 
     def close(self) -> None:
-        """Everyone is there: parties behind which several stand get one name, and may end where any of these may."""
+        """Everyone is there: parties behind which several stand get one name, and where each may end is said.
+
+        Alone, an adversary ends where it must. Of several the first to be caught ends the job, and the others with it:
+        as that one, or, beside the trainer, with nothing.
+        """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
+        ends = {end.value for name in self.names for end in kinds[name].caught}
         for party, names in self.behind.items():
             if len(names) > 1:
                 self._rename(party, joint(names))
-            ends = {end.value for name in names if name in kinds for end in kinds[name].caught}
-            if ends:
-                self.cast.expected.setdefault(joint(names), frozenset(ends))
+            pre_empted = _PRE_EMPTED if len(self.names) > 1 and party != TRAINER else frozenset()
+            if set(names) & set(self.names):
+                self.cast.expected[joint(names)] = frozenset(ends | pre_empted)
 
     def _rename(self, party: str, name: str) -> None:
         if party in self.cast.dishonest:

@@ -141,7 +141,11 @@ def money_adds_up(finished: Finished) -> list[str]:
     for agent in finished.agents.values():
         if agent.name not in finished.deviations and (credit := chain.credit(agent.address)):
             found.append(f"4: {agent.name} left {credit} wei in the board")
-    found += [f"4: game {game.id.hex()[:8]} did not end" for game in finished.games if not game.is_over]
+    found += [
+        f"4: game {game.id.hex()[:8]} did not end"
+        for game in finished.games
+        if not game.is_over and finished.is_honest(game.challenger)  # what others leave is their loss
+    ]
     found += [f"4: job {job.job.id.hex()[:8]} did not end" for job in finished.jobs if _is_stuck(finished, job)]
     return [*found, "4: the game went on until it was stopped"] if finished.cut_short else found
 

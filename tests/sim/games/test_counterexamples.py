@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import ConfigurationError, EncodingError
 from sim.games.counterexamples import CounterExample, keep, load, load_all
 from sim.games.playing import play_line
-from tests.source_tree import ROOT
+from tests.sim.counterexamples.keep import KEPT, main
 
 LINE, OTHER = "v1 seed=7 game=1 with=poison", "v1 seed=7 game=2"
 
@@ -46,9 +46,16 @@ def test_a_line_without_its_cause_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-KEPT = load_all(ROOT / "tests" / "sim" / "counterexamples")
-
-
-@pytest.mark.parametrize("example", KEPT, ids=lambda example: example.line)
+@pytest.mark.parametrize("example", load_all(KEPT), ids=lambda example: example.line)
 def test_what_broke_a_promise_once_does_so_no_more(example: CounterExample) -> None:
     assert play_line(example.line).violations == (), example.cause
+
+
+def test_the_command_keeps_one(tmp_path: Path) -> None:
+    path = tmp_path / "some.txt"
+    main([str(path), "v1 seed=7 game=1 with=poisoned-label", "The auditor slept."])
+    assert load(path) == [CounterExample("v1 seed=7 game=1 with=poisoned-label", "The auditor slept.")]
+    with pytest.raises(SystemExit, match="expected FILE LINE CAUSE"):
+        main([str(path)])
+    with pytest.raises(SystemExit, match="expected a line that starts with v1"):
+        main([str(path), "v2", "x"])

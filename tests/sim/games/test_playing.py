@@ -8,7 +8,7 @@ from protocol.errors import ConfigurationError
 from sim.adversaries.base import Role
 from sim.games.line import GameLine, slug
 from sim.games.mixes import Mix
-from sim.games.playing import ADVERSARIES, CAUGHT, facts, gather, play_line, repertoire, terms_of, watch_line
+from sim.games.playing import ADVERSARIES, CAUGHT, facts, gather, joint, play_line, repertoire, terms_of, watch_line
 from sim.games.story import tell
 from sim.world.result import GameResult, PartyResult
 
@@ -40,12 +40,13 @@ def test_every_pair_that_is_dealt_can_be_gathered(cases: Callable[[], None]) -> 
         assert {slug(name) for name in gathering.names} == set(line.adversaries)
         behind = [name for names in gathering.behind.values() for name in names]
         assert set(gathering.names) <= set(behind)
-        assert set(gathering.cast.expected) >= set(gathering.cast.deviations().values()) - {"one false sum"}
+        expected = [names for names in gathering.behind.values() if joint(names) in gathering.cast.expected]
+        assert set(gathering.names) <= {name for names in expected for name in names}
         cases()
 
 
 def test_two_who_want_one_place_cannot_play() -> None:
-    with pytest.raises(ConfigurationError, match="expected one adversary as deviation, got .* and "):
+    with pytest.raises(ConfigurationError, match=r"expected one adversary as deviation, got .* and "):
         gather(GameLine(seed=1, game=1, adversaries=("frozen-layer", "poisoned-label")))
 
 
@@ -70,22 +71,24 @@ def test_terms_and_auditors_are_those_of_the_line() -> None:
 def test_names_of_who_shares_a_party_are_told_apart() -> None:
     """A trainer may have a false run from one adversary and its manners from another; it ends once, for both."""
     gathering = gather(GameLine(seed=1, game=1, adversaries=("poisoned-label",)))
-    gathering.names.append("stalling")
-    gathering.behind["trainer"].append("stalling")
+    gathering.names.append("skipped steps")
+    gathering.behind["trainer"].append("skipped steps")
     gathering.close()
-    assert gathering.cast.deviations() == {"trainer": "poisoned label and stalling"}
+    assert gathering.cast.deviations() == {"trainer": "poisoned label and skipped steps"}
     trainer = PartyResult(
-        name="trainer", role="trainer", adversary="poisoned label and stalling", gas=0, fees_wei=0, wei=0, steps=0,
+        name="trainer", role="trainer", adversary="poisoned label and skipped steps", gas=0, fees_wei=0, wei=0, steps=0,
         messages=0, bytes=0, refused=0,
     )  # fmt: skip
+    name = trainer.adversary
+    assert name is not None
     played = GameResult(
-        line="-", adversaries=("poisoned label and stalling",), catches={"poisoned label and stalling": "timeout"},
+        line="-", adversaries=(name,), catches={name: "timeout"},
         job_status="slashed", false_head=True, watched=True, seconds=0, parties=(trainer,), duels=(), blocks=0,
         violations=(),
     )  # fmt: skip
     told = gathering.told(played)
-    assert told.adversaries == ("poisoned label", "stalling")
-    assert told.catches == {"poisoned label": "timeout", "stalling": "timeout"}
+    assert told.adversaries == ("poisoned label", "skipped steps")
+    assert told.catches == {"poisoned label": "timeout", "skipped steps": "timeout"}
 
 
 def test_a_game_is_told_move_by_move() -> None:
