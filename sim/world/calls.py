@@ -9,9 +9,9 @@ from protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read
 from protocol.eip712 import Address
 from protocol.errors import VerificationError
 from protocol.game import GameState
-from protocol.isa import CHUNK_BYTES
+from protocol.isa import CHUNK_BYTES, MAX_INSTRUCTION_BYTES
 from protocol.job import Head, Job, SignedHead
-from protocol.moves import MAX_ACCUMULATOR_BYTES, MAX_INSTRUCTION_BYTES, Move
+from protocol.moves import MAX_ACCUMULATOR_BYTES, Move
 from protocol.tags import Digest
 
 
