@@ -13,6 +13,10 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 SOURCES := protocol engine sim tiebreak tests benchmarks examples model contracts/scripts
 
+# Results of this repository, not those that somebody has just simulated.
+REPORTED := $(foreach part,simulate economics scale,$(addprefix --$(part) ,$(wildcard \
+	benchmarks/results/$(part:scale=scale_curves).json)))
+
 .PHONY: help setup demo test matrix models long-sums bench-logged bench-economics report lint format types vectors hardest contracts model model-mutants ci clean
 
 help: ## Show the targets
@@ -80,9 +84,7 @@ bench-economics: setup ## Best replies over grids, found twice, and the page doc
 	$(BIN)/python -m benchmarks.economics_page docs/economics.md
 
 report: setup ## Render the committed results of the simulations: docs/simulation.md and its pictures
-	$(BIN)/tiebreak report --output docs --name simulation --format markdown \
-		--simulate benchmarks/results/simulate.json --economics benchmarks/results/economics.json \
-		--scale benchmarks/results/scale_curves.json
+	$(BIN)/tiebreak report --output docs --name simulation --format markdown $(REPORTED)
 
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*

@@ -7,6 +7,7 @@ lines and points are named where they are, and differ in shape.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, log10
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -69,12 +70,33 @@ def tick(value: float, _position: object = None) -> str:
     for scale, unit in SHORT:
         if abs(value) >= scale:
             return f"{value / scale:.3g}{unit}"
-    return rounded(value)
+    return f"{value:.3g}"
 
 
 def cut(label: str, most: int = 44) -> str:
     """A name that leaves room for the picture."""
     return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where a line ends, and how it is called."""
+
+    label: str
+    x: float
+    y: float
+    colour: str
+
+
+def name_lines(axes: Any, ends: Sequence[End], most: int = 36) -> None:
+    """Each line by its end on a logarithmic axis; names that would cover each other are moved apart."""
+    low, high = (log10(end) for end in axes.get_ylim())
+    inches = axes.get_figure().get_size_inches()[1] * axes.get_position().height
+    step, at = (high - low) * 0.19 / max(inches, 0.5), -inf
+    for end in sorted(ends, key=lambda end: end.y):
+        at = max(log10(end.y), at + step)
+        axes.annotate(cut(end.label, most), (end.x, 10**at), xytext=(7, 0), textcoords="offset points",
+                      color=end.colour, va="center", fontsize=9, annotation_clip=False)  # fmt: skip
 
 
 def _axis(axis: Any) -> None:

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log10
 from typing import Any, Final
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from sim.report.charts import BLUE, COLOURS, MARKERS, RED, TIMES, WIDTH, cut, tick
+from sim.report.charts import BLUE, COLOURS, MARKERS, RED, TIMES, WIDTH, End, cut, name_lines, tick
 from sim.report.drawing import INK, drawn, to_svg
 from sim.report.tracing import Number
 
@@ -65,7 +64,10 @@ def curves(
             for curve, colour in zip(panel.curves, COLOURS, strict=False):
                 _draw(axes, curve, colour)
             _vertical(axes, panel.curves[0].unit)
-            _name(axes, panel.curves)
+            name_lines(axes, [
+                End(label=curve.label, x=curve.x[-1].value, y=curve.y[-1][1].value, colour=colour)
+                for curve, colour in zip(panel.curves, COLOURS, strict=False)
+            ])  # fmt: skip
             axes.set_title(panel.label)
             axes.grid()
             if stop is not None:
@@ -89,19 +91,6 @@ def _draw(axes: Any, curve: Curve, colour: str) -> None:
     known = sum(not beyond for beyond in curve.extrapolated)
     axes.plot(x[:known], y[:known], color=colour, linewidth=1.8)
     axes.plot(x[max(0, known - 1) :], y[max(0, known - 1) :], color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
-
-
-def _name(axes: Any, found: Sequence[Curve]) -> None:
-    """Each curve by its last point; names that would cover each other are moved apart."""
-    low, high = (log10(end) for end in axes.get_ylim())
-    step = (high - low) * 0.095
-    order = sorted(range(len(found)), key=lambda i: found[i].y[-1][1].value)
-    at = -inf
-    for i in order:
-        curve, colour = found[i], COLOURS[i]
-        at = max(log10(curve.y[-1][1].value), at + step)
-        axes.annotate(cut(curve.label, 36), (curve.x[-1].value, 10**at), xytext=(7, 0), textcoords="offset points",
-                      color=colour, va="center", fontsize=9, annotation_clip=False)  # fmt: skip
 
 
 def _vertical(axes: Any, unit: str) -> None:

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
@@ -66,6 +67,8 @@ def to_svg(figure: Figure, label: str) -> str:
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     # Names of groups (axes_1, text_7) are the same in every picture, and nothing refers to them.
     svg = re.sub(r'(?<=<g) id="[A-Za-z][A-Za-z.0-9]*_\d+"', "", svg)
+    svg = _renamed(re.sub(r"\n +", "\n", svg))
+    svg = _MARKED.sub(_hoisted, svg)
     svg = _COORDINATES.sub(lambda found: f'{found[1]}="{_FRACTION.sub(_rounded, found[2])}"', svg)
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
     return svg.replace(INK, "currentColor").strip()
@@ -74,6 +77,31 @@ def to_svg(figure: Figure, label: str) -> str:
 def alone(svg: str) -> str:
     """A drawn element as a file of its own, with ground and text colours for light and dark."""
     return re.sub(r"(<svg[^>]*>)", rf"\1<style>{ALONE}</style>", svg, count=1) + "\n"
+
+
+_ID: Final = re.compile(r' id="([a-z])([0-9a-f]{10})"')
+
+
+def _renamed(svg: str) -> str:
+    """Ids by their order, in place of matplotlib's hashes of exact coordinates. The picture's salt keeps them apart."""
+    salt = mpl.rcParams["svg.hashsalt"]
+    names = {}
+    for number, found in enumerate(dict.fromkeys(_ID.findall(svg))):
+        kind, old = found
+        names[kind + old] = kind + sha256(f"{salt} {number}".encode()).hexdigest()[:10]
+    return re.sub(r'(?<=#)[a-z][0-9a-f]{10}\b|(?<=id=")[a-z][0-9a-f]{10}(?=")', lambda m: names.get(m[0], m[0]), svg)
+
+
+_MARKED: Final = re.compile(r'<g( [^>]*)?>\s*((?:<use [^>]* style="[^"]*"/>\s*)+)</g>')
+_FILL: Final = re.compile(r' style="([^"]*)"/>')
+
+
+def _hoisted(found: re.Match[str]) -> str:
+    """A style that all marks of a group have is written once, on the group."""
+    styles = set(_FILL.findall(found[2]))
+    if len(styles) > 1:
+        return found[0]
+    return f'<g{found[1] or ""} style="{styles.pop()}">{_FILL.sub("/>", found[2])}</g>'
 
 
 _COORDINATES: Final = re.compile(r'(?<=\s)(d|transform|x|y|points|width|height)="([^"]*)"')

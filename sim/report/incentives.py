@@ -135,20 +135,14 @@ def _margins(found: Results) -> Iterable[Block]:
     yield Paragraph(
         text=("By which factor each figure may be off, the terms as recommended, before a condition breaks.",)
     )
+    labels = list(dict.fromkeys(label for preset in presets for label in _figures(found, preset)))
+    title = "How far figures may be off"
+    panels = {preset: _slacks(found, preset) for preset in presets}
+    yield Picture(name="margins", title=title, svg=region_charts.factors("margins", title, labels, panels, MOST_FACTOR))
     for preset in presets:
-        title = f"How far figures may be off: {preset}"
         at = ("presets", preset, "margins")
-        rows = [
-            Slack(
-                label=found.text(*at, i, "figure"), down=found.optional(*at, i, "down"),
-                up=found.optional(*at, i, "up"),
-            )
-            for i in found.indices(*at)
-        ]  # fmt: skip
-        name = f"margins-{preset}"
-        yield Picture(name=name, title=title, svg=region_charts.factors(name, title, rows, MOST_FACTOR))
         yield table(
-            name, title, ("figure", "down to", "up to", "then fails"),
+            f"margins-{preset}", f"How far figures may be off: {preset}", ("figure", "down to", "up to", "then fails"),
             [
                 row(
                     found.text(*at, i, "figure"), _factor(found.optional(*at, i, "down")),
@@ -159,6 +153,18 @@ def _margins(found: Results) -> Iterable[Block]:
             ],
             folded=True,
         )  # fmt: skip
+
+
+def _figures(found: Results, preset: str) -> list[str]:
+    return [found.text("presets", preset, "margins", i, "figure") for i in found.indices("presets", preset, "margins")]
+
+
+def _slacks(found: Results, preset: str) -> list[Slack]:
+    at = ("presets", preset, "margins")
+    return [
+        Slack(label=figure, down=found.optional(*at, i, "down"), up=found.optional(*at, i, "up"))
+        for i, figure in enumerate(_figures(found, preset))
+    ]
 
 
 def _factor(number: Number | None) -> words.Cell:
@@ -178,8 +184,13 @@ def _equilibria(found: Results) -> Iterable[Block]:
     for preset in found.keys("presets"):
         if found.raw("presets", preset, "equilibria"):
             yield _regimes(found, preset)
-        if found.raw("presets", preset, "rates"):
-            yield from _rates(found, preset)
+    rated = [preset for preset in found.keys("presets") if found.raw("presets", preset, "rates")]
+    if rated:
+        title = "Audits against stakes"
+        svg = region_charts.costs("rates", title, {preset: _rates(found, preset) for preset in rated})
+        yield Picture(name="rates", title=title, svg=svg)
+    for preset in rated:
+        yield _rate_table(found, preset)
 
 
 def _line(found: Results, i: int) -> Line:
@@ -226,22 +237,24 @@ RATES: Final = (
 )
 
 
-def _rates(found: Results, preset: str) -> Iterable[Block]:
+def _rates(found: Results, preset: str) -> tuple[list[Number], list[tuple[str, list[Number]]]]:
     at = ("presets", preset, "rates")
     every = found.indices(*at)
-    title = f"Audits against stakes: {preset}"
-    name = f"rates-{preset}"
     lines = [(told, [found.number(*at, i, what) for i in every]) for what, told in RATES]
-    x = [found.number(*at, i, "probability") for i in every]
-    yield Picture(name=name, title=title, svg=region_charts.costs(name, title, x, lines))
+    return [found.number(*at, i, "probability") for i in every], lines
+
+
+def _rate_table(found: Results, preset: str) -> Table:
+    at = ("presets", preset, "rates")
     rows = [
         row(
             words.percent(found.number(*at, i, "probability")), words.percent(found.number(*at, i, "discovery")),
             *(words.ether(found.number(*at, i, what)) for what, _ in RATES),
         )
-        for i in every
+        for i in found.indices(*at)
     ]  # fmt: skip
-    yield table(name, title, ("each auditor audits", "a lie is found", *(told for _, told in RATES)), rows, folded=True)
+    heads = ("each auditor audits", "a lie is found", *(told for _, told in RATES))
+    return table(f"rates-{preset}", f"Audits against stakes: {preset}", heads, rows, folded=True)
 
 
 def _griefing(found: Results) -> Iterable[Block]:

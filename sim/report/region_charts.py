@@ -1,14 +1,15 @@
 """Pictures of incentives: best replies over grids, equilibria over a stake, margins around recommended terms."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import nan
 from textwrap import fill
 from typing import Any, Final
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from sim.report.charts import BLUE, COLOURS, MARKERS, RED, WIDTH, cut, tick
 from sim.report.drawing import INK, drawn, to_svg
@@ -72,16 +73,21 @@ def _grid(axes: Any, grid: Grid, used: Sequence[int]) -> None:
 
 
 def _boundary(axes: Any, grid: Grid) -> None:
-    """Along the middle between neighbours of which the closed form says another best reply."""
+    """Along the middle between neighbours of which the closed form says another best reply; one path with gaps."""
     right, up = _edges(grid.x), _edges(grid.y)
+    xs: list[float] = []
+    ys: list[float] = []
     for j, line in enumerate(grid.closed):
         for i, (here, beside) in enumerate(pairwise(line)):
             if here != beside:
-                axes.plot([right[i + 1]] * 2, up[j : j + 2], color=INK, linewidth=1.4, solid_capstyle="round")
+                xs += [right[i + 1], right[i + 1], nan]
+                ys += [up[j], up[j + 1], nan]
     for j, (lower, upper) in enumerate(pairwise(grid.closed)):
         for i, (here, above) in enumerate(zip(lower, upper, strict=True)):
             if here != above:
-                axes.plot(right[i : i + 2], [up[j + 1]] * 2, color=INK, linewidth=1.4, solid_capstyle="round")
+                xs += [right[i], right[i + 1], nan]
+                ys += [up[j + 1], up[j + 1], nan]
+    axes.plot(xs, ys, color=INK, linewidth=1.4, solid_capstyle="round")
 
 
 def _edges(values: Sequence[float]) -> list[float]:
@@ -129,46 +135,57 @@ class Slack:
     up: Number | None
 
 
-def factors(name: str, title: str, rows: Sequence[Slack], most: float) -> str:
-    """Bars around one, on a logarithmic axis; an arrow where there is no end."""
+def factors(name: str, title: str, labels: Sequence[str], panels: Mapping[str, Sequence[Slack]], most: float) -> str:
+    """A panel for each case: bars around one, on a logarithmic axis, and how far they go."""
     with drawn(name):
-        figure = Figure(figsize=(WIDTH, 0.8 + 0.34 * len(rows)), layout="constrained")
-        axes = figure.add_subplot()
-        for y, row in enumerate(rows):
-            low = 1 / most if row.down is None else max(row.down.value, 1 / most)
-            high = most if row.up is None else min(row.up.value, most)
-            axes.plot([low, high], [y, y], color=BLUE, linewidth=7, alpha=0.5, solid_capstyle="butt")
-            for at, number, aligned in ((low, row.down, "right"), (high, row.up, "left")):
-                text = "any" if number is None else f"{rounded(number.value)}×"
-                axes.annotate(text, (at, y), xytext=(-5 if aligned == "right" else 5, 0), textcoords="offset points",
-                              ha=aligned, va="center", fontsize=9, color=INK if number is None else RED)  # fmt: skip
-        axes.axvline(1, color=INK, linewidth=1)
-        axes.set(xscale="log", xlim=(1 / most / 6, most * 6), ylim=(len(rows) - 0.4, -0.6), xlabel="times the figure")
-        axes.set_yticks(range(len(rows)), [cut(row.label, 50) for row in rows])
-        axes.xaxis.set_major_formatter(FuncFormatter(tick))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x")
+        figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * len(labels)), layout="constrained")
+        every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (panel, rows) in zip(every, panels.items(), strict=True):
+            for row in rows:
+                _factor(axes, labels.index(row.label), row, most)
+            axes.axvline(1, color=INK, linewidth=1)
+            axes.set(xscale="log", xlim=(1 / most / 60, most * 60), ylim=(len(labels) - 0.4, -0.6))
+            axes.set_title(panel)
+            axes.set_xticks([1 / most, 1, most])
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{tick(value)}×"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.tick_params(axis="y", length=0)
+            axes.grid(axis="x")
+        every[0].set_yticks(range(len(labels)), [cut(label, 50) for label in labels], fontsize=9)
         return to_svg(figure, title)
 
 
-def costs(name: str, title: str, x: Sequence[Number], lines: Sequence[tuple[str, Sequence[Number]]]) -> str:
-    """Ether against the audit probability, both logarithmic."""
+def _factor(axes: Any, y: int, row: Slack, most: float) -> None:
+    low = 1 / most if row.down is None else max(row.down.value, 1 / most)
+    high = most if row.up is None else min(row.up.value, most)
+    axes.plot([low, high], [y, y], color=BLUE, linewidth=7, alpha=0.5, solid_capstyle="butt")
+    for at, number, aligned, shift in ((low, row.down, "right", -4), (high, row.up, "left", 4)):
+        text = "any" if number is None else f"{rounded(number.value)}×"
+        axes.annotate(text, (at, y), xytext=(shift, 0), textcoords="offset points", ha=aligned, va="center",
+                      fontsize=8, color=INK if number is None else RED)  # fmt: skip
+
+
+def costs(
+    name: str, title: str, panels: Mapping[str, tuple[Sequence[Number], Sequence[tuple[str, Sequence[Number]]]]]
+) -> str:  # fmt: skip
+    """A panel for each case: ether against the audit probability, both logarithmic."""
     with drawn(name):
-        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-        axes = figure.add_subplot()
-        for k, (label, values) in enumerate(lines):
-            at = [(a.value, b.value / 1e18) for a, b in zip(x, values, strict=True) if b.value > 0]
-            if not at:
-                continue
-            axes.plot(*zip(*at, strict=True), color=COLOURS[k], marker=MARKERS[k], markersize=4, linewidth=1.6)
-            right = max(at)
-            axes.annotate(label, right, xytext=(7, 0), textcoords="offset points", color=COLOURS[k], va="center",
-                          fontsize=9, annotation_clip=False)  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="each auditor audits", ylabel="ether a job")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(tick))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.grid()
+        figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+        every = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (panel, (x, lines)) in zip(every, panels.items(), strict=True):
+            for k, (label, values) in enumerate(lines):
+                at = [(a.value, b.value / 1e18) for a, b in zip(x, values, strict=True) if b.value > 0]
+                if at:
+                    axes.plot(*zip(*at, strict=True), color=COLOURS[k], marker=MARKERS[k], markersize=4, linewidth=1.6,
+                              alpha=0.9, label=label)  # fmt: skip
+            axes.set(xscale="log", yscale="log", xlabel="each auditor audits")
+            axes.set_title(panel)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+            axes.yaxis.set_major_formatter(FuncFormatter(tick))
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_minor_formatter(NullFormatter())
+            axes.grid()
+        every[0].set_ylabel("ether a job")
+        handles, labels = every[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
         return to_svg(figure, title)

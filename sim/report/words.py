@@ -67,8 +67,10 @@ def _each(*units: tuple[float, str]) -> Units:
 
 
 COUNTS: Final = _each((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
-SPANS: Final = _each(
-    (365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")
+SPANS: Final[Units] = (
+    (2 * 365.25 * 86400, 365.25 * 86400, "years"),
+    (2 * 86400, 86400, "days"),
+    *_each((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")),
 )
 SIZES: Final = _each((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 WEI: Final[Units] = ((1e14, 1e18, "ETH"), (1e6, 1e9, "gwei"), (1, 1, "wei"))

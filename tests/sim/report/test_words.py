@@ -35,6 +35,8 @@ def test_a_count_is_shown_whole(value: int) -> None:
         (words.percent, 1, "100%"),
         (words.span, 90, "1.5 min"),
         (words.span, 12, "12 s"),
+        (words.span, 86400, "24 h"),
+        (words.span, 172800, "2 days"),
         (words.size, 1024, "1.02 kB"),
         (words.ether, 15 * 10**17, "1.5 ETH"),
         (words.ether, -(10**15), "-0.001 ETH"),
