@@ -29,10 +29,16 @@ MARKERS: Final = ("o", "s", "^", "D", "v", "P")
 WIDTH: Final = 8.4
 """Inches: a page's width at 12 px text."""
 ROW: Final = 0.235
+DECADE: Final = 10
+MOST_TICKS: Final = 4
 UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-TIMES: Final = (
-    (1, "1 s"), (10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h"), (6 * 3600, "6 h"), (86400, "1 d"),
-    (5 * 86400, "5 d"), (30 * 86400, "30 d"), (365 * 86400, "1 year"),
+TIMES: Final = tuple(
+    (count * unit, f"{count} {name}")
+    for unit, name, counts in (
+        (1, "s", (1, 2, 5, 10, 30)), (60, "min", (1, 2, 5, 10, 30)), (3600, "h", (1, 2, 6, 12)),
+        (86400, "d", (1, 2, 5, 10, 30, 100)), (365.25 * 86400, "years", (1, 2, 5)),
+    )
+    for count in counts
 )  # fmt: skip
 """Places on an axis of seconds."""
 SHORT: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -171,20 +177,24 @@ def _range(axes: Any, y: float, spread: tuple[Number, Number, Number], colour: s
 
 
 def _scale(axes: Any, measure: Measure, lows: Sequence[float], highs: Sequence[float]) -> None:
-    """The horizontal axis."""
+    """The horizontal axis. Logarithmic only where values differ by more than an order of magnitude."""
     axes.set_xlabel(measure.label)
-    if measure.log and lows and min(lows) > 0:
+    low, high = min(lows, default=0), max(highs, default=0)
+    if measure.log and 0 < low < high / DECADE:
         axes.set_xscale("log")
         if measure.time:
-            low, high = min(lows), max(highs)
-            inside = [(at, text) for at, text in TIMES if low / 1.5 <= at <= high * 1.5]
+            inside = [(at, text) for at, text in TIMES if low / 1.2 <= at <= high * 1.2]
+            inside = inside[:: -(-len(inside) // MOST_TICKS)]
             axes.set_xticks([at for at, _ in inside], [text for _, text in inside])
             axes.xaxis.set_minor_locator(NullLocator())
             return
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(highs) < 60 * min(lows) else (1,)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 60 * low else (1,)))
     else:
-        axes.set_xlim(left=min([0, *lows]))
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_xlim(left=min(0, low))
+        axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS, integer=True))
+        if measure.time and high:
+            _hours(axes, high)
+            return
     _axis(axes.xaxis)
 
 
@@ -203,8 +213,6 @@ def histograms(
             for y, panel in enumerate(column):
                 _panel(grid[y][i], panel, extent or 1, COLOURS[y % len(COLOURS)], measure)
             _scale(grid[-1][i], measure, [low for low, _, _ in bins], [high for _, high, _ in bins])
-            if measure.time and bins:
-                _hours(grid[-1][i], max(high for _, high, _ in bins))
         for axes, label in zip(grid[:, 0], labels, strict=True):
             axes.set_ylabel(cut(label, 24), rotation=0, ha="right", va="center")
         return to_svg(figure, title)
@@ -230,7 +238,7 @@ def _panel(axes: Any, panel: Histogram | None, extent: float, colour: str, measu
 def _hours(axes: Any, most: float) -> None:
     """A linear axis of seconds, in hours or days."""
     unit, name = (86400, "d") if most > 4 * 86400 else (3600, "h") if most > 2 * 3600 else (60, "min")
-    axes.xaxis.set_major_locator(MultipleLocator(unit * max(1, round(most / unit / 4))))
+    axes.xaxis.set_major_locator(MultipleLocator(unit * max(1, -(-most // (unit * MOST_TICKS)))))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}" if value else "0"))
 
 

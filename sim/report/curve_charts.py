@@ -96,7 +96,7 @@ def _draw(axes: Any, curve: Curve, colour: str) -> None:
 def _vertical(axes: Any, unit: str) -> None:
     """Ticks that are read as times or bytes."""
     low, high = axes.get_ylim()
-    named = {"s": (*TIMES[:-1], *((365.25 * 86400, "1 year"),), *YEARS), "bytes": BYTES}.get(unit)
+    named = {"s": (*TIMES, *YEARS), "bytes": BYTES}.get(unit)
     if named is None:
         axes.yaxis.set_major_formatter(FuncFormatter(tick))
         axes.yaxis.set_minor_formatter(NullFormatter())

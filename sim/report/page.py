@@ -149,9 +149,7 @@ def table(
 
 def _numeric(cells: Sequence[Entry]) -> bool:
     texts = [cell.text for cell in cells if plain_text(cell.text).strip("–")]
-    return any(any(isinstance(part, Shown) for part in text) for text in texts) and all(
-        isinstance(text[0], Shown) or text == ("any",) for text in texts
-    )
+    return all(isinstance(text[0], Shown) or text == ("any",) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,7 +298,8 @@ def _payments(games: Games) -> Iterable[Block]:
                         "auditor’s gain", "auditor’s gas", "auditor’s steps", "griefing"),
         rows=tuple(_payment_row(games, slug) for slug in alone),
     )  # fmt: skip
-    yield _honest_table(games)
+    if games.results.keys("honest", "honest"):
+        yield _honest_table(games)
 
 
 def _payment_row(games: Games, slug: str) -> tuple[Entry, ...]:

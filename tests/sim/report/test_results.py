@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigurationError, EncodingError
-from sim.report import results
+from sim.games.line import GameLine
+from sim.games.records import Head
+from sim.games.summary import summarize
+from sim.report import results, simulated
 from sim.report.results import Results
 from sim.report.simulate_shape import Simulate
+from tests.sim.games import players
 from tests.sim.report import synthetic
 
 
@@ -106,3 +110,18 @@ def test_what_is_not_there_is_none() -> None:
     games = found.optional("games")
     assert games is not None
     assert games.value == 321
+
+
+def test_what_the_games_write_is_read() -> None:
+    """The summary of played games, by the code that writes it."""
+    records = [
+        {"game": game, "line": line, "wall": 0.5, "result": players.result(line)}
+        for game in range(12)
+        for line in [str(GameLine(seed=7, game=game, adversaries=("poison",) * (game % 2)))]
+    ]
+    head = Head(seed=7, mix="all", environment={"cpu": "any"}, adversaries=players.ADVERSARIES)
+    found = read(summarize(head, records))
+    assert found.number("adversaries", "poison", "alone").value == 6
+    assert {section.title for section in simulated.sections(found)} == {
+        "Promises", "Who was caught where", "Disputes", "What each side pays", "To play again",
+    }  # fmt: skip
