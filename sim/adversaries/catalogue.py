@@ -16,6 +16,7 @@ from sim.adversaries import (
     logs,
     numbers,
     openings,
+    overload,
     settings,
     signing,
     stalling,
@@ -34,6 +35,7 @@ _MODULES: Final = (
     openings.ADVERSARIES,
     stalling.ADVERSARIES,
     challengers.ADVERSARIES,
+    overload.ADVERSARIES,
 )
 
 

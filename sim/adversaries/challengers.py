@@ -16,7 +16,9 @@ from protocol.moves import (
     NO_SEAL,
     ChunkOpening,
     Concede,
+    Descend,
     Move,
+    OpenChunk,
     Phase,
     Prove,
     Select,
@@ -28,7 +30,9 @@ from protocol.player import Challenger, Oracle, Party
 from protocol.tags import Digest
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.false_runs import TRAINER, FalseSum, PlainFalseRun, seat_trainer
+from sim.adversaries.signing import Withholding
 from sim.adversaries.spoiling import flipped
+from sim.adversaries.waiting import last_call
 from sim.computing.work import Work
 from sim.world import calls
 from sim.world.agents import Auditor, GameView, Reply, Trainer
@@ -107,6 +111,23 @@ class Wandering(Challenger):
     def pick_element(self, state: GameState, chunk: bytes) -> int:
         """Any."""
         return self.rng.randrange(len(chunk) // state.dtype.size)
+
+
+class Careful(Wandering):
+    """Walks at random, but never into what must be empty: so it comes to something that can be proved."""
+
+    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+        """Any below which something stands."""
+        height, first = state.height - state.levels, state.position << state.levels
+        return self.rng.choice([k for k in range(len(nodes)) if not _is_empty(state, first + k << height)])
+
+
+def _is_empty(state: GameState, leaf: int) -> bool:
+    """Whether a leaf, and so all right of it in its tree or half of a tree, is padding."""
+    if state.level is not Level.VALUES:
+        return leaf >= state.leaves
+    half = 1 << state.job.half_depth
+    return leaf >= state.job.body_count if leaf < half else leaf - half >= state.job.state_count
 
 
 class _Wanderer(_Accusing):
@@ -198,16 +219,40 @@ def unused_opening(proof: Prove, rng: Random) -> Prove | None:
     return rng.choice((replace(proof, tensors=(*proof.tensors, tensor)), replace(proof, chunks=(*proof.chunks, chunk))))
 
 
+def other_witness(proof: Prove, rng: Random) -> Prove | None:
+    """Another tensor of the state or the data."""
+    witness = proof.witness
+    return (
+        None if witness is None else replace(proof, witness=replace(witness, tensor_id=flipped(witness.tensor_id, rng)))
+    )
+
+
+def other_instruction(proof: Prove, rng: Random) -> Prove | None:
+    """An operation that is in no program."""
+    return replace(proof, instruction=flipped(proof.instruction, rng))
+
+
 def other_salt(proof: Prove, rng: Random) -> Prove | None:
     """The salt of somebody else's seal."""
     return replace(proof, salt=rng.randbytes(32))
 
 
-FORGERIES: Final[tuple[Forge, ...]] = (other_operand, other_tensor, unused_opening, other_salt)
+FORGERIES: Final[tuple[Forge, ...]] = (
+    other_operand,
+    other_tensor,
+    unused_opening,
+    other_witness,
+    other_instruction,
+    other_salt,
+)
 
 
-class _Forging(_Wanderer):
+class _Forging(_Accusing):
     """Where its walk ends it sends every proof that it can think of but the true one."""
+
+    def challenges_with(self, game: PublicGame) -> Party:
+        """One that comes to a proof."""
+        return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
     def reply(self, game: GameView) -> Reply:
         """All forgeries, one after the other."""
@@ -223,8 +268,37 @@ class ForgedProof(_Challenging):
 
     name: ClassVar[str] = "forged proof"
     gain: ClassVar[str] = "an honest trainer convicted by a number that is not in its run"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT, Catch.PADDING})
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
     make: ClassVar[type[Auditor]] = _Forging
+
+
+class _Garbling(_Wanderer):
+    """In each of its turns it sends what is no move, on the chain: of the other side, of no node, of no seal."""
+
+    def reply(self, game: GameView) -> Reply:
+        """Garbage, and then a move."""
+        plain, state = super().reply(game), game.state
+        found: list[Move] = [Descend(nodes=()), OpenChunk(chunk=self.rng.randbytes(8))]
+        if isinstance(plain.move, Select):
+            move = plain.move
+            found.append(replace(move, node=flipped(move.node, self.rng)))
+            found.append(replace(move, index=move.index | 1 << 31))
+            found.append(replace(move, siblings=(*move.siblings, move.node)))
+            if move.seal == NO_SEAL:
+                found.append(replace(move, seal=self.rng.randbytes(32)))
+        if isinstance(plain.move, SelectElement):
+            found.append(replace(plain.move, chunk=flipped(plain.move.chunk, self.rng)))
+            found.append(replace(plain.move, index=1 << 31))
+        return replace(plain, spam=tuple(calls.make_move(state, move) for move in found))
+
+
+class GarbledChallenge(_Challenging):
+    """A challenge without ground, with garbage before each of its moves."""
+
+    name: ClassVar[str] = "challenge full of garbage"
+    gain: ClassVar[str] = "a game in a state that no one thought of"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED, Catch.PADDING})
+    make: ClassVar[type[Auditor]] = _Garbling
 
 
 # ---------------------------------------------------------------- in numbers
@@ -233,17 +307,18 @@ class ForgedProof(_Challenging):
 class _Griefer(Auditor):
     """Challenges a head again and again, under new numbers, and leaves each game to the clock."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, games: int) -> None:
+    def __init__(self, world: World, name: str, key: PrivateKey, *, games: int, late: bool) -> None:
         super().__init__(world, name, key)
         self.games = games
-
-    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
-        """The final head, whose window keeps the trainer from its pay."""
-        return True
+        self.late = late
+        """Whether it waits until the window is all but over."""
 
     def follow(self, job: PublicJob) -> Process:
-        """One challenge a few blocks after the other, as long as the window lasts."""
+        """One challenge a few blocks after the other, against the final head: its window keeps the trainer waiting."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
+        if self.late:
+            pause = 20 * self.world.block_seconds
+            yield from self.sleep(last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
         heads = self.world.mail.heads_of(job.job.id)
         for nonce in range(self.games):
             if job.is_over or not (yield from self.attempt(calls.challenge(job.job, heads[-1].head, nonce))):
@@ -260,9 +335,10 @@ class Griefing(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """Two or three accounts with two to four games each."""
+        """Two or three accounts with two to four games each, at the window's beginning or its end."""
+        late = rng.random() < 0.5
         for _ in range(rng.randint(2, 3)):
-            seat_challenger(cast, self.name, partial(_Griefer, games=rng.randint(2, 4)))
+            seat_challenger(cast, self.name, partial(_Griefer, games=rng.randint(2, 4), late=late))
 
 
 # ---------------------------------------------------------------- too late
@@ -325,13 +401,19 @@ class _Master(Trainer):
         return Reply(move=Concede()) if game.game.challenger == puppet.address else super().reply(game)
 
 
-def seat_pair(cast: Cast, name: str, trainer: Callable[[str], TrainerFactory], puppet: AgentFactory) -> None:
+def seat_pair(
+    cast: Cast,
+    name: str,
+    trainer: Callable[[str], TrainerFactory],
+    puppet: AgentFactory,
+    false_run: FalseSum | None = FalseSum(),  # noqa: B008  # it is frozen
+) -> None:
     """Puts a trainer and an account of its own into a cast, under one name: it ends where the trainer ends."""
     party = f"puppet {len(cast.auditors)}"
     cast.auditors.insert(0, Seat(name=party, make=puppet))
     cast.dishonest[party] = name
     cast.dishonest.pop(TRAINER, None)
-    seat_trainer(cast, name, trainer(party), false_run=FalseSum())
+    seat_trainer(cast, name, trainer(party), false_run=false_run)
 
 
 class SelfChallenge(Adversary):
@@ -345,6 +427,32 @@ class SelfChallenge(Adversary):
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
         """With a puppet that is faster than any auditor."""
         seat_pair(cast, self.name, lambda party: partial(_Master, puppet=party), _Puppet)
+
+
+class _Delaying(Auditor):
+    """Challenges its master's last head in the last block of the window, and lets its clock run out."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """One challenge."""
+        yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.job.id)))
+        while not job.is_over and self.world.now < job.window_end - self.world.block_seconds:
+            yield from self.sleep(last_call(self.world, job.window_end))  # which each head moves
+        if not job.is_over:
+            head = self.world.mail.heads_of(job.job.id)[-1].head
+            yield from self.attempt(calls.challenge(job.job, head))
+
+
+class SelfDelay(Adversary):
+    """Who falls silent keeps its client waiting by a game against itself, when the window is all but over."""
+
+    name: ClassVar[str] = "self-challenge to win time"
+    gain: ClassVar[str] = "its stake for a while longer, in the hope that the client forgets"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.ABANDONED})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """From the second checkpoint or a later one on."""
+        seat_pair(cast, self.name, lambda _: partial(Withholding, first=rng.randint(2, 4)), _Delaying, false_run=None)
 
 
 class _Reporter(Auditor):
@@ -481,9 +589,11 @@ ADVERSARIES: tuple[type[Adversary], ...] = (
     SilentChallenge,
     ConcededChallenge,
     ForgedProof,
+    GarbledChallenge,
     Griefing,
     LateChallenge,
     SelfChallenge,
+    SelfDelay,
     SelfReport,
     Mirror,
     ResealingMirror,

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from protocol.chain import generated as g
 from protocol.chain.calls import move_call
-from protocol.isa import CHUNK_BYTES
+from protocol.isa import CHUNK_BYTES, DType
 from protocol.job import Job
 from protocol.keys import PrivateKey
 from protocol.merkle import Tree
@@ -21,6 +21,7 @@ from sim.adversaries.false_runs import FalseSum, seat_trainer
 from sim.adversaries.spoiling import Scene, Spoil
 from sim.computing.work import Bound, Work
 from sim.computing.workshop import Workshop
+from sim.tampering.values import Cheat
 from sim.world.agents import GameView, Reply, Trainer
 from sim.world.agents.agent import Process
 from sim.world.calls import Call, make_move
@@ -289,6 +290,50 @@ class GarbageBehindTheHead(Adversary):
         return replace(honest, oracle=run)
 
 
+class _LitteredValues(Bound):
+    """In one step garbage where the value tree must be empty, between the values and the state."""
+
+    def __init__(self, job: Job, evidence: Oracle, *, step: int, garbage: bytes) -> None:
+        super().__init__(job, evidence)
+        self._step = step
+        self._garbage = garbage
+
+    def value_tree(self, step: int) -> Tree:
+        """With garbage behind the last value."""
+        tree, job = super().value_tree(step), self.job
+        if step != self._step:
+            return tree
+        half = 1 << job.half_depth
+        leaves = [tree.node(0, place) for place in range(2 * half)]
+        leaves[job.body_count : half] = [Digest(self._garbage)] * (half - job.body_count)
+        return Tree(leaves, tree.depth)
+
+
+class GarbageBehindTheValues(Adversary):
+    """A false state after true values, and garbage between them."""
+
+    name: ClassVar[str] = "garbage behind the values"
+    gain: ClassVar[str] = "a walk that ends where there is no operation to judge"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.PADDING})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made when it computes
+        """In one step."""
+        cast.deviation = self
+        seat_trainer(cast, self.name, Trainer)
+
+    def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """A run in which one entry of the state is not the value that was computed for it."""
+        program, step = workshop.program, rng.randint(1, job.steps)
+        slot = rng.choice([slot for slot, entry in enumerate(program.commits) if entry.dtype is DType.F32])
+        leaf = program.leaf_of_commit(slot)
+        element = rng.randrange(program.body[program.commits[slot].operands[0].value].numel)
+        cheat = Cheat(name=self.name, gain="-", step=step, leaf=leaf, element=element, change=lambda value: value + 1)
+        false = workshop.tampered(job, cheat, first_step=step)
+        assert isinstance(false.oracle, Bound), "a workshop's are"
+        return replace(false, oracle=_LitteredValues(job, false.oracle, step=step, garbage=rng.randbytes(32)))
+
+
 ADVERSARIES: tuple[type[Adversary], ...] = (
     WithheldOpenings,
     OpeningsThatDoNotFold,
@@ -299,4 +344,5 @@ ADVERSARIES: tuple[type[Adversary], ...] = (
     OversizedOpenings,
     EndlessOpenings,
     GarbageBehindTheHead,
+    GarbageBehindTheValues,
 )

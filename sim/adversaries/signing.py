@@ -13,6 +13,7 @@ from protocol.tags import Digest
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.false_runs import FalseSum, seat_trainer
 from sim.adversaries.waiting import last_call
+from sim.computing.small import STEPS
 from sim.world import calls
 from sim.world.agents import Trainer
 from sim.world.agents.agent import Process
@@ -92,6 +93,48 @@ class SwappedHead(_Signing):
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
         """With a run that is false in its last segment."""
         seat_trainer(cast, self.name, LateSwap, false_run=FalseSum(in_last_segment=True))
+
+
+class _Hasty(Trainer):
+    """Posts the final head as soon as it has the job: what it made up took it no time."""
+
+    def seconds(self, steps: int) -> int:  # noqa: ARG002
+        """None."""
+        return 0
+
+    def heads(self, count: int) -> list[SignedHead]:
+        """The last alone."""
+        return [self.head(count)] if count == self._held()[0].checkpoints else []
+
+
+class HastyHead(_Signing):
+    """The final head at once, so that an auditor has no more than the window for the replay of the whole run."""
+
+    name: ClassVar[str] = "final head at once"
+    gain: ClassVar[str] = "a false result that is paid before anyone has replayed it"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
+        """On the cast's terms."""
+        seat_trainer(cast, self.name, _Hasty, false_run=FalseSum())
+
+
+class UnreplayableHead(HastyHead):
+    """The final head at once, of a job whose window holds some segments, but not the replay of the whole run.
+
+    **Not stopped.** While a trainer computes as slowly as everyone, an auditor that replays beside it is never more
+    than a segment behind, and such a window looks long enough. A trainer that computes nothing is not slow: it is paid
+    before a diligent auditor is through. So the window has to hold a replay of the run, from the first step.
+    """
+
+    name: ClassVar[str] = "final head at once, in a short window"
+    caught: ClassVar[frozenset[Catch]] = frozenset()
+    open: ClassVar[bool] = True
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """On terms whose window is three quarters of the run."""
+        super().join(cast, rng)
+        cast.terms = replace(cast.terms, challenge_window=STEPS * cast.step_seconds * 3 // 4)
 
 
 # ---------------------------------------------------------------- no heads
@@ -235,6 +278,8 @@ class RepeatedHeads(_RefusedHeads):
 ADVERSARIES: tuple[type[Adversary], ...] = (
     Equivocation,
     SwappedHead,
+    HastyHead,
+    UnreplayableHead,
     WithheldHeads,
     ForeignHeads,
     MalformedSignatures,

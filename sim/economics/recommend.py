@@ -54,13 +54,13 @@ def rounded_up(wei: Fraction | int) -> int:
 def times(f: Figures) -> tuple[int, int]:
     """(window, replay time), with the margin, in whole minutes.
 
-    The window holds a segment's training, so that an honest trainer's next head comes in time; and what an auditor has
-    to do after the last head: the last segment, or all that it draws, and the whole run where a sample disagrees.
+    The window holds a segment's training, so that an honest trainer's next head comes in time; and the replay of the
+    whole run, after the segments that an auditor draws. It is not enough that an auditor keeps up with an honest
+    trainer: who makes its run up posts the final head at once, and from then on there is the window and nothing else.
     """
     segment = f.segment_seconds * f.replay_ratio
-    behind = max(f.replay_ratio - 1, Fraction(0)) * f.training_seconds + segment
-    if f.sampled < f.segments:
-        behind = (f.sampled * f.segment_seconds + f.training_seconds) * f.replay_ratio
+    drawn = f.sampled * f.segment_seconds if f.sampled < f.segments else 0
+    behind = (drawn + f.training_seconds) * f.replay_ratio
     window = max(f.margin * max(behind, f.segment_seconds), Fraction(f.least_window))
     found = (-(-ceil(window) // 60) * 60, -(-ceil(f.margin * segment) // 60) * 60)
     if max(found) > MAX_SECONDS:

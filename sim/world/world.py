@@ -195,8 +195,11 @@ class World:
         return Pending(sender=sender, call=call, done=done, at=self.now, untried=untried)
 
     def _draft_of_next(self) -> _Drafting:
-        """The pending state; what was left over from the last block comes first."""
-        if self._drafting is None:
+        """The pending state; what was left over from the last block comes first.
+
+        If all that was tried was refused, there was no block, and its instant passes: then it is made anew.
+        """
+        if self._drafting is None or self._drafting.draft.timestamp != self.next_block:
             self._drafting = _Drafting(self.chain.draft(self.next_block))
             for waiting in list(self.pending):
                 self._try_to_include(self._drafting, waiting)
