@@ -206,11 +206,11 @@ class OversizedOpenings(_Opening):
 class _Babbling(Trainer):
     """From some move on it sends moves that are none, off the chain and on it, until its clock has run out."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, after: int, blocks: int) -> None:
+    def __init__(self, world: World, name: str, key: PrivateKey, *, after: int, times: int) -> None:
         super().__init__(world, name, key)
         self.after = after
-        self.blocks = blocks
-        """Between two of them."""
+        self.times = times
+        """How often: it is the gas of each that limits it."""
 
     def reply(self, game: GameView) -> Reply:
         """Nothing that counts."""
@@ -227,14 +227,14 @@ class _Babbling(Trainer):
         scene = Scene(state=state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng)
         found = [spoil(scene) for spoil in MiscountedOpenings.spoils]
         moves = [move for move in found if move is not None] or [Descend(nodes=())]  # of another phase
+        pause = max(self.world.block_seconds, (state.deadline - self.world.now) // self.times)
         while game.state is state and not game.game.is_stopped:
             move = self.rng.choice(moves)
             self.world.submit(self, make_move(state, move), untried=True)
             wire = self.wire(game, move)
             assert wire is not None, "it signs what it says"
             self.world.mail.deliver(game.game, spoiling.flipped(wire, self.rng), game.side, self.account)
-            for _ in range(self.blocks):
-                yield from self.next_slot()
+            yield from self.sleep(pause)
 
 
 class EndlessOpenings(_Opening):
@@ -245,8 +245,8 @@ class EndlessOpenings(_Opening):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def trainer(self, rng: Random) -> TrainerFactory:
-        """From one of the first moves on, one of them every few blocks."""
-        return partial(_Babbling, after=rng.randint(0, EARLY), blocks=rng.randint(3, 9))
+        """From one of the first moves on, until its clock has run out."""
+        return partial(_Babbling, after=rng.randint(0, EARLY), times=rng.randint(10, 30))
 
 
 # ---------------------------------------------------------------- garbage where nothing may be

@@ -1,6 +1,7 @@
 """Many games at once against an honest trainer that has one machine."""
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from protocol.moves import Phase, Side
 from protocol.player import Challenger
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.challengers import seat_challenger
-from sim.computing.small import INTERVAL
+from sim.computing.small import INTERVAL, STEPS
 from sim.world import calls
 from sim.world.agents import Auditor, GameView, Reply, Trainer
 from sim.world.agents.agent import Process
@@ -61,13 +62,17 @@ class _Into(Challenger):
 
 
 class _Swarm(Auditor):
-    """As many games as there are segments, all at once, each into another segment."""
+    """Some games at once, each into another segment."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, games: int) -> None:
+        super().__init__(world, name, key)
+        self.games = games
 
     def follow(self, job: PublicJob) -> Process:
         """Against the final head."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
         head = self.world.mail.heads_of(job.job.id)[-1].head
-        for nonce in range(job.job.checkpoints):
+        for nonce in range(self.games):
             self.spawn(self._start(job, nonce, calls.challenge(job.job, head, nonce)))
 
     def _start(self, job: PublicJob, nonce: int, call: calls.Call) -> Process:
@@ -91,13 +96,14 @@ class Overload(Adversary):
     role: ClassVar[Role] = Role.CHALLENGER
     caught: ClassVar[frozenset[Catch]] = frozenset()
     open: ClassVar[bool] = True
+    games: ClassVar[int] = -(-STEPS // INTERVAL)
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
         """On terms whose allowance is the replay of a segment, and whose clock is as long again."""
         segment = INTERVAL * cast.step_seconds
         cast.terms = replace(cast.terms, replay_time=segment, clock=2 * segment)
         cast.trainer = OneMachine
-        seat_challenger(cast, self.name, _Swarm)
+        seat_challenger(cast, self.name, partial(_Swarm, games=self.games))
 
 
 ADVERSARIES: tuple[type[Adversary], ...] = (Overload,)

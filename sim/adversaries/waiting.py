@@ -1,12 +1,13 @@
 """When to send what is to stand in the last block that is in time, or in the first that is not."""
 
-from typing import Final
-
+from protocol.commitments import chunk_count
+from protocol.game import walk_moves
+from protocol.isa import TERMS_PER_LEAF
+from protocol.job import Job
+from protocol.merkle import depth_of
+from protocol.program import Program
 from sim.world.agents import GameView
 from sim.world.world import World
-
-OWN_MOVES: Final = 14
-"""A side of a game about the small computation has fewer."""
 
 
 def last_call(world: World, deadline: int) -> int:
@@ -23,5 +24,17 @@ def first_late(world: World, deadline: int) -> int:
 
 def stalled(world: World, game: GameView) -> int:
     """Seconds that a move may wait at the most: what is left of the clock but for a block for each move to come."""
-    to_come = max(0, OWN_MOVES - (game.state.moves + 1) // 2)
-    return last_call(world, game.state.deadline - to_come * world.block_seconds)
+    rest = longest_walk(game.state.job, world.workshop.program) - game.state.moves
+    return last_call(world, game.state.deadline - max(0, (rest + 1) // 2) * world.block_seconds)
+
+
+def longest_walk(job: Job, program: Program) -> int:
+    """No game about a run of this program has more moves."""
+    return walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.checkpoint_interval),
+        values=job.half_depth + 1,
+        chunks=depth_of(max(chunk_count(i.dtype, i.shape) for i in program.body)),
+        terms=depth_of(max(-(-i.terms // TERMS_PER_LEAF) for i in program.body if i.is_reduction)),
+    )

@@ -1,30 +1,30 @@
 """Whole games of one adversary: what they must come to, whoever it is."""
 
+from dataclasses import replace
 from random import Random
 
 from sim.adversaries.base import Adversary
 from sim.computing.workshop import Workshop
-from sim.world.cast import Cast
+from sim.world.cast import TERMS, Cast
 from sim.world.game import play
 from sim.world.result import DuelResult, GameResult, PartyResult
 
 
-def played(kind: type[Adversary], seed: int, name: str = "exact") -> GameResult:
-    """A game of an adversary; it must end where it says, and break no promise."""
+def result_of(kind: type[Adversary], seed: int, **terms: int) -> GameResult:
+    """A game of an adversary, whatever comes of it; on other terms, if they are given."""
     adversary, rng = kind(), Random(seed)
-    cast = Cast(workshop=Workshop.open(name))
+    cast = Cast(workshop=Workshop.open("exact"), terms=replace(TERMS, **terms))
     adversary.join(cast, rng)
-    for joined, allowed in expected(cast, adversary).items():
-        cast.expected[joined] = allowed
-    result = play(cast, f"{adversary.name} {seed}", rng)
+    cast.expected[adversary.name] = frozenset(catch.value for catch in adversary.caught)
+    return play(cast, f"{adversary.name} {seed}", rng)
+
+
+def played(kind: type[Adversary], seed: int, **terms: int) -> GameResult:
+    """A game of an adversary; it must end where it says, and break no promise."""
+    result = result_of(kind, seed, **terms)
     assert result.violations == ()
-    assert result.catches[adversary.name] in adversary.caught, result
+    assert result.catches[kind.name] in kind.caught
     return result
-
-
-def expected(_cast: Cast, adversary: Adversary) -> dict[str, frozenset[str]]:
-    """Where the adversary has to end."""
-    return {adversary.name: frozenset(catch.value for catch in adversary.caught)}
 
 
 def party(result: GameResult, name: str) -> PartyResult:
