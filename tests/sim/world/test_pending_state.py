@@ -15,6 +15,6 @@ def test_what_is_refused_while_nothing_waits_does_not_stop_the_clock() -> None:
     for _ in range(3):
         refused = world.submit(client, calls.withdraw(client.address))
         assert not refused.ok
-        assert world._draft_of_next().draft.timestamp == world.next_block  # noqa: SLF001  # no one else shows it
+        assert world._draft_of_next().draft.timestamp == world.next_block
         world.env.run(until=world.env.now + BLOCK_SECONDS)
     assert world.blocks == []
