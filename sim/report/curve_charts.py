@@ -122,7 +122,7 @@ def parity(name: str, title: str, groups: Mapping[str, Sequence[Pair]]) -> str:
                 _pairs(axes, [pair for pair in pairs if pair.unit == unit], MARKERS[i % len(MARKERS)])
             units = ", ".join(filter(None, dict.fromkeys(pair.unit for pair in pairs)))
             axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="predicted", ylabel="measured")
-            axes.set_title(f"{group} ({units})" if units else group)
+            axes.set_title(f"{group} ({units})" if units not in ("", group) else group)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(LogLocator(numticks=5))
                 axis.set_major_formatter(FuncFormatter(tick))

@@ -17,6 +17,12 @@ DIRECTIONS: Final = {
     "jobs": ("jobs", ("all_auditing",), ("all_bytes",), ("all_gas",)),
 }  # fmt: skip
 """Axis, and the costs in the panels for time, bytes and gas."""
+NAMES: Final = {
+    "replay_move": "dearest move of a dispute", "records_bytes": "records of a run",
+    "message_bytes": "messages of a dispute", "dispute_gas": "a dispute", "job_gas": "a job without a dispute",
+    "all_gas": "all jobs and disputes",
+}  # fmt: skip
+"""Where the file's own words lean on the line above them."""
 PANELS: Final = ("time of one core", "bytes", "gas")
 UNITS: Final[dict[str, Callable[[Number | None], words.Cell]]] = {
     "s": words.span, "bytes": words.size, "gas": words.short, "x": words.times, "": words.short,
@@ -65,6 +71,10 @@ def _has(found: Results, cost: str) -> bool:
     return cost in found.raw("what")
 
 
+def _called(found: Results, cost: str) -> str:
+    return NAMES.get(cost) or found.text("what", cost, "name")
+
+
 def _stop(found: Results, direction: str) -> tuple[float, str] | None:
     """Where a direction ends, and at what."""
     for end in found.raw("bottlenecks"):
@@ -77,7 +87,7 @@ def _curve(found: Results, direction: str, cost: str) -> Curve:
     at = ("curves", direction)
     points = [i for i in found.indices(*at) if cost in found.raw(*at, i, "costs")]
     return Curve(
-        label=found.text("what", cost, "name"),
+        label=_called(found, cost),
         unit=found.text("what", cost, "unit"),
         x=tuple(found.number(*at, i, "size") for i in points),
         y=tuple(_bounds(found, *at, i, "costs", cost) for i in points),
@@ -108,7 +118,7 @@ def _curve_table(found: Results, direction: str, costs: list[str]) -> Table:
         )
         for i in found.indices(*at)
     )  # fmt: skip
-    heads = (direction, *(found.text("what", cost, "name") for cost in costs), "budget most used", "used")
+    heads = (direction, *(_called(found, cost) for cost in costs), "budget most used", "used")
     return table(
         name=f"growth-{direction}", title=f"Costs by number of {direction}", heads=heads, rows=rows,
         folded=True,
