@@ -67,7 +67,11 @@ class _Challenging(Adversary):
 
 
 class Mistaken(Auditor):
-    """Its own replay has a mistake, and it believes it. At the end it finds that it has nothing to prove."""
+    """Its own replay has a mistake, and it believes it. At the end it finds that it has nothing to prove.
+
+    Under policy `logged` its logs differ too, and with them the records of a whole segment: the walk then goes to the
+    segment's first step, where its values are the trainer's, and what it proves there is what the trainer committed.
+    """
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
@@ -85,7 +89,7 @@ class MistakenChallenge(_Challenging):
 
     name: ClassVar[str] = "challenge by a wrong replay"
     gain: ClassVar[str] = "half of an honest trainer's stake, it believes"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED, Catch.RECOMPUTED})
     make: ClassVar[type[Auditor]] = Mistaken
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Final
 
+import torch
 from torch import Tensor
 
 from protocol.errors import ConfigurationError
@@ -21,13 +22,14 @@ TRAINER: Final = "trainer"
 TRIES: Final = 64
 
 
-def _more(value: Tensor) -> Tensor:
-    return value + 1
+def _twice(value: Tensor) -> Tensor:
+    """Of any precision a number that it has, too: one that it has not would be no result of a sum to begin with."""
+    return torch.where(value == 0, 1.0, value * 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalseSum:
-    """One element of a sum of products is one more. The walk to it passes every kind of tree, down to partial sums."""
+    """One element of a sum of products is doubled. The walk to it passes every kind of tree, down to partial sums."""
 
     in_last_segment: bool = False
     """Whether all heads but the last are true."""
@@ -41,7 +43,7 @@ class FalseSum:
             leaf = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
             step = rng.randint(self._first(job), self._last(job))
             element = rng.randrange(program.body[leaf].numel)
-            cheat = Cheat(name="false sum", gain="-", step=step, leaf=leaf, element=element, change=_more)
+            cheat = Cheat(name="false sum", gain="-", step=step, leaf=leaf, element=element, change=_twice)
             work = workshop.tampered(job, cheat, first_step=step)
             if work.lie is not None:
                 return work

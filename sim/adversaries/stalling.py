@@ -69,7 +69,7 @@ class StalledChallenge(Adversary):
     name: ClassVar[str] = "stalled challenge"
     gain: ClassVar[str] = "delay of the trainer's pay"
     role: ClassVar[Role] = Role.CHALLENGER
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED, Catch.RECOMPUTED})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its mistake is drawn when it replays
         """With a mistake in its replay: it plays on as long as it can."""
