@@ -29,7 +29,7 @@ D   null of nothing, else {"min", "median", "max", "mean", "bins": [[from, to, c
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median_high, median_low
 from typing import Any, Final
 
 from sim.games.line import GameLine, slug
@@ -38,7 +38,7 @@ from sim.games.records import Head, Json
 VERSION: Final = 1
 MAX_VALUES: Final = 16
 BINS: Final = 12
-PARTY_NUMBERS: Final = ("wei", "fees_wei", "gas", "steps", "messages", "bytes", "refused")
+PARTY_NUMBERS: Final = ("wei", "gas", "steps", "messages", "bytes", "refused")
 DUEL_NUMBERS: Final = ("rounds", "moves", "gas", "bytes", "seconds")
 ERROR: Final = "error: "
 
@@ -144,7 +144,7 @@ def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
     found = {}
     for role in sorted({party["role"] for party in own}):
         of_role = [party for party in own if party["role"] == role]
-        found[role] = {"parties": len(of_role), **_numbers(of_role, PARTY_NUMBERS, 1)}
+        found[role] = {"parties": len(of_role), **_numbers(of_role, PARTY_NUMBERS, binned=False)}
     return found
 
 
@@ -165,37 +165,42 @@ def _notable(results: Sequence[Json]) -> dict[str, str]:
     return found
 
 
-def _numbers(rows: Sequence[Json], names: Iterable[str], bins: int = BINS) -> Json:
-    return {name: distribution([row[name] for row in rows], bins) for name in names}
+def _numbers(rows: Sequence[Json], names: Iterable[str], *, binned: bool = True) -> Json:
+    return {name: distribution([row[name] for row in rows], binned=binned) for name in names}
 
 
 def _counted(counter: Counter[str]) -> dict[str, int]:
     return {str(name): count for name, count in sorted(counter.items(), key=lambda item: (-item[1], str(item[0])))}
 
 
-def distribution(values: Sequence[float], bins: int = BINS) -> Json | None:
+def distribution(values: Sequence[float], *, binned: bool = True) -> Json | None:
     """Least, middle and greatest of some numbers, and how many lie where."""
     if not values:
         return None
-    return {
-        "min": min(values),
-        "median": median(values),
-        "max": max(values),
-        "mean": float(f"{fmean(values):.6g}"),
-        "bins": _bins(values, bins),
-    }
+    found: Json = {"min": min(values), "median": _middle(values), "max": max(values), "mean": _short(fmean(values))}
+    return found | {"bins": _bins(values)} if binned else found
 
 
-def _bins(values: Sequence[float], bins: int) -> list[list[float]]:
+def _middle(values: Sequence[float]) -> float:
+    """Exact where it is whole: amounts in wei are beyond what a float tells apart."""
+    low, high = median_low(values), median_high(values)
+    return low if low == high else (low + high) // 2 if (low + high) % 2 == 0 else (low + high) / 2
+
+
+def _short(value: float) -> float:
+    """Six digits; as an integer if it is one."""
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def _bins(values: Sequence[float]) -> list[list[float]]:
     distinct = sorted(set(values))
     low, high = distinct[0], distinct[-1]
-    if bins == 1:
-        return [[low, high, len(values)]]
     if len(distinct) <= MAX_VALUES:
         counts = Counter(values)
         return [[value, value, counts[value]] for value in distinct]
-    edges = [low + (high - low) * i / bins for i in range(bins)] + [high]
-    counts_of = [0] * bins
+    edges = [low + (high - low) * i / BINS for i in range(BINS)] + [high]
+    counts_of = [0] * BINS
     for value in values:
-        counts_of[min(bins - 1, int((value - low) / (high - low) * bins))] += 1
-    return [[float(f"{a:.6g}"), float(f"{b:.6g}"), n] for a, b, n in zip(edges[:-1], edges[1:], counts_of, strict=True)]
+        counts_of[min(BINS - 1, int((value - low) / (high - low) * BINS))] += 1
+    return [[_short(a), _short(b), n] for a, b, n in zip(edges[:-1], edges[1:], counts_of, strict=True)]

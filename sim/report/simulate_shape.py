@@ -26,7 +26,7 @@ class Distribution(Shape):
     median: Amount
     max: Amount
     mean: Amount
-    bins: Annotated[list[tuple[Amount, Amount, Count]], Field(min_length=1, max_length=100)]
+    bins: Annotated[list[tuple[Amount, Amount, Count]], Field(default_factory=list, min_length=1, max_length=100)]
 
     @model_validator(mode="after")
     def _in_order(self) -> "Distribution":
@@ -51,7 +51,6 @@ class Party(Shape):
 
     parties: Count
     wei: Distribution | None
-    fees_wei: Distribution | None
     gas: Distribution | None
     steps: Distribution | None
     messages: Distribution | None

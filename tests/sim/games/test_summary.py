@@ -71,7 +71,7 @@ def test_gain_and_cost_go_by_role_and_by_honesty() -> None:
     assert summary["dishonest"]["trainer"]["gas"]["max"] == 7
     assert summary["honest"]["auditor"]["parties"] == 2
     assert summary["honest"]["auditor"]["wei"] == {
-        "min": 0, "median": 25.0, "max": 50, "mean": 25.0, "bins": [[0, 50, 2]]
+        "min": 0, "median": 25, "max": 50, "mean": 25
     }  # fmt: skip
     assert set(summary["honest"]) == {"auditor"}
 
@@ -113,6 +113,13 @@ def test_bins_hold_every_value_once(count: int) -> None:
         counted = [n for _, _, n in found["bins"][:-1]]
         assert sum(abs(n - m) for n, m in zip(naive, counted, strict=True)) <= 2  # edges are rounded to six digits
     assert distribution([]) is None
+
+
+def test_a_median_of_wei_is_exact() -> None:
+    amounts = [4 * 10**19 + 1, 4 * 10**19 + 3]
+    found = distribution(amounts, binned=False)
+    assert found == {"min": amounts[0], "median": 4 * 10**19 + 2, "max": amounts[1], "mean": 4 * 10**19}
+    assert distribution([1, 2], binned=False) == {"min": 1, "median": 1.5, "max": 2, "mean": 1.5}
 
 
 def test_the_same_records_in_any_order_say_the_same() -> None:

@@ -34,7 +34,6 @@ def party(rng: Random, games: int, gain: float) -> Json:
     return {
         "parties": games,
         "wei": distribution([gain * rng.choice((1, 2, 5)) for _ in range(games)]),
-        "fees_wei": distribution([rng.randrange(10**13, 10**15) for _ in range(games)]),
         "gas": distribution([rng.randrange(10**5, 10**6) for _ in range(games)]),
         "steps": distribution([rng.randrange(9, 19) for _ in range(games)]),
         "messages": distribution([rng.randrange(3, 60) for _ in range(games)]),
