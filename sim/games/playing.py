@@ -30,7 +30,7 @@ CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.ope
 """Those that the rules stop: the singles of a mix."""
 TRAINER: Final = "trainer"
 """The party's name in a cast."""
-_PRE_EMPTED: Final = frozenset({Catch.UNPAID.value, Catch.HARMLESS.value})
+_ANYWHERE: Final = frozenset(end.value for end in Catch)
 _PLACES: Final = ("deviation", "trainer", "client", "builder")
 """What of a cast one adversary alone can be."""
 
@@ -82,16 +82,17 @@ class Gathering:
         """Everyone is there: parties behind which several stand get one name, and where each may end is said.
 
         Alone, an adversary ends where it must. Of several the first to be caught ends the job, and the others with it:
-        as that one, or, beside the trainer, with nothing.
+        a trainer where one of them must end; another anywhere, for what it was to be caught by may not come, or may
+        strike a trainer that deserves it. That nobody honest loses, and no false head is paid, holds for all alike.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         ends = {end.value for name in self.names for end in kinds[name].caught}
         for party, names in self.behind.items():
             if len(names) > 1:
                 self._rename(party, joint(names))
-            pre_empted = _PRE_EMPTED if len(self.names) > 1 and party != TRAINER else frozenset()
+            anywhere = len(self.names) > 1 and party != TRAINER
             if set(names) & set(self.names):
-                self.cast.expected[joint(names)] = frozenset(ends | pre_empted)
+                self.cast.expected[joint(names)] = frozenset(_ANYWHERE if anywhere else ends)
 
     def _rename(self, party: str, name: str) -> None:
         if party in self.cast.dishonest:
@@ -101,8 +102,12 @@ class Gathering:
                 seat.adversary = name
 
     def told(self, result: GameResult) -> GameResult:
-        """A result in which the line's adversaries go by their own names, also where several stood behind one party."""
-        ends = {name: result.catches[joint(names)] for names in self.behind.values() for name in names}
+        """A result in which the line's adversaries go by their own names, also where several stood behind one party.
+
+        One that stood behind several parties, a trainer with a puppet, ends where the trainer does.
+        """
+        parties = sorted(self.behind, key=lambda party: party == TRAINER)
+        ends = {name: result.catches[joint(self.behind[party])] for party in parties for name in self.behind[party]}
         catches = {name: ends[name] for name in self.names if name in ends}
         return replace(result, adversaries=tuple(self.names), catches=catches)
 
