@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from protocol import seals
 from protocol.chain import generated as g
 from protocol.chain.calls import MOVES
+from protocol.errors import IllegalMove
 from protocol.game import GameState, Level, judge
 from protocol.job import SignedHead
 from protocol.keys import PrivateKey
@@ -559,7 +560,10 @@ class _Resealing(_Mirror):
         theirs = next(other for other in self.world.board.games.values() if other.challenger == self.victim)
         if theirs.state.phase is not Phase.PROVE:
             return None
-        answer = judge(theirs.state, proof)
+        try:
+            answer = judge(theirs.state, proof)
+        except IllegalMove:
+            return None  # the victim forged it
         answer = seals.element_answer(answer) if theirs.state.level is Level.CHUNKS else answer
         return replace(move, seal=seals.seal(game.id, answer, self.secret))
 
