@@ -17,6 +17,7 @@ from tiebreak.commands.doctor import doctor
 from tiebreak.commands.economics import economics
 from tiebreak.commands.key import key
 from tiebreak.commands.report import report
+from tiebreak.commands.scale import scale
 from tiebreak.commands.simulate import simulate
 from tiebreak.commands.train import train
 
@@ -35,5 +36,6 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     deploy,
     simulate,
     economics,
+    scale,
     report,
 )

@@ -1,0 +1,121 @@
+"""What `benchmarks.scale` trains: language models, image nets and plain nets of 10^4 to 3 * 10^7 parameters."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
+
+from benchmarks.workloads import STEPS, WORKLOADS, classify, next_token
+from engine.task import SGD, AdamW, Batch, Rows, Task
+from sim.scale.counts import Transformer
+
+INTERVAL: Final = 10
+
+
+def gpt(model: Transformer) -> Task:
+    """GPT-2 of these sizes with its dropout, AdamW, random weights and tokens."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=model.layers,
+        n_embd=model.width,
+        n_head=model.heads,
+        vocab_size=model.vocabulary,
+        n_positions=model.context,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    tokens = torch.randint(0, model.vocabulary, (4 * model.batch, model.sequence + 1))
+    return Task(
+        name="gpt",
+        model=GPT2LMHeadModel(config).train(),
+        loss=next_token,
+        optimizer=AdamW(lr=1e-4),
+        data={"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()},
+        batch=Batch(size=model.batch, examples=Rows(names=("x", "y"))),
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+    )
+
+
+def _labelled(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(net(x), y)
+
+
+def mlp(width: int, depth: int, batch: int = 64) -> Task:
+    """A plain net of ReLU layers, AdamW."""
+    torch.manual_seed(0)
+    inner = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width), nn.ReLU())]
+    net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), *inner, nn.Linear(width, 10))
+    return Task(
+        name="mlp",
+        model=net.train(),
+        loss=_labelled,
+        optimizer=AdamW(lr=1e-3),
+        data={"x": torch.randn(4 * batch, 64), "y": torch.randint(0, 10, (4 * batch,))},
+        batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+    )
+
+
+def resnet(widths: tuple[int, ...], pixels: int, batch: int) -> Task:
+    """A small ResNet of two blocks a width, SGD with momentum."""
+    torch.manual_seed(0)
+    depths = [2] * len(widths)
+    config = ResNetConfig(embedding_size=widths[0], hidden_sizes=list(widths), depths=depths, layer_type="basic")
+    return Task(
+        name="resnet",
+        model=ResNetForImageClassification(config).train(),
+        loss=classify,
+        optimizer=SGD(lr=0.01, momentum=0.9),
+        data={"x": torch.randn(2 * batch, 3, pixels, pixels), "y": torch.randint(0, 2, (2 * batch,))},
+        batch=Batch(size=batch, examples=Rows(names=("x", "y"))),
+        steps=STEPS,
+        checkpoint_interval=INTERVAL,
+    )
+
+
+def _transformer(layers: int, width: int, heads: int, vocabulary: int, sequence: int, batch: int) -> Transformer:
+    return Transformer(
+        layers=layers,
+        width=width,
+        heads=heads,
+        vocabulary=vocabulary,
+        context=sequence,
+        sequence=sequence,
+        batch=batch,
+    )
+
+
+TRANSFORMERS: Final[dict[str, Transformer]] = {
+    "gpt 1x32": _transformer(1, 32, 2, 128, 16, 4),
+    "gpt 2x64": _transformer(2, 64, 2, 512, 32, 4),
+    "gpt 2x128": _transformer(2, 128, 4, 1024, 64, 4),
+    "gpt 4x128": _transformer(4, 128, 4, 1024, 32, 4),
+    "gpt 4x256": _transformer(4, 256, 4, 4096, 64, 4),
+    "gpt 6x384": _transformer(6, 384, 6, 8192, 64, 4),
+    "gpt 8x512": _transformer(8, 512, 8, 8192, 64, 2),
+}
+"""Layers and width."""
+FITTED: Final[dict[str, Callable[[], Task]]] = {
+    **{name: partial(gpt, model) for name, model in TRANSFORMERS.items()},
+    "mlp 2x64": partial(mlp, 64, 2),
+    "mlp 3x256": partial(mlp, 256, 3),
+    "mlp 4x1024": partial(mlp, 1024, 4),
+    "mlp 6x2048": partial(mlp, 2048, 6),
+    "resnet 16": partial(resnet, (8, 16), 16, 8),
+    "resnet 32": partial(resnet, (16, 32, 64), 32, 8),
+    "resnet 64": partial(resnet, (32, 64, 128), 64, 8),
+    "resnet 32, wide": partial(resnet, (64, 128, 256), 32, 16),
+    "digits": WORKLOADS["digits"],
+    "text": WORKLOADS["text"],
+}
+"""What the models of cost are fitted to. resnet: pixels; digits and text: the demo's."""
+HELD_OUT: Final[dict[str, Callable[[], Task]]] = {
+    name: WORKLOADS[name] for name in ("gpt2", "resnet50-32", "resnet50-224")
+}
+"""What they have to predict."""

@@ -1,0 +1,1 @@
+"""What training, auditing and disputes cost at any size: formulas and fits to this repository's own measurements."""
