@@ -35,7 +35,7 @@ from benchmarks.accumulate import cases, tree
 from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.memory import EXACT
 from benchmarks.scale_games import board_rows, places_to_predict, played_games
-from benchmarks.scale_workloads import FITTED, HELD_OUT
+from benchmarks.scale_workloads import BATCHED, FITTED, HELD_OUT
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import RESULTS, Row, show
 from engine.agreement import Terms, draft_job
@@ -44,10 +44,12 @@ from engine.compile import Compiled, compile_task
 from engine.interpreter import Interpreter
 from engine.logged.calibration import proven_policy
 from engine.storage import RunDirectory, write_tensors
+from engine.task import Task
 from engine.tensors import identities, identity
 from engine.training import Worker
 from sim.market import Market
 from sim.scale.counts import counts_of
+from sim.scale.model import memory_features
 from tiebreak.bundle import Bundle
 from tiebreak.environment import describe
 
@@ -55,16 +57,11 @@ NAME: Final = "scale"
 BUDGET_S: Final = 2.0
 """CPU time that the repeats of one step may take, within the two bounds below."""
 LEAST, MOST = 3, 15
-MEMORY: Final = (
-    "gpt 2x128",
-    "gpt 4x256",
-    "gpt 6x384",
-    "gpt 8x512",
-    "mlp 4x1024",
-    "mlp 6x2048",
-    "resnet 64",
-    "resnet 32, wide",
-)
+MEMORY: Final[dict[str, Callable[[], Task]]] = {
+    name: FITTED[name]
+    for name in ("gpt 4x256", "gpt 6x384", "gpt 8x512", "mlp 4x1024", "mlp 6x2048", "resnet 32, wide")
+} | BATCHED
+"""Of some most memory goes to the state, of the others to the values of a step."""
 LOGGED: Final = ("gpt 2x64", "gpt 2x128", "gpt 4x128", "gpt 4x256", "gpt 6x384", "resnet 32", "resnet 64", "text")
 STATES: Final = (
     (8, 1 << 10),
@@ -141,14 +138,19 @@ def hashed_step(compiled: Compiled) -> Callable[[], object]:
 
 def memory() -> Iterator[Row]:
     """Peak of the trainer's process, from a bundle, as `benchmarks.memory`."""
-    for name in MEMORY:
+    for name, make in MEMORY.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bundle"
-            task = FITTED[name]()
-            Bundle.of(compile_task(task), name="scale", steps=task.steps, checkpoint_interval=1).save(path)
+            task = make()
+            compiled = compile_task(task)
+            Bundle.of(compiled, name="scale", steps=task.steps, checkpoint_interval=1).save(path)
+            counts = memory_features(counts_of(compiled.program))
+            del task, compiled
             command = [sys.executable, "-m", "benchmarks.memory", "--party", EXACT[0], str(path)]
             found = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         yield Row(metric="memory: trainer", case=name, value=found, unit="bytes")
+        yield Row(metric="memory: state", case=name, value=counts["state"], unit="bytes")
+        yield Row(metric="memory: live", case=name, value=counts["live"], unit="bytes")
 
 
 def states() -> Iterator[Row]:

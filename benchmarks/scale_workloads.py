@@ -115,6 +115,12 @@ FITTED: Final[dict[str, Callable[[], Task]]] = {
     "text": WORKLOADS["text"],
 }
 """What the models of cost are fitted to. resnet: pixels; digits and text: the demo's."""
+BATCHED: Final[dict[str, Callable[[], Task]]] = {
+    "gpt 2x128, 16 x 128": partial(gpt, _transformer(2, 128, 4, 1024, 128, 16)),
+    "gpt 1x64, 16 x 256": partial(gpt, _transformer(1, 64, 2, 512, 256, 16)),
+    "resnet 64, 64 images": partial(resnet, (32, 64), 64, 64),
+}
+"""Small models of large batches: sequences and tokens of each, images."""
 HELD_OUT: Final[dict[str, Callable[[], Task]]] = {
     name: WORKLOADS[name] for name in ("gpt2", "resnet50-32", "resnet50-224")
 }

@@ -12,7 +12,6 @@ from typing import Final
 from engine.storage import MAX_METRICS_BYTES, MAX_RECORDS_BYTES
 from protocol.errors import ConfigurationError
 from protocol.isa import MAX_INSTRUCTIONS, MAX_TERMS
-from protocol.messages import MAX_MESSAGE_BYTES
 from protocol.program import Limits
 from sim.scale.model import CostModel, Costs, Setting
 from sim.scale.subjects import transformer_subject
@@ -109,8 +108,6 @@ def _own(limits: Limits) -> tuple[Budget, ...]:
         Budget(name="bytes of metrics", limit=MAX_METRICS_BYTES, unit="bytes", own=True,
                lift="a line of metrics for every some steps, or a higher limit in `engine.storage`",
                load=lambda _, c: c.metrics_bytes.value),
-        Budget(name="bytes of messages", limit=MAX_MESSAGE_BYTES * 1000, unit="bytes", own=True,
-               lift="nothing: it grows with logarithms", load=lambda _, c: c.message_bytes.value),
     )  # fmt: skip
 
 
@@ -199,6 +196,10 @@ class Growth:
         return Bottleneck(
             direction=direction, start=start, at=low, first=self.spent(beyond)[0], extrapolated=extrapolated
         )
+
+    def limits(self, setting: Setting, direction: str) -> list[Bottleneck]:
+        """How far each budget lasts, as if there were no other."""
+        return [replace(self, budgets=(budget,)).first(setting, direction) for budget in self.budgets]
 
     def _within(self, setting: Setting, direction: str, size: int) -> bool:
         return self.spent(self.at(setting, direction, size))[0].share <= 1

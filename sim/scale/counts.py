@@ -44,11 +44,6 @@ class Counts:
         """D of SPEC section 4: depth of each half of the value tree."""
         return max(depth_of(self.instructions), depth_of(self.entries))
 
-    @property
-    def memory_bytes(self) -> int:
-        """State before and after a step, data, and the values alive (`engine.cost`)."""
-        return 2 * self.state_bytes + self.data_bytes + self.live_bytes
-
 
 def counts_of(program: Program) -> Counts:
     """The counts of one step of a validated program."""

@@ -15,7 +15,7 @@ RANGES: Final = {"parameters": (6, 12), "steps": (2, 7), "jobs": (0, 5)}
 PER_DECADE: Final = 2
 SEQUENCE, BATCH = 1024, 8
 """Of the steps of the family that stands for a number of parameters."""
-PARAMETERS, STEPS, INTERVAL = 124_000_000, 10_000, 100
+PARAMETERS, STEPS, INTERVAL = 124_000_000, 10_000, 10
 """The job from which each direction starts."""
 
 
@@ -70,7 +70,13 @@ def fit_told(fit: Fit) -> dict[str, Any]:
 
 def held_out_told(found: HeldOut) -> dict[str, Any]:
     """A comparison as JSON."""
-    return {**asdict(found), "factor": found.factor, "holds": found.holds, "inside": found.is_inside}
+    return {
+        **asdict(found),
+        "predicted": told(found.predicted),
+        "factor": found.factor,
+        "holds": found.holds,
+        "inside": found.is_inside,
+    }
 
 
 def bottleneck_told(found: Bottleneck) -> dict[str, Any]:
@@ -102,4 +108,8 @@ def document(m: Measurements, budgets: Budgets) -> dict[str, Any]:
         "held_out": [held_out_told(found) for found in comparisons(model, m)],
         "curves": {direction: curve(growth, setting, direction) for direction in DIRECTIONS},
         "bottlenecks": [bottleneck_told(found) for found in bottlenecks(growth, setting)],
+        "limits": {
+            direction: [bottleneck_told(found) for found in growth.limits(setting, direction)]
+            for direction in DIRECTIONS
+        },
     }

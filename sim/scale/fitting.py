@@ -54,13 +54,6 @@ class Prediction:
             extrapolated=self.extrapolated or other.extrapolated,
         )
 
-    def over(self, other: "Prediction") -> "Prediction":
-        """The ratio, of independent errors: relative widths add up as squares."""
-        value = self.value / other.value
-        width = sqrt((self.high / self.value - 1) ** 2 + (other.high / other.value - 1) ** 2)
-        extrapolated = self.extrapolated or other.extrapolated
-        return Prediction(value=value, low=value / (1 + width), high=value * (1 + width), extrapolated=extrapolated)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:

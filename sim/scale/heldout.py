@@ -10,7 +10,7 @@ from typing import Final
 
 from sim.scale.fitting import Prediction
 from sim.scale.measurements import Measurements
-from sim.scale.model import CostModel, log_features, step_features
+from sim.scale.model import CostModel, log_features, memory_features, step_features
 from sim.scale.walks import moves_of
 
 TIME, DISK, LOGS, MEMORY, GAS, EXACT = 2.0, 3.0, 3.0, 1.5, 1.05, 1.0
@@ -120,7 +120,7 @@ def _memory(model: CostModel, m: Measurements) -> Iterator[HeldOut]:
     for step in m.held_out:
         yield HeldOut(
             group="memory", what="trainer's peak", case=step.name, unit="bytes",
-            predicted=model.memory.predict({"process": 1, "bytes": step.counts.memory_bytes}),
+            predicted=model.memory.predict(memory_features(step.counts)),
             measured=m.others["memory"].get("trainer: peak memory", step.name, "MB") * 1e6, bound=MEMORY,
             source="memory",
         )  # fmt: skip

@@ -2,9 +2,9 @@
 
 Fitted: seconds of a step (plain, exact, and the one of a dispute whose values are hashed) to its instructions,
 products, other terms and elements; seconds of hashing and writing a state to its tensors and bytes; seconds of an
-accumulator tree to its terms; peak memory to `Counts.memory_bytes`; bytes of a rounding log to the elements that are
-logged; gas of a move to its kind and to what it shows. Counted: moves, bytes of messages and calldata, records, states,
-steps that a dispute executes again.
+accumulator tree to its terms; peak memory to the bytes of the state and of the values alive; bytes of a rounding log to
+the elements that are logged and their terms; gas of a move to its kind and to what it shows. Counted: moves, bytes of
+messages and calldata, records, states, steps that a dispute executes again.
 
 All seconds are CPU seconds of one core of the machine that was measured.
 """
@@ -16,7 +16,8 @@ from typing import Final
 
 from engine.keeping import ALL, Keep
 from engine.storage import RECORD_BYTES
-from protocol.errors import ConfigurationError
+from protocol.errors import ConfigurationError, EncodingError
+from protocol.isa import MAX_OPERANDS
 from sim.scale.counts import Counts
 from sim.scale.fitting import Features, Fit, Prediction
 from sim.scale.measurements import Measurements, MoveCost
@@ -27,8 +28,8 @@ BASE_GAS: Final = 21_000
 """Of every transaction. Calldata: EIP-2028, and EIP-7623's floor."""
 ENTRY_BYTES: Final = 110
 """Of the header of a state's file, an entry (name, dtype, shape, place as JSON); about."""
-SCORED: Final = 4
-"""Values of a disputed sum that are opened: its result and its operands, and one more for what else may be needed."""
+OPENED: Final = 1 + MAX_OPERANDS
+"""Values that are opened in a dispute, at most: a result and what it is computed from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,8 @@ class GasModel:
         proofs: list[tuple[dict[str, float], float]] = []
         for number, game in enumerate(m.games):
             moves += [(features_of(cost), execution(cost)) for cost in game.moves[:-1]]
+            if not game.moves or not game.moves[-1].kind.startswith("prove"):
+                raise EncodingError(f"scale, game {number}: expected a proof in the end, got another move")
             if number:
                 proofs.append((features_of(game.moves[-1]), execution(game.moves[-1])))
         last = BOARD_AFTER
@@ -317,7 +320,14 @@ class CostModel:
             ),
             memory=Fit.of(
                 [
-                    ({"process": 1, "bytes": counts[case].memory_bytes}, table.get("memory: trainer", case, "bytes"))
+                    (
+                        {
+                            "process": 1,
+                            "state": table.get("memory: state", case, "bytes"),
+                            "live": table.get("memory: live", case, "bytes"),
+                        },
+                        table.get("memory: trainer", case, "bytes"),
+                    )
                     for case in table.cases("memory: trainer")
                 ]
             ),
@@ -347,7 +357,7 @@ class CostModel:
         checkpoint = self._checkpoint(counts)
         training = step.times(s.steps).plus(checkpoint.times(s.checkpoints))
         place = s.subject.place(levels=s.levels, steps=s.steps, interval=s.interval)
-        again = replayed_steps(gap=s.gap, segment=s.interval, offset=s.interval, opened=SCORED)
+        again = replayed_steps(gap=s.gap, segment=s.interval, offset=s.interval, opened=OPENED)
         opening = step.times(s.gap + s.interval)
         ids = step.times(s.interval - 1).plus(hashed)
         tree = self.sums.predict({"trees": 1, "terms": counts.longest})
@@ -367,7 +377,7 @@ class CostModel:
             replay_move=max(opening, ids, key=lambda prediction: prediction.value),
             dispute_steps=Prediction.exactly(again),
             dispute_time=step.times(again - 1).plus(hashed).plus(tree),
-            memory=self.memory.predict({"process": 1, "bytes": counts.memory_bytes}),
+            memory=self.memory.predict(memory_features(counts)),
             state_bytes=Prediction.exactly(counts.state_bytes),
             **disk,
             moves=Prediction.exactly(len(planned)),
@@ -408,6 +418,11 @@ class CostModel:
             logs = self.logs.predict(log_features(counts)).times(s.steps)
         total = Prediction.exactly(states + others).plus(records).plus(metrics).plus(logs)
         return {"run_bytes": total, "records_bytes": records, "metrics_bytes": metrics, "log_bytes": logs}
+
+
+def memory_features(counts: Counts) -> Features:
+    """What peak memory is fitted to: the process itself, the state, and the values alive with what they need beside."""
+    return {"process": 1, "state": counts.state_bytes + counts.data_bytes, "live": counts.live_bytes}
 
 
 def log_features(counts: Counts) -> Features:

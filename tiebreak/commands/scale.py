@@ -72,6 +72,13 @@ DEFAULTS = Budgets()
     show_default=True,
     help="Levels of a tree that a move of a dispute shows (r).",
 )
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    default=24 * 3600,
+    show_default=True,
+    help="Seconds within which a trainer has to post its next head, as in the job.",
+)
 @click.option("--keep", default="all", show_default=True, help="Checkpoints that stay on disk: all, every:M or last.")
 @click.option("--logged", is_flag=True, help="Policy logged, with proven bounds: count the rounding logs.")
 @click.option(
@@ -178,6 +185,7 @@ def setting_of(options: dict[str, Any]) -> Setting:
         levels=options["levels"],
         keep=Keep.parse(options["keep"]),
         logged=options["logged"],
+        window=options["window"],
         disputed=options["disputed"],
         step_seconds=options["step_seconds"],
     )
@@ -216,6 +224,7 @@ def report(
             "levels": setting.levels,
             "keep": str(setting.keep),
             "logged": setting.logged,
+            "window": setting.window,
             "disputed": setting.disputed,
             "step_seconds": setting.step_seconds,
         },

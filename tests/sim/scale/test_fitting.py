@@ -78,5 +78,4 @@ def test_predictions_add_up() -> None:
     one, two = Prediction(value=2, low=1, high=3), Prediction.exactly(10).times(2)
     assert two.is_exact
     assert one.plus(two) == Prediction(value=22, low=21, high=23)
-    assert one.over(Prediction.exactly(2)).value == 1
     assert not one.plus(two).is_exact

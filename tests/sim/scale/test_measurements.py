@@ -75,6 +75,8 @@ BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
     ("a short move", lambda d: d["games"][0]["moves"][2].pop(), "game 0, move 2"),
     ("a move without a kind", lambda d: d["games"][0]["moves"][2].__setitem__(0, 1), "game 0, move 2"),
     ("negative gas", lambda d: d["games"][0]["moves"][2].__setitem__(6, -5), "game 0, move 2"),
+    ("a game without a proof", lambda d: d["games"][2]["moves"].pop(), "game 2: expected a proof"),
+    ("a game without moves", lambda d: d["games"][2]["moves"].clear(), "game 2: expected a proof"),
     ("no places", lambda d: d.pop("places"), "list of places"),
     ("a place of another form", lambda d: d["places"][0].pop("leaf"), "place 0"),
     ("a negative place", lambda d: d["places"][0].update(leaf=-1), "place 0"),
