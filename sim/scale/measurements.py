@@ -6,6 +6,7 @@ measurements would still print numbers.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from math import isfinite
@@ -20,6 +21,9 @@ from sim.scale.walks import Operand, Place
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 MAX_BYTES: Final = 1 << 22
+MAX_NESTING: Final = 16
+"""Nested deeper, JSON can exhaust the C stack of its parser."""
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _ROW: Final = frozenset({"metric", "case", "value", "unit", "target"})
 _GAME: Final = {
     "case": str,
@@ -85,12 +89,27 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
     if path.stat().st_size > MAX_BYTES:
         raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {path.stat().st_size}")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        text = path.read_text(encoding="utf-8")
+        if _nesting(text) > MAX_NESTING:
+            raise EncodingError(f"{name}: expected at most {MAX_NESTING} lists in each other, got more")
+        document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise EncodingError(f"{name}: expected JSON, got {error}") from error
     if not isinstance(document, dict):
         raise EncodingError(f"{name}: expected an object, got {type(document).__name__}")
     return document
+
+
+def _nesting(text: str) -> int:
+    """How deep brackets stand in each other, outside of strings."""
+    depth = most = 0
+    for bracket in _BRACKETS.findall(text):
+        if bracket in "[{":
+            depth += 1
+            most = max(most, depth)
+        elif bracket in "]}":
+            depth -= 1
+    return most
 
 
 def _no_constant(text: str) -> float:

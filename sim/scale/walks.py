@@ -153,6 +153,8 @@ def kind_of(move: Move, level: Level, *, first: bool, last: bool) -> str:
     name = move.KIND.name.lower()
     if isinstance(move, Select):
         return " ".join([name, level.name.lower(), *(["first"] if first else []), *(["last"] if last else [])])
+    if isinstance(move, SelectElement) and move.seal != NO_SEAL:
+        return f"{name} sealed"
     if isinstance(move, Descend):
         return f"{name} first" if first and level is Level.RUN else name
     return name

@@ -103,7 +103,20 @@ def test_another_file_is_refused(folder: Path, change: Callable[[Document], obje
         CostModel.of(Measurements.read(folder))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", "{", '{"rows": NaN}', "[" * 100_000, '{"rows": [], "x": "\ud800"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        "{",
+        '{"rows": NaN}',
+        "[" * 100_000,
+        "[]," * 9 + "[" * 99_999,
+        '{"a[": ' + "[" * 17 + "]" * 17 + "}",
+        '{"rows": [], "x": "\ud800"}',
+    ],
+)
 def test_what_is_no_document_is_refused(folder: Path, text: str) -> None:
     (folder / "commit.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(EncodingError, match="commit"):

@@ -136,7 +136,7 @@ def test_what_is_kept(keep: str, kept: int, gap: int) -> None:
     jobs=st.integers(1, 10**5),
     levels=st.integers(1, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_more_of_anything_costs_no_less(model: CostModel, parameters: int, steps: int, jobs: int, levels: int) -> None:
     def costs(p: int, s: int, j: int) -> Costs:
         subject = transformer_subject(p, sequence=256, batch=4, steps=s, interval=2)
@@ -144,14 +144,16 @@ def test_more_of_anything_costs_no_less(model: CostModel, parameters: int, steps
 
     here = costs(parameters, steps, jobs)
     assert all(p.low <= p.value <= p.high for p in here.named().values())
+    larger = costs(4 * parameters, steps, jobs)
     for more in (
-        costs(4 * parameters, steps, jobs),
+        larger,
         costs(parameters, 4 * steps, jobs),
         costs(parameters, steps, 2 * jobs),
     ):
+        # What a dispute has to open also depends on how the disputed tensors fall into chunks.
+        free = {"slowdown", "message_bytes", "dispute_gas", "move_gas", "all_gas"} if more is larger else {"slowdown"}
         for name, prediction in more.named().items():
-            if name not in ("slowdown", "plain_step"):
-                assert prediction.value >= 0.999 * here.named()[name].value, name
+            assert name in free or prediction.value >= 0.999 * here.named()[name].value, name
 
 
 def test_a_users_own_step_replaces_the_fitted_one(model: CostModel) -> None:
