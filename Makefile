@@ -17,7 +17,7 @@ SOURCES := protocol engine sim tiebreak tests benchmarks examples model contract
 REPORTED := $(foreach part,simulate economics scale,$(addprefix --$(part) ,$(wildcard \
 	benchmarks/results/$(part:scale=scale_curves).json)))
 
-.PHONY: help setup demo test matrix models long-sums bench-logged bench-economics report lint format types vectors hardest contracts model model-mutants ci clean
+.PHONY: help setup demo test matrix models long-sums bench-logged bench-economics bench-scale report lint format types vectors hardest contracts model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -82,6 +82,11 @@ bench-logged: setup ## Policy logged (hours; OPTIONS=--missing goes on after a b
 bench-economics: setup ## Best replies over grids, found twice, and the page docs/economics.md (minutes)
 	$(BIN)/python -m benchmarks.economics
 	$(BIN)/python -m benchmarks.economics_page docs/economics.md
+
+bench-scale: setup ## Costs at small sizes, the page docs/scale.md, and the curves of the report (a quarter of an hour)
+	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.scale_page docs/scale.md
+	$(BIN)/tiebreak scale --curves benchmarks/results/scale_curves.json
 
 report: setup ## Render the committed results of the simulations: docs/simulation.md and its pictures
 	$(BIN)/tiebreak report --output docs --name simulation --format markdown $(REPORTED)
