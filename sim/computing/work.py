@@ -1,9 +1,10 @@
 """What a party has to show for a job, and the first place where that is not the truth."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from engine.interpreter import State
 from protocol.accumulator_tree import AccumulatorTree
 from protocol.commitments import StepRecord
 from protocol.errors import ConfigurationError
@@ -39,6 +40,9 @@ class Lie:
     """None where the game ends at the leaf: commits, and sources, are settled by ids."""
 
 
+Kept = Callable[[int], State]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What a trainer, or a challenger, has to show for a job."""
@@ -51,6 +55,8 @@ class Work:
     """Steps that this party would have had to execute: its real cost, for which nothing is cached."""
     lie: Lie | None
     """None: the true run."""
+    kept: Kept | None = None
+    """The state after a step, as it lies beside a run for whoever starts a replay there. None: withheld."""
     logs: Mapping[int, StepLog] | None = None
     """By step, those that go with the run to whoever audits it. None: under policy `exact`, or withheld."""
 

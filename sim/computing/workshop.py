@@ -75,12 +75,12 @@ class Published:
 class Workshop:
     """One small computation, and the honest run of it. Use `Workshop.open`: one of a name in a process is enough."""
 
-    def __init__(self, name: str) -> None:
-        """Raises `ConfigurationError` for a name that is none."""
+    def __init__(self, name: str, compiled: Compiled | None = None) -> None:
+        """`compiled`: another computation than the small task's. Raises `ConfigurationError` for a name that is none."""
         if name not in NAMES:
             raise ConfigurationError(f"expected a workshop named {' or '.join(NAMES)}, got {name!r}")
         self.name = name
-        self.compiled: Compiled = compile_task(small_task())
+        self.compiled: Compiled = compile_task(small_task()) if compiled is None else compiled
         self.program: Program = self.compiled.program
         logged = name == "logged"
         self.interpreter = _interpreter(self.program, logged, THRESHOLD)
@@ -176,6 +176,7 @@ class Workshop:
             oracle=Bound(job, evidence),
             computed_steps=job.steps if computed_steps is None else computed_steps,
             lie=first_lie(evidence, truth),
+            kept=run.state,
             logs=published,
         )
 
@@ -200,6 +201,7 @@ class Workshop:
             oracle=Bound(job, truth),
             computed_steps=job.steps,
             lie=None,
+            kept=truth.run.state,
             logs=truth.run.logs(),
         )
 

@@ -28,6 +28,7 @@ from sim.computing.workshop import Deviation, Workshop
 from sim.world.board import Board
 from sim.world.calls import Call
 from sim.world.mail import Account, Mail
+from sim.world.prudence import Pace
 
 GENESIS: Final = 2_000_000_000
 """Instant 0 of every game, in seconds of the chain."""
@@ -149,6 +150,11 @@ class World:
     def domain(self) -> Domain:
         """Where signatures count."""
         return self.chain.domain
+
+    @property
+    def pace(self) -> Pace:
+        """What things take here, for whoever looks at a job's terms."""
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
 
     @property
     def next_block(self) -> int:

@@ -14,6 +14,7 @@ from sim.world import calls
 from sim.world.agents.agent import Process
 from sim.world.agents.playing import GameView, Player
 from sim.world.board import PublicGame, PublicJob
+from sim.world.prudence import objections_to_auditing
 from sim.world.world import World
 
 
@@ -51,6 +52,10 @@ class Auditor(Player):
     def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002  # for who looks at it
         """Whether it challenges a head, after a replay that agrees with it or does not."""
         return not agrees
+
+    def objects(self, job: PublicJob) -> bool:
+        """Whether it keeps out of a job: one by whose terms it would lose its stake, or win nothing."""
+        return bool(objections_to_auditing(job.job, self.world.workshop.program, self.world.pace))
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002  # for who does not
         """Whether it reports two heads of one count."""
@@ -104,7 +109,7 @@ class Auditor(Player):
             self.uncheckable.append(head)
             return
         agrees = work.run_root(head.head.count) == head.head.run_root
-        if self.accuses(head, agrees) and job.job.id not in self.challenged:
+        if self.accuses(head, agrees) and job.job.id not in self.challenged and not self.objects(job):
             yield from self._challenge(job, head)
 
     def _challenge(self, job: PublicJob, head: SignedHead) -> Process:

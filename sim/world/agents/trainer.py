@@ -13,6 +13,7 @@ from sim.world import calls
 from sim.world.agents.agent import Process
 from sim.world.agents.playing import GameView, Player
 from sim.world.board import PublicGame, PublicJob
+from sim.world.prudence import objections_to_training
 from sim.world.world import World
 
 
@@ -30,11 +31,17 @@ class Trainer(Player):
     # ------------------------------------------------------------------ what it does, to override
 
     def sign_job(self, job: Job) -> bytes | None:
-        """Its signature under a job that a client drafted; None unless the job is what was agreed."""
+        """Its signature under a job that a client drafted; None unless the job is what was agreed, and prudent."""
         agreed = self.world.workshop.job(
             client=job.client, trainer=self.address, nonce=job.nonce, terms=self.world.terms
         )
-        return self.key.sign(job.digest(self.world.domain)) if job == agreed else None
+        if job != agreed or self.objects(job):
+            return None
+        return self.key.sign(job.digest(self.world.domain))
+
+    def objects(self, job: Job) -> bool:
+        """Whether it could lose its stake by a job's terms alone."""
+        return bool(objections_to_training(job, self.world.workshop.program, self.world.pace))
 
     def accepts(self, job: PublicJob) -> bool:  # noqa: ARG002  # for who does not
         """Whether it takes an offer that it signed."""
