@@ -1,0 +1,186 @@
+"""Whole games of each adversary of `sim.adversaries.auditors`: beside a diligent auditor, and alone."""
+
+from collections import Counter
+from functools import cache, partial
+from math import log, sqrt
+from random import Random
+
+import pytest
+
+from engine.auditing import detection_probability, draw_segments
+from protocol.errors import CannotCheck
+from protocol.job import SignedHead
+from protocol.tags import Digest
+from sim.adversaries.auditors import (
+    ADVERSARIES,
+    BribedAuditor,
+    Conceding,
+    CopyingAuditor,
+    LazyAuditor,
+    OfflineAuditor,
+    PoorAuditor,
+    Sampler,
+    SamplingAuditor,
+    SilentAuditor,
+    Vanishing,
+    first_fraud,
+    replay_segment,
+)
+from sim.adversaries.base import Adversary, Catch
+from sim.adversaries.false_runs import PlainFalseRun
+from sim.computing.observers import during
+from sim.computing.work import Work
+from sim.computing.workshop import Workshop
+from sim.world.agents import Auditor
+from sim.world.cast import FUNDS, TERMS, Cast, Seat
+from sim.world.game import play
+from sim.world.result import GameResult
+from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+
+KINDS = pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
+NOBODY = bytes(19) + b"\x01"
+
+
+@cache
+def beside(kind: type[Adversary]) -> GameResult:
+    """A game beside a diligent auditor."""
+    return staged(kind, 1)
+
+
+@KINDS
+def test_one_diligent_auditor_is_enough(kind: type[Adversary]) -> None:
+    result = beside(kind)
+    assert (result.watched, result.false_head, result.job_status) == (True, True, "slashed")
+    assert result.catches[PlainFalseRun.name] == "recomputed"
+    assert party(result, "auditor").wei == HALF, "who did the work is paid"
+    assert of(result, kind).wei <= 0
+
+
+def test_what_each_saves_and_loses() -> None:
+    diligent = party(beside(LazyAuditor), "auditor").steps
+    assert of(beside(LazyAuditor), LazyAuditor).steps == 0
+    assert of(beside(LazyAuditor), LazyAuditor).gas == 0
+    assert 0 < of(beside(SilentAuditor), SilentAuditor).steps < diligent, "it replays, and has no dispute"
+    assert of(beside(CopyingAuditor), CopyingAuditor).wei == 0, "its stake comes back"
+    assert of(beside(PoorAuditor), PoorAuditor).gas == 0
+
+
+# ---------------------------------------------------------------- alone
+
+
+@pytest.mark.parametrize("kind", [LazyAuditor, SilentAuditor, CopyingAuditor, PoorAuditor], ids=lambda kind: kind.name)
+def test_alone_a_false_head_is_settled_and_nothing_was_promised(kind: type[Adversary]) -> None:
+    result = staged(kind, 2, auditors=[])
+    assert (result.watched, result.false_head, result.job_status) == (False, True, "settled")
+    assert result.catches[PlainFalseRun.name] == "undetected"
+    assert result.duels == ()
+
+
+def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
+    cast = stage(PlainFalseRun(), Random(3))
+    cast.expected.clear()
+    cast.auditors = [Seat(name="bribed", make=partial(Conceding, at=1), adversary=BribedAuditor.name)]
+    result = play(cast, "-", Random(3))
+    assert (result.watched, result.job_status, result.violations) == (False, "settled", ())
+    assert result.catches[BribedAuditor.name] == Catch.CONCEDED
+    assert party(result, "bribed").wei == -TERMS.challenger_stake
+    assert party(result, "trainer").wei == TERMS.reward + TERMS.challenger_stake
+
+
+# ---------------------------------------------------------------- one after the other
+
+
+class Late(Auditor):
+    """Honest, and slow: it replays the last head only, when half of the window is over."""
+
+    def replays(self, head: SignedHead) -> bool:
+        (job,) = self.world.board.jobs.values()
+        return head.head.count == job.job.checkpoints
+
+    def _audit(self, job, head):  # type: ignore[no-untyped-def]
+        yield from self.sleep(job.job.challenge_window // 2)
+        yield from super()._audit(job, head)
+
+
+@pytest.mark.parametrize(("make", "end"), [(Conceding, Catch.CONCEDED), (Vanishing, Catch.TIMEOUT)])
+def test_after_a_lost_game_the_next_auditor_still_convicts(make: type[Auditor], end: Catch) -> None:
+    cast = Cast(workshop=Workshop.open("exact"), auditors=[Seat(name="late", make=Late)])
+    PlainFalseRun().join(cast, Random(4))
+    kind = BribedAuditor if make is Conceding else OfflineAuditor
+    cast.auditors.insert(0, Seat(name="first", make=partial(make, at=1), adversary=kind.name))
+    result = play(cast, "-", Random(4))
+    assert result.violations == ()
+    assert result.catches == {PlainFalseRun.name: "recomputed", kind.name: end}
+    assert [(duel.challenger, duel.verdict) for duel in result.duels] == [("first", "trainer"), ("late", "challenger")]
+    assert party(result, "first").wei == -TERMS.challenger_stake
+    assert party(result, "late").wei == HALF
+    assert party(result, "trainer").wei == TERMS.challenger_stake - TERMS.trainer_stake
+
+
+# ---------------------------------------------------------------- samples
+
+
+def cheated(steps: tuple[int, ...]) -> Work:
+    """A run in which one element of the gradient's first sum is another in each of these steps."""
+    workshop = Workshop.open("exact")
+    job = workshop.job(client=NOBODY, trainer=NOBODY, nonce=0, terms=TERMS)  # type: ignore[arg-type]
+    leaf = workshop.program.commits[-1].operands[0].value
+
+    def one_more(at, tensor):  # type: ignore[no-untyped-def]
+        return tensor + 1 if at == leaf else tensor
+
+    return workshop.deviating(job, during(steps, lambda _: one_more), first_step=steps[0])
+
+
+@pytest.mark.parametrize(("steps", "false"), [((2,), {0}), ((10,), {3}), ((3, 8), {0, 2}), ((1, 4, 5, 9), {0, 1, 2})])
+def test_a_segment_is_false_where_something_was_changed_and_nowhere_else(
+    steps: tuple[int, ...], false: set[int]
+) -> None:
+    workshop, run = Workshop.open("exact"), cheated(steps)
+    job = run.oracle.job
+    found = {k for k in range(job.checkpoints) if replay_segment(workshop, job, run, k) != run.records[k]}
+    assert found == false
+    assert first_fraud(workshop, job, run, range(job.checkpoints)) == min(false)
+    assert first_fraud(workshop, job, workshop.honest(job), range(job.checkpoints)) is None
+
+
+def test_a_state_that_is_not_what_was_committed_cannot_be_started_from() -> None:
+    workshop, run = Workshop.open("exact"), cheated((2,))
+    with pytest.raises(CannotCheck, match="expected the state after step 3 that was committed"):
+        replay_segment(workshop, run.oracle.job, workshop.honest(run.oracle.job).__class__(
+            records=run.records, oracle=run.oracle, computed_steps=0, lie=None, kept=workshop.run().state
+        ), 1)  # fmt: skip
+
+
+@pytest.mark.parametrize(("total", "sample", "false"), [(4, 1, 1), (4, 2, 1), (4, 3, 1), (4, 2, 2), (40, 5, 3), (400, 20, 8)])
+def test_samples_find_fraud_as_often_as_the_formula_says(total: int, sample: int, false: int) -> None:
+    """Hoeffding: N draws are off by more than sqrt(ln(2/d) / 2N) with a chance below d; here d is one in a million."""
+    draws, rng = 4000, Random(5)
+    tampered = set(rng.sample(range(total), false))
+    found = sum(
+        bool(tampered & set(draw_segments(total, sample, rng.randbytes(32), Digest(rng.randbytes(32)))))
+        for _ in range(draws)
+    )
+    assert abs(found / draws - detection_probability(total, sample, false)) < sqrt(log(2e6) / (2 * draws))
+
+
+def test_an_auditor_that_samples_alone_finds_what_it_draws() -> None:
+    """In each whole game: convicted if the false segment is among those drawn, and settled if it is not."""
+    ends = Counter[tuple[bool, str]]()
+    for seed in range(6):
+        auditors: list[Sampler] = []
+
+        def make(*args, **kwargs):  # type: ignore[no-untyped-def]
+            auditors.append(Sampler(*args, sample=2, **kwargs))  # noqa: B023
+            return auditors[-1]  # noqa: B023
+
+        cast = stage(PlainFalseRun(), Random(seed))
+        cast.expected.clear()
+        cast.auditors = [Seat(name="sampler", make=make, adversary=SamplingAuditor.name, funds=FUNDS)]
+        result = play(cast, "-", Random(seed))
+        assert (result.watched, result.violations) == (False, ())
+        (sampler,) = auditors
+        assert len(sampler.drawn) == 2
+        ends[sampler.found is not None, result.job_status] += 1
+        assert sampler.found is None or sampler.found in sampler.drawn
+    assert set(ends) == {(True, "slashed"), (False, "settled")}, ends
