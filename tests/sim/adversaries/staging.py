@@ -34,8 +34,8 @@ def staged(kind: type[Adversary], seed: int, **changes: Any) -> GameResult:
 
 
 def party(result: GameResult, name: str) -> PartyResult:
-    """One party's account; `name` may be how it begins."""
-    (found,) = [party for party in result.parties if party.name == name or party.name.startswith(f"{name} ")]
+    """One party's account."""
+    (found,) = [party for party in result.parties if party.name == name]
     return found
 
 

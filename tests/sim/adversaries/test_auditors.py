@@ -91,14 +91,14 @@ def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
 
 
 class Late(Auditor):
-    """Honest, and slow: it replays the last head only, when half of the window is over."""
+    """Honest, and slow: it replays the last head only, when most of the window is over."""
 
     def replays(self, head: SignedHead) -> bool:
         (job,) = self.world.board.jobs.values()
         return head.head.count == job.job.checkpoints
 
     def _audit(self, job, head):  # type: ignore[no-untyped-def]
-        yield from self.sleep(job.job.challenge_window // 2)
+        yield from self.sleep(job.job.challenge_window * 3 // 4)
         yield from super()._audit(job, head)
 
 
