@@ -101,6 +101,8 @@ def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> 
     """
     first, last = job.first_step(checkpoint), job.last_step(checkpoint)
     before = run.records[checkpoint - 1].state_root if checkpoint else job.initial_state_root
+    if run.kept is None:
+        raise CannotCheck(f"expected the state after step {first - 1}, got none")
     state = run.kept(first - 1)
     if state_tree(identities(state)).root != before:
         raise CannotCheck(f"expected the state after step {first - 1} that was committed, got another")
@@ -216,7 +218,7 @@ class CopyingAuditor(_Bystander):
 class _Silent(Auditor):
     """Replays everything, and keeps what it finds to itself."""
 
-    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002, FBT001
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
         """Never."""
         return False
 

@@ -16,7 +16,7 @@ from protocol import seals
 from protocol.chain import ChainError
 from protocol.chain import generated as g
 from protocol.eip712 import Address
-from protocol.game import Level, apply, judge
+from protocol.game import GameState, Level, apply, judge
 from protocol.job import Job
 from protocol.keys import PrivateKey
 from protocol.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
@@ -105,13 +105,12 @@ class _Copier(Auditor, Builder):
         """Plays its game with what it was shown."""
         while not game.is_stopped:
             made = sum(1 for move in game.moves if move.KIND.mover is Side.CHALLENGER)
-            in_turn = partial(self._is_in_turn, game, made)
-            yield from self.until(lambda ready=in_turn: game.is_stopped or ready())  # type: ignore[misc]
+            yield from self.until(partial(self._is_ready, game, made))
             if not game.is_stopped:
                 yield from self.copy(game, self.shown[made])
 
-    def _is_in_turn(self, game: PublicGame, made: int) -> bool:
-        return game.mover() == self.address and len(self.shown) > made
+    def _is_ready(self, game: PublicGame, made: int) -> bool:
+        return game.is_stopped or (game.mover() == self.address and len(self.shown) > made)
 
     def copy(self, game: PublicGame, move: Move) -> Process:
         """Sends a copied move, whatever comes of it."""
@@ -159,11 +158,11 @@ class _Sealer(_Copier):
         sealed = replace(move, seal=seals.seal(game.id, self._answer(proof), self.secret))
         state = game.state
         self.world.submit(self, calls.make_move(state, sealed), untried=True)
-        yield from self.prove(game, replace(proof, salt=self.secret), sealed)
+        after = apply(state, sealed, self.world.next_block)
+        yield from self.prove(game, replace(proof, salt=self.secret), after)
 
-    def prove(self, game: PublicGame, proof: Prove, sealed: Select | SelectElement) -> Process:
+    def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
         """At once, behind the seal."""
-        after = apply(game.state, sealed, self.world.next_block)
         if after.phase is Phase.PROVE:
             self.world.submit(self, calls.make_move(after, proof), untried=True)
         yield from self.until(lambda: game.is_stopped)
@@ -204,13 +203,10 @@ class _Withholder(_Sealer):
             return ordered
         return [waiting for waiting in ordered if waiting.sender is self or not isinstance(waiting.call.move, Prove)]
 
-    def prove(self, game: PublicGame, proof: Prove, sealed: Select | SelectElement) -> Process:
+    def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
         """In the block after the seal's."""
-        self.sealed_at = self.world.next_block
-        before = game.state
-        yield from self.until(lambda: game.is_stopped or game.state is not before)
-        if game.state.phase is Phase.OPEN_TENSOR:
-            yield from self.until(lambda: game.is_stopped or game.state.phase is Phase.PROVE)
+        self.sealed_at = after.last
+        yield from self.until(lambda: game.is_stopped or game.state.phase is Phase.PROVE)
         if not game.is_stopped:
             yield from self.send(calls.make_move(game.state, proof), untried=True)
 
@@ -224,7 +220,7 @@ class WithheldProof(_Building):
 
     name: ClassVar[str] = "withheld proof"
     gain: ClassVar[str] = "half of the trainer's stake, without a replay"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
+    caught: ClassVar[frozenset[Catch]] = frozenset()
     open: ClassVar[bool] = True
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
@@ -371,7 +367,7 @@ class Blackout(Censorship):
     """
 
     name: ClassVar[str] = "censorship above the clock"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
+    caught: ClassVar[frozenset[Catch]] = frozenset()
     open: ClassVar[bool] = True
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:

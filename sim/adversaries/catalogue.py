@@ -10,7 +10,11 @@ from typing import Final
 
 from protocol.errors import ConfigurationError
 from sim.adversaries import (
+    auditors,
+    builders,
     challengers,
+    clients,
+    collusion,
     data,
     false_runs,
     logs,
@@ -36,6 +40,10 @@ _MODULES: Final = (
     stalling.ADVERSARIES,
     challengers.ADVERSARIES,
     overload.ADVERSARIES,
+    auditors.ADVERSARIES,
+    builders.ADVERSARIES,
+    collusion.ADVERSARIES,
+    clients.ADVERSARIES,
 )
 
 

@@ -52,14 +52,17 @@ class _Abandoning(Client):
         yield from super().follow(job)
 
     def _abandon(self, job: PublicJob) -> Process:
-        board = self.world.board
-        yield from self.until(lambda: job.is_over or bool(board.open_games(job.job.id)))
+        yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.job.id)))
         while not job.is_over:
-            moves = sum(len(game.moves) for game in board.games_of(job.job.id))
+            moves = self._moves(job)
             self.world.submit(self, calls.abandon(job.job), untried=True)
-            yield from self.until(
-                lambda seen=moves: job.is_over or sum(len(game.moves) for game in board.games_of(job.job.id)) > seen  # type: ignore[misc]
-            )
+            yield from self.until(partial(self._has_changed, job, moves))
+
+    def _moves(self, job: PublicJob) -> int:
+        return sum(len(game.moves) for game in self.world.board.games_of(job.job.id))
+
+    def _has_changed(self, job: PublicJob, moves: int) -> bool:
+        return job.is_over or self._moves(job) > moves
 
 
 class AbandonsInAGame(_Paying):
@@ -68,7 +71,7 @@ class AbandonsInAGame(_Paying):
     name: ClassVar[str] = "abandons in a game"
     gain: ClassVar[str] = "the trainer's stake, before a challenger wins half of it"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
-    make = _Abandoning
+    make: ClassVar[ClientFactory] = _Abandoning
 
     def join(self, cast: Cast, rng: Random) -> None:
         """With a game to be played: a cheat's, or one without ground."""
@@ -129,7 +132,7 @@ class NeverWithdraws(_Paying):
     name: ClassVar[str] = "never withdraws"
     gain: ClassVar[str] = "that the board cannot pay others"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
-    make = _NeverWithdrawing
+    make: ClassVar[ClientFactory] = _NeverWithdrawing
 
     def join(self, cast: Cast, rng: Random) -> None:
         """With a cheat: its reward comes back to it, as a credit."""
@@ -203,7 +206,7 @@ class DivergingProgram(_Paying):
     name: ClassVar[str] = "program that diverges"
     gain: ClassVar[str] = "the trainer's stake, if it stops"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
-    make = Client
+    make: ClassVar[ClientFactory] = Client
 
     def join(self, cast: Cast, rng: Random) -> None:
         """With another computation."""
@@ -237,7 +240,7 @@ class TwoJobsOneNonce(_Paying):
     name: ClassVar[str] = "two jobs with one nonce"
     gain: ClassVar[str] = "a second run, or a cheaper one, for one signature"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
-    make = _Repeating
+    make: ClassVar[ClientFactory] = _Repeating
 
 
 ADVERSARIES: tuple[type[Adversary], ...] = (

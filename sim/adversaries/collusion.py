@@ -8,12 +8,12 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
-from protocol import game as rules
-from protocol.chain import ChainError, JobStatus
+from protocol.chain import ChainError
 from protocol.chain import generated as g
+from protocol.game import start
 from protocol.job import Job, SignedHead, game_id
 from protocol.keys import PrivateKey
-from protocol.moves import Side
+from protocol.moves import Descend
 from protocol.player import Challenger, Party
 from sim.adversaries.auditors import BribedAuditor
 from sim.adversaries.base import Adversary, Catch, Role
@@ -99,10 +99,10 @@ class BaitingTrainer(Trainer):
     def _answer(self, head: SignedHead, challenger: bytes, nonce: int) -> Process:
         job, work = self._held()
         identity = game_id(head.head, self.world.domain, challenger, nonce)
-        state = rules.start(job, head.head, identity, self.world.next_block)
+        state = start(job, head.head, identity, self.world.next_block)
         shown = tuple(work.oracle.run_tree(head.head.count).below(state.height, 0, state.levels))
         try:
-            yield from self.send(calls.make_move(state, rules.Descend(nodes=shown)))
+            yield from self.send(calls.make_move(state, Descend(nodes=shown)))
         except ChainError:
             return
 
@@ -144,7 +144,7 @@ class Puppet(Auditor):
         if not job.is_over:
             yield from self._challenge(job, self.world.mail.heads_of(job.job.id)[0].head)
 
-    def challenges_with(self, game: PublicGame) -> Party:  # noqa: ARG002
+    def challenges_with(self, game: PublicGame) -> Party:
         """It needs no run of its own: its master's will do."""
         run = self.world.mail.runs[game.job.job.id]
         return Challenger(run.oracle, self.secret)

@@ -76,7 +76,7 @@ class Workshop:
     """One small computation, and the honest run of it. Use `Workshop.open`: one of a name in a process is enough."""
 
     def __init__(self, name: str, compiled: Compiled | None = None) -> None:
-        """`compiled`: another computation than the small task's. Raises `ConfigurationError` for a name that is none."""
+        """`compiled`: of another task than the small one. Raises `ConfigurationError` for a name that is none."""
         if name not in NAMES:
             raise ConfigurationError(f"expected a workshop named {' or '.join(NAMES)}, got {name!r}")
         self.name = name

@@ -151,7 +151,7 @@ def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
 
 
 def is_watched(cast: Cast, world: World, agents: Mapping[str, Agent]) -> bool:
-    """Whether an auditor that does as agreed stood by: it can pay its stake, could check all, and had no reason to keep out."""
+    """Whether an auditor that does as agreed stood by: it can pay its stake, could check all, and need not keep out."""
     jobs = world.board.jobs.values()
     if any(objections_to_auditing(job.job, world.workshop.program, world.pace) for job in jobs):
         return False

@@ -20,7 +20,8 @@ def stage(adversary: Adversary, rng: Random, **changes: Any) -> Cast:
     cast = Cast(workshop=Workshop.open("exact"), **named)
     cast.terms = replace(cast.terms, **terms)
     adversary.join(cast, rng)
-    cast.expected[adversary.name] = frozenset(str(catch) for catch in adversary.caught)
+    if not adversary.open:
+        cast.expected[adversary.name] = frozenset(str(catch) for catch in adversary.caught)
     return cast
 
 
@@ -29,7 +30,7 @@ def staged(kind: type[Adversary], seed: int, **changes: Any) -> GameResult:
     rng = Random(seed)
     result = play(stage(kind(), rng, **changes), f"{kind.name} {seed}", rng)
     assert result.violations == ()
-    assert result.catches[kind.name] in kind.caught
+    assert kind.open or result.catches[kind.name] in kind.caught
     return result
 
 

@@ -1,6 +1,7 @@
 """Whole games of each adversary of `sim.adversaries.auditors`: beside a diligent auditor, and alone."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache, partial
 from math import log, sqrt
 from random import Random
@@ -103,7 +104,7 @@ class Late(Auditor):
 
 
 @pytest.mark.parametrize(("make", "end"), [(Conceding, Catch.CONCEDED), (Vanishing, Catch.TIMEOUT)])
-def test_after_a_lost_game_the_next_auditor_still_convicts(make: type[Auditor], end: Catch) -> None:
+def test_after_a_lost_game_the_next_auditor_still_convicts(make: Callable[..., Auditor], end: Catch) -> None:
     cast = Cast(workshop=Workshop.open("exact"), auditors=[Seat(name="late", make=Late)])
     PlainFalseRun().join(cast, Random(4))
     kind = BribedAuditor if make is Conceding else OfflineAuditor
@@ -152,7 +153,9 @@ def test_a_state_that_is_not_what_was_committed_cannot_be_started_from() -> None
         ), 1)  # fmt: skip
 
 
-@pytest.mark.parametrize(("total", "sample", "false"), [(4, 1, 1), (4, 2, 1), (4, 3, 1), (4, 2, 2), (40, 5, 3), (400, 20, 8)])
+@pytest.mark.parametrize(
+    ("total", "sample", "false"), [(4, 1, 1), (4, 2, 1), (4, 3, 1), (4, 2, 2), (40, 5, 3), (400, 20, 8)]
+)
 def test_samples_find_fraud_as_often_as_the_formula_says(total: int, sample: int, false: int) -> None:
     """Hoeffding: N draws are off by more than sqrt(ln(2/d) / 2N) with a chance below d; here d is one in a million."""
     draws, rng = 4000, Random(5)

@@ -1,0 +1,226 @@
+"""Whole games of each adversary of `sim.adversaries.builders`, and the second at which a censored party begins to lose."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from protocol.keys import PrivateKey
+from protocol.moves import Phase
+from sim.adversaries import builders
+from sim.adversaries.base import Adversary
+from sim.adversaries.builders import (
+    ADVERSARIES,
+    Blackout,
+    Censor,
+    Censorship,
+    DelayingBuilder,
+    DroppingBuilder,
+    FrontRunChallenge,
+    FrontRunProof,
+    FrontRunReport,
+    ReorderingBuilder,
+    WithheldProof,
+    bearable,
+)
+from sim.adversaries.challengers import MistakenChallenge
+from sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from sim.computing.workshop import Workshop
+from sim.world.cast import TERMS, Cast
+from sim.world.game import play
+from sim.world.result import GameResult
+from sim.world.world import Pending, World
+from tests.sim.adversaries.staging import HALF, party, staged
+
+
+def test_all_are_played_here() -> None:
+    played = {FrontRunChallenge, FrontRunProof, WithheldProof, FrontRunReport, Censorship, Blackout}
+    assert set(ADVERSARIES) == played | {DelayingBuilder, ReorderingBuilder, DroppingBuilder}
+
+
+# ---------------------------------------------------------------- who is first
+
+
+def test_a_copied_challenge_earns_nothing() -> None:
+    result = staged(FrontRunChallenge, 1)
+    copied, original = result.duels
+    assert (copied.challenger, copied.verdict) == ("builder", "void")
+    assert (original.challenger, original.verdict) == ("auditor", "challenger")
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
+
+
+@pytest.mark.parametrize("make", [builders._Copier, builders._Sealer], ids=["copied seal", "late seal"])
+def test_a_copied_proof_in_front_of_the_original_is_refused(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrontRunProof, "make", lambda *_: make)
+    result = staged(FrontRunProof, 2)
+    assert result.catches[FrontRunProof.name] == "refused", "its proof stood in the block, and reverted"
+    copied, original = result.duels
+    assert (copied.challenger, copied.verdict) == ("builder", "void")
+    assert (original.verdict, original.reason) == ("challenger", "recomputed")
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
+    assert copied.moves >= original.moves - 2, "it had kept up to the last"
+
+
+def test_a_proof_withheld_for_a_block_costs_the_challenger_its_reward_and_nothing_else() -> None:
+    """An open weakness: see docs/security.md, residual risks."""
+    result = staged(WithheldProof, 3)
+    assert result.job_status == "slashed"
+    assert party(result, "builder").wei == HALF
+    assert party(result, "auditor").wei == 0, "its stake came back"
+    assert party(result, "trainer").wei == -TERMS.trainer_stake
+    assert party(result, "client").wei == 0
+
+
+def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> None:
+    result = staged(FrontRunReport, 4)
+    assert (result.job_status, result.duels) == ("slashed", ())
+    assert (party(result, "builder").wei, party(result, "auditor").wei) == (HALF, 0)
+    assert party(result, "trainer").wei == -TERMS.trainer_stake
+    assert party(result, "auditor").refused == 1
+
+
+# ---------------------------------------------------------------- who has to wait
+
+
+@pytest.mark.parametrize("kind", [DelayingBuilder, ReorderingBuilder, DroppingBuilder], ids=lambda kind: kind.name)
+def test_order_and_delay_change_nothing(kind: type[Adversary]) -> None:
+    result = staged(kind, 5)
+    assert result.catches[PlainFalseRun.name] == "recomputed"
+    assert result.job_status == "slashed"
+
+
+def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
+    result = staged(DelayingBuilder, 6, descent_levels=5)
+    (duel,) = result.duels
+    assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
+
+
+def with_victim(trainer: bool) -> int:
+    """A seed with which an honest trainer is censored, or an auditor."""
+    return 1 if trainer else 0
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
+def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
+    result = staged(Censorship, seed)
+    honest_trainer = PlainFalseRun.name not in result.catches
+    assert honest_trainer == bool(seed), "one seed for either side"
+    assert result.job_status == ("settled" if honest_trainer else "slashed")
+    loser = party(result, "challenger 1" if honest_trainer else TRAINER)
+    assert loser.wei < 0
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
+def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(seed: int) -> None:
+    """Not a promise: it says what the assumption is worth."""
+    rng = Random(seed)
+    cast = Cast(workshop=Workshop.open("exact"))
+    Blackout().join(cast, rng)
+    result = play(cast, "-", rng)
+    if PlainFalseRun.name in result.catches:
+        assert (result.job_status, party(result, "auditor").wei) == ("settled", -TERMS.challenger_stake)
+        assert [sentence[0] for sentence in result.violations] == ["1", "2"]
+    else:
+        assert (result.job_status, party(result, TRAINER).wei) == ("slashed", -TERMS.trainer_stake)
+        assert [sentence[0] for sentence in result.violations] == ["1", "1"]
+
+
+# ---------------------------------------------------------------- the second at which it begins
+
+QUICK = replace(TERMS, clock=90, replay_time=40, challenge_window=600, descent_levels=5)
+"""With a block every second and a step of a second: what is measured has no grid."""
+Trigger = Callable[[World, Pending], int | None]
+
+
+class Measured(Censor):
+    """Begins with one transaction, and notes how long that may wait."""
+
+    bears: int
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, victim: str, seconds: int, trigger: Trigger) -> None:
+        def begins(pending: Pending, _number: int) -> bool:
+            deadline = trigger(world, pending)
+            if deadline is None:
+                return False
+            type(self).bears = deadline - pending.at
+            return True
+
+        super().__init__(world, name, key, victims=frozenset({victim}), seconds=seconds, begins=begins)
+
+
+def in_phase(phase: Phase) -> Trigger:
+    """The first move of a kind, which may wait until the game's deadline."""
+
+    def trigger(world: World, pending: Pending) -> int | None:
+        move, game_id = pending.call.move, pending.call.game_id
+        if move is None or move.KIND is not phase or game_id is None:
+            return None
+        return world.board.games[game_id].state.deadline
+
+    return trigger
+
+
+def of_kind(kind: str) -> Trigger:
+    """The first call of a kind that a window ends."""
+
+    def trigger(world: World, pending: Pending) -> int | None:
+        (job,) = world.board.jobs.values() or (None,)
+        return job.window_end if job is not None and pending.call.kind == kind else None
+
+    return trigger
+
+
+def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
+    """A game in which one transaction of an honest party's waits for so many seconds."""
+    cast = Cast(workshop=Workshop.open("exact"), terms=QUICK, block_seconds=1, step_seconds=1)
+    (MistakenChallenge() if victim == TRAINER else PlainFalseRun()).join(cast, Random(7))
+    cast.builder = lambda world, name, key: Measured(
+        world, name, key, victim=victim, seconds=seconds, trigger=trigger
+    )
+    cast.dishonest["builder"] = Censorship.name
+    return play(cast, "-", Random(7))
+
+
+@pytest.mark.parametrize(
+    ("victim", "trigger", "allowance", "moves_before"),
+    [
+        (TRAINER, in_phase(Phase.DESCEND), 0, 0),
+        (TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1),
+        ("auditor", in_phase(Phase.SELECT), 0, 0),
+        ("auditor", in_phase(Phase.PROVE), 0, None),
+    ],
+    ids=["descend", "open steps", "select", "prove"],
+)
+def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_second_more(
+    victim: str, trigger: Trigger, allowance: int, moves_before: int | None
+) -> None:
+    """`moves_before`: of this side, without an allowance; each took the one second of a block."""
+    assert censored(victim, trigger, 0).violations == ()
+    bears = Measured.bears
+    if moves_before is not None:
+        assert bears == QUICK.clock + allowance - moves_before
+    assert censored(victim, trigger, bears - 1).violations == ()
+    assert censored(victim, trigger, bears).violations == ()
+    beyond = censored(victim, trigger, bears + 1)
+    assert any(sentence.startswith("1: ") for sentence in beyond.violations), "the assumption is broken"
+    assert beyond.duels[0].reason == "timeout"
+
+
+@pytest.mark.parametrize(("victim", "kind"), [(TRAINER, "postHead"), ("auditor", "challenge")])
+def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victim: str, kind: str) -> None:
+    assert censored(victim, of_kind(kind), 0).violations == ()
+    bears = Measured.bears
+    assert 0 < bears < QUICK.challenge_window
+    assert censored(victim, of_kind(kind), bears - 1).violations == ()
+    assert censored(victim, of_kind(kind), bears).violations == ()
+    assert censored(victim, of_kind(kind), 4 * QUICK.challenge_window).violations != ()
+
+
+def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:
+    cast = Cast(workshop=Workshop.open("exact"))
+    assert 0 < bearable(cast) < TERMS.clock
+    cast.terms = replace(TERMS, challenge_window=200)
+    assert 0 < bearable(cast) < 200
+    cast.terms = replace(TERMS, clock=12)
+    assert bearable(cast) == 0
