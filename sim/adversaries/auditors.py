@@ -20,14 +20,14 @@ from protocol.commitments import StepRecord, run_tree, state_tree
 from protocol.errors import CannotCheck
 from protocol.job import Job, SignedHead
 from protocol.keys import PrivateKey
-from protocol.moves import Concede
+from protocol.moves import Concede, Phase, Side
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.false_runs import TRAINER, PlainFalseRun
 from sim.computing.work import Work
 from sim.computing.workshop import Published, Workshop
 from sim.world.agents import Auditor, GameView, Reply
 from sim.world.agents.agent import Process
-from sim.world.board import PublicJob
+from sim.world.board import PublicGame, PublicJob
 from sim.world.cast import AgentFactory, Cast, Seat
 from sim.world.world import Pending, World
 
@@ -49,6 +49,11 @@ def seat_auditor(cast: Cast, name: str, make: AgentFactory, rng: Random, *, fund
         seat.funds = funds
     cast.auditors.insert(rng.randint(0, len(cast.auditors)), seat)
     return party
+
+
+def moves_of(game: PublicGame, side: Side) -> int:
+    """How many moves a side made; giving up is none."""
+    return sum(1 for move in game.moves if move.KIND is not Phase.OVER and move.KIND.mover is side)
 
 
 class _Bystander(Adversary):
@@ -248,7 +253,7 @@ class Conceding(Auditor):
 
     def reply(self, game: GameView) -> Reply:
         """The right move, or none any more."""
-        own = sum(1 for move in game.game.moves if move.KIND.mover is game.side)
+        own = moves_of(game.game, game.side)
         return Reply(move=Concede()) if own >= self.at else super().reply(game)
 
 
@@ -293,12 +298,12 @@ class Vanishing(Auditor):
 
     def reply(self, game: GameView) -> Reply:
         """The right move, or none any more."""
-        own = sum(1 for move in game.game.moves if move.KIND.mover is game.side)
+        own = moves_of(game.game, game.side)
         return Reply(move=None) if own >= self.at else super().reply(game)
 
     def claims_timeout(self, game: GameView) -> bool:
         """Not while it is offline."""
-        return sum(1 for move in game.game.moves if move.KIND.mover is game.side) < self.at
+        return moves_of(game.game, game.side) < self.at
 
 
 class OfflineAuditor(_Bystander):

@@ -20,7 +20,7 @@ from protocol.game import GameState, Level, apply, judge
 from protocol.job import Job
 from protocol.keys import PrivateKey
 from protocol.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
-from sim.adversaries.auditors import with_a_cheat
+from sim.adversaries.auditors import moves_of, with_a_cheat
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.challengers import MistakenChallenge
 from sim.adversaries.false_runs import TRAINER
@@ -90,7 +90,7 @@ class _Copier(Auditor, Builder):
         if isinstance(call.function, g.ChallengeCall) and self.victim is None:
             self.victim = sender
             self.spawn(self._mirror(pending))
-        elif sender == self.victim and (move := call.move) is not None and move.KIND.mover is Side.CHALLENGER:
+        elif sender == self.victim and isinstance(move := call.move, Select | SelectElement | Prove):
             self.shown.append(move)
             self.world.notify()
 
@@ -104,7 +104,7 @@ class _Copier(Auditor, Builder):
     def contest(self, game: PublicGame) -> Process:
         """Plays its game with what it was shown."""
         while not game.is_stopped:
-            made = sum(1 for move in game.moves if move.KIND.mover is Side.CHALLENGER)
+            made = moves_of(game, Side.CHALLENGER)
             yield from self.until(partial(self._is_ready, game, made))
             if not game.is_stopped:
                 yield from self.copy(game, self.shown[made])
@@ -397,7 +397,9 @@ class _Delayer(Builder):
         call, board, pace = waiting.call, self.world.board, self.world.pace
         game = board.games.get(call.game_id) if call.game_id is not None else None
         if game is not None and call.move is not None:
-            made = sum(1 for move in game.moves if move.KIND.mover is game.state.mover)
+            if game.is_over:
+                return waiting.at  # it is refused whenever it comes
+            made = moves_of(game, game.state.mover)
             return game.state.deadline - pace.sending(self.turns - made - 1)
         job_id = call.heads[0].head.job_id if call.heads else getattr(call.function, "job_id", None)
         job = board.jobs.get(job_id) if job_id is not None else None

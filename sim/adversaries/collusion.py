@@ -15,6 +15,7 @@ from protocol.job import Job, SignedHead, game_id
 from protocol.keys import PrivateKey
 from protocol.moves import Descend
 from protocol.player import Challenger, Party
+from protocol.tags import Digest
 from sim.adversaries.auditors import BribedAuditor
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.builders import BUILDER, bearable, censor, diligent
@@ -22,7 +23,7 @@ from sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
 from sim.adversaries.waiting import last_call
 from sim.computing.work import Bound, Work
 from sim.world import calls
-from sim.world.agents import Auditor, Client, GameView, Reply, Trainer
+from sim.world.agents import Auditor, Builder, Client, GameView, Reply, Trainer
 from sim.world.agents.agent import Process
 from sim.world.board import PublicGame, PublicJob
 from sim.world.cast import AgentFactory, Cast, Seat
@@ -73,6 +74,44 @@ class FriendlyBuilder(_Conspiracy):
     def join(self, cast: Cast, rng: Random) -> None:
         """From the challenge on, or from a move of the game."""
         cast.builder = censor(diligent(cast), bearable(cast), rng.randint(0, 8))
+        cast.dishonest[BUILDER] = self.name
+        self.lead(cast)
+
+
+class _Hoarder(Builder):
+    """Sends into the mempool what would end the job, and never takes it into a block.
+
+    Whoever tries its own transactions on top of what waits is told that the job is over.
+    """
+
+    def run(self) -> Process:
+        """A report of two heads that its friend, the trainer, signed; once the first head is there."""
+        trainer, heads = self.world.parties[TRAINER], self.world.mail.heads
+        assert isinstance(trainer, Trainer), "the cast has one"
+        yield from self.until(lambda: bool(heads))
+        first = heads[0].head
+        second = trainer.sign_head(replace(first.head, run_root=Digest(self.rng.randbytes(32))))
+        self.world.submit(self, calls.report(first, second))
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        """Others' transactions, and its own when that can do nothing any more."""
+        is_over = all(job.is_over for job in self.world.board.jobs.values())
+        return [waiting for waiting in pending if is_over or waiting.sender is not self]
+
+
+class Decoy(_Conspiracy):
+    """A builder shows a transaction that would end the job, so that honest parties hold theirs back, and keeps it.
+
+    No transaction of an honest party is kept out of a block, so this is within what is assumed of a builder. Who waits
+    for what waits loses by its clock; an honest party sends what is legal on top of the newest block.
+    """
+
+    name: ClassVar[str] = "decoy in the mempool"
+    gain: ClassVar[str] = "that a challenge, or a proof, is not even sent"
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
+        """With the builder."""
+        cast.builder = _Hoarder
         cast.dishonest[BUILDER] = self.name
         self.lead(cast)
 
@@ -243,6 +282,7 @@ class CopiedRun(Adversary):
 ADVERSARIES: tuple[type[Adversary], ...] = (
     BribedMajority,
     FriendlyBuilder,
+    Decoy,
     Bait,
     SockPuppets,
     CopiedRun,

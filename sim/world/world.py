@@ -194,6 +194,14 @@ class World:
         if isinstance(error, Reverted) and drafting is not None and not drafting.included:
             self.board.refuse(pending.call, pending.sender.address, error, drafting.draft.timestamp)
 
+    def stands_alone(self, sender: Participant, call: Call) -> bool:
+        """Whether a transaction would come through if nothing else that waits ever stood in a block."""
+        try:
+            self.chain.draft(self.next_block).add(sender.key, call.data, call.value)
+        except ChainError:
+            return False
+        return True
+
     def new_pending(self, sender: Participant, call: Call, *, untried: bool = False) -> Pending:
         """A transaction that is not in the mempool yet: a builder's own need not be."""
         done = self.env.event()

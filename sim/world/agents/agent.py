@@ -101,11 +101,16 @@ class Agent:
         return True
 
     def insist(self, call: Call, while_useful: Callable[[], bool]) -> Process:
-        """Send a transaction that must come through, also if others' pending ones are in its way; whether it did."""
+        """Send a transaction that must come through, also if others' pending ones are in its way; whether it did.
+
+        What was in its way and did not come into the next block need never come: then it is sent for all that.
+        """
+        in_the_way = False
         while while_useful():
             try:
-                yield from self.send(call)
+                yield from self.send(call, untried=in_the_way and self.world.stands_alone(self, call))
             except Reverted as refusal:
+                in_the_way = True
                 if refusal.name not in PASSING:
                     return False
                 yield from self.next_slot()

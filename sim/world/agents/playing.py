@@ -89,7 +89,12 @@ class Player(Agent):
         if refusal is None:
             return
         if isinstance(refusal, Reverted) and refusal.name in PASSING:
-            yield from self.until(moved_on, self.world.next_block)
+            if (yield from self.until(moved_on, self.world.next_block)):
+                return
+            call = calls.make_move(before, reply.move)
+            if self.world.stands_alone(self, call):  # what was in its way did not come, and need never come
+                yield from self._send_move(view, reply.move, untried=True)
+                return
             if self.world.now <= before.deadline:
                 return
         yield from self.until(moved_on)
