@@ -389,8 +389,11 @@ class _Delayer(Builder):
         self.pause = pause
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """What is due before the next block."""
-        return [waiting for waiting in pending if self.due(waiting) < now + self.world.block_seconds]
+        """What is due before the next block, or has something of its sender's behind it that is."""
+        last = now + self.world.block_seconds
+        urgent = [number for number, waiting in enumerate(pending) if self.due(waiting) < last]
+        behind = {pending[number].sender.name: number for number in urgent}
+        return [waiting for number, waiting in enumerate(pending) if number <= behind.get(waiting.sender.name, -1)]
 
     def due(self, waiting: Pending) -> int:
         """When it has to stand in a block."""

@@ -24,7 +24,7 @@ TRIES: Final = 64
 
 def _twice(value: Tensor) -> Tensor:
     """Of any precision a number that it has, too: one that it has not would be no result of a sum to begin with."""
-    return torch.where(value == 0, 1.0, value * 2)
+    return torch.where((value == 0) | ~torch.isfinite(value), 1.0, value * 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,19 @@ class Agent:
             return False
         return True
 
+    def press(self, call: Call) -> Process:
+        """As `attempt`; if what is in its way waits still when the next block is there, it is sent for all that."""
+        if (yield from self.attempt(call)):
+            return True
+        yield from self.next_slot()
+        if not self.world.stands_alone(self, call):
+            return False
+        try:
+            yield from self.send(call, untried=True)
+        except ChainError:
+            return False
+        return True
+
     def insist(self, call: Call, while_useful: Callable[[], bool]) -> Process:
         """Send a transaction that must come through, also if others' pending ones are in its way; whether it did.
 

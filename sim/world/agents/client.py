@@ -65,11 +65,9 @@ class Client(Agent):
         """One look at a job that goes on: waits until something is overdue, and does what can be done."""
         overdue = self._overdue(job)
         if overdue is not None:
-            if not (yield from self.attempt(calls.timeout(overdue.id))):
-                yield from self.next_slot()
+            yield from self.press(calls.timeout(overdue.id))
         elif self._is_abandoned(job):
-            if not (yield from self.attempt(calls.abandon(job.job))):
-                yield from self.next_slot()
+            yield from self.press(calls.abandon(job.job))
         else:
             deadline = self._next_instant(job)
             progress = (job.last_progress, job.status, self._clocks(job))

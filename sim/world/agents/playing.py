@@ -123,8 +123,8 @@ class Player(Agent):
             return
         if not self.claims_timeout(view):
             yield from self.until(moved_on)
-        elif not (yield from self.attempt(calls.timeout(view.game.id))):
-            yield from self.until(moved_on, self.world.next_block)
+        else:
+            yield from self.press(calls.timeout(view.game.id))
 
     def reclaim(self, game: PublicGame) -> Process:
         """Take back the stake of a game whose job was slashed by somebody else's."""

@@ -1,4 +1,4 @@
-"""Whole games of each adversary of `sim.adversaries.builders`, and the second at which a censored party begins to lose."""
+"""Whole games of each adversary of `sim.adversaries.builders`; the second at which a censored party begins to lose."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +26,7 @@ from sim.adversaries.builders import (
 )
 from sim.adversaries.challengers import MistakenChallenge
 from sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from sim.computing.small import STEPS
 from sim.computing.workshop import Workshop
 from sim.world.cast import TERMS, Cast
 from sim.world.game import play
@@ -96,11 +97,6 @@ def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
     assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
 
 
-def with_victim(trainer: bool) -> int:
-    """A seed with which an honest trainer is censored, or an auditor."""
-    return 1 if trainer else 0
-
-
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
     result = staged(Censorship, seed)
@@ -128,7 +124,7 @@ def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(
 
 # ---------------------------------------------------------------- the second at which it begins
 
-QUICK = replace(TERMS, clock=90, replay_time=40, challenge_window=600, descent_levels=5)
+QUICK = replace(TERMS, clock=90, replay_time=40, challenge_window=120, descent_levels=5)
 """With a block every second and a step of a second: what is measured has no grid."""
 Trigger = Callable[[World, Pending], int | None]
 
@@ -137,8 +133,13 @@ class Measured(Censor):
     """Begins with one transaction, and notes how long that may wait."""
 
     bears: int
+    """Until its deadline."""
+    later: int
+    """Moves that its sender makes after it without an allowance: each takes the one second of a block."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, victim: str, seconds: int, trigger: Trigger) -> None:
+    def __init__(
+        self, world: World, name: str, key: PrivateKey, *, victim: str, seconds: int, trigger: Trigger
+    ) -> None:
         def begins(pending: Pending, _number: int) -> bool:
             deadline = trigger(world, pending)
             if deadline is None:
@@ -147,6 +148,13 @@ class Measured(Censor):
             return True
 
         super().__init__(world, name, key, victims=frozenset({victim}), seconds=seconds, begins=begins)
+        type(self).later = 0
+
+    def on_pending(self, pending: Pending) -> None:
+        begun, game_id = self.began is not None, pending.call.game_id
+        super().on_pending(pending)
+        if begun and pending.sender.name in self.victims and pending.call.move is not None and game_id is not None:
+            type(self).later += self.world.board.games[game_id].state.allowance == 0
 
 
 def in_phase(phase: Phase) -> Trigger:
@@ -175,9 +183,7 @@ def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
     """A game in which one transaction of an honest party's waits for so many seconds."""
     cast = Cast(workshop=Workshop.open("exact"), terms=QUICK, block_seconds=1, step_seconds=1)
     (MistakenChallenge() if victim == TRAINER else PlainFalseRun()).join(cast, Random(7))
-    cast.builder = lambda world, name, key: Measured(
-        world, name, key, victim=victim, seconds=seconds, trigger=trigger
-    )
+    cast.builder = lambda world, name, key: Measured(world, name, key, victim=victim, seconds=seconds, trigger=trigger)
     cast.dishonest["builder"] = Censorship.name
     return play(cast, "-", Random(7))
 
@@ -195,26 +201,32 @@ def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
 def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_second_more(
     victim: str, trigger: Trigger, allowance: int, moves_before: int | None
 ) -> None:
-    """`moves_before`: of this side, without an allowance; each took the one second of a block."""
+    """`moves_before`: of this side, without an allowance: each took the one second of a block, as later ones do."""
     assert censored(victim, trigger, 0).violations == ()
-    bears = Measured.bears
+    bears = Measured.bears - Measured.later
     if moves_before is not None:
-        assert bears == QUICK.clock + allowance - moves_before
-    assert censored(victim, trigger, bears - 1).violations == ()
-    assert censored(victim, trigger, bears).violations == ()
+        assert bears == QUICK.clock + allowance - moves_before - Measured.later
+    for seconds in (bears - 1, bears):
+        assert censored(victim, trigger, seconds).violations == ()
     beyond = censored(victim, trigger, bears + 1)
     assert any(sentence.startswith("1: ") for sentence in beyond.violations), "the assumption is broken"
     assert beyond.duels[0].reason == "timeout"
 
 
-@pytest.mark.parametrize(("victim", "kind"), [(TRAINER, "postHead"), ("auditor", "challenge")])
-def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victim: str, kind: str) -> None:
-    assert censored(victim, of_kind(kind), 0).violations == ()
-    bears = Measured.bears
-    assert 0 < bears < QUICK.challenge_window
-    assert censored(victim, of_kind(kind), bears - 1).violations == ()
-    assert censored(victim, of_kind(kind), bears).violations == ()
-    assert censored(victim, of_kind(kind), 4 * QUICK.challenge_window).violations != ()
+@pytest.mark.parametrize(("victim", "kind", "grace"), [(TRAINER, "postHead", 3), ("auditor", "challenge", 0)])
+def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victim: str, kind: str, grace: int) -> None:
+    """A late head counts until somebody abandons.
+
+    The client looks a second after the window, sees the head waiting, looks again a block later, and its own
+    transaction stands in the block after that: behind the head, if that comes in the same.
+    """
+    trigger = of_kind(kind)
+    assert censored(victim, trigger, 0).violations == ()
+    assert QUICK.challenge_window - 2 * STEPS <= Measured.bears <= QUICK.challenge_window
+    bears = Measured.bears + grace
+    assert censored(victim, trigger, bears - 1).violations == ()
+    assert censored(victim, trigger, bears).violations == ()
+    assert censored(victim, trigger, bears + 1).violations != ()
 
 
 def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:

@@ -1,0 +1,116 @@
+"""Whole games of each adversary of `sim.adversaries.collusion`."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from sim.adversaries.base import Adversary
+from sim.adversaries.collusion import (
+    ADVERSARIES,
+    Bait,
+    BaitingTrainer,
+    BribedMajority,
+    CopiedRun,
+    Decoy,
+    FriendlyBuilder,
+    SockPuppets,
+)
+from sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
+from sim.computing.workshop import Workshop
+from sim.world.agents import Auditor
+from sim.world.board import PublicJob
+from sim.world.cast import TERMS, Cast, Seat
+from sim.world.game import play, seat
+from sim.world.world import World
+from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+
+CONSPIRACIES = [BribedMajority, FriendlyBuilder, Decoy, SockPuppets]
+
+
+def test_all_are_played_here() -> None:
+    assert set(ADVERSARIES) == {*CONSPIRACIES, Bait, CopiedRun}
+
+
+@pytest.mark.parametrize("kind", CONSPIRACIES, ids=lambda kind: kind.name)
+def test_one_auditor_that_does_as_agreed_convicts_all_of_them(kind: type[Adversary]) -> None:
+    result = staged(kind, 1)
+    assert (result.watched, result.job_status) == (True, "slashed")
+    assert party(result, "auditor").wei == HALF
+    conspirators = sum(found.wei for found in result.parties if found.adversary == kind.name)
+    assert conspirators == -TERMS.trainer_stake, "what one loses to another stays with them"
+    assert result.seconds <= 300 + 2 * TERMS.clock + 6 * TERMS.replay_time, "whatever the others do"
+
+
+def test_a_censored_challenger_wins_later() -> None:
+    result = staged(FriendlyBuilder, 2)
+    (duel,) = result.duels
+    assert (duel.challenger, duel.reason) == ("auditor", "recomputed")
+    assert result.seconds > 1000, "it was kept out for most of its clock"
+
+
+def test_puppets_open_games_and_delay_nothing() -> None:
+    result = staged(SockPuppets, 3)
+    puppets = [duel for duel in result.duels if duel.challenger.startswith("friend")]
+    assert puppets
+    assert {duel.verdict for duel in puppets} == {"void"}
+    alone = staged(BribedMajority, 3)
+    assert result.seconds <= alone.seconds + 300
+
+
+def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without looking past what waits, no challenge is ever sent, and no timeout claimed."""
+    result = staged(Decoy, 4)
+    (duel,) = result.duels
+    assert (duel.verdict, duel.reason) == ("challenger", "recomputed")
+    monkeypatch.setattr(World, "stands_alone", lambda *_: False)
+    world, agents = seat(stage(Decoy(), Random(4), challenge_window=300), Random(4))
+    for agent in agents.values():
+        agent.start()
+    while world.env.peek() <= 900:
+        world.env.step()
+    (job,) = world.board.jobs.values()
+    assert world.now > job.window_end
+    assert not world.board.games, "nobody can challenge any more"
+
+
+# ---------------------------------------------------------------- bait
+
+
+@pytest.mark.parametrize("seed", [0, 2], ids=["clock", "stake"])
+def test_nobody_who_reads_the_terms_takes_the_bait(seed: int) -> None:
+    result = staged(Bait, seed)
+    assert (result.watched, result.false_head, result.job_status) == (False, True, "settled")
+    assert result.duels == ()
+    assert party(result, "auditor").wei == 0
+    assert party(result, "client").wei + party(result, TRAINER).wei == 0, "all that was paid stays with the two"
+
+
+class Careless(Auditor):
+    """Honest, but does not read terms."""
+
+    def objects(self, job: PublicJob) -> bool:
+        return False
+
+
+def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> None:
+    cast = Cast(workshop=Workshop.open("exact"), terms=replace(TERMS, clock=11))
+    seat_trainer(cast, Bait.name, BaitingTrainer, false_run=FalseSum())
+    cast.dishonest["client"] = Bait.name
+    cast.auditors = [Seat(name="careless", make=Careless)]
+    result = play(cast, "-", Random(5))
+    (duel,) = result.duels
+    assert (duel.challenger, duel.verdict, duel.reason, duel.moves) == ("careless", "trainer", "timeout", 1)
+    assert party(result, "careless").wei == -TERMS.challenger_stake
+    assert party(result, TRAINER).wei == TERMS.reward + TERMS.challenger_stake
+
+
+# ---------------------------------------------------------------- copies
+
+
+def test_a_copied_run_is_as_good_as_its_original() -> None:
+    result = staged(CopiedRun, 6)
+    first, second = party(result, TRAINER), of(result, CopiedRun)
+    assert (first.wei, second.wei) == (TERMS.reward, TERMS.reward)
+    assert party(result, "client").wei == -2 * TERMS.reward
+    assert (first.steps, second.steps) == (10, 0)
