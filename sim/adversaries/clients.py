@@ -15,7 +15,6 @@ from protocol.keys import PrivateKey
 from sim.adversaries.auditors import with_a_cheat
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.challengers import MistakenChallenge
-from sim.adversaries.false_runs import FalseSum
 from sim.computing.small import INTERVAL
 from sim.computing.workshop import Workshop
 from sim.world import calls
@@ -211,9 +210,11 @@ class DivergingProgram(_Paying):
     make: ClassVar[ClientFactory] = Client
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With another computation. Raises `ConfigurationError` for a trainer whose deviation is one from the usual."""
-        if cast.deviation is not None and not isinstance(cast.deviation, FalseSum):
-            raise ConfigurationError("expected a trainer that computes the job, or one false sum; got another")
+        """With another computation. Raises `ConfigurationError` for a trainer that deviates from the usual one."""
+        if cast.deviation is not None:
+            raise ConfigurationError(
+                "expected a trainer that computes the job, got another: NaN would hide what it does"
+            )
         super().join(cast, rng)
         cast.workshop = diverging_workshop()
 

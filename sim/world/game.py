@@ -20,7 +20,7 @@ from sim.world.board import PublicGame
 from sim.world.cast import FUNDS, Cast
 from sim.world.checks import Finished
 from sim.world.endings import ending
-from sim.world.prudence import objections_to_auditing
+from sim.world.prudence import Pace, objections_to_auditing
 from sim.world.result import DuelResult, GameResult, PartyResult
 from sim.world.world import GENESIS, World
 
@@ -100,7 +100,7 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
         expected=cast.expected,
         catches=catches,
         false_head=false_head,
-        watched=is_watched(cast, world, agents),
+        watched=is_watched(cast, agents),
         cut_short=cut_short,
     )
     jobs = list(world.board.jobs.values())
@@ -150,10 +150,12 @@ def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
         return None if work.lie is not None else work
 
 
-def is_watched(cast: Cast, world: World, agents: Mapping[str, Agent]) -> bool:
+def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
     """Whether an auditor that does as agreed stood by: it can pay its stake, could check all, and need not keep out."""
-    jobs = world.board.jobs.values()
-    if any(objections_to_auditing(job.job, world.workshop.program, world.pace) for job in jobs):
+    parties = {name: agents[name].address for name in ("client", "trainer")}
+    job = cast.workshop.job(**parties, nonce=0, terms=cast.terms)
+    pace = Pace(block_seconds=cast.block_seconds, step_seconds=cast.step_seconds)
+    if objections_to_auditing(job, cast.workshop.program, pace):
         return False
     seats = [seat for seat in cast.auditors if seat.name not in cast.deviations()]
     watching = [agents[seat.name] for seat in seats if seat.funds > cast.terms.challenger_stake]

@@ -67,11 +67,11 @@ def objections_to_training(job: Job, program: Program, pace: Pace) -> tuple[str,
 
 
 def objections_to_auditing(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
-    """Why no auditor should challenge in this job: it has to lose, comes too late, or has nothing to win."""
+    """Why no auditor should challenge in this job: it has to lose, or has nothing to win.
+
+    A window in which nobody can replay the run is none: who comes too late loses nothing. It is the client who pays.
+    """
     found = objections(job, program, pace)
-    needed = job.steps * pace.step_seconds + pace.sending(1)
-    if job.challenge_window < needed:
-        found += (f"expected a window of at least {needed} seconds for a replay, got {job.challenge_window}",)
     if job.trainer_stake < 2:
         found += (f"expected a trainer's stake of which half can be won, got {job.trainer_stake} wei",)
     return found

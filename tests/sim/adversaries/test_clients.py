@@ -105,10 +105,13 @@ def test_a_cheat_in_a_run_of_nan_is_convicted_too() -> None:
         PlainFalseRun().join(cast, Random(seed))
         result = play(cast, "-", Random(seed))
         assert result.violations == ()
-        assert (result.job_status, result.catches[PlainFalseRun.name]) == ("slashed", "recomputed")
+        assert result.job_status == "slashed"
+        assert result.catches[PlainFalseRun.name] in ("recomputed", "broken tie"), (
+            "no sum with a NaN in it has a number"
+        )
 
 
-def test_a_program_that_diverges_is_no_place_for_other_cheats() -> None:
+def test_a_program_that_diverges_is_no_place_for_a_cheat_of_its_own() -> None:
     cast = Cast(workshop=Workshop.open("exact"))
     PoisonedLabel().join(cast, Random(0))
     with pytest.raises(ConfigurationError, match="expected a trainer that computes the job"):

@@ -49,11 +49,8 @@ def test_a_window_has_to_hold_a_segment_and_its_head(job: Job) -> None:
     assert sentence == f"expected a window of at least {needed} seconds for a head, got {needed - 1}"
 
 
-def test_a_window_has_to_hold_a_replay_of_the_run_and_a_challenge(job: Job) -> None:
-    program, needed = Workshop.open("exact").program, 10 * 20 + 4 * 12
-    assert objections_to_auditing(replace(job, challenge_window=needed), program, PACE) == ()
-    (sentence,) = objections_to_auditing(replace(job, challenge_window=needed - 1), program, PACE)
-    assert sentence == f"expected a window of at least {needed} seconds for a replay, got {needed - 1}"
+def test_a_short_window_is_no_danger_to_an_auditor(job: Job) -> None:
+    assert objections_to_auditing(replace(job, challenge_window=1), Workshop.open("exact").program, PACE) == ()
 
 
 def test_there_has_to_be_something_to_win(job: Job) -> None:
