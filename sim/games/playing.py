@@ -31,8 +31,10 @@ CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.ope
 TRAINER: Final = "trainer"
 """The party's name in a cast."""
 _ANYWHERE: Final = frozenset(end.value for end in Catch)
-_PLACES: Final = ("deviation", "trainer", "client", "builder")
-"""What of a cast one adversary alone can be."""
+_PLACES: Final = {"workshop": "computation", "deviation": "computation"} | {
+    name: name for name in ("trainer", "client", "builder")
+}
+"""What of a cast one adversary alone can set, and what it then is."""
 
 
 def terms_of(line: GameLine) -> Terms:
@@ -55,6 +57,8 @@ class Gathering:
     """Party -> names of adversaries, in the order in which they joined; not all of them stand in the line."""
     places: dict[str, str] = field(default_factory=dict)
     """What of the cast is whose."""
+    has_own_computation: bool = False
+    """Whether an adversary put another computation in the place of the workshop's."""
 
     def join(self, adversary: Adversary, line: GameLine) -> None:
         """Lets one adversary take its place. Raises `ConfigurationError` if that is another's."""
@@ -63,11 +67,10 @@ class Gathering:
         for place, value in _places(cast).items():
             if value is before[place]:
                 continue
-            if place in self.places:
-                raise ConfigurationError(
-                    f"expected one adversary as {place}, got {self.places[place]} and {adversary.name}"
-                )
-            self.places[place] = adversary.name
+            taken, by = _PLACES[place], adversary.name
+            if self.places.setdefault(taken, by) != by:
+                raise ConfigurationError(f"expected one adversary for the {taken}, got {self.places[taken]} and {by}")
+            self.has_own_computation |= place == "workshop"
         if (needed := cast.workshop.name) != line.workshop:
             raise ConfigurationError(f"{adversary.name}: expected workshop={needed}, its only one, got {line.workshop}")
         self.names.append(adversary.name)
@@ -173,20 +176,29 @@ def facts() -> dict[str, dict[str, Any]]:
 
 @cache
 def repertoire() -> Repertoire:
-    """Who can play where, and with whom: found by letting them join, so that nobody has to say it."""
-    workshops = {name: tuple(w for w in WORKSHOPS if _can_play((name,), w)) for name in ADVERSARIES}
+    """Who can play where, and with whom: found by letting them join, so that nobody has to say it.
+
+    Who brings a computation of its own plays alone: others know only those of the workshops.
+    """
+    workshops = {name: tuple(w for w in WORKSHOPS if _gathered((name,), w)) for name in ADVERSARIES}
+    sociable = [name for name in CAUGHT if not _brings_its_own(name, workshops[name])]
     pairs = [
         pair
-        for pair in combinations(CAUGHT, 2)
-        if any(_can_play(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
+        for pair in combinations(sociable, 2)
+        if any(_gathered(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
     ]
     weaknesses = tuple(name for name in ADVERSARIES if name not in CAUGHT)
     return Repertoire(workshops=workshops, singles=CAUGHT, pairs=pairs, weaknesses=weaknesses)
 
 
-def _can_play(adversaries: tuple[str, ...], workshop: str) -> bool:
+def _gathered(adversaries: tuple[str, ...], workshop: str) -> Gathering | None:
+    """The cast of these, or None if they cannot play there together."""
     try:
-        gather(GameLine(seed=0, game=0, adversaries=adversaries, workshop=workshop))
+        return gather(GameLine(seed=0, game=0, adversaries=adversaries, workshop=workshop))
     except ConfigurationError:
-        return False
-    return True
+        return None
+
+
+def _brings_its_own(name: str, workshops: Sequence[str]) -> bool:
+    found = [_gathered((name,), workshop) for workshop in workshops]
+    return any(one is not None and one.has_own_computation for one in found)

@@ -46,7 +46,7 @@ def test_every_pair_that_is_dealt_can_be_gathered(cases: Callable[[], None]) -> 
 
 
 def test_two_who_want_one_place_cannot_play() -> None:
-    with pytest.raises(ConfigurationError, match=r"expected one adversary as deviation, got .* and "):
+    with pytest.raises(ConfigurationError, match=r"expected one adversary for the computation, got .* and "):
         gather(GameLine(seed=1, game=1, adversaries=("frozen-layer", "poisoned-label")))
 
 
