@@ -30,7 +30,6 @@ CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.ope
 """Those that the rules stop: the singles of a mix."""
 TRAINER: Final = "trainer"
 """The party's name in a cast."""
-_ANYWHERE: Final = frozenset(end.value for end in Catch)
 _PLACES: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
@@ -85,17 +84,18 @@ class Gathering:
         """Everyone is there: parties behind which several stand get one name, and where each may end is said.
 
         Alone, an adversary ends where it must. Of several the first to be caught ends the job, and the others with it:
-        a trainer where one of them must end; another anywhere, for what it was to be caught by may not come, or may
-        strike a trainer that deserves it. That nobody honest loses, and no false head is paid, holds for all alike.
+        a trainer where one of them must end, or without pay, if it comes to no job; another anywhere, for what it was
+        to be caught by may not come, or may strike a trainer that deserves it. That nobody honest loses, and that no
+        false head is paid, holds for all alike.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
-        ends = {end.value for name in self.names for end in kinds[name].caught}
+        ends = {end for name in self.names for end in kinds[name].caught}
         for party, names in self.behind.items():
             if len(names) > 1:
                 self._rename(party, joint(names))
-            anywhere = len(self.names) > 1 and party != TRAINER
             if set(names) & set(self.names):
-                self.cast.expected[joint(names)] = frozenset(_ANYWHERE if anywhere else ends)
+                allowed = ends if len(self.names) == 1 else ends | {Catch.UNPAID} if party == TRAINER else set(Catch)
+                self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)
 
     def _rename(self, party: str, name: str) -> None:
         if party in self.cast.dishonest:
