@@ -15,6 +15,7 @@ from protocol.keys import PrivateKey
 from sim.adversaries.auditors import with_a_cheat
 from sim.adversaries.base import Adversary, Catch, Role
 from sim.adversaries.challengers import MistakenChallenge
+from sim.adversaries.false_runs import TRAINER
 from sim.computing.small import INTERVAL
 from sim.computing.workshop import Workshop
 from sim.world import calls
@@ -175,7 +176,9 @@ class ShortWindow(_Paying):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With a window of up to the time that a segment takes."""
+        """With a window of up to the time that a segment takes. Raises `ConfigurationError` if the trainer is not honest."""
+        if TRAINER in cast.dishonest:
+            raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
         window = rng.randint(1, INTERVAL * cast.step_seconds)
         if rng.random() < 0.5:
             cast.terms = replace(cast.terms, challenge_window=window)

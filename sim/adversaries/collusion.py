@@ -146,6 +146,13 @@ class BaitingTrainer(Trainer):
             return
 
 
+class ComplicitClient(Client):
+    """Never abandons its friend: what it pays stays with the two."""
+
+    def _is_abandoned(self, job: PublicJob) -> bool:  # noqa: ARG002
+        return False
+
+
 class Bait(Adversary):
     """Client and trainer sign a job on which no challenger can win, and show a head that asks to be challenged.
 
@@ -167,6 +174,7 @@ class Bait(Adversary):
         )
         cast.terms = replace(cast.terms, **rng.choice(traps))
         seat_trainer(cast, self.name, BaitingTrainer, false_run=FalseSum())
+        cast.client = ComplicitClient
         cast.dishonest.pop(CLIENT, None)
         cast.dishonest[CLIENT] = self.name
 

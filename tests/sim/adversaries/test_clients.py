@@ -118,6 +118,13 @@ def test_a_program_that_diverges_is_no_place_for_a_cheat_of_its_own() -> None:
         DivergingProgram().join(cast, Random(0))
 
 
+def test_a_short_window_is_bait_for_an_honest_trainer_only() -> None:
+    cast = Cast(workshop=Workshop.open("exact"))
+    PoisonedLabel().join(cast, Random(0))
+    with pytest.raises(ConfigurationError, match="expected an honest trainer"):
+        ShortWindow().join(cast, Random(0))
+
+
 def test_one_signature_is_good_for_one_job(refusals: list[tuple[str, str]]) -> None:
     result = staged(TwoJobsOneNonce, 1)
     assert result.job_status == "settled"
