@@ -191,7 +191,7 @@ class _Follower(_Lazy):
 
     def on_pending(self, pending: Pending) -> None:
         """Sees the challenge on its way."""
-        if self.accused is None and isinstance(pending.call.function, g.ChallengeCall):
+        if self.accused is None and isinstance(pending.call.function, g.ChallengeCall) and not pending.untried:
             (self.accused,) = pending.call.heads
             self.world.notify()
 

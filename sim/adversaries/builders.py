@@ -404,8 +404,9 @@ class _Delayer(Builder):
                 return waiting.at  # it is refused whenever it comes
             made = moves_of(game, game.state.mover)
             return game.state.deadline - pace.sending(self.turns - made - 1)
-        job_id = call.heads[0].head.job_id if call.heads else getattr(call.function, "job_id", None)
-        job = board.jobs.get(job_id) if job_id is not None else None
+        head = getattr(call.function, "head", None)  # that need not be one: anybody may send anything
+        job_id = getattr(call.function if head is None else head, "job_id", None)
+        job = None if job_id is None else board.jobs.get(job_id)
         if job is not None and isinstance(call.function, g.PostHeadCall | g.ChallengeCall | g.AcceptJobCall):
             return job.window_end
         return waiting.at + self.pause

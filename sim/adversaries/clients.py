@@ -176,7 +176,7 @@ class ShortWindow(_Paying):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With a window of up to the time that a segment takes. Raises `ConfigurationError` if the trainer is not honest."""
+        """With a window of up to the time that a segment takes. Raises `ConfigurationError` for a cheating trainer."""
         if TRAINER in cast.dishonest:
             raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
         window = rng.randint(1, INTERVAL * cast.step_seconds)

@@ -132,7 +132,12 @@ class BaitingTrainer(Trainer):
     def on_pending(self, pending: Pending) -> None:
         """Sees a challenge on its way."""
         call = pending.call.function
-        if isinstance(call, g.ChallengeCall) and self.job is not None and call.head.job_id == self.job.id:
+        if (
+            isinstance(call, g.ChallengeCall)
+            and not pending.untried
+            and self.job is not None
+            and call.head.job_id == self.job.id
+        ):
             self.spawn(self._answer(pending.call.heads[0], pending.sender.key.address, call.nonce))
 
     def _answer(self, head: SignedHead, challenger: bytes, nonce: int) -> Process:
