@@ -92,7 +92,7 @@ def violations_of(record: Json) -> list[str]:
 
 def undetected(result: Json) -> bool:
     """Whether a false head was watched, and paid for all the same."""
-    return bool(result["false_head"] and result["watched"] and result["job_status"] == "settled")
+    return any(sentence.startswith("2:") for sentence in result["violations"])
 
 
 def honest_slashed(result: Json) -> bool:

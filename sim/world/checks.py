@@ -15,6 +15,7 @@ from typing import Final
 from protocol.chain import JobStatus
 from protocol.game import Reason
 from protocol.moves import Side
+from protocol.tags import Digest
 from sim.world.agents import Agent, Trainer
 from sim.world.board import BURN_ADDRESS, PublicGame, PublicJob
 from sim.world.world import World
@@ -36,7 +37,8 @@ class Finished:
     """Adversary -> where it has to end."""
     catches: Mapping[str, str]
     """Adversary -> where it ended."""
-    false_head: bool
+    false_jobs: frozenset[Digest]
+    """Jobs of which a false head became public."""
     watched: bool
     cut_short: bool
     """Whether the game had to be stopped."""
@@ -108,9 +110,9 @@ def least_owed(finished: Finished, agent: Agent) -> int:
 
 def false_heads_fall(finished: Finished) -> list[str]:
     """Promise 2."""
-    if not (finished.false_head and finished.watched):
+    if not finished.watched:
         return []
-    settled = [job for job in finished.jobs if job.status is JobStatus.SETTLED]
+    settled = [job for job in finished.jobs if job.status is JobStatus.SETTLED and job.job.id in finished.false_jobs]
     return [f"2: a false head was watched, and job {job.job.id.hex()[:8]} was settled" for job in settled]
 
 

@@ -1,11 +1,12 @@
 """Where a deviation ended, told from what happened, not from what it says of itself. Names as in `sim.adversaries`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from protocol.chain import JobStatus
 from protocol.game import Reason
 from protocol.moves import Side
+from protocol.tags import Digest
 from sim.world.agents import Agent, Trainer
 from sim.world.board import PublicGame
 from sim.world.world import World
@@ -21,14 +22,14 @@ UNDETECTED: Final = "undetected"
 """Of a trainer whose false head was settled: no end that an adversary may have."""
 
 
-def ending(world: World, agent: Agent, wei: Mapping[str, int], *, false_head: bool) -> str:
+def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Collection[Digest]) -> str:
     """Where a party that did not do as agreed ended: the first that holds of the following.
 
     A job of its was slashed (how) or abandoned; a false head of its was settled (undetected); it lost a game that it
     started (how); something of its was refused; it got nothing where another of its role did, or where a trainer would
     have been paid (unpaid); else it was harmless.
     """
-    how = _as_trainer(world, agent, false_head=false_head) if isinstance(agent, Trainer) else None
+    how = _as_trainer(world, agent, false_jobs) if isinstance(agent, Trainer) else None
     if how is not None:
         return how
     lost = [
@@ -47,7 +48,7 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], *, false_head: bo
     return "harmless"
 
 
-def _as_trainer(world: World, agent: Agent, *, false_head: bool) -> str | None:
+def _as_trainer(world: World, agent: Agent, false_jobs: Collection[Digest]) -> str | None:
     for job in world.board.jobs.values():
         if job.job.trainer != agent.address:
             continue
@@ -56,7 +57,7 @@ def _as_trainer(world: World, agent: Agent, *, false_head: bool) -> str | None:
         if job.status is JobStatus.SLASHED:
             lost = [game for game in world.board.games_of(job.job.id) if _lost_by(game, Side.DEFENDER)]
             return "equivocation" if job.equivocation or not lost else _reason(lost[0])
-        if job.status is JobStatus.SETTLED and false_head:
+        if job.status is JobStatus.SETTLED and job.job.id in false_jobs:
             return UNDETECTED
     return None
 

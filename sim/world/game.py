@@ -13,10 +13,11 @@ from protocol.job import Job
 from protocol.keys import ORDER, PrivateKey
 from protocol.moves import Side
 from protocol.player import describe
+from protocol.tags import Digest
 from sim.computing.work import Work
 from sim.world import checks
 from sim.world.agents import Agent, Auditor, Trainer
-from sim.world.board import PublicGame
+from sim.world.board import PublicGame, PublicJob
 from sim.world.cast import FUNDS, Cast
 from sim.world.checks import Finished
 from sim.world.endings import ending
@@ -88,10 +89,8 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
     """What a game came to, with the promises checked."""
     funds = {place.name: place.funds for place in cast.auditors}
     wei = {name: gained(world, agent, funds.get(name, FUNDS)) for name, agent in agents.items()}
-    deviations, false_head = cast.deviations(), has_false_head(world, agents)
-    catches = {
-        adversary: ending(world, agents[name], wei, false_head=false_head) for name, adversary in deviations.items()
-    }
+    deviations, untrue = cast.deviations(), false_jobs(world, agents)
+    catches = {adversary: ending(world, agents[name], wei, untrue) for name, adversary in deviations.items()}
     finished = Finished(
         world=world,
         agents=agents,
@@ -99,7 +98,7 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
         deviations=deviations,
         expected=cast.expected,
         catches=catches,
-        false_head=false_head,
+        false_jobs=untrue,
         watched=is_watched(cast, agents),
         cut_short=cut_short,
     )
@@ -109,7 +108,7 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
         adversaries=tuple(sorted(set(deviations.values()))),
         catches=catches,
         job_status=jobs[-1].status.name.lower() if jobs else JobStatus.NONE.name.lower(),
-        false_head=false_head,
+        false_head=bool(untrue),
         watched=finished.watched,
         seconds=world.blocks[-1].timestamp - GENESIS if world.blocks else 0,
         parties=tuple(_party(agent, wei[name], deviations.get(name)) for name, agent in agents.items()),
@@ -125,23 +124,24 @@ def gained(world: World, agent: Agent, funds: int) -> int:
     return chain.balance(agent.address) + chain.credit(agent.address) + agent.account.fees_wei - funds
 
 
-def has_false_head(world: World, agents: Mapping[str, Agent]) -> bool:
-    """Whether a head that the trainer signed, and that became public while it could be disputed, is false."""
-    for job in world.board.jobs.values():
-        end = job.window_end if job.ended is None else min(job.window_end, job.ended)
-        shown = [known.head for known in world.mail.heads_of(job.job.id) if known.at <= end]
-        valid = [head for head in shown if world.mail.is_valid(head, job.job)]
-        if valid and (truth := _truth(world, job.job, agents)) is None:
-            return True
-        if any(truth is not None and head.head.run_root != truth.run_root(head.head.count) for head in valid):
-            return True
-    return False
+def false_jobs(world: World, agents: Mapping[str, Agent]) -> frozenset[Digest]:
+    """The jobs of which the trainer signed a false head that became public while it could be disputed."""
+    return frozenset(job.job.id for job in world.board.jobs.values() if _has_false_head(world, job, agents))
+
+
+def _has_false_head(world: World, job: PublicJob, agents: Mapping[str, Agent]) -> bool:
+    end = job.window_end if job.ended is None else min(job.window_end, job.ended)
+    shown = [known.head for known in world.mail.heads_of(job.job.id) if known.at <= end]
+    valid = [head for head in shown if world.mail.is_valid(head, job.job)]
+    if valid and (truth := _truth(world, job.job, agents)) is None:
+        return True
+    return any(truth is not None and head.head.run_root != truth.run_root(head.head.count) for head in valid)
 
 
 def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
-    """The true run: under policy `logged` the one that follows the trainer's logs. None: no run is true to them."""
-    trainer = agents["trainer"]
-    work = trainer.work if isinstance(trainer, Trainer) else None
+    """The true run: under policy `logged` the one that follows its trainer's logs. None: no run is true to them."""
+    trainers = [agent for agent in agents.values() if isinstance(agent, Trainer) and agent.address == job.trainer]
+    work = trainers[0].work if trainers else None
     if work is None or not job.is_logged:
         return world.workshop.honest(job)
     try:

@@ -24,7 +24,7 @@ def test_counts() -> None:
     records = [
         record(0),
         record(1, "poison", seconds=10, duels=[duel(rounds=3, gas=5), duel(rounds=5, gas=9)]),
-        record(2, "poison", seconds=30, violations=["the cheat was paid"], job_status="settled", catches={}),
+        record(2, "poison", seconds=30, violations=["2: the cheat was paid"], job_status="settled", catches={}),
         record(3, "poison", "slow", seconds=10**9),
         record(4, "slow", watched=False, job_status="settled", catches={"slow": "timeout"}),
         broken,
@@ -88,8 +88,8 @@ def test_an_honest_loser_is_counted() -> None:
 
 def test_undetected_is_watched_and_paid() -> None:
     line = "v1 seed=7 game=1 with=poison"
-    assert undetected(result(line, job_status="settled"))
-    assert not undetected(result(line, job_status="settled", watched=False))
+    assert undetected(result(line, violations=["1: one lost", "2: a false head was watched, and a job was settled"]))
+    assert not undetected(result(line, violations=["1: one lost"]))
     assert not undetected(result(line, job_status="abandoned"))
     assert not undetected(result("v1 seed=7 game=1"))
 

@@ -11,6 +11,7 @@ from protocol import game
 from protocol.chain import JobStatus
 from protocol.eip712 import Address
 from protocol.moves import Phase, Side
+from protocol.tags import Digest
 from sim.computing.workshop import Workshop
 from sim.world import checks
 from sim.world.agents import Auditor
@@ -18,7 +19,7 @@ from sim.world.board import PublicGame, differences
 from sim.world.cast import TERMS, Cast
 from sim.world.checks import Finished
 from sim.world.endings import ending
-from sim.world.game import conclude, gained, has_false_head, is_watched, seat
+from sim.world.game import conclude, false_jobs, gained, is_watched, seat
 from tests.sim.world.cheats import cheating, seats
 
 
@@ -37,7 +38,7 @@ def finish(cast: Cast, seed: int) -> Finished:
         deviations=cast.deviations(),
         expected=cast.expected,
         catches={},
-        false_head=has_false_head(world, agents),
+        false_jobs=false_jobs(world, agents),
         watched=is_watched(cast, agents),
         cut_short=False,
     )
@@ -57,7 +58,7 @@ def slashed(workshop: Workshop) -> Finished:
 
 def test_games_that_kept_all_promises(settled: Finished, slashed: Finished) -> None:
     assert checks.violations(settled) == checks.violations(slashed) == ()
-    assert slashed.false_head
+    assert slashed.false_jobs == {job.job.id for job in slashed.jobs}
     assert slashed.watched
 
 
@@ -89,8 +90,13 @@ def test_1_an_honest_trainer_that_was_slashed(slashed: Finished) -> None:
 
 
 def test_2_a_false_head_that_settled(settled: Finished) -> None:
-    only(checks.violations(replace(settled, false_head=True)), 2, "a false head was watched")
-    assert checks.violations(replace(settled, false_head=True, watched=False)) == ()
+    untrue = frozenset(job.job.id for job in settled.jobs)
+    only(checks.violations(replace(settled, false_jobs=untrue)), 2, "a false head was watched")
+    assert checks.violations(replace(settled, false_jobs=untrue, watched=False)) == ()
+    elsewhere = frozenset({Digest(bytes(32))})
+    assert checks.violations(replace(settled, false_jobs=elsewhere)) == (), (
+        "another job's head says nothing of this one"
+    )
 
 
 def test_3_an_adversary_that_ended_elsewhere(slashed: Finished) -> None:
@@ -209,8 +215,8 @@ def test_6_a_conviction_elsewhere(slashed: Finished, monkeypatch: pytest.MonkeyP
 
 
 def test_an_ending_is_told_from_what_happened(slashed: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ends(name: str, *, false_head: bool = True) -> str:
-        return ending(slashed.world, slashed.agents[name], slashed.wei, false_head=false_head)
+    def ends(name: str, untrue: frozenset[Digest] = slashed.false_jobs) -> str:
+        return ending(slashed.world, slashed.agents[name], slashed.wei, untrue)
 
     (job,) = slashed.jobs
     loser, winner = sorted(("auditor 1", "auditor 2"), key=lambda name: slashed.wei[name])
@@ -221,7 +227,7 @@ def test_an_ending_is_told_from_what_happened(slashed: Finished, monkeypatch: py
     monkeypatch.setattr(job, "status", JobStatus.ABANDONED)
     assert ends("trainer") == "abandoned"
     monkeypatch.setattr(job, "status", JobStatus.SETTLED)
-    assert [ends("trainer"), ends("trainer", false_head=False)] == ["undetected", "unpaid"]
+    assert [ends("trainer"), ends("trainer", frozenset())] == ["undetected", "unpaid"]
     monkeypatch.setattr(slashed.agents[loser].account, "refused", 1)
     assert ends(loser) == "refused"
     won = next(found for found in slashed.games if not found.void)
