@@ -12,7 +12,7 @@ from random import Random
 from protocol.commitments import tensor_tree
 from protocol.game import GameState
 from protocol.isa import CHUNK_BYTES
-from protocol.moves import Descend, Move, OpenChunk, OpenSteps, OpenTensor, OpenTerms, OpenValues
+from protocol.moves import MAX_NODES, Descend, Move, OpenChunk, OpenSteps, OpenTensor, OpenTerms, OpenValues
 from protocol.player import Oracle, first_nodes
 
 
@@ -123,9 +123,9 @@ def changed_accumulator(scene: Scene) -> Move | None:
 
 
 def too_many_nodes(scene: Scene) -> Move | None:
-    """Every node twice: illegal."""
+    """Every node twice: illegal. Of so many that no message holds twice as many, none."""
     move = scene.move
-    if isinstance(move, _SHOWS_NODES) and move.nodes:
+    if isinstance(move, _SHOWS_NODES) and 0 < len(move.nodes) <= MAX_NODES // 2:
         return replace(move, nodes=(*move.nodes, *move.nodes))
     return None
 

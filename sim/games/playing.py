@@ -86,14 +86,14 @@ class Gathering:
         Alone, an adversary ends where it must. Of several the first to be caught ends the job, and the others with it:
         a trainer where one of them must end, or without pay, if it comes to no job; another anywhere, for what it was
         to be caught by may not come, or may strike a trainer that deserves it. That nobody honest loses, and that no
-        false head is paid, holds for all alike.
+        false head is paid, holds for all alike. Of open weaknesses nothing is expected.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         ends = {end for name in self.names for end in kinds[name].caught}
         for party, names in self.behind.items():
             if len(names) > 1:
                 self._rename(party, joint(names))
-            if set(names) & set(self.names):
+            if set(names) & set(self.names) and not any(kinds[name].open for name in self.names):
                 allowed = ends if len(self.names) == 1 else ends | {Catch.UNPAID} if party == TRAINER else set(Catch)
                 self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)
 

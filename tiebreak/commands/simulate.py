@@ -81,9 +81,10 @@ def show_adversaries() -> None:
         click.echo(f"{role.value} ({len(kinds)})")
         for name, kind in kinds:
             ends = ", ".join(sorted(end.value for end in kind.caught))
+            ends = "an open weakness: the rules do not stop it" if kind.open else ends
             click.echo(f"  {name}")
             click.echo(f"      hopes for: {kind.gain}")
-            click.echo(f"      ends: {'an open weakness: ' if kind.open else ''}{ends}")
+            click.echo(f"      ends: {ends}")
 
 
 def retell(line: str) -> None:

@@ -37,7 +37,7 @@ def test_counts() -> None:
         "false_heads": 4, "unwatched": 1, "undetected": 1, "honest_slashed": 0, "broken": 2
     }  # fmt: skip
     assert summary["violations"] == [
-        {"game": 2, "line": "v1 seed=7 game=2 with=poison", "violation": "the cheat was paid"},
+        {"game": 2, "line": "v1 seed=7 game=2 with=poison", "violation": "2: the cheat was paid"},
         {"game": 9, "line": "v1 seed=7 game=9", "violation": "error: ValueError: x"},
     ]
     assert summary["speed"]["games_per_hour"] == round(3600 / (4.0 / 6))
