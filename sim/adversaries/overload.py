@@ -99,7 +99,11 @@ class Overload(Adversary):
     games: ClassVar[int] = -(-STEPS // INTERVAL)
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
-        """On terms whose allowance is the replay of a segment, and whose clock is as long again."""
+        """On terms that a prudent trainer takes: an allowance for the replay of a segment, a clock for two more.
+
+        Steps are slower here than elsewhere, so that the clock also holds the blocks of one game.
+        """
+        cast.step_seconds *= 3
         segment = INTERVAL * cast.step_seconds
         cast.terms = replace(cast.terms, replay_time=segment, clock=2 * segment)
         cast.trainer = OneMachine
