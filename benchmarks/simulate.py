@@ -14,7 +14,7 @@ from sim.games.series import SUMMARY
 from tiebreak.commands.simulate import PromiseBroken, deal, run
 from tiebreak.environment import usable_cores
 
-GAMES, SEED = 1200, 2026
+GAMES, SEED = 1000, 2026
 FOLDER = Path("build") / "simulate"
 
 

@@ -36,8 +36,8 @@ from sim.games.line import GameLine, slug
 from sim.games.records import Head, Json
 
 VERSION: Final = 1
-MAX_VALUES: Final = 16
-BINS: Final = 12
+MAX_VALUES: Final = 8
+BINS: Final = 8
 PARTY_NUMBERS: Final = ("wei", "gas", "steps", "messages", "bytes", "refused")
 DUEL_NUMBERS: Final = ("rounds", "moves", "gas", "bytes", "seconds")
 ERROR: Final = "error: "
@@ -144,7 +144,8 @@ def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
     found = {}
     for role in sorted({party["role"] for party in own}):
         of_role = [party for party in own if party["role"] == role]
-        found[role] = {"parties": len(of_role), **_numbers(of_role, PARTY_NUMBERS, binned=False)}
+        if any(party[name] for party in of_role for name in PARTY_NUMBERS):
+            found[role] = {"parties": len(of_role), **_costs(of_role)}
     return found
 
 
@@ -165,20 +166,32 @@ def _notable(results: Sequence[Json]) -> dict[str, str]:
     return found
 
 
-def _numbers(rows: Sequence[Json], names: Iterable[str], *, binned: bool = True) -> Json:
-    return {name: distribution([row[name] for row in rows], binned=binned) for name in names}
+def _costs(parties: Sequence[Json]) -> Json:
+    found = {name: spread([party[name] for party in parties]) for name in PARTY_NUMBERS}
+    found["gas"]["mean"] = _mean([party["gas"] for party in parties])
+    return found
+
+
+def _numbers(rows: Sequence[Json], names: Iterable[str]) -> Json:
+    return {name: distribution([row[name] for row in rows]) for name in names}
 
 
 def _counted(counter: Counter[str]) -> dict[str, int]:
     return {str(name): count for name, count in sorted(counter.items(), key=lambda item: (-item[1], str(item[0])))}
 
 
-def distribution(values: Sequence[float], *, binned: bool = True) -> Json | None:
-    """Least, middle and greatest of some numbers, and how many lie where."""
-    if not values:
-        return None
-    found: Json = {"min": min(values), "median": _middle(values), "max": max(values), "mean": _short(fmean(values))}
-    return found | {"bins": _bins(values)} if binned else found
+def spread(values: Sequence[float]) -> Json:
+    """Least, middle and greatest of some numbers."""
+    return {"min": min(values), "median": _middle(values), "max": max(values)}
+
+
+def distribution(values: Sequence[float]) -> Json | None:
+    """The spread of some numbers, their mean, and how many lie where."""
+    return {**spread(values), "mean": _mean(values), "bins": _bins(values)} if values else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return _short(fmean(values))
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ class Distribution(Shape):
     min: Amount
     median: Amount
     max: Amount
-    mean: Amount
+    mean: Amount | None = None
     bins: Annotated[list[tuple[Amount, Amount, Count]], Field(default_factory=list, min_length=1, max_length=100)]
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ import pytest
 
 from sim.games.line import GameLine
 from sim.games.records import Head
-from sim.games.summary import distribution, honest_slashed, summarize, undetected, violations_of
+from sim.games.summary import PARTY_NUMBERS, distribution, honest_slashed, spread, summarize, undetected, violations_of
 from tests.sim.games.players import ADVERSARIES, duel, party, result
 
 HEAD = Head(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
@@ -65,14 +65,14 @@ def test_gain_and_cost_go_by_role_and_by_honesty() -> None:
         party("trainer", "trainer", "poison", wei=-100, gas=7),
         party("auditor", "auditor", None, wei=50),
         party("second", "auditor", None, wei=0),
+        party("builder", "builder", None, **dict.fromkeys(PARTY_NUMBERS, 0)),
     ]
     summary = summarize(HEAD, [record(1, "poison", parties=parties)])["adversaries"]["poison"]["summary"]
     assert summary["dishonest"]["trainer"]["wei"]["median"] == -100
     assert summary["dishonest"]["trainer"]["gas"]["max"] == 7
     assert summary["honest"]["auditor"]["parties"] == 2
-    assert summary["honest"]["auditor"]["wei"] == {
-        "min": 0, "median": 25, "max": 50, "mean": 25
-    }  # fmt: skip
+    assert summary["honest"]["auditor"]["wei"] == {"min": 0, "median": 25, "max": 50}
+    assert summary["honest"]["auditor"]["gas"] == {"min": 1000, "median": 1000, "max": 1000, "mean": 1000}
     assert set(summary["honest"]) == {"auditor"}
 
 
@@ -99,7 +99,7 @@ def test_an_error_is_a_violation() -> None:
     assert violations_of({"result": {"violations": ["a", "b"]}}) == ["a", "b"]
 
 
-@pytest.mark.parametrize("count", [1, 16, 17, 1000])
+@pytest.mark.parametrize("count", [1, 8, 9, 1000])
 def test_bins_hold_every_value_once(count: int) -> None:
     rng = Random(count)
     values = [rng.randrange(10**6) for _ in range(count)]
@@ -107,9 +107,9 @@ def test_bins_hold_every_value_once(count: int) -> None:
     assert found is not None
     assert sum(n for _, _, n in found["bins"]) == count
     assert (found["min"], found["max"]) == (min(values), max(values))
-    assert len(found["bins"]) == (12 if len(set(values)) > 16 else len(set(values)))
+    assert len(found["bins"]) == (min(len(set(values)), 8))
     naive = [sum(a <= v < b for v in values) for a, b, _ in found["bins"][:-1]]
-    if count > 16:
+    if count > 8:
         counted = [n for _, _, n in found["bins"][:-1]]
         assert sum(abs(n - m) for n, m in zip(naive, counted, strict=True)) <= 2  # edges are rounded to six digits
     assert distribution([]) is None
@@ -117,9 +117,8 @@ def test_bins_hold_every_value_once(count: int) -> None:
 
 def test_a_median_of_wei_is_exact() -> None:
     amounts = [4 * 10**19 + 1, 4 * 10**19 + 3]
-    found = distribution(amounts, binned=False)
-    assert found == {"min": amounts[0], "median": 4 * 10**19 + 2, "max": amounts[1], "mean": 4 * 10**19}
-    assert distribution([1, 2], binned=False) == {"min": 1, "median": 1.5, "max": 2, "mean": 1.5}
+    assert spread(amounts) == {"min": amounts[0], "median": 4 * 10**19 + 2, "max": amounts[1]}
+    assert spread([1, 2]) == {"min": 1, "median": 1.5, "max": 2}
 
 
 def test_the_same_records_in_any_order_say_the_same() -> None:
