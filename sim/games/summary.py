@@ -12,19 +12,27 @@
  "violations"    [{"game", "line", "violation"}, ...]: each promise that was broken, and the line to play it again
  "speed"         {"wall": D, "games_per_hour": of one process}
  "honest"        what games without adversaries came to: S
- "adversaries"   {slug: {"name", "role", "gain", "where": [where it must be caught],
+ "families"      {role: S}: of the games in which one adversary was alone, by its role
+ "levels"        {"1" ... "5": S}: of all games, by the levels of a tree that one move reveals
+ "notable"       {"most moves", ...: line}: the game that is first in something
+ "adversaries"   {slug: {"name", "role", "gain", "where": [where it must be caught]
+                         "open": whether the rules do not stop it
                          "games", "alone"     games in which it took part, and those in which it was alone
                          "caught": {catch: games}, of all its games
+                         "first": line of the first game in which it was alone, or null
                          "summary": S, of those in which it was alone}}}
 
 S   {"games", "jobs": {job's end: games}, "verdicts": {reason: duels},
      "seconds": D of simulated time until all was settled,
      "duels": {"count", "rounds": D, "moves": D, "gas": D, "bytes": D, "seconds": D},
-     "honest", "dishonest": {role: {"parties", "wei": D, "fees_wei": D, "gas": D, "steps": D, "messages": D,
-                                    "bytes": D, "refused": D}}}
-     wei: gained or lost, gas not counted; steps: executed, or what a party with nothing cached would have to
-D   null of nothing, else {"min", "median", "max", "mean", "bins": [[from, to, count], ...]}: one bin for each value
-    if there are at most 16, else 12 of equal width
+     "honest", "dishonest": {role: {"parties", "wei": P, "gas": P, "steps": P, "messages": P, "bytes": P, "refused": P}}}
+     An honest builder, who neither spends nor gains, is left out. wei: gained or lost, gas not counted; steps: executed,
+     or what a party with nothing cached would have to.
+D   null of nothing, else {"min", "median", "max", "mean", "bins": [[from, to, count], ...]}: one bin for each value if
+    there are at most 8, else 8 of equal width
+P   {"min", "median", "max"}, and of gas the "mean"
+
+Amounts are in wei, times in seconds.
 """
 
 from collections import Counter
@@ -144,7 +152,7 @@ def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
     found = {}
     for role in sorted({party["role"] for party in own}):
         of_role = [party for party in own if party["role"] == role]
-        if any(party[name] for party in of_role for name in PARTY_NUMBERS):
+        if any(party[name] for party in of_role for name in PARTY_NUMBERS) or not _is_honest_builder(of_role[0]):
             found[role] = {"parties": len(of_role), **_costs(of_role)}
     return found
 
@@ -164,6 +172,10 @@ def _notable(results: Sequence[Json]) -> dict[str, str]:
     if any(result["duels"] for result in results):
         found["most disputes"] = max(results, key=lambda result: len(result["duels"]))["line"]
     return found
+
+
+def _is_honest_builder(party: Json) -> bool:
+    return party["adversary"] is None and party["role"] == "builder"
 
 
 def _costs(parties: Sequence[Json]) -> Json:
