@@ -3,7 +3,7 @@
 First line, the head:
 
     {"format": "tiebreak games", "version": 1, "seed", "mix", "environment", "adversaries"}
-        mix: as `str(Mix)`; adversaries: slug -> {"name", "role", "gain", "caught"} of the whole catalogue
+        mix: as `str(Mix)`; adversaries: slug -> {"name", "role", "gain", "caught", "open"} of everyone
 
 Then a record for each game, in the order in which they ended:
 

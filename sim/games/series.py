@@ -1,8 +1,10 @@
 """A series: the games of one seed and mix, played into a folder that it can go on with.
 
-games.jsonl      every game (`sim.games.records`)
-summary.json     what they say together (`sim.games.summary`), written at the end
-violations.txt   games that broke a promise, in the form of the kept counter-examples; only if there are any
+    games.jsonl      every game (`sim.games.records`)
+    summary.json     what they say together (`sim.games.summary`), written at the end
+    violations.txt   games that broke a promise, in the form of the kept counter-examples; only if there are any
+
+The last two are made anew from the first at any time.
 """
 
 import json

@@ -25,9 +25,10 @@
 S   {"games", "jobs": {job's end: games}, "verdicts": {reason: duels},
      "seconds": D of simulated time until all was settled,
      "duels": {"count", "rounds": D, "moves": D, "gas": D, "bytes": D, "seconds": D},
-     "honest", "dishonest": {role: {"parties", "wei": P, "gas": P, "steps": P, "messages": P, "bytes": P, "refused": P}}}
-     An honest builder, who neither spends nor gains, is left out. wei: gained or lost, gas not counted; steps: executed,
-     or what a party with nothing cached would have to.
+     "honest", "dishonest": {role: {"parties",
+                                    "wei": P, "gas": P, "steps": P, "messages": P, "bytes": P, "refused": P}}}
+     An honest builder, who neither spends nor gains, is left out. wei: gained or lost, gas not counted; steps:
+     executed, or what a party with nothing cached would have to.
 D   null of nothing, else {"min", "median", "max", "mean", "bins": [[from, to, count], ...]}: one bin for each value if
     there are at most 8, else 8 of equal width
 P   {"min", "median", "max"}, and of gas the "mean"
