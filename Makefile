@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # The stamp is keyed on what is installed: a change of either file installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-SOURCES := protocol engine sim tiebreak tests benchmarks examples model contracts/scripts
+SOURCES := tiebreak tests benchmarks examples model contracts/scripts
 
 # Results of this repository, not those that somebody has just simulated.
 REPORTED := $(foreach part,simulate economics scale,$(addprefix --$(part) ,$(wildcard \
@@ -58,7 +58,7 @@ types: setup ## mypy --strict
 	$(BIN)/mypy
 
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
-	$(BIN)/python -m protocol.vectors tests/vectors --check
+	$(BIN)/python -m tests.vectors.generate tests/vectors --check
 
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
@@ -99,4 +99,4 @@ ci: ## Every gate
 
 clean: ## Remove what was built, not the environment
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
-	find protocol engine sim tiebreak tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find tiebreak tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from benchmarks.table import Row, interleaved, publish
-from protocol.accumulator import encode
-from protocol.accumulator_tree import AccumulatorTree
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
-from protocol.merkle import Tree
-from protocol.reference import accumulators, unpack
-from protocol.tags import Tag, tagged_hash
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.reference import accumulators, unpack
+from tiebreak.protocol.tags import Tag, tagged_hash
 
 LENGTHS: Final = (20, 24)
 KINDS_AT: Final = 20

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from benchmarks.table import Row, publish
-from engine.agreement import Terms
-from protocol.chain import EmbeddedChain, Receipt
-from protocol.job import Head, Job, SignedHead
-from protocol.keys import PrivateKey
-from protocol.tags import Digest
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.chain import EmbeddedChain, Receipt
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.tags import Digest
 
 CLIENT, TRAINER, CHALLENGER, SECOND = (PrivateKey.from_int(number) for number in (11, 12, 13, 14))
 TERMS = Terms()

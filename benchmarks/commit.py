@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import RESULTS, Row, interleaved, publish
-from engine.committing import make_record
-from engine.storage import write_tensors
-from engine.tensors import identities
-from protocol.native.hashing import hasher
-from tiebreak.environment import usable_cores
+from tiebreak.api.environment import usable_cores
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.directory import write_tensors
+from tiebreak.protocol.native.hashing import hasher
 
 REPEATS: Final = 5
 INTERVAL: Final = 10

@@ -13,18 +13,18 @@ import torch
 from rich.console import Console
 
 from benchmarks.table import Row, publish
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.compile import compile_task
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.moves import kind_name
-from sim.market import Market, another, fork
-from sim.match import Match
-from sim.scenario import Arena, fight
-from sim.tampering.values import flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.tasks.loader import load_task
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.game.moves import kind_name
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.local_chain import Market, another, fork
+from tiebreak.sim.games.scenario import Arena, fight
+from tiebreak.sim.tampering.values import flipped_weight_bit, long_sums, low_precision_sum
 
 MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"
 MATCH_TARGET = "9.5M (Cartesi PRT, 92 rounds)"

@@ -10,11 +10,11 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.table import RESULTS, Row, show
-from sim.economics.figures import PRESETS
-from sim.economics.findings import Findings, document, find
-from sim.economics.gas import measured
-from sim.economics.sweep import sweep
-from tiebreak.environment import describe
+from tiebreak.api.environment import describe
+from tiebreak.sim.incentives.figures import PRESETS
+from tiebreak.sim.incentives.findings import Findings, document, find
+from tiebreak.sim.incentives.gas import measured
+from tiebreak.sim.incentives.sweep import sweep
 
 SEED: Final = 1
 SWEPT: Final = "gpt2"

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from benchmarks.economics import SWEPT
 from benchmarks.table import RESULTS
-from sim.economics.figures import FIGURES, PRESETS
-from sim.economics.findings import Findings, Table, find, percent, tables
-from sim.economics.gas import measured
+from tiebreak.sim.incentives.figures import FIGURES, PRESETS
+from tiebreak.sim.incentives.findings import Findings, Table, find, percent, tables
+from tiebreak.sim.incentives.gas import measured
 
 RESULT: Final = RESULTS / "economics.json"
 PARTS: Final[Mapping[str, str]] = {

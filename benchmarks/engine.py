@@ -18,11 +18,11 @@ import torch
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved, publish
 from benchmarks.workloads import WORKLOADS
-from engine.arithmetic import Stats
-from engine.compile import compile_task
-from protocol.isa import Opcode, ReduceFunction
-from protocol.program import Program
-from tiebreak.environment import usable_cores
+from tiebreak.api.environment import usable_cores
+from tiebreak.engine.arithmetic import Stats
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.protocol.program.isa import Opcode, ReduceFunction
+from tiebreak.protocol.program.program import Program
 
 REPEATS: Final = {"gpt2": 7, "resnet50-32": 15, "resnet50-224": 5, "digits": 15, "text": 15}
 TARGETS: Final = {"gpt2": "<= 2.5 (stretch 2.2)", "resnet50-32": "<= 2.5", "resnet50-224": "<= 2.5"}

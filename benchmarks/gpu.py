@@ -17,17 +17,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.table import RESULTS, Row, interleaved, publish
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.qualify import qualify
-from engine.task import Task
-from engine.tensors import identities
-from protocol.commitments import state_tree
 from tests.golden.models import REAL, SMALL, make_real_task
-from tiebreak.environment import describe_cuda
-from tiebreak.running import usable_device
-from tiebreak.tasks.plain import make_optimizer
+from tiebreak.api.environment import describe_cuda
+from tiebreak.api.running import usable_device
+from tiebreak.demo.tasks.plain import make_optimizer
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.commitments.records import state_tree
 
 REPEATS = 15
 KERNELS = 15

@@ -19,8 +19,8 @@ import torch
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, publish
 from benchmarks.workloads import STEPS, WORKLOADS
-from engine.compile import Compiled, compile_task
-from tiebreak.bundle import Bundle, load_bundle
+from tiebreak.api.bundle import Bundle, load_bundle
+from tiebreak.engine.capture.compile import Compiled, compile_task
 
 EAGER: Final = {"eager FP32": torch.float32, "eager FP64": torch.float64}
 EXACT: Final = ("trainer", "auditor, permuted")

@@ -1,7 +1,8 @@
 """What a dispute costs at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
 
 The disputed step is real: executed, hashed, opened and refereed. The records of the other 999,999 are made up
-(`sim.staged`). Gas is a transaction's whole gas on anvil where it is installed, else on the embedded chain: base cost,
+(`tiebreak.sim.games.long_run`). Gas is a transaction's whole gas on anvil where it is installed, else on the embedded
+chain: base cost,
 calldata (EIP-7623), execution. `python -m benchmarks.million_steps --layers N` plays with fewer layers.
 """
 
@@ -17,21 +18,21 @@ from rich.console import Console
 from benchmarks.dispute import match_rows
 from benchmarks.table import Row, publish
 from benchmarks.workloads import gpt2
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from protocol.chain import Chain
-from protocol.chain.devnet import dev_secrets, free_port, running_node
-from protocol.errors import StateError
-from protocol.isa import MapFunction, Opcode
-from protocol.job import Job
-from protocol.keys import PrivateKey
-from protocol.program import Program
-from sim.market import Market, Parties, another
-from sim.match import Match
-from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute
-from sim.tampering.values import Cheat, flipped_weight_bit, long_sums, low_precision_sum
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.chain import Chain
+from tiebreak.protocol.chain.devnet import dev_secrets, free_port, running_node
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.program.isa import MapFunction, Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.local_chain import Market, Parties, another
+from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute
+from tiebreak.sim.tampering.values import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"

@@ -1,4 +1,4 @@
-"""What `sim.scale` fits its models of cost to, and the points that these have to predict.
+"""What `tiebreak.sim.scale` fits its models of cost to, and the points that these have to predict.
 
     python -m benchmarks.scale [--part NAME ...]
 
@@ -12,7 +12,7 @@ shared. Medians, with the spread (half of what lies between the quartiles, over 
     sums     the accumulator tree of one element of a long sum
     logs     bytes of a step's rounding log under policy `logged` with proven bounds
     files    bytes of a run directory
-    games    gas and bytes of every move of disputes in runs of up to ten million steps (`sim.staged`)
+    games    gas and bytes of every move of disputes in runs of up to ten million steps (`tiebreak.sim.games.long_run`)
     board    gas of a job's life, with few jobs on the board and with more
 """
 
@@ -38,20 +38,20 @@ from benchmarks.scale_games import board_rows, places_to_predict, played_games
 from benchmarks.scale_workloads import BATCHED, FITTED, HELD_OUT
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import RESULTS, Row, show
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.logged.calibration import proven_policy
-from engine.storage import RunDirectory, write_tensors
-from engine.task import Task
-from engine.tensors import identities, identity
-from engine.training import Worker
-from sim.market import Market
-from sim.scale.counts import counts_of
-from sim.scale.model import memory_features
-from tiebreak.bundle import Bundle
-from tiebreak.environment import describe
+from tiebreak.api.bundle import Bundle
+from tiebreak.api.environment import describe
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.data.tensors import identities, identity
+from tiebreak.engine.logged.calibration import proven_policy
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.directory import RunDirectory, write_tensors
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.scale.counts import counts_of
+from tiebreak.sim.scale.model import memory_features
 
 NAME: Final = "scale"
 BUDGET_S: Final = 2.0

@@ -10,23 +10,23 @@ from benchmarks import million_steps
 from benchmarks.scale_workloads import FITTED
 from benchmarks.table import Row
 from benchmarks.workloads import gpt2
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from protocol.accumulator import leaf_count
-from protocol.chain.calls import move_call
-from protocol.game import GameState
-from protocol.isa import TERMS_PER_LEAF, DType, MapFunction, Opcode, ReduceFunction
-from protocol.job import Head, SignedHead
-from protocol.merkle import depth_of
-from protocol.moves import Move, Prove, Select
-from protocol.program import Program, encode_instruction
-from sim.market import Market
-from sim.match import Match
-from sim.scale.walks import kind_of, proof_kind, shape_of
-from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute
-from sim.tampering.values import Cheat, flipped_weight_bit
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.trees import depth_of
+from tiebreak.protocol.game.moves import Move, Prove, Select
+from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.program.accumulator import leaf_count
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, MapFunction, Opcode, ReduceFunction
+from tiebreak.protocol.program.program import Program, encode_instruction
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute
+from tiebreak.sim.scale.walks import kind_of, proof_kind, shape_of
+from tiebreak.sim.tampering.values import Cheat, flipped_weight_bit
 
 RUNS: Final = ((100, 10), (10_000, 100), (1_000_000, 1000), (10_000_000, 5000))
 """Steps, and steps to a checkpoint."""
@@ -149,7 +149,7 @@ def told(match: Match, name: str, lie: str, program: Program) -> dict[str, Any]:
 
 
 def kind(before: GameState, move: Move, after: GameState, program: Program) -> str:
-    """As `sim.scale.walks` names it."""
+    """As `tiebreak.sim.scale.walks` names it."""
     if isinstance(move, Prove):
         return proof_kind(program.instruction_at(after.leaf))
     lands = isinstance(move, Select) and before.height == before.levels

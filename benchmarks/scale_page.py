@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gas_page import table
-from sim.scale.bottleneck import DIRECTIONS, Budgets
-from sim.scale.curves import document
-from sim.scale.measurements import RESULTS, Measurements
-from sim.scale.model import WHAT
-from tiebreak.commands.scale import human
+from tiebreak.cli.scale import human
+from tiebreak.sim.scale.bottleneck import DIRECTIONS, Budgets
+from tiebreak.sim.scale.curves import document
+from tiebreak.sim.scale.measurements import RESULTS, Measurements
+from tiebreak.sim.scale.model import WHAT
 
 HEAD = """# What it costs at any size
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
 from benchmarks.workloads import STEPS, WORKLOADS, classify, next_token
-from engine.task import SGD, AdamW, Batch, Rows, Task
-from sim.scale.counts import Transformer
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task
+from tiebreak.sim.scale.counts import Transformer
 
 INTERVAL: Final = 10
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.table import RESULTS
-from sim.games.mixes import ALL
-from sim.games.series import SUMMARY
-from tiebreak.commands.simulate import PromiseBroken, deal, run
-from tiebreak.environment import usable_cores
+from tiebreak.api.environment import usable_cores
+from tiebreak.cli.simulate import PromiseBroken, deal, run
+from tiebreak.sim.games.mixes import ALL
+from tiebreak.sim.games.series import SUMMARY
 
 GAMES, SEED = 1000, 2026
 FOLDER = Path("build") / "simulate"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled
-from engine.interpreter import Interpreter, Sums
-from engine.task import Task
-from tiebreak.tasks.plain import batches, make_optimizer
+from tiebreak.demo.tasks.plain import batches, make_optimizer
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.run.interpreter import Interpreter, Sums
 
 
 def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable[..., None]:

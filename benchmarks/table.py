@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tiebreak.environment import describe
+from tiebreak.api.environment import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

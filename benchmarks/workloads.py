@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from engine.task import SGD, AdamW, Batch, Rows, Task
-from tiebreak.tasks.loader import load_task
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task
 
 STEPS: Final = 100
 SEQUENCE: Final = 64

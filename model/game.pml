@@ -1,5 +1,5 @@
 /* One game, from the signed head to the verdict (docs/SPEC.md, section 10; the invariants' numbers are those of
- * protocol/game.py). What is left out is hashing and arithmetic: a node of a tree is "true" (what every honest replay
+ * tiebreak/protocol/game/rules.py). What is left out is hashing and arithmetic: a node of a tree is "true" (what every honest replay
  * computes) or "a lie", and hashes are taken to be injective, so a node is a lie exactly if a leaf below it is one, and
  * what folds to a lie contains one. A tree is committed when its root is shown: `lies` has a bit for each leaf.
  *

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("protocol", "engine", "sim", "tiebreak")
-"""In the order in which they may import: each only those before it, and itself."""
+LAYERS = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.sim", "tiebreak")
+"""In the order in which they may import: each only those before it, and itself. The last is the rest."""
 
 
 @cache
@@ -25,10 +25,9 @@ def committed_files() -> tuple[Path, ...]:
 def package_modules() -> dict[str, Path]:
     """Dotted name -> file, for every module of the packages."""
     modules = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            modules[name] = path
+    for path in sorted((ROOT / "tiebreak").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        modules[name] = path
     return modules
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.tags import Tag
-from tests.source_tree import PACKAGES, ROOT, committed_files, imports_of, package_modules, parse
+from tests.source_tree import ROOT, committed_files, imports_of, package_modules, parse
+from tiebreak.protocol.tags import Tag
 
 TEXT = {
     ".py",
@@ -136,11 +136,11 @@ def test_tags_are_unique_and_prefix_free() -> None:
 
 def test_tags_stand_in_one_place(cases: Callable[[], None]) -> None:
     for path in python_files():
-        if path == ROOT / "protocol" / "tags.py" or path.is_relative_to(ROOT / "tests"):
+        if path == ROOT / "tiebreak" / "protocol" / "tags.py" or path.is_relative_to(ROOT / "tests"):
             continue
         constants = [n.value for n in ast.walk(parse(path)) if isinstance(n, ast.Constant)]
         literal = [c for c in constants if isinstance(c, bytes) and c.startswith(b"tb.")]
-        assert literal == [], f"{path.relative_to(ROOT)} spells a tag; use protocol.tags.Tag"
+        assert literal == [], f"{path.relative_to(ROOT)} spells a tag; use tiebreak.protocol.tags.Tag"
         cases()
 
 
@@ -182,7 +182,7 @@ def test_leaks_are_seen(text: str) -> None:
     assert MACHINE_PATH.search(text) or REGISTRY.search(text)
 
 
-OPTIONAL = {"tiebreak.data.hugging_face": "hf", "tiebreak.data.tokenizing": "hf"}
+OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.tokenizing": "hf"}
 """Adapters of libraries that an extra asks for: imported inside a function, which says so where they are missing."""
 
 
@@ -215,7 +215,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
     for name, path in package_modules().items():
         for _, reached in imports_of(parse(path)):
             top = reached.partition(".")[0]
-            if top not in sys.stdlib_module_names and top not in PACKAGES:
+            if top not in sys.stdlib_module_names and top != "tiebreak":
                 asked_for = declared | (optional[OPTIONAL[name]] if name in OPTIONAL else set())
                 assert modules.get(top, top) in asked_for, (
                     f"{name} imports {top}, which pyproject.toml does not ask for"

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.source_tree import PACKAGES, imports_of, package_modules, parse
+from tests.source_tree import LAYERS, imports_of, package_modules, parse
 
-RIM = ("protocol.chain", "protocol.keys", "protocol.native", "protocol.vectors")
+RIM = ("tiebreak.protocol.chain", "tiebreak.protocol.commitments.keys", "tiebreak.protocol.native")
 """Adapters of protocol (prefixes): they may touch files, the clock and a node. The rest of protocol may not."""
 IMPURE = frozenset(
     {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "shutil", "socket"}
@@ -18,8 +18,7 @@ NOT_IN_PROTOCOL = frozenset(["torch", "torchvision", "jax", "sklearn", "matplotl
 
 def layer(name: str) -> int | None:
     """Position of a dotted name in the order of layers, None for what is not ours."""
-    top = name.partition(".")[0]
-    return PACKAGES.index(top) if top in PACKAGES else None
+    return next((place for place, layer in enumerate(LAYERS) if name == layer or name.startswith(layer + ".")), None)
 
 
 def upward(module: str, tree: ast.AST) -> list[str]:
@@ -94,7 +93,7 @@ def test_no_cycles() -> None:
 
 def test_protocol_is_pure(cases: Callable[[], None]) -> None:
     for module, path in package_modules().items():
-        if module.startswith("protocol"):
+        if module.startswith("tiebreak.protocol"):
             assert impure(module, parse(path)) == [], f"{module} is not an adapter"
             cases()
 
@@ -102,14 +101,14 @@ def test_protocol_is_pure(cases: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     ("check", "source"),
     [
-        (lambda t: upward("protocol.x", t), "from engine import run"),
-        (lambda t: upward("engine.x", t), "import sim.adversary as a"),
-        (lambda t: upward("sim.x", t), "def f():\n    from tiebreak.cli import main"),
-        (hidden, "def f():\n    import protocol.isa"),
-        (hidden, "class C:\n    def f(self):\n        from protocol import isa"),
-        (lambda t: impure("protocol.x", t), "import torch.nn"),
-        (lambda t: impure("protocol.x", t), "from time import time"),
-        (lambda t: impure("protocol.chain.x", t), "from torch import nn"),
+        (lambda t: upward("tiebreak.protocol.x", t), "from tiebreak.engine import run"),
+        (lambda t: upward("tiebreak.engine.x", t), "import tiebreak.sim.adversary as a"),
+        (lambda t: upward("tiebreak.sim.x", t), "def f():\n    from tiebreak.cli.main import main"),
+        (hidden, "def f():\n    import tiebreak.protocol.program.isa"),
+        (hidden, "class C:\n    def f(self):\n        from tiebreak.protocol import isa"),
+        (lambda t: impure("tiebreak.protocol.x", t), "import torch.nn"),
+        (lambda t: impure("tiebreak.protocol.x", t), "from time import time"),
+        (lambda t: impure("tiebreak.protocol.chain.x", t), "from torch import nn"),
     ],
 )
 def test_the_checks_see_what_they_look_for(check: Callable[[ast.AST], list[str]], source: str) -> None:

@@ -18,26 +18,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from engine.agreement import Terms
-    from engine.auditing import SegmentAudit
-    from engine.compile import Compiled
-    from engine.logged.policy import LoggedPolicy
-    from engine.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
-    from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Rows, Task, Windows, no_decay
-    from protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
-    from protocol.keys import PrivateKey
     from tiebreak.api.policies import calibrate
     from tiebreak.api.runs import Run, agree, open_run, train
     from tiebreak.api.tasks import capture, make_task
     from tiebreak.api.trainer import Step, Trainer, reproducible
+    from tiebreak.engine.capture.compile import Compiled
+    from tiebreak.engine.capture.task import (
+        SGD,
+        Adafactor,
+        Adam,
+        AdamW,
+        Batch,
+        Clip,
+        Group,
+        Rows,
+        Task,
+        Windows,
+        no_decay,
+    )
+    from tiebreak.engine.logged.policy import LoggedPolicy
+    from tiebreak.engine.optimizers.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
+    from tiebreak.engine.run.agreement import Terms
+    from tiebreak.engine.run.audit import SegmentAudit
+    from tiebreak.protocol.commitments.keys import PrivateKey
+    from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 
 _MODULES: Final = {
-    "engine.agreement": ("Terms",),
-    "engine.auditing": ("SegmentAudit",),
-    "engine.compile": ("Compiled",),
-    "engine.logged.policy": ("LoggedPolicy",),
-    "engine.rates": ("constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"),
-    "engine.task": (
+    "tiebreak.engine.run.agreement": ("Terms",),
+    "tiebreak.engine.run.audit": ("SegmentAudit",),
+    "tiebreak.engine.capture.compile": ("Compiled",),
+    "tiebreak.engine.logged.policy": ("LoggedPolicy",),
+    "tiebreak.engine.optimizers.rates": ("constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"),
+    "tiebreak.engine.capture.task": (
         "SGD",
         "Adafactor",
         "Adam",
@@ -50,8 +62,14 @@ _MODULES: Final = {
         "Windows",
         "no_decay",
     ),
-    "protocol.errors": ("CannotCheck", "ConfigurationError", "StateError", "TiebreakError", "VerificationError"),
-    "protocol.keys": ("PrivateKey",),
+    "tiebreak.protocol.errors": (
+        "CannotCheck",
+        "ConfigurationError",
+        "StateError",
+        "TiebreakError",
+        "VerificationError",
+    ),
+    "tiebreak.protocol.commitments.keys": ("PrivateKey",),
     "tiebreak.api.policies": ("calibrate",),
     "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
     "tiebreak.api.tasks": ("capture", "make_task"),

@@ -37,8 +37,8 @@ from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import thresholds
 from benchmarks.logged.workloads import FULL, QUICK, Sizes
 from benchmarks.table import RESULTS, Row
-from engine.task import Task
-from tiebreak.environment import usable_cores
+from tiebreak.api.environment import usable_cores
+from tiebreak.engine.capture.task import Task
 
 Part = Callable[[Context], list[Row]]
 PARTS: Final[dict[str, Part]] = {

@@ -11,9 +11,9 @@ from benchmarks.logged.context import Context
 from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS, SINGLE
 from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.table import Row
-from engine.task import Loss, Task
-from tiebreak.evaluation import evaluate_state
-from tiebreak.tasks.plain import train
+from tiebreak.api.evaluation import evaluate_state
+from tiebreak.demo.tasks.plain import train
+from tiebreak.engine.capture.task import Loss, Task
 
 Figures = dict[str, float]
 

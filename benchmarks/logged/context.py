@@ -14,16 +14,16 @@ from benchmarks.logged.steps import Auditor, Rules, Trainer
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.workloads import Sizes
 from benchmarks.table import Row
-from engine.agreement import Terms, draft_job
-from engine.compile import Compiled, compile_task
-from engine.interpreter import State
-from engine.logged.calibration import proven_policy
-from engine.logged.policy import LoggedPolicy
-from engine.task import Task
-from protocol.eip712 import Address
-from protocol.errors import StateError
-from protocol.job import Job
-from protocol.rounding import Policy
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.logged.calibration import proven_policy
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.interpreter import State
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.program.rounding import Policy
 
 ORDERS: Final = 7
 """Seed of an auditor's orders of summation."""

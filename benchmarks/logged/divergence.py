@@ -8,9 +8,9 @@ from benchmarks.logged.context import ORDERS, Context, bits, check_equal
 from benchmarks.logged.names import REORDERED, WITH, WITHOUT
 from benchmarks.logged.steps import Unlogged
 from benchmarks.table import Row
-from engine.compile import MODEL, Compiled
-from engine.interpreter import State
-from engine.task import Task
+from tiebreak.engine.capture.compile import MODEL, Compiled
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.run.interpreter import State
 
 
 def divergence(c: Context) -> list[Row]:

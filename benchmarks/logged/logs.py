@@ -4,9 +4,9 @@ from benchmarks.logged.context import Context, check_equal
 from benchmarks.logged.names import CALIBRATED, KINDS, PROVEN
 from benchmarks.logged.steps import Entered, Rules
 from benchmarks.table import Row
-from engine.logged.dense import dense_bytes, naive_bytes
-from protocol.program import Program
-from protocol.rounding import SumKind, sum_kind
+from tiebreak.engine.logged.dense import dense_bytes, naive_bytes
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import SumKind, sum_kind
 
 
 def elements_of(program: Program) -> dict[SumKind, int]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from protocol.rounding import SumKind
+from tiebreak.protocol.program.rounding import SumKind
 
 KINDS: Final = {kind: kind.name.lower() for kind in SumKind}
 DOUBLE: Final = "float64"

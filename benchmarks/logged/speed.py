@@ -23,8 +23,8 @@ from benchmarks.logged.names import (
 from benchmarks.logged.steps import Auditor, Rules, Trainer
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved
-from engine.arithmetic import Arithmetic
-from engine.logged.dense import dense_bytes
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.logged.dense import dense_bytes
 
 WARMUP = 2
 CPUINFO = Path("/proc/cpuinfo")

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from benchmarks.steps import ExactStep
-from engine.arithmetic import Arithmetic
-from engine.arithmetic.near import Logging, NearTies
-from engine.compile import Compiled
-from engine.logged.encoding import decode_sparse, encode_sparse
-from engine.logged.following import Follower
-from engine.logged.recording import Recorder
-from protocol.commitments import ZERO_DIGEST
-from protocol.errors import StateError
-from protocol.isa import Instruction
-from protocol.job import Job
-from protocol.logs import LogTree
-from protocol.rounding import SumKind, pack_tolerances, sum_kind
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse
+from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.logged.recording import Recorder
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import LogTree
+from tiebreak.protocol.commitments.records import ZERO_DIGEST
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.rounding import SumKind, pack_tolerances, sum_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from benchmarks.logged.context import Context
 from benchmarks.logged.names import BFLOAT16, DOUBLE, KINDS, SINGLE
 from benchmarks.table import Row
-from engine.logged.calibration import Calibration
-from engine.logged.divergence import settings_of
-from engine.logged.policy import LoggedPolicy
-from tiebreak.environment import describe, usable_cores
+from tiebreak.api.environment import describe, usable_cores
+from tiebreak.engine.logged.calibration import Calibration
+from tiebreak.engine.logged.divergence import settings_of
+from tiebreak.engine.logged.policy import LoggedPolicy
 
 PROFILES = {DOUBLE: 32, SINGLE: BFLOAT16}
 """Precision by what products are computed in."""

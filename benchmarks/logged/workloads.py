@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
 from benchmarks.workloads import classify, gpt2, next_token, resnet50
-from engine.task import SGD, AdamW, Batch, Rows, Task, warmup_linear
-from tiebreak.tasks import digits, text
+from tiebreak.demo.tasks import digits, text
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, warmup_linear
 
 HELD_OUT: Final = digits.TEST_IMAGES
 

@@ -11,7 +11,7 @@ import {Logarithm} from "./libraries/transcendental/Logarithm.sol";
 import {Sine} from "./libraries/transcendental/Sine.sol";
 
 /// @title exp, log, tanh, erf, sin and cos of an f32, correctly rounded
-/// @notice One evaluation in fixed point with a bound on its error, as in `protocol/transcendental.py`. Whatever is
+/// @notice One evaluation in fixed point with a bound on its error, as in `tiebreak/protocol/numbers/transcendental.py`. Whatever is
 /// evaluated has more than 91 right bits, and no f32 that is evaluated has a result nearer than 2^-71 of itself to a
 /// boundary of rounding at any precision (an exhaustive search over all numbers of at most 25 significant bits, which
 /// the ties of 16 ... 32 bits are among: tests/hardest), so one evaluation always decides.

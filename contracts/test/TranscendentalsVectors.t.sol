@@ -41,7 +41,7 @@ contract TranscendentalsVectorsTest is TestBase {
         return string.concat(group, key);
     }
 
-    /// @dev The case as drawn by protocol/vector_transcendentals.py.
+    /// @dev The case as drawn by tests/vectors/transcendentals.py.
     function _draw(uint256 func, uint256 index, bytes memory anchors, uint256[] memory exponents)
         private
         pure

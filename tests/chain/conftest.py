@@ -1,7 +1,7 @@
 import pytest
 
-from protocol.chain import EmbeddedChain
 from tests.chain.support import new_chain
+from tiebreak.protocol.chain import EmbeddedChain
 
 
 @pytest.fixture(scope="module")

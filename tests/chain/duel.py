@@ -1,21 +1,21 @@
-"""One game in two places at once: `protocol.game` and the contract. Every step is compared."""
+"""One game in two places at once: `tiebreak.protocol.game.rules` and the contract. Every step is compared."""
 
 from collections.abc import Callable
 from itertools import count
 
 from eth_hash.auto import keccak
 
-from protocol import game
-from protocol.chain import Chain, EndReason, GameRecord, JobStatus, Outcome, Receipt, Reverted
-from protocol.errors import IllegalMove
-from protocol.game import GameState, Level
-from protocol.job import Head, SignedHead
-from protocol.keys import PrivateKey
-from protocol.moves import Move, Phase, Side
-from protocol.player import Challenger, Defender, Oracle, Party
-from protocol.rounding import sum_kind
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
 from tests.chain.tiny import Liar, Run, Setting
+from tiebreak.protocol.chain import Chain, EndReason, GameRecord, JobStatus, Outcome, Receipt, Reverted
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Move, Phase, Side
+from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.sides import Challenger, Defender, Oracle, Party
+from tiebreak.protocol.program.rounding import sum_kind
 
 NONCES = count(1)
 SECRET = b"\x5e" * 32

@@ -4,16 +4,16 @@ from dataclasses import fields, is_dataclass, replace
 from random import Random
 from typing import Any
 
-from protocol.chain import Chain
-from protocol.errors import EncodingError
-from protocol.job import Job
-from protocol.moves import Move, Side
-from protocol.player import Challenger, Oracle, Party
 from tests.chain.duel import NONCES, Duel, new_job, parties
 from tests.chain.support import CLIENT, TRAINER
 from tests.chain.tiny import EVERY, STEPS, Liar, Run, lying_index
 from tests.protocol import runs as logged_runs
 from tests.protocol.logged import SUMS, logged_job, random_logs
+from tiebreak.protocol.chain import Chain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.game.moves import Move, Side
+from tiebreak.protocol.game.sides import Challenger, Oracle, Party
 
 
 def break_something(thing: Any, rng: Random) -> Any:

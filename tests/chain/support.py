@@ -3,10 +3,10 @@
 from dataclasses import replace
 from hashlib import sha256
 
-from protocol.chain import EmbeddedChain
-from protocol.job import Head, Job, SignedHead
-from protocol.keys import PrivateKey
-from protocol.tags import Digest
+from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.tags import Digest
 
 CLIENT = PrivateKey.from_int(0xC11E)
 TRAINER = PrivateKey.from_int(0x7EA1)

@@ -12,8 +12,8 @@ from eth_hash.auto import keccak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import game
-from protocol.chain import (
+from tests.chain.support import JOB, RUN, STRANGER
+from tiebreak.protocol.chain import (
     Chain,
     ChainError,
     ContractMismatch,
@@ -27,17 +27,16 @@ from protocol.chain import (
     Reverted,
     artifacts,
 )
-from protocol.chain import generated as g
-from protocol.chain.artifacts import CONTRACTS, load_artifact
-from protocol.chain.calls import MOVES, move_call, read_move
-from protocol.chain.reverts import decode_revert
-from protocol.chain_bindings import camel_case
-from protocol.eip712 import JOB_TYPE
-from protocol.errors import ConfigurationError, StateError
-from protocol.game import Level
-from protocol.game import Reason as GameReason
-from protocol.job import Head
-from protocol.moves import (
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
+from tiebreak.protocol.chain.bindings import camel_case
+from tiebreak.protocol.chain.calls import MOVES, move_call, read_move
+from tiebreak.protocol.chain.reverts import decode_revert
+from tiebreak.protocol.commitments.eip712 import JOB_TYPE
+from tiebreak.protocol.commitments.job import Head
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import (
     ChunkOpening,
     Concede,
     Descend,
@@ -55,8 +54,9 @@ from protocol.moves import (
     TensorOpening,
     TensorWitness,
 )
-from protocol.tags import Digest
-from tests.chain.support import JOB, RUN, STRANGER
+from tiebreak.protocol.game.rules import Level
+from tiebreak.protocol.game.rules import Reason as GameReason
+from tiebreak.protocol.tags import Digest
 
 GAME = Digest(b"\x0a" * 32)
 

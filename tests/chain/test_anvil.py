@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import game
-from protocol.chain import Chain, ContractMismatch, NodeError, Reverted
-from protocol.chain.anvil import Anvil, find_anvil
-from protocol.chain.calls import move_call
-from protocol.chain.devnet import MNEMONIC, dev_secrets, free_port
-from protocol.game import Reason
-from protocol.keys import PrivateKey
-from protocol.moves import Phase, Prove, Side
 from tests.chain.duel import lying_duel, play
 from tests.chain.random_play import random_game, random_logged_game
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER
 from tests.chain.tiny import EVERY, FUNCTIONS
+from tiebreak.protocol.chain import Chain, ContractMismatch, NodeError, Reverted
+from tiebreak.protocol.chain.anvil import Anvil, find_anvil
+from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, free_port
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Phase, Prove, Side
+from tiebreak.protocol.game.rules import Reason
 
 BINARY = find_anvil()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs anvil")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from eth_hash.auto import keccak
 
-from protocol import chain_bindings
-from protocol.chain import generated as g
-from protocol.chain.abi import Signed
-from protocol.chain.artifacts import CONTRACTS, load_artifact
-from protocol.chain_bindings import camel_case, enum_members, generate, main, snake_case
-from protocol.errors import ConfigurationError
 from tests.source_tree import ROOT
+from tiebreak.protocol.chain import bindings as chain_bindings
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.abi import Signed
+from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
+from tiebreak.protocol.chain.bindings import camel_case, enum_members, generate, main, snake_case
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def test_the_bindings_are_those_of_the_artifacts() -> None:
@@ -62,7 +62,7 @@ def test_what_is_stale_or_missing_is_named(tmp_path: Path, monkeypatch: pytest.M
         if content is not None:
             target.write_text(content)
         assert main(["--check"]) == 1
-        assert "run python -m protocol.chain_bindings" in capsys.readouterr().err
+        assert "run python -m tiebreak.protocol.chain.bindings" in capsys.readouterr().err
     assert main([]) == 0
     assert target.read_text() == generate()
     assert main(["--check"]) == 0
@@ -71,8 +71,8 @@ def test_what_is_stale_or_missing_is_named(tmp_path: Path, monkeypatch: pytest.M
 def test_the_generator_runs_without_the_adapter(tmp_path: Path) -> None:
     """It must: what it writes may be broken, and the adapter with it."""
     code = (
-        "import sys; sys.modules['protocol.chain'] = None\n"
-        "from protocol.chain_bindings import generate; print(len(generate()))"
+        "import sys; sys.modules['tiebreak.protocol.chain'] = None\n"
+        "from tiebreak.protocol.chain.bindings import generate; print(len(generate()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) == len(generate())

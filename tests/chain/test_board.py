@@ -6,14 +6,6 @@ from itertools import count
 
 import pytest
 
-from protocol import eip712
-from protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted
-from protocol.chain import generated as g
-from protocol.chain.calls import head_struct, job_struct
-from protocol.eip712 import Address
-from protocol.errors import VerificationError
-from protocol.job import Head, Job, game_id
-from protocol.moves import Descend
 from tests.chain.support import (
     CHALLENGER,
     CLIENT,
@@ -31,6 +23,14 @@ from tests.chain.support import (
     numbered,
     offer,
 )
+from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.calls import head_struct, job_struct
+from tiebreak.protocol.commitments import eip712
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Head, Job, game_id
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.game.moves import Descend
 
 BURNED = Address(bytes.fromhex("000000000000000000000000000000000000dead"))
 NONCES = count(1)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import seals
-from protocol.chain import EmbeddedChain, EndReason, JobStatus, Outcome, Reverted
-from protocol.chain.calls import move_call
-from protocol.game import Reason
-from protocol.keys import PrivateKey
-from protocol.moves import NO_SEAL, Concede, Move, Phase, Prove, Select, SelectElement, Side
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play, play_until
 from tests.chain.support import CHALLENGER, ETHER, STRANGER, TRAINER
 from tests.chain.tiny import EVERY, Liar, Run
+from tiebreak.protocol.chain import EmbeddedChain, EndReason, JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game import seals
+from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Phase, Prove, Select, SelectElement, Side
+from tiebreak.protocol.game.rules import Reason
 
 SUB, COMMIT, SOURCE = 24, 64, 3
 SUM = max(k for k, i in enumerate(EVERY.program.body) if i.is_reduction and i.terms > 4)

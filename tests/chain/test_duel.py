@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.chain import EmbeddedChain
-from protocol.game import Level, Reason
-from protocol.isa import MapFunction, Opcode
-from protocol.moves import Phase, Side
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play
 from tests.chain.support import CHALLENGER, TRAINER
 from tests.chain.tiny import EVERY, FUNCTIONS, STEPS, Liar, Run, Setting, lying_index
+from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.program.isa import MapFunction, Opcode
 
 LEAVES = [
     *range(len(EVERY.program.body)),

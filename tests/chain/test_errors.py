@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from protocol.chain import ChainError, ContractMismatch, InsufficientFunds, Reverted
+from tiebreak.protocol.chain import ChainError, ContractMismatch, InsufficientFunds, Reverted
 
 ERRORS: list[ChainError] = [
     Reverted("WindowClosed", {"end": 7, "current": 8, "root": b"\1\2"}),

@@ -6,12 +6,12 @@ import pytest
 from eth_abi import encode
 from eth_utils import keccak
 
-from protocol.chain import EmbeddedChain, Reverted
-from protocol.chain.artifacts import load_artifact
-from protocol.eip712 import Address
-from protocol.keys import PrivateKey
-from protocol.tags import Digest
 from tests.chain.support import ETHER, OTHER_RUN, RUN, STRANGER, TRAINER, WINDOW, activate, head, numbered
+from tiebreak.protocol.chain import EmbeddedChain, Reverted
+from tiebreak.protocol.chain.artifacts import load_artifact
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.tags import Digest
 
 NONCES = count(7000)
 

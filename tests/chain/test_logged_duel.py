@@ -6,14 +6,6 @@ from random import Random
 
 import pytest
 
-from protocol.chain import EmbeddedChain
-from protocol.commitments import ZERO_DIGEST
-from protocol.game import Level, Reason
-from protocol.job import Job
-from protocol.logs import NO_WORD
-from protocol.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
-from protocol.player import Oracle
-from protocol.rounding import Direction, SumKind, pack_tolerances
 from tests.chain.duel import SECRET, Duel, new_job, parties, play, play_until
 from tests.chain.random_play import RandomWalker, logged_duel_job
 from tests.chain.tiny import EVERY
@@ -21,6 +13,14 @@ from tests.chain.tiny import Liar as ExactLiar
 from tests.chain.tiny import Run as ExactRun
 from tests.protocol.logged import STEP, Misled, bits_of, exact_sum, neighbours_of, random_logs
 from tests.protocol.runs import Liar, Logs, Run, program
+from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import NO_WORD
+from tiebreak.protocol.commitments.records import ZERO_DIGEST
+from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.game.sides import Oracle
+from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
 
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)
 PRODUCTS, PLAIN, SCATTER, MAP = 13, 14, 20, 24

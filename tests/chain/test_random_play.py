@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.chain import EmbeddedChain
 from tests.chain.random_play import random_game, random_logged_game
+from tiebreak.protocol.chain import EmbeddedChain
 
 
 @pytest.mark.parametrize("seed", range(4))

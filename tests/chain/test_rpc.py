@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from protocol.chain import Chain, InsufficientFunds, NodeError, Reverted
-from protocol.chain.deployments import check_deployment, document, read_deployment
-from protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
-from protocol.chain.embedded import new_tester
-from protocol.chain.rpc import HOST, MAX_BATCH, MAX_BODY_BYTES, RpcNode, RpcServer
-from protocol.errors import ConfigurationError, VerificationError
-from protocol.keys import PrivateKey
 from tests.chain.support import PAUPER
+from tiebreak.protocol.chain import Chain, InsufficientFunds, NodeError, Reverted
+from tiebreak.protocol.chain.deployments import check_deployment, document, read_deployment
+from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
+from tiebreak.protocol.chain.embedded import new_tester
+from tiebreak.protocol.chain.rpc import HOST, MAX_BATCH, MAX_BODY_BYTES, RpcNode, RpcServer
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
 
 KEYS = [PrivateKey.from_int(secret) for secret in dev_secrets(2)]
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted
-from protocol.chain import generated as g
-from protocol.chain.calls import job_struct
-from protocol.chain.simulated import BASE_FEE, SimulatedChain
-from protocol.errors import StateError
-from protocol.job import Job
-from protocol.keys import PrivateKey
-from protocol.tags import Digest
+from tiebreak.protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.calls import job_struct
+from tiebreak.protocol.chain.simulated import BASE_FEE, SimulatedChain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.tags import Digest
 
 DEPLOYER, CLIENT, TRAINER, POOR = (PrivateKey.from_int(n) for n in (71, 72, 73, 74))
 START = 2_000_000_000

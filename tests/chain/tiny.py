@@ -1,4 +1,4 @@
-"""Tiny training runs computed by the integer reference, honest or with one lie, as `protocol.player.Oracle`.
+"""Tiny training runs computed by the integer reference, honest or with one lie, as an oracle of a game.
 
 Two programs: `EVERY` has every kind of instruction (tests/protocol/programs.py), `FUNCTIONS` each of the functions
 10 to 15 and a long sum, for jobs of any precision.
@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from protocol.accumulator import encode
-from protocol.accumulator_tree import AccumulatorTree
-from protocol.commitments import StepRecord, data_tree, identify, state_leaf, state_tree
-from protocol.commitments import run_tree as make_run_tree
-from protocol.eip712 import Address
-from protocol.isa import (
+from tests.protocol.programs import every_kind, initial_state, job_data
+from tests.protocol.runs import bend
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.records import StepRecord, data_tree, identify, state_leaf, state_tree
+from tiebreak.protocol.commitments.records import run_tree as make_run_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import (
     Access,
     DType,
     Instruction,
@@ -27,14 +31,10 @@ from protocol.isa import (
     SourceKind,
     row_major,
 )
-from protocol.job import Job
-from protocol.merkle import Tree
-from protocol.program import Program, half_and_half
-from protocol.reference import accumulators, element, pack, unpack
-from protocol.rounding import Rounding
-from protocol.tags import Digest
-from tests.protocol.programs import every_kind, initial_state, job_data
-from tests.protocol.runs import bend
+from tiebreak.protocol.program.program import Program, half_and_half
+from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
+from tiebreak.protocol.program.rounding import Rounding
+from tiebreak.protocol.tags import Digest
 
 F32, I64 = DType.F32, DType.I64
 WEIGHTS: Final = 300

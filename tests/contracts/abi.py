@@ -6,8 +6,8 @@ against web3's (`tests/contracts/test_differential.py`).
 
 from collections.abc import Sequence
 
-from protocol.moves import ChunkOpening, Prove, StateWitness, TensorOpening, TensorWitness
 from tests.contracts.context import Context
+from tiebreak.protocol.game.moves import ChunkOpening, Prove, StateWitness, TensorOpening, TensorWitness
 
 SELECTOR = bytes(4)
 _ZERO = bytes(32)

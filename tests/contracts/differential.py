@@ -16,17 +16,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from protocol.accumulator import Kind
-from protocol.float32 import MAX_PRECISION, MIN_PRECISION
-from protocol.isa import MAP_SIGNATURES, TRANSCENDENTALS, DType, MapFunction
-from protocol.reference import from_raw, scalar, to_raw
-from protocol.vector_inputs import HARD, TRANSCENDENTAL_EDGES
 from tests.contracts import abi
 from tests.contracts.disputes import F32, KINDS, REFUSED, SUMS, Dispute, dispute_of, element, random_dispute
 from tests.contracts.encodings import CODES, any_finish, any_instruction, description, edge_finish, finished
 from tests.contracts.hostile import changed_often, foreign, forged, misrounded
 from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
+from tests.vectors.inputs import HARD, TRANSCENDENTAL_EDGES
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+from tiebreak.protocol.program.accumulator import Kind
+from tiebreak.protocol.program.isa import MAP_SIGNATURES, TRANSCENDENTALS, DType, MapFunction
+from tiebreak.protocol.program.reference import from_raw, scalar, to_raw
 
 CASES: Final = 5000
 Call = tuple[int, bytes, bytes | None]

@@ -10,12 +10,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
-from protocol import proof
-from protocol.accumulator import encode
-from protocol.commitments import identify, tensor_tree
-from protocol.errors import VerificationError
-from protocol.float32 import MAX_PRECISION
-from protocol.isa import (
+from tests.contracts.context import Context, Target
+from tests.contracts.roundings import any_rounding, unpacked
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.records import identify, tensor_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.game import proof
+from tiebreak.protocol.game.moves import ChunkOpening, Prove, TensorOpening
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     Access,
     DType,
@@ -32,14 +37,9 @@ from protocol.isa import (
     WindowParams,
     row_major,
 )
-from protocol.job import Job
-from protocol.merkle import Tree
-from protocol.moves import ChunkOpening, Prove, TensorOpening
-from protocol.program import decode_alone, encode_instruction, instruction_digest
-from protocol.reference import accumulators, pack, unpack
-from protocol.tags import EMPTY, Tag, tagged_hash
-from tests.contracts.context import Context, Target
-from tests.contracts.roundings import any_rounding, unpacked
+from tiebreak.protocol.program.program import decode_alone, encode_instruction, instruction_digest
+from tiebreak.protocol.program.reference import accumulators, pack, unpack
+from tiebreak.protocol.tags import EMPTY, Tag, tagged_hash
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SLOTS: Final = 3
@@ -122,7 +122,7 @@ class Dispute:
     move: Prove
 
     def off_chain(self) -> bytes | str:
-        """What `protocol.proof` says: the right leaf or bits, or that it refuses."""
+        """What `tiebreak.protocol.game.proof` says: the right leaf or bits, or that it refuses."""
         c = self.context
         try:
             if c.target is Target.VALUE and c.position >> c.depth:

@@ -2,19 +2,19 @@
 
 import random
 
-from protocol.accumulator import Kind, decode, encode, finish, kind_of
-from protocol.commitments import tensor_id
-from protocol.errors import EncodingError, VerificationError
-from protocol.isa import DType, Instruction, Opcode, ReduceFunction
-from protocol.program import decode_alone, encode_instruction, instruction_digest
-from protocol.reference import to_raw
-from protocol.rounding import sum_kind
-from protocol.tags import Tag, tagged_hash
 from tests.contracts.abi import word
 from tests.contracts.disputes import KINDS
 from tests.contracts.hostile import any_accumulator, flipped
 from tests.contracts.roundings import any_rounding, edge_sum, no_rounding, unpacked
 from tests.contracts.slotted import SOURCES, slotted
+from tiebreak.protocol.commitments.records import tensor_id
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.program.accumulator import Kind, decode, encode, finish, kind_of
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.program import decode_alone, encode_instruction, instruction_digest
+from tiebreak.protocol.program.reference import to_raw
+from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.tags import Tag, tagged_hash
 
 CODES = {Kind.F32_SUM: 1, Kind.I64_SUM: 2, Kind.F32_MAX: 3, Kind.I64_MAX: 4, Kind.F32_ARGMAX: 5, Kind.I64_ARGMAX: 5}
 """What `Description.accumulator` says; an argmax does not say what it is of."""

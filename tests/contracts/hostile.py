@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from protocol.errors import EncodingError
-from protocol.isa import DType, Opcode
-from protocol.moves import ChunkOpening, Prove, StateWitness, TensorOpening, TensorWitness
-from protocol.program import decode_instruction
 from tests.contracts.context import Target
 from tests.contracts.disputes import F32, KINDS, Dispute, at_leaf, dispute_of
 from tests.contracts.roundings import any_rounding, no_rounding
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.game.moves import ChunkOpening, Prove, StateWitness, TensorOpening, TensorWitness
+from tiebreak.protocol.program.isa import DType, Opcode
+from tiebreak.protocol.program.program import decode_instruction
 
 
 def flipped(rng: random.Random, data: bytes) -> bytes:

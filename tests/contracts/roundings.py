@@ -3,11 +3,11 @@
 import random
 from typing import Final
 
-from protocol.accumulator import SUM_EXPONENT
-from protocol.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode, round_f32
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
-from protocol.reference import pack
-from protocol.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
+from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode, round_f32
+from tiebreak.protocol.program.accumulator import SUM_EXPONENT
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.reference import pack
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
 
 FOUR: Final = 4
 """Terms of an element that is computed at once, at most."""

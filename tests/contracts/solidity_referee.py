@@ -6,11 +6,11 @@ from typing import Any
 
 from web3 import EthereumTesterProvider, Web3
 
-from protocol.chain.artifacts import REFEREE, load_artifact
-from protocol.chain.errors import Reverted
-from protocol.chain.node import node_errors
-from protocol.moves import Prove, StateWitness, TensorWitness
 from tests.contracts.context import ZERO, Context
+from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
+from tiebreak.protocol.chain.errors import Reverted
+from tiebreak.protocol.chain.node import node_errors
+from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
 
 
 class RefusedOnChain(Exception):

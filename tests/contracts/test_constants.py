@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol import isa
-from protocol.chain.artifacts import REFEREE, load_artifact
-from protocol.isa import DType, MapFunction, Opcode, ReduceFunction, SourceKind, WindowFunction
-from protocol.merkle import empty_root
-from protocol.tags import EMPTY, Tag
+from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
+from tiebreak.protocol.commitments.trees import empty_root
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, ReduceFunction, SourceKind, WindowFunction
+from tiebreak.protocol.tags import EMPTY, Tag
 
 CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
 LIBRARIES = CONTRACTS / "src" / "libraries"

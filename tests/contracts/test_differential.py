@@ -8,12 +8,12 @@ from pathlib import Path
 from eth_abi.abi import encode as abi_encode
 from eth_utils.abi import collapse_if_tuple
 
-from protocol.chain.artifacts import REFEREE, load_artifact
-from protocol.isa import MAP_SIGNATURES, MapFunction
 from tests.contracts import abi, differential
 from tests.contracts.disputes import KINDS, random_dispute
 from tests.contracts.slotted import SOURCES, slotted
 from tests.contracts.solidity_referee import proof_argument
+from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
+from tiebreak.protocol.program.isa import MAP_SIGNATURES, MapFunction
 
 SOLIDITY = Path(__file__).resolve().parents[2] / "contracts" / "test" / "Differential.t.sol"
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from protocol import native
-from protocol.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
-from protocol.isa import MapFunction
-from protocol.transcendental import FUNCTIONS, Estimate, _ziv
 from tests.hardest import search
 from tests.hardest.search import PUBLISHED, RANGES, distance, estimate, library_error, record
+from tiebreak.protocol import native
+from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
+from tiebreak.protocol.numbers.transcendental import FUNCTIONS, Estimate, _ziv
+from tiebreak.protocol.program.isa import MapFunction
 
 FILE = Path(__file__).resolve().parents[1] / "vectors" / "hardest.json"
 RECORD = 43

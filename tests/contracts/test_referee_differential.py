@@ -1,4 +1,4 @@
-"""Referee.sol against `protocol.proof` on random hostile proofs: the same answer, or both refuse.
+"""Referee.sol against `tiebreak.protocol.game.proof` on random hostile proofs: the same answer, or both refuse.
 
 The contract is the checked-in artifact on an in-process EVM, called as a party calls it. The same questions by the
 thousand go to the sources' build in `contracts/test/Differential.t.sol`. `TIEBREAK_FUZZ` (default 1) multiplies the
@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import pytest
 
-from protocol.isa import MAP_SIGNATURES, MapFunction
 from tests.contracts.abi import word
 from tests.contracts.disputes import KINDS, REFUSED, Dispute, dispute_of, map_of, random_dispute, tensor
 from tests.contracts.encodings import CODES, any_finish, any_instruction, description, edge_finish, finished
@@ -20,6 +19,7 @@ from tests.contracts.hostile import changed_often, foreign, forged, misrounded
 from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
 from tests.contracts.solidity_referee import RefusedOnChain, SolidityReferee, deploy
+from tiebreak.protocol.program.isa import MAP_SIGNATURES, MapFunction
 
 FUZZ = int(os.environ.get("TIEBREAK_FUZZ", "1"))
 Cases = Callable[[], None]

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from web3 import EthereumTesterProvider, Web3
 
-from protocol.chain.artifacts import load_artifact
-from protocol.chain.node import node_errors
-from protocol.isa import MapFunction
-from protocol.transcendental import FUNCTIONS, _ln2, _pi, _two_over_root_pi
-from protocol.vector_transcendentals import CASES, RUN, anchors, argument, run_digest
-from protocol.vectors import FILES, render
 from tests.hardest.search import RANGES
+from tests.vectors.generate import FILES, render
+from tests.vectors.transcendentals import CASES, RUN, anchors, argument, run_digest
+from tiebreak.protocol.chain.artifacts import load_artifact
+from tiebreak.protocol.chain.node import node_errors
+from tiebreak.protocol.numbers.transcendental import FUNCTIONS, _ln2, _pi, _two_over_root_pi
+from tiebreak.protocol.program.isa import MapFunction
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "contracts" / "src"

@@ -1,4 +1,4 @@
-"""Instructions, operands and oracles for the tests of `engine.arithmetic` (no tests in here)."""
+"""Instructions, operands and oracles for the tests of `tiebreak.engine.arithmetic` (no tests in here)."""
 
 import random
 import struct
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.arithmetic import Arithmetic
-from engine.schedule import is_elementwise
-from engine.tensors import PROTOCOL_DTYPES, canonical, from_bytes
-from protocol.float32 import MAX_PRECISION
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
-from protocol.reference import element, pack, unpack
-from protocol.rounding import Rounding
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, canonical, from_bytes
+from tiebreak.engine.run.schedule import is_elementwise
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.reference import element, pack, unpack
+from tiebreak.protocol.program.rounding import Rounding
 
 EDGE_F32 = [
     0,

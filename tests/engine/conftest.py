@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.agreement import Terms, draft_job, sign_job
-from engine.compile import Compiled, compile_task
-from engine.storage import RunDirectory
-from engine.task import SGD, Batch, Rows, Task
-from protocol.eip712 import Address, Domain
-from protocol.job import SignedJob
-from protocol.keys import PrivateKey
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
 
 CLIENT = PrivateKey.from_int(0xC11E47)
 TRAINER = PrivateKey.from_int(0x7124135)

@@ -8,11 +8,11 @@ import numpy as np
 import zstandard
 from hypothesis import strategies as st
 
-from engine.builder import Builder
-from protocol.isa import DType
-from protocol.logs import Entries, StepLog
-from protocol.program import Program
-from protocol.rounding import Direction, sum_kind
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.protocol.commitments.logs import Entries, StepLog
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction, sum_kind
 
 MANY = (3, 129, 1, 70, 513)
 """Sizes of the logged sums of the program that most tests use: 716 elements."""

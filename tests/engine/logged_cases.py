@@ -13,20 +13,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.agreement import Terms, draft_job, sign_job
-from engine.arithmetic import Arithmetic
-from engine.arithmetic.near import Logging, NearTies
-from engine.auditing import signed_records
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.logged.committed import CommittedLogs
-from engine.logged.elements import bits_of, put_bits, toward, went_up
-from engine.logged.recording import Recorder
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.isa import Instruction
-from protocol.job import Job, SignedJob
-from protocol.rounding import Policy, SumKind, pack_tolerances, tolerance_of
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
+from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
 
 from .conftest import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

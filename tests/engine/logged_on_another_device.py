@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from engine.arithmetic import Arithmetic
-from engine.auditing import audit_segments, compare, signed_records
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.training import Worker
 from tests.engine.elsewhere import DEVICE, elsewhere
 from tests.engine.logged_cases import logging_of, published
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
 
 
 def main() -> None:

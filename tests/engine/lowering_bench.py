@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.task import SGD, Batch, Rows, Task
-from engine.tensors import from_bytes, tensor_bytes
-from protocol.isa import Opcode
-from protocol.philox import shuffle
-from protocol.program import Program
-from protocol.reference import execute, new_state
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.numbers.philox import shuffle
+from tiebreak.protocol.program.isa import Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import execute, new_state
 
 SEED = 7
 
@@ -77,7 +77,7 @@ def run_engine(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
 
 
 def run_integers(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
-    """The same by `protocol.reference`."""
+    """The same by `tiebreak.protocol.program.reference`."""
     program = compiled.program
     spec = program.state_spec()
     state, data = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (compiled.state, compiled.data))

@@ -12,17 +12,18 @@ from unittest import mock
 
 import torch
 
-from engine.arithmetic import Arithmetic, sums
-from engine.arithmetic.sums import _matmul
-from engine.interpreter import Interpreter
-from engine.placement import place
-from engine.qualify import qualify
-from engine.tensors import identities
-from protocol.commitments import state_tree
-from protocol.errors import ConfigurationError
 from tests.engine.elsewhere import DEVICE, elsewhere
 from tests.golden.bundle import load
 from tests.golden.train import inputs, make_run, train
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import reduce as sums
+from tiebreak.engine.arithmetic.reduce import _matmul
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.placement import place
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.commitments.records import state_tree
+from tiebreak.protocol.errors import ConfigurationError
 
 MISTAKES: dict[str, Callable[[torch.Tensor], object]] = {
     "numpy of a device tensor": lambda x: x.numpy(),

@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
-from engine.builder import Builder
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.optimizers import tables, update
-from engine.optimizers.clipping import clipped
-from engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Clip, Optimizer
-from engine.task import Task
-from protocol.float32 import round_ratio
-from protocol.isa import DType, Opcode
-from protocol.philox import shuffle
-from protocol.program import Program
-from tiebreak.tasks import plain
+from tiebreak.demo.tasks import plain
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.optimizers import tables, update
+from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Clip, Optimizer
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.numbers.float32 import round_ratio
+from tiebreak.protocol.numbers.philox import shuffle
+from tiebreak.protocol.program.isa import DType, Opcode
+from tiebreak.protocol.program.program import Program
 
 F32 = NDArray[np.float32]
 ONE = np.float32(1)

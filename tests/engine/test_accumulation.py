@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import engine.capture.step
-from engine.arithmetic import Arithmetic
-from engine.builder import Builder
-from engine.capture.cache import CaptureCache
-from engine.capture.step import capture
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter, State
-from engine.lowering import DTYPES
-from engine.task import SGD, Batch, Rows, Task
-from engine.tensors import tensor_bytes
-from protocol.isa import Opcode
-from protocol.program import Program
-from protocol.reference import execute, new_state
+import tiebreak.engine.capture.step
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.cache import CaptureCache
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.step import capture
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.data.tensors import tensor_bytes
+from tiebreak.engine.lowering import DTYPES
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.protocol.program.isa import Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import execute, new_state
 
 from .optimizer_cases import against_torch, drawn
 
@@ -162,8 +162,8 @@ def test_one_batch_is_no_accumulation() -> None:
 
 
 def test_the_step_is_traced_once_and_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls, trace = [], engine.capture.step.trace
-    monkeypatch.setattr(engine.capture.step, "trace", lambda *given: (calls.append(given), trace(*given))[1])
+    calls, trace = [], tiebreak.engine.capture.step.trace
+    monkeypatch.setattr(tiebreak.engine.capture.step, "trace", lambda *given: (calls.append(given), trace(*given))[1])
     cache = CaptureCache(tmp_path)
     roots = {a: compile_task(make_task(accumulation=a), cache).program.root for a in (1, 4)}
     assert len(calls) == 2

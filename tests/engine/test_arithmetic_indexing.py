@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arithmetic import Arithmetic
-from engine.arithmetic.random import TABLE
-from protocol.isa import (
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, tensor_of
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.random import TABLE
+from tiebreak.protocol.numbers.philox import random_bits
+from tiebreak.protocol.program.isa import (
     Access,
     DType,
     GatherParams,
@@ -26,8 +28,6 @@ from protocol.isa import (
     WindowParams,
     row_major,
 )
-from protocol.philox import random_bits
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, random_reduction, tensor_of
 
 SEEDS = st.integers(0, 2**32)
 DTYPES = list(DType)

@@ -9,8 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arithmetic import Arithmetic
-from protocol.isa import MAP_SIGNATURES, TRANSCENDENTALS, Access, DType, Instruction, MapFunction, Opcode
 from tests.engine.arithmetic_cases import (
     EDGE_F32,
     EDGE_I64,
@@ -21,6 +19,16 @@ from tests.engine.arithmetic_cases import (
     check,
     elements_of,
     tensor_of,
+)
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.protocol.program.isa import (
+    MAP_SIGNATURES,
+    TRANSCENDENTALS,
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
 )
 
 SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]

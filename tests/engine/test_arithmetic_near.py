@@ -9,13 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arithmetic import Arithmetic, Logging, NearTies, contraction
-from protocol.accumulator import SUM_EXPONENT, Accumulator
-from protocol.errors import ConfigurationError
-from protocol.float32 import plus_zero, round_ratio
-from protocol.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
-from protocol.reference import accumulators
-from protocol.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
 from tests.engine.arithmetic_cases import (
     STYLES,
     Maker,
@@ -27,6 +20,14 @@ from tests.engine.arithmetic_cases import (
     sum_of,
     tensor_of,
 )
+from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
+from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
+from tiebreak.protocol.program.reference import accumulators
+from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, neighbours, round_sum, sum_kind
 
 KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
 ONE, HALF_ULP, SIGN = 0x3F800000, bits_f32(2.0**-24), 0x80000000
@@ -312,7 +313,7 @@ def test_exact_sums(seed: int) -> None:
 
 def test_exact_sums_of_many_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """In several pieces, with terms 2^500 apart."""
-    monkeypatch.setattr("engine.arithmetic.exactly.ROW_BUDGET", 64)
+    monkeypatch.setattr("tiebreak.engine.arithmetic.exact.ROW_BUDGET", 64)
     make = Maker(random.Random(5))
     left, right = make.tensor(DType.F32, 1000, "wide"), make.tensor(DType.F32, 1000, "edge")
     i = sum_of([0] * 1000, [0] * 1000)

@@ -10,10 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arithmetic import Arithmetic, contraction
-from engine.arithmetic.precision import Round
-from protocol.float32 import decode, round_f32, round_ratio
-from protocol.isa import TRANSCENDENTALS, Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
 from tests.engine.arithmetic_cases import (
     EDGE_F32,
     NON_FINITE,
@@ -24,6 +20,19 @@ from tests.engine.arithmetic_cases import (
     random_scatter,
     sum_of,
     tensor_of,
+)
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.protocol.numbers.float32 import decode, round_f32, round_ratio
+from tiebreak.protocol.program.isa import (
+    TRANSCENDENTALS,
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
 )
 
 KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)

@@ -12,14 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, Stats, contraction, ziv
-from engine.arithmetic import few as few_module
-from engine.arithmetic.few import FSUM_TERMS, add_few
-from engine.arithmetic.precision import Round
-from engine.arithmetic.sums import multiply
-from engine.arithmetic.ziv import ExactSum, coefficient, round_pair
-from protocol.float32 import round_ratio
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tests.engine.arithmetic_cases import (
     Maker,
     bits_f32,
@@ -30,6 +22,15 @@ from tests.engine.arithmetic_cases import (
     sum_of,
     tensor_of,
 )
+from tiebreak.engine.arithmetic import Arithmetic, Stats, ziv
+from tiebreak.engine.arithmetic import exact_few as few_module
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic.exact_few import FSUM_TERMS, add_few
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.reduce import multiply
+from tiebreak.engine.arithmetic.ziv import ExactSum, coefficient, round_pair
+from tiebreak.protocol.numbers.float32 import round_ratio
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 
 ONE, NAN, INF, HUGE = 0x3F800000, 0x7FC00000, 0x7F800000, 0x7F7FFFFF
 HALF_ULP = bits_f32(2.0**-24)

@@ -32,7 +32,7 @@ from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import by_the_paper
 from benchmarks.logged.workloads import QUICK
 from benchmarks.table import RESULTS, Row
-from protocol.errors import StateError
+from tiebreak.protocol.errors import StateError
 
 Values = dict[tuple[str, str], float]
 

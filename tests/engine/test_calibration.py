@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, contraction
-from engine.arithmetic.near import NearTies
-from engine.logged import divergence
-from engine.logged.calibration import (
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic.near_ties import NearTies
+from tiebreak.engine.logged import divergence
+from tiebreak.engine.logged.calibration import (
     FRACTION,
     HIGH,
     LOW,
@@ -22,11 +23,11 @@ from engine.logged.calibration import (
     proven_policy,
     threshold,
 )
-from engine.logged.divergence import BINS, Comparison, Seen, Setting, settings_of
-from engine.logged.policy import LoggedPolicy
-from protocol.errors import ConfigurationError
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
-from protocol.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
+from tiebreak.engine.logged.divergence import BINS, Comparison, Seen, Setting, settings_of
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
 ORDERS = settings_of(3, threads=(1,), compiled=contraction.build().library is not None)
 
@@ -172,7 +173,7 @@ class Shifted(Comparison):
 def test_one_setting_that_is_off_raises_the_threshold(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
     i, operands = product(8, 100, 8), matrices(3, 8, 100, 8)
     monkeypatch.setattr(Shifted, "off", off)
-    monkeypatch.setattr("engine.logged.calibration.Comparison", Shifted)
+    monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparison", Shifted)
     calibration = Calibration(ORDERS, precision=32)
     calibration._comparison.compare(i, operands)
     kappa = calibration.policy(margin=1).thresholds[SumKind.PRODUCTS]
@@ -184,7 +185,7 @@ def test_one_setting_that_is_off_raises_the_threshold(off: float, monkeypatch: p
 
 def test_an_inaccurate_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shifted, "off", 2.0**45)
-    monkeypatch.setattr("engine.logged.calibration.Comparison", Shifted)
+    monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparison", Shifted)
     calibration = Calibration(ORDERS, precision=32)
     calibration._comparison.compare(product(8, 100, 8), matrices(3, 8, 100, 8))
     with pytest.raises(CalibrationError, match="less accurately"):

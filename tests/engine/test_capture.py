@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.builder import Builder
-from engine.compile import compile_task
-from engine.task import SGD, AdamW, Batch, Rows, Task, Windows
-from engine.tensors import from_bytes, tensor_bytes
-from protocol.errors import ConfigurationError
-from protocol.isa import DType, MapFunction, Opcode
-from protocol.philox import shuffle
-from protocol.program import Program
-from protocol.reference import execute, new_state
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
+from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.philox import shuffle
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import execute, new_state
 
 
 def loss_of(model: nn.Module, *batch: Tensor) -> Tensor:
@@ -342,6 +342,6 @@ def test_every_loss_since_the_last_checkpoint_is_in_the_state() -> None:
 
 
 def test_an_untested_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.capture.tracing.TESTED_TORCH", ("1.0.0",))
+    monkeypatch.setattr("tiebreak.engine.capture.tracing.TESTED_TORCH", ("1.0.0",))
     with pytest.warns(UserWarning, match=r"tested with torch 1\.0\.0"):
         compile_task(make_task(Linear(), {"x": torch.randn(5, 3)}))

@@ -11,20 +11,23 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from engine import schedule
-from engine.arithmetic import Arithmetic
-from engine.arithmetic import chains as chains_module
-from engine.arithmetic.chains import TILES_PER_TURN, Member
-from engine.arithmetic.indexing import TORCH_DTYPES
-from engine.builder import Builder
-from engine.compile import compile_task
-from engine.interpreter import Interpreter, NotFiniteError
-from engine.qualify import qualify
-from engine.task import AdamW, Batch, Rows, Task
-from engine.tensors import identities, tensor_bytes
-from protocol.commitments import state_tree
-from protocol.errors import ConfigurationError
-from protocol.isa import (
+from tests.engine.arithmetic_cases import STYLES, Maker, bits_f32, check, elements_of, tensor_of
+from tests.engine.conftest import make_tiny_task
+from tests.engine.models.harness import randomised, tokens
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import elementwise_native as chains_module
+from tiebreak.engine.arithmetic.elementwise_native import TILES_PER_TURN, Member
+from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
+from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run import schedule
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.commitments.records import state_tree
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     Access,
     DType,
@@ -38,11 +41,8 @@ from protocol.isa import (
     SourceKind,
     row_major,
 )
-from protocol.program import Program
-from protocol.reference import execute, new_state
-from tests.engine.arithmetic_cases import STYLES, Maker, bits_f32, check, elements_of, tensor_of
-from tests.engine.conftest import make_tiny_task
-from tests.engine.models.harness import randomised, tokens
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import execute, new_state
 
 SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
 NATIVE = chains_module.kernel() is not None

@@ -13,20 +13,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
-from engine.auditing import audit_segment, compare
-from engine.disk import StorageError
-from engine.evidence import Evidence
-from engine.interpreter import Interpreter
-from engine.keeping import ALL, LAST, Keep
-from engine.storage import RunDirectory, read_tensors, write_tensors
-from engine.tensors import identities, plain_bytes, tensor_bytes
-from engine.training import Commit, Progress, Worker
-from protocol.commitments import run_tree
-from protocol.errors import ConfigurationError, StateError
-from protocol.isa import DType
-from protocol.job import SignedHead
-from protocol.tags import Digest
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.data.tensors import identities, plain_bytes, tensor_bytes
+from tiebreak.engine.run.audit import audit_segment, compare
+from tiebreak.engine.run.directory import RunDirectory, read_tensors, write_tensors
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.retention import ALL, LAST, Keep
+from tiebreak.engine.run.train import Commit, Progress, Worker
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.tags import Digest
 
 from .conftest import TRAINER
 
@@ -187,13 +187,13 @@ CRASHES = """
 import json, os, random, shutil, signal, sys, threading, time
 from pathlib import Path
 import torch
-from engine.arithmetic import Arithmetic
-from engine.interpreter import Interpreter
-from engine.keeping import Keep
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.commitments import run_tree
-from protocol.keys import PrivateKey
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.commitments.keys import PrivateKey
 
 torch.set_num_threads(1)
 template, folder, expected = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

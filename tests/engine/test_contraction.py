@@ -13,14 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arithmetic import Arithmetic, contraction
-from engine.arithmetic.contraction import plan_native
-from engine.qualify import qualify
-from protocol import native
-from protocol.errors import ConfigurationError
-from protocol.float32 import round_ratio
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tests.engine.arithmetic_cases import Maker, check, elements_of, expected, random_reduction, sum_of, tensor_of
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic.reduce_native import plan_native
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol import native
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import round_ratio
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 
 SOURCE = Path(contraction.__file__).with_suffix(".c")
 LIBRARY = contraction.build().library
@@ -184,15 +185,13 @@ def test_a_table_that_leaves_its_operand_is_refused() -> None:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
     """Puts a kernel compiled from a changed source in place of the real one."""
-    sources = {
-        name: SOURCE.with_name(name).read_text() for name in ("contraction.c", "exact.h", "lanes.h", "rounding.h")
-    }
+    sources = {name: SOURCE.with_name(name).read_text() for name in ("reduce.c", "exact.h", "lanes.h", "rounding.h")}
     assert sum(text.count(old) for text in sources.values()) == 1
     for name, text in sources.items():
         (folder / name).write_text(text.replace(old, new))
-    built = native.load(folder / "contraction.c")
+    built = native.load(folder / "reduce.c")
     assert built.library is not None, built.reason
-    monkeypatch.setattr("engine.arithmetic.sums.build", lambda: built)
+    monkeypatch.setattr("tiebreak.engine.arithmetic.reduce.build", lambda: built)
 
 
 ZERO = "/* -0 + 0 = +0 */"

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from engine.builder import Builder
-from engine.compile import compile_task
-from engine.cost import cost_of
-from protocol.isa import DType, MapFunction, Opcode, SourceKind
-from protocol.program import Program
-from tiebreak.tasks import digits
+from tiebreak.demo.tasks import digits
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.cost import cost_of
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, SourceKind
+from tiebreak.protocol.program.program import Program
 
 
 def by_hand() -> Program:

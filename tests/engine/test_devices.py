@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.arithmetic import Arithmetic
-from engine.compile import compile_task
-from engine.interpreter import Interpreter
-from engine.qualify import qualify
-from engine.tensors import identities
-from protocol.commitments import state_tree
 from tests.engine.on_another_device import MISTAKES
 from tests.golden.bundle import INTERVAL, MODELS, NAMES, STEPS, load
 from tests.golden.models import REAL, make_real_task
 from tests.golden.train import inputs, make_run, train
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.commitments.records import state_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

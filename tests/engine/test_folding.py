@@ -8,15 +8,15 @@ import torch
 import torch.fx.traceback
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.capture.hints import HINTS
-from engine.capture.step import trace_step
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.lowering import RULES
-from engine.task import SGD, Batch, Rows, Task
-from protocol.errors import ConfigurationError
-from protocol.isa import Opcode
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.hints import HINTS
+from tiebreak.engine.capture.step import trace_step
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.lowering import RULES
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Opcode
 
 
 class Scaled(nn.Module):

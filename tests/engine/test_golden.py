@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.arithmetic import Arithmetic
-from engine.capture.tracing import TESTED_TORCH
-from engine.storage import RunDirectory
 from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, NAMES, STEPS, load
 from tests.golden.train import first_record, inputs, make_run, train
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.tracing import TESTED_TORCH
+from tiebreak.engine.run.directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300_000

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
-from engine.builder import Builder
-from engine.compile import Compiled
-from engine.interpreter import Interpreter, NotFiniteError
-from protocol.errors import EncodingError
-from protocol.isa import DType, MapFunction, Opcode
-from protocol.program import Program
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
+from tiebreak.protocol.program.program import Program
 
 
 def chain(length: int) -> Program:

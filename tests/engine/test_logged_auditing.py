@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.arithmetic.exactly import exact_sums
-from engine.auditing import audit_segments, compare, signed_records
-from engine.logged import journal
-from engine.logged.committed import CommittedLogs
-from engine.logged.files import LogFile, Segment
-from engine.logged.following import MAX_FINDINGS, FindingKind, LogReport
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.errors import CannotCheck
-from protocol.logs import Entries, StepLog
-from protocol.rounding import SumKind, element_rounding, neighbours, sum_kind
+from tiebreak.engine.arithmetic.exact import exact_sums
+from tiebreak.engine.logged import journal
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFile, Segment
+from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, LogReport
+from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.logs import Entries, StepLog
+from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
 
 from .conftest import TRAINER
 from .logged_cases import INTERVAL, STEPS, Flipping, logged_job, machine, new_run, published, replay, train

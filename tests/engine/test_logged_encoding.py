@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.logged import dense, encoding
-from engine.logged.dense import dense_bytes, naive_bytes, read_dense, write_dense
-from engine.logged.encoding import (
+from tiebreak.engine.logged import dense, encoding
+from tiebreak.engine.logged.dense import dense_bytes, naive_bytes, read_dense, write_dense
+from tiebreak.engine.logged.element_order import Places
+from tiebreak.engine.logged.encoding import (
     BLOCK,
     HEADER_BYTES,
     decode_entries,
@@ -20,11 +21,10 @@ from engine.logged.encoding import (
     encode_sparse,
     max_sparse_bytes,
 )
-from engine.logged.places import Places
-from protocol.errors import EncodingError
-from protocol.logs import Entries, LogError, LogTree, StepLog
-from protocol.program import Program
-from protocol.rounding import Direction, sum_kind
+from tiebreak.protocol.commitments.logs import Entries, LogError, LogTree, StepLog
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction, sum_kind
 
 from .log_cases import (
     MANY,

@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
-from engine.evidence import Evidence
-from engine.interpreter import Interpreter
-from engine.logged import journal
-from engine.logged.following import Follower
-from engine.storage import RunDirectory
-from engine.tensors import identity
-from engine.training import Worker
-from protocol.errors import CannotCheck, ConfigurationError
-from protocol.float32 import MAX_PRECISION
-from protocol.logs import Entries, LogTree, StepLog, logs_tree
-from protocol.merkle import verify
-from protocol.reference import execute
-from protocol.rounding import sum_kind
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.tensors import identity
+from tiebreak.engine.logged import journal
+from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.logs import Entries, LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.trees import verify
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program.reference import execute
+from tiebreak.protocol.program.rounding import sum_kind
 
 from .logged_cases import INTERVAL, STEPS, Flipping, compiled, logged_job, logging_of, machine, new_run, replay, train
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.disk import StorageError
-from engine.logged import files
-from engine.logged.encoding import encode_sparse, max_sparse_bytes
-from engine.logged.files import FILE_HEADER_BYTES, LogFile, Segment
-from protocol.errors import EncodingError, StateError
-from protocol.job import SignedJob
-from protocol.logs import LogError, StepLog
-from protocol.rounding import Direction
-from protocol.tags import Digest
+from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.logged import files
+from tiebreak.engine.logged.encoding import encode_sparse, max_sparse_bytes
+from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile, Segment
+from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.protocol.commitments.logs import LogError, StepLog
+from tiebreak.protocol.errors import EncodingError, StateError
+from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.tags import Digest
 
 from .log_cases import MANY, entries, log_of, program_of
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from engine.arithmetic import Arithmetic
-from engine.arithmetic.near import Logging
-from engine.interpreter import NOTHING_NEAR
-from engine.logged import following
-from engine.logged.elements import bits_of, put_bits, toward, went_up
-from engine.logged.following import MAX_FINDINGS, FindingKind, Follower
-from engine.logged.recording import Recorder
-from engine.logged.screening import Screen
-from engine.tensors import PROTOCOL_DTYPES
-from protocol.float32 import INF, SIGN, decode
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
-from protocol.logs import Entries, LogError, StepLog
-from protocol.reference import element
-from protocol.rounding import (
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.data.tensors import PROTOCOL_DTYPES
+from tiebreak.engine.logged import following
+from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
+from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, Follower
+from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.logged.screening import Screen
+from tiebreak.engine.run.interpreter import NOTHING_NEAR
+from tiebreak.protocol.commitments.logs import Entries, LogError, StepLog
+from tiebreak.protocol.numbers.float32 import INF, SIGN, decode
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.reference import element
+from tiebreak.protocol.program.rounding import (
     Direction,
     Rounding,
     SumKind,

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.logged.calibration import proven_policy
-from engine.logged.policy import MAX_BYTES, MAX_DEPTH, VERSION, Evidence, KindEvidence, LoggedPolicy
-from protocol.errors import ConfigurationError, EncodingError
-from protocol.rounding import SumKind, tolerance_of
+from tiebreak.engine.logged.calibration import proven_policy
+from tiebreak.engine.logged.policy import MAX_BYTES, MAX_DEPTH, VERSION, Evidence, KindEvidence, LoggedPolicy
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
 NUMBERS = st.floats(0, 1e300, allow_subnormal=True)
 COUNTS = st.integers(0, (1 << 63) - 1)

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
-from engine.auditing import audit_segments, compare, signed_records
-from engine.interpreter import Interpreter
-from engine.keeping import LAST, Keep
-from engine.logged import journal
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.commitments import ZERO_DIGEST
-from protocol.errors import ConfigurationError, StateError
-from protocol.logs import LogTree, StepLog, logs_tree
-from protocol.reference import execute, new_state
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.logged import journal
+from tiebreak.engine.run.audit import audit_segments, compare, signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.retention import LAST, Keep
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.logs import LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.records import ZERO_DIGEST
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.program.reference import execute, new_state
 
 from .conftest import TRAINER
 from .logged_cases import (
@@ -261,9 +261,9 @@ def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) 
 SCRIPT = """
 import json, sys, time, torch
 from pathlib import Path
-from engine.logged import journal
-from engine.storage import RunDirectory
-from engine.training import Worker
+from tiebreak.engine.logged import journal
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
 from tests.engine.conftest import TRAINER
 from tests.engine.logged_cases import Flipping, machine, published
 torch.set_num_threads(1)

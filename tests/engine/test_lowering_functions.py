@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic
-from engine.builder import Builder, Ref
-from engine.lowering import RULES, Context
-from protocol.isa import DType
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import Function, check_modules
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.lowering import RULES, Context
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.protocol.program.isa import DType
 
 
 def _assigned(x: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.builder import Builder, Ref
-from engine.compile import compile_task
-from engine.lowering import Context
-from engine.lowering.convolution import _spread_gradient, input_gradient
-from protocol.isa import DType, Opcode
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import Bench, check_modules, make_task, run_engine, run_integers, same_bits
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.lowering import Context
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.lowering.convolution import _spread_gradient, input_gradient
+from tiebreak.protocol.program.isa import DType, Opcode
 
 ACTIVATIONS: dict[str, nn.Module] = {
     "relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(0.1), "prelu": nn.PReLU(3), "elu": nn.ELU(0.7), "selu": nn.SELU(),

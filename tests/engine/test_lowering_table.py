@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.lowering import RULES, WHOLE
-from engine.lowering.table import families, main, table
 from tests.source_tree import ROOT
+from tiebreak.engine.lowering import RULES, WHOLE
+from tiebreak.engine.lowering.table import families, main, table
 
 PAGE = ROOT / "docs" / "OPERATORS.md"
 

@@ -8,17 +8,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.compile import compile_task
-from engine.interpreter import Interpreter, NotFiniteError
-from engine.optimizers.adafactor import second_moment_weights
-from engine.optimizers.settings import f32, settings_of
-from engine.task import SGD, Adafactor, Adam, AdamW, Batch, Clip, Group, Optimizer, Rows, Task, no_decay
-from engine.tensors import tensor_bytes
-from protocol.errors import ConfigurationError
-from protocol.isa import MapFunction, Opcode
-from protocol.reference import execute, new_state
 from tests.conftest import CaseCounter
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Batch,
+    Clip,
+    Group,
+    Optimizer,
+    Rows,
+    Task,
+    no_decay,
+)
+from tiebreak.engine.data.tensors import tensor_bytes
+from tiebreak.engine.optimizers.adafactor import second_moment_weights
+from tiebreak.engine.optimizers.settings import f32, settings_of
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import MapFunction, Opcode
+from tiebreak.protocol.program.reference import execute, new_state
 
 from .optimizer_cases import Emulation, OptimizerJob, against_torch
 

@@ -7,13 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, Logging, NearTies, elementwise, indexing, scatter, sums, transcendental
-from engine.arithmetic.ziv import ExactSum, Settler
-from engine.qualify import qualified, qualify
-from protocol.errors import ConfigurationError
-from protocol.isa import Instruction, MapFunction
-from protocol.rounding import SumKind
 from tests.engine.arithmetic_cases import bits_f32
+from tiebreak.engine.arithmetic import (
+    Arithmetic,
+    Logging,
+    NearTies,
+    elementwise,
+    indexing,
+    scatter,
+    transcendental,
+)
+from tiebreak.engine.arithmetic import (
+    reduce as sums,
+)
+from tiebreak.engine.arithmetic.ziv import ExactSum, Settler
+from tiebreak.engine.run.qualify import qualified, qualify
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Instruction, MapFunction
+from tiebreak.protocol.program.rounding import SumKind
 
 
 def test_this_device_qualifies() -> None:

@@ -6,10 +6,10 @@ import mpmath
 import pytest
 import torch
 
-from engine import rates
-from engine.task import warmup_linear
-from protocol.errors import ConfigurationError
 from tests.conftest import CaseCounter
+from tiebreak.engine.capture.task import warmup_linear
+from tiebreak.engine.optimizers import rates
+from tiebreak.protocol.errors import ConfigurationError
 
 SIZES = [(1, 0), (2, 0), (2, 1), (7, 3), (40, 9), (41, 40)]
 

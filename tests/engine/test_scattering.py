@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.arithmetic import Arithmetic, scattering
-from engine.arithmetic.scattering import plan_native
-from protocol.isa import Access, DType, Instruction, Opcode, ScatterParams
 from tests.engine.arithmetic_cases import Maker
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import scatter_native as scattering
+from tiebreak.engine.arithmetic.scatter_native import plan_native
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
 pytestmark = pytest.mark.skipif(scattering.build().library is None, reason="needs a C compiler")
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import torch
 
-from engine.arithmetic.buffers import SMALL, Buffers
-from engine.builder import Builder, Ref
-from engine.compile import Compiled
-from engine.schedule import MAX_MEMBERS, Unit, in_order, peak_bytes, plan, replacements
-from protocol.isa import DType, MapFunction, Opcode
-from protocol.program import Program
+from tiebreak.engine.arithmetic.buffers import SMALL, Buffers
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, peak_bytes, plan, replacements
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
+from tiebreak.protocol.program.program import Program
 
 SIZE = 1 << 20
 

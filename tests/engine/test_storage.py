@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.compile import Compiled
-from engine.disk import StorageError, read_file, write_file
-from engine.storage import RECORD_BYTES, RunDirectory, decode_record, encode_record
-from engine.tensors import from_bytes, identity, tensor_bytes
-from protocol.commitments import StepRecord, identify
-from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
-from protocol.isa import DType
-from protocol.job import Head, SignedHead, SignedJob
-from protocol.tags import Digest
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.data.disk import StorageError, read_file, write_file
+from tiebreak.engine.data.tensors import from_bytes, identity, tensor_bytes
+from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory, decode_record, encode_record
+from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
+from tiebreak.protocol.commitments.records import StepRecord, identify
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.tags import Digest
 
 from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER
 
@@ -178,7 +178,9 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_file(path, b"old")
     script = (
-        "import resource, sys; from pathlib import Path; from engine.disk import StorageError, write_file\n"
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from tiebreak.engine.data.disk import StorageError, write_file\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: write_file(Path(sys.argv[1]), b'x' * 10000)\n"
         "except StorageError as error: print(error)\n"

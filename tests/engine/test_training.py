@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.agreement import Terms, draft_job, sign_job
-from engine.arithmetic import Arithmetic
-from engine.auditing import audit_segment, compare
-from engine.compile import Compiled, compile_task
-from engine.disk import StorageError
-from engine.evidence import Evidence
-from engine.interpreter import Interpreter, NotFiniteError
-from engine.storage import RunDirectory
-from engine.tensors import identity
-from engine.training import Commit, Progress, Worker
-from protocol.commitments import loss_id
-from protocol.errors import ConfigurationError, StateError
-from protocol.isa import Opcode
-from protocol.job import Head, SignedHead
-from protocol.merkle import parent, verify
-from protocol.reference import execute, new_state
-from protocol.tags import Digest
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.data.tensors import identity
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import audit_segment, compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.train import Commit, Progress, Worker
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.records import loss_id
+from tiebreak.protocol.commitments.trees import parent, verify
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.program.isa import Opcode
+from tiebreak.protocol.program.reference import execute, new_state
+from tiebreak.protocol.tags import Digest
 
 from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
 
@@ -134,11 +134,11 @@ def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRu
 SCRIPT = """
 import sys, time, torch
 from pathlib import Path
-from engine.arithmetic import Arithmetic
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.keys import PrivateKey
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.keys import PrivateKey
 run = RunDirectory.open(Path(sys.argv[1]))
 def told(progress):
     print(progress.step, flush=True)

@@ -23,14 +23,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.builder import Builder
-from engine.compile import compile_task
-from engine.interpreter import Interpreter
-from engine.task import AdamW, Batch, Rows, Task
-from protocol import float32, transcendental
-from protocol.isa import MapFunction, Opcode
-from protocol.philox import random_bits
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.numbers import float32, transcendental
+from tiebreak.protocol.numbers.philox import random_bits
+from tiebreak.protocol.program.isa import MapFunction, Opcode
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from protocol.commitments import data_tree, identify, state_tree
-from protocol.program import Program
-from protocol.tags import Digest
+from tiebreak.protocol.commitments.records import data_tree, identify, state_tree
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
 
 FOLDER = Path(__file__).resolve().parent
 MODELS = ("gpt2", "resnet", "llama")

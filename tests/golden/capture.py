@@ -5,10 +5,10 @@ import sys
 
 import torch
 
-from engine.compile import compile_task
-from engine.tensors import identities
-from protocol.commitments import data_tree, state_tree
 from tests.golden.tasks import make_task
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.data.tensors import identities
+from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def roots(name: str) -> dict[str, str]:

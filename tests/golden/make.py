@@ -13,13 +13,13 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from engine.arithmetic import Arithmetic
-from engine.compile import compile_task
-from engine.tensors import identities
-from protocol.commitments import data_tree, state_tree
 from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, Expected, write_expected, write_program
 from tests.golden.tasks import make_task
 from tests.golden.train import Inputs, first_record, make_run, train
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.data.tensors import identities
+from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def make(name: str) -> Expected:

@@ -13,8 +13,8 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from engine.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tests.golden.tasks import classify, next_token
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
 SMALL: Final = ("gpt2-small", "resnet-small")

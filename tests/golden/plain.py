@@ -11,7 +11,7 @@ import sys
 import torch
 
 from tests.golden.tasks import make_task
-from tiebreak.tasks.plain import train
+from tiebreak.demo.tasks.plain import train
 
 
 def main() -> None:

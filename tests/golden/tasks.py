@@ -17,9 +17,9 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from engine.task import SGD, AdamW, Batch, Clip, Examples, Rows, Task, Windows, warmup_linear
-from protocol.philox import random_bits
 from tests.golden.bundle import INTERVAL, STEPS
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Clip, Examples, Rows, Task, Windows, warmup_linear
+from tiebreak.protocol.numbers.philox import random_bits
 
 VOCABULARY, LENGTH, CLASSES = 41, 11, 5
 

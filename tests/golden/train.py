@@ -13,17 +13,28 @@ from pathlib import Path
 
 import torch
 
-from engine.arithmetic import Arithmetic, chains, contraction, scattering
-from engine.interpreter import Interpreter, State
-from engine.storage import RunDirectory
-from engine.tensors import from_bytes, identities
-from engine.training import Worker, make_record
-from protocol.commitments import StepRecord, data_tree, state_tree
-from protocol.eip712 import Address, Domain
-from protocol.job import Job, SignedJob
-from protocol.keys import PrivateKey
-from protocol.program import Program
 from tests.golden.bundle import INTERVAL, STEPS, load
+from tiebreak.engine.arithmetic import (
+    Arithmetic,
+)
+from tiebreak.engine.arithmetic import (
+    elementwise_native as chains,
+)
+from tiebreak.engine.arithmetic import (
+    reduce_native as contraction,
+)
+from tiebreak.engine.arithmetic import (
+    scatter_native as scattering,
+)
+from tiebreak.engine.data.tensors import from_bytes, identities
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.train import Worker, make_record
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
+from tiebreak.protocol.program.program import Program
 
 CLIENT, TRAINER = PrivateKey.from_int(31), PrivateKey.from_int(32)
 DOMAIN = Domain(chain_id=9, contract=Address(bytes(19) + b"\x09"))
@@ -31,7 +42,7 @@ DOMAIN = Domain(chain_id=9, contract=Address(bytes(19) + b"\x09"))
 
 @dataclass(frozen=True)
 class Inputs:
-    """A program with its initial state and data; `engine.compile`, which captures, is not imported for it."""
+    """A program with its initial state and data; `capture.compile`, which captures, is not imported for it."""
 
     program: Program
     state: State
@@ -111,7 +122,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "compiled": [kernel.build().library is not None for kernel in (contraction, scattering, chains)],
-        "captured": [module for module in ("transformers", "engine.capture") if module in sys.modules],
+        "captured": [module for module in ("transformers", "tiebreak.engine.capture") if module in sys.modules],
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -2,7 +2,8 @@
 
 How many bits an evaluation needs so that its error bound always decides the rounding is not a matter of estimates: it
 is found. `search.c` evaluates a function for every argument in FP64 and keeps those near a boundary; their distances
-are then computed in integers (`protocol.transcendental` with 400 bits), and tests/vectors/hardest.json lists the least.
+are then computed in integers (`tiebreak.protocol.numbers.transcendental` with 400 bits), and
+tests/vectors/hardest.json lists the least.
 
 A boundary is every number of at most 25 significant bits: f32 numbers, and the ties of each precision of 16 to 32 bits,
 those of subnormal results among them (a tie of b bits has at most b - 7). Left out are the arguments that
@@ -25,9 +26,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from protocol.float32 import decode
-from protocol.isa import MapFunction
-from protocol.transcendental import (
+from tiebreak.protocol.numbers.float32 import decode
+from tiebreak.protocol.numbers.transcendental import (
     FUNCTIONS,
     Estimate,
     _erf_estimate,
@@ -36,6 +36,7 @@ from protocol.transcendental import (
     _sine_estimate,
     _tanh_estimate,
 )
+from tiebreak.protocol.program.isa import MapFunction
 
 RANGES: Final[dict[MapFunction, tuple[tuple[int, int], ...]]] = {
     MapFunction.EXP: ((0x32800000, 0x42B1FFFF), (0xB2800000, 0xC2CFFFFF)),

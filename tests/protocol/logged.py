@@ -5,11 +5,19 @@ from random import Random
 
 import numpy as np
 
-from protocol.accumulator import SUM_EXPONENT, decode_for
-from protocol.job import Job
-from protocol.logs import Entries, StepLog
-from protocol.rounding import Direction, SumKind, element_rounding, neighbours, pack_tolerances, round_sum, sum_kind
 from tests.protocol.runs import STEPS, Logs, Run, Tamper, bend, flip, make_job, program
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import Entries, StepLog
+from tiebreak.protocol.program.accumulator import SUM_EXPONENT, decode_for
+from tiebreak.protocol.program.rounding import (
+    Direction,
+    SumKind,
+    element_rounding,
+    neighbours,
+    pack_tolerances,
+    round_sum,
+    sum_kind,
+)
 
 TOLERANCES = pack_tolerances({SumKind.PLAIN: 2, SumKind.PRODUCTS: 2, SumKind.SCATTER: 2})
 """Within a quarter of the gap: about half of all inexact sums are near a middle."""

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.commitments import identify, tensor_tree
-from protocol.isa import (
+from tests.protocol.oracles import Stream
+from tiebreak.protocol.commitments.records import identify, tensor_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.program.isa import (
     Access,
     DType,
     GatherParams,
@@ -24,10 +26,8 @@ from protocol.isa import (
     WindowParams,
     row_major,
 )
-from protocol.merkle import Tree
-from protocol.program import Program
-from protocol.reference import execute, new_state, pack
-from tests.protocol.oracles import Stream
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import execute, new_state, pack
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 ROWS, WIDTH, TOKENS, VOCABULARY = 20, 15, 9, 7

@@ -4,25 +4,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from protocol import game
-from protocol.accumulator import Kind, decode_for, encode
-from protocol.accumulator_tree import AccumulatorTree
-from protocol.commitments import StepRecord, data_tree, identify, run_tree, state_leaf, state_tree
-from protocol.eip712 import Address, Domain
-from protocol.game import GameState
-from protocol.isa import Instruction, Opcode, Slot, SourceKind
-from protocol.job import Head, Job, SignedHead
-from protocol.keys import PrivateKey
-from protocol.logs import NO_LOG, LogTree, StepLog, logs_tree
-from protocol.merkle import Tree
-from protocol.moves import Move, Side
-from protocol.player import Party
-from protocol.program import Program, half_and_half
-from protocol.reference import accumulators, element, pack, unpack
-from protocol.rounding import Direction, Policy, element_rounding
-from protocol.tags import Digest
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.logs import NO_LOG, LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.records import StepRecord, data_tree, identify, run_tree, state_leaf, state_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Move, Side
+from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.game.sides import Party
+from tiebreak.protocol.program.accumulator import Kind, decode_for, encode
+from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.program import Program, half_and_half
+from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
+from tiebreak.protocol.program.rounding import Direction, Policy, element_rounding
+from tiebreak.protocol.tags import Digest
 
 CLIENT, TRAINER, CHALLENGER = (PrivateKey.from_int(k) for k in (1, 2, 3))
 DOMAIN = Domain(chain_id=31337, contract=Address(bytes(range(20))))
@@ -122,7 +122,7 @@ class Logs:
 
 
 class Run:
-    """Answers `protocol.player.Oracle`. `tamper` changes values as they are made; what follows follows from them."""
+    """Answers `sides.Oracle`. `tamper` changes values as they are made; what follows follows from them."""
 
     def __init__(self, job: Job, tamper: Tamper = honest, first: int = STEPS + 1, *, logs: Logs | None = None) -> None:
         """`first` is the first tampered step: those before it are the honest ones. logs: of a logged job."""

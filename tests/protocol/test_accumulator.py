@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.accumulator import (
+from tests.protocol.oracles import INF, NAN, SIGN, nearest, value
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.program.accumulator import (
     SUM_BYTES,
     Accumulator,
     Kind,
@@ -20,10 +22,8 @@ from protocol.accumulator import (
     kind_of,
     leaf_count,
 )
-from protocol.errors import EncodingError
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
-from protocol.rounding import Rounding
-from tests.protocol.oracles import INF, NAN, SIGN, nearest, value
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.rounding import Rounding
 
 finite = st.one_of(
     st.sampled_from([0, SIGN, 1, SIGN | 1, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0xBF800000, 0x33800000, 0x800000]),

@@ -6,14 +6,14 @@ from hashlib import sha256
 
 import pytest
 
-from protocol.accumulator import encode
-from protocol.accumulator_tree import BLOCKS_HELD, AccumulatorTree
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction
-from protocol.merkle import Tree, empty_root, verify
-from protocol.prefixes import BLOCK_HEIGHT, BLOCK_LEAVES
-from protocol.reference import accumulators
-from protocol.tags import Tag, tagged_hash
 from tests.protocol.oracles import Stream
+from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
+from tiebreak.protocol.commitments.trees import Tree, empty_root, verify
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES
+from tiebreak.protocol.program.reference import accumulators
+from tiebreak.protocol.tags import Tag, tagged_hash
 
 SIZES = [1, 2, 3, 5, 64, 4095, 4096, 4097, 8192, 8193, 3 * 4096 + 77]
 

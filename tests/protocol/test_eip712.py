@@ -9,7 +9,7 @@ from eth_utils import keccak
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.eip712 import (
+from tiebreak.protocol.commitments.eip712 import (
     HEAD_TYPE,
     JOB_TYPE,
     MESSAGE_TYPE,
@@ -21,7 +21,7 @@ from protocol.eip712 import (
     hash_struct,
     typed_digest,
 )
-from protocol.errors import EncodingError
+from tiebreak.protocol.errors import EncodingError
 
 STRUCTS = (JOB_TYPE, HEAD_TYPE, MESSAGE_TYPE)
 

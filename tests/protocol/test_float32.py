@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol import float32
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, grid, nearest, value
+from tiebreak.protocol.numbers import float32
 
 EDGES = [
     0, 1, 2, 3, 0x7FFFFF, 0x800000, 0x800001, 0xFFFFFF, 0x1000000, 0x33800000, 0x33800001, 0x3F7FFFFF, 0x3F800000,

@@ -9,30 +9,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from protocol import game
-from protocol.commitments import chunk_count
-from protocol.errors import IllegalMove, VerificationError
-from protocol.game import GameState, Level, Reason
-from protocol.isa import TRANSCENDENTALS, DType, Opcode, ReduceFunction
-from protocol.job import Head
-from protocol.merkle import Tree, depth_of, fold
-from protocol.moves import (
-    Concede,
-    Descend,
-    Move,
-    Opening,
-    OpenSteps,
-    OpenTensor,
-    OpenTerms,
-    OpenValues,
-    Phase,
-    Select,
-    Side,
-    TensorWitness,
-)
-from protocol.player import Challenger, Defender, first_nodes
-from protocol.reference import unpack
-from protocol.tags import Digest
 from tests.protocol.runs import GAME, STEPS, Liar, Run, bend, duel, flip, make_job, ordinary_element, program
 from tests.protocol.walks import (
     ARGMAX,
@@ -47,6 +23,30 @@ from tests.protocol.walks import (
     check_invariants,
     other,
 )
+from tiebreak.protocol.commitments.job import Head
+from tiebreak.protocol.commitments.records import chunk_count
+from tiebreak.protocol.commitments.trees import Tree, depth_of, fold
+from tiebreak.protocol.errors import IllegalMove, VerificationError
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import (
+    Concede,
+    Descend,
+    Move,
+    Opening,
+    OpenSteps,
+    OpenTensor,
+    OpenTerms,
+    OpenValues,
+    Phase,
+    Select,
+    Side,
+    TensorWitness,
+)
+from tiebreak.protocol.game.rules import GameState, Level, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender, first_nodes
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Opcode, ReduceFunction
+from tiebreak.protocol.program.reference import unpack
+from tiebreak.protocol.tags import Digest
 
 
 @pytest.mark.parametrize("name", WALKS)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import game
-from protocol.errors import IllegalMove
-from protocol.game import GameState, Level, Reason
-from protocol.moves import Concede, Phase, Side
-from protocol.player import Challenger, Defender, Party
 from tests.protocol.runs import CLOCK, GAME, REPLAY, SECRET, Run, make_job
 from tests.protocol.walks import WALKS, Erratic, Garbage, RandomChallenger, at, check_invariants
+from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Concede, Phase, Side
+from tiebreak.protocol.game.rules import GameState, Level, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender, Party
 
 
 @pytest.mark.parametrize("name", ["terms", "commit", "state source"])

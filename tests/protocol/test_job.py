@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.commitments import initial_record
-from protocol.eip712 import Address, Domain
-from protocol.errors import EncodingError, SignatureError, VerificationError
-from protocol.job import Head, Job, SignedHead, SignedJob, game_id, is_equivocation
-from protocol.program import Program
-from protocol.tags import Tag, tagged_hash
 from tests.protocol.programs import every_kind
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob, game_id, is_equivocation
+from tiebreak.protocol.commitments.records import initial_record
+from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Tag, tagged_hash
 
 JOB = make_job()
 

@@ -9,8 +9,8 @@ from eth_account import Account
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigurationError, SignatureError
-from protocol.keys import ORDER, PrivateKey, recover, verify
+from tiebreak.protocol.commitments.keys import ORDER, PrivateKey, recover, verify
+from tiebreak.protocol.errors import ConfigurationError, SignatureError
 
 KEY = PrivateKey.from_int(0xC0FFEE)
 DIGEST = bytes(range(32))

@@ -9,17 +9,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from protocol import game
-from protocol.commitments import ZERO_DIGEST, StepRecord, chunk_count
-from protocol.game import GameState, Level, Reason
-from protocol.job import Job
-from protocol.logs import LogTree
-from protocol.merkle import Tree, depth_of
-from protocol.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
-from protocol.player import Challenger, Defender
-from protocol.reference import execute, new_state
-from protocol.rounding import Direction, SumKind, pack_tolerances
-from protocol.tags import Digest
 from tests.protocol.logged import (
     STEP,
     SUMS,
@@ -36,6 +25,17 @@ from tests.protocol.logged import (
 from tests.protocol.programs import job_data
 from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program
 from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invariants
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import LogTree
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, chunk_count
+from tiebreak.protocol.commitments.trees import Tree, depth_of
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
+from tiebreak.protocol.game.rules import GameState, Level, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.program.reference import execute, new_state
+from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
+from tiebreak.protocol.tags import Digest
 
 JOB = logged_job()
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)

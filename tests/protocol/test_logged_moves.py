@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import game
-from protocol.commitments import ZERO_DIGEST
-from protocol.errors import IllegalMove
-from protocol.game import GameState, Reason
-from protocol.logs import NO_WORD, code_in, word_leaf
-from protocol.merkle import fold
-from protocol.moves import Move, OpenChunk, Phase, Side
-from protocol.player import Challenger, Defender
-from protocol.rounding import Direction
 from tests.protocol.logged import (
     logged_job,
     random_logs,
 )
 from tests.protocol.runs import SECRET, Liar, Run, duel, program
 from tests.protocol.walks import WALKS, Walk, other
+from tiebreak.protocol.commitments.logs import NO_WORD, code_in, word_leaf
+from tiebreak.protocol.commitments.records import ZERO_DIGEST
+from tiebreak.protocol.commitments.trees import fold
+from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Move, OpenChunk, Phase, Side
+from tiebreak.protocol.game.rules import GameState, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.program.rounding import Direction
 
 JOB = logged_job()
 LOGS = random_logs(1)

@@ -9,19 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.isa import (
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ScatterParams,
-    Slot,
-    SourceConst,
-    SourceKind,
-)
-from protocol.logs import (
+from tests.protocol.programs import every_kind
+from tiebreak.protocol.commitments.logs import (
     NO_LOG,
     NO_WORD,
     WORD_ELEMENTS,
@@ -34,12 +23,23 @@ from protocol.logs import (
     logs_tree,
     word_leaf,
 )
-from protocol.merkle import fold
-from protocol.native.hashing import hasher
-from protocol.program import Program
-from protocol.rounding import Direction, sum_kind
-from protocol.tags import EMPTY
-from tests.protocol.programs import every_kind
+from tiebreak.protocol.commitments.trees import fold
+from tiebreak.protocol.native.hashing import hasher
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    ScatterParams,
+    Slot,
+    SourceConst,
+    SourceKind,
+)
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction, sum_kind
+from tiebreak.protocol.tags import EMPTY
 
 F32, I64 = DType.F32, DType.I64
 LARGE, PLAIN, PRODUCTS, SCATTER, SCALAR = 5000, 1, 2, 4, 5
@@ -190,10 +190,10 @@ def test_the_tree_of_a_program_of_every_kind(directions: dict[int, dict[int, Dir
 def test_full_logs(stride: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough words that the hashing kernel takes them, with it and without."""
     if not kernel:
-        monkeypatch.setattr("protocol.logs.hasher", lambda: None)
+        monkeypatch.setattr("tiebreak.protocol.commitments.logs.hasher", lambda: None)
     elif hasher() is None:
         pytest.skip("needs a C compiler")
-    monkeypatch.setattr("protocol.logs.KERNEL_NODES", 2)
+    monkeypatch.setattr("tiebreak.protocol.commitments.logs.KERNEL_NODES", 2)
     directions = {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
     assert LogTree(program(), log_of(directions)).root == naive_root(directions, program())
 

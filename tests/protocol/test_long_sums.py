@@ -7,20 +7,20 @@ from functools import cache, lru_cache
 import numpy as np
 import pytest
 
-from protocol import float32
-from protocol.accumulator import decode_for, encode, finish
-from protocol.accumulator_tree import AccumulatorTree
-from protocol.commitments import data_tree, identify, state_tree
-from protocol.game import GameState, Level, Reason
-from protocol.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
-from protocol.job import Job
-from protocol.moves import Move, OpenTerms, Side
-from protocol.player import Challenger, Defender
-from protocol.prefixes import BLOCK_LEAVES
-from protocol.program import Program
-from protocol.tags import Digest
 from tests.protocol.programs import Body
 from tests.protocol.runs import Computed, Run, duel, honest, make_job
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.records import data_tree, identify, state_tree
+from tiebreak.protocol.game.moves import Move, OpenTerms, Side
+from tiebreak.protocol.game.rules import GameState, Level, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.numbers import float32
+from tiebreak.protocol.program.accumulator import decode_for, encode, finish
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
 
 F32 = DType.F32
 X, W, SUM, NEW = range(4)

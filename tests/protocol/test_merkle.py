@@ -6,9 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ProofError
-from protocol.merkle import KERNEL_NODES, Frontier, Tree, depth_of, empty_root, fold, fold_nodes, pad, parent, verify
-from protocol.tags import EMPTY
+from tiebreak.protocol.commitments.trees import (
+    KERNEL_NODES,
+    Frontier,
+    Tree,
+    depth_of,
+    empty_root,
+    fold,
+    fold_nodes,
+    pad,
+    parent,
+    verify,
+)
+from tiebreak.protocol.errors import ProofError
+from tiebreak.protocol.tags import EMPTY
 
 digests = st.binary(min_size=32, max_size=32)
 leaf_lists = st.lists(digests, min_size=1, max_size=40)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import EncodingError, SignatureError, VerificationError
-from protocol.keys import PrivateKey
-from protocol.messages import MAX_MESSAGE_BYTES, Message, Transcript, message_hash, open_wire, seal
-from protocol.moves import (
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, Message, Transcript, message_hash, open_wire, seal
+from tiebreak.protocol.game.moves import (
     ChunkOpening,
     Concede,
     Descend,
@@ -32,10 +33,9 @@ from protocol.moves import (
     pack_body,
     unpack_body,
 )
-from protocol.packing import pack, unpack
-from protocol.player import choose
-from protocol.tags import Digest
-from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
+from tiebreak.protocol.game.sides import choose
+from tiebreak.protocol.packing import pack, unpack
+from tiebreak.protocol.tags import Digest
 
 digests = st.binary(min_size=32, max_size=32)
 lists = st.lists(digests, max_size=5).map(tuple)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.commitments import TensorData, identify, identify_all, tensor_tree
-from protocol.digests import leaf_level, one_nan, parent_level, record_level
-from protocol.errors import EncodingError
-from protocol.isa import CHUNK_BYTES, DType
-from protocol.merkle import Tree
-from protocol.native import hashing, load
-from protocol.native.hashing import MAX_RECORD_BYTES, Data, Hasher, agrees, hasher
-from protocol.tags import EMPTY, Tag
+from tiebreak.protocol.commitments.digests import leaf_level, one_nan, parent_level, record_level
+from tiebreak.protocol.commitments.records import TensorData, identify, identify_all, tensor_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.native import hashing, load
+from tiebreak.protocol.native.hashing import MAX_RECORD_BYTES, Data, Hasher, agrees, hasher
+from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.tags import EMPTY, Tag
 
 SOURCE = Path(hashing.__file__).with_name("hashing.c")
 SPAN = 256

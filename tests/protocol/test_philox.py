@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.philox import half_width, key_of, philox4x32, random_bits, shuffle
 from tests.protocol.oracles import value
+from tiebreak.protocol.numbers.philox import half_width, key_of, philox4x32, random_bits, shuffle
 
 KNOWN = [  # Random123 kat_vectors, philox4x32 10: counter, key, answer
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

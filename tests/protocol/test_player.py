@@ -6,15 +6,6 @@ from itertools import count
 
 import pytest
 
-from protocol import match
-from protocol.errors import EncodingError, IllegalMove, SignatureError, StateError, VerificationError
-from protocol.game import GameState, Reason
-from protocol.job import SignedHead, game_id
-from protocol.match import Match, Seat
-from protocol.merkle import Tree, verify
-from protocol.messages import Message, open_wire, seal
-from protocol.moves import Concede, Descend, Move, Phase, Prove, Side, kind_name
-from protocol.player import Challenger, Defender, Path, describe
 from tests.protocol.runs import (
     CHALLENGER,
     CLIENT,
@@ -29,6 +20,15 @@ from tests.protocol.runs import (
     make_job,
     program,
 )
+from tiebreak.protocol.commitments.job import SignedHead, game_id
+from tiebreak.protocol.commitments.trees import Tree, verify
+from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, StateError, VerificationError
+from tiebreak.protocol.game import match
+from tiebreak.protocol.game.match import Match, Seat
+from tiebreak.protocol.game.messages import Message, open_wire, seal
+from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Prove, Side, kind_name
+from tiebreak.protocol.game.rules import GameState, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender, Path, describe
 
 JOB = make_job()
 HONEST = Run(JOB)

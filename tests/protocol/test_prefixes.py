@@ -9,11 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.accumulator import SUM_BYTES, Accumulator, Kind, add_term, decode, encode, initial, kind_of
-from protocol.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
-from protocol.prefixes import BLOCK_LEAVES, BLOCK_TERMS, Prefixes, Terms, after_leaves
-from protocol.reference import accumulators, pack, unpack
 from tests.protocol.oracles import INF, NAN, SIGN, Stream
+from tiebreak.protocol.program.accumulator import (
+    SUM_BYTES,
+    Accumulator,
+    Kind,
+    add_term,
+    decode,
+    encode,
+    initial,
+    kind_of,
+)
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, Prefixes, Terms, after_leaves
+from tiebreak.protocol.program.reference import accumulators, pack, unpack
 
 F32, I64 = DType.F32, DType.I64
 FLOATS = {Kind.F32_SUM, Kind.F32_MAX, Kind.F32_ARGMAX}

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import EncodingError, ProgramError, VerificationError
-from protocol.isa import (
+from tiebreak.protocol.commitments.trees import parent, verify
+from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
+from tiebreak.protocol.program.isa import (
     Access,
     DType,
     GatherParams,
@@ -28,8 +29,13 @@ from protocol.isa import (
     row_major,
     unravel,
 )
-from protocol.merkle import parent, verify
-from protocol.program import Limits, Program, decode_instruction, encode_instruction, instruction_digest
+from tiebreak.protocol.program.program import (
+    Limits,
+    Program,
+    decode_instruction,
+    encode_instruction,
+    instruction_digest,
+)
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 

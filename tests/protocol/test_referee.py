@@ -9,17 +9,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from protocol.accumulator import encode
-from protocol.commitments import identify, tensor_id, tensor_tree
-from protocol.errors import EncodingError, ProofError
-from protocol.isa import DType, Instruction, MapFunction, Opcode, SourceKind
-from protocol.merkle import Tree
-from protocol.moves import ChunkOpening, TensorOpening
-from protocol.program import Program
-from protocol.referee import Openings, build_openings, judge_element, judge_leaf, judge_scalar_source
-from protocol.reference import accumulators, unpack
 from tests.protocol.oracles import NAN, Stream
 from tests.protocol.programs import Step, body_tree, every_kind, initial_state, job_data, run_step
+from tiebreak.protocol.commitments.records import identify, tensor_id, tensor_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.errors import EncodingError, ProofError
+from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
+from tiebreak.protocol.game.referee import Openings, build_openings, judge_element, judge_leaf, judge_scalar_source
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode, SourceKind
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import accumulators, unpack
 
 JUDGED = [number for number, instruction in enumerate(every_kind().body) if instruction.opcode != Opcode.SOURCE]
 Proof = tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import float32
-from protocol.accumulator import Accumulator, Kind, encode, finish
-from protocol.errors import EncodingError
-from protocol.isa import (
+from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.numbers import float32
+from tiebreak.protocol.numbers.philox import random_bits, shuffle
+from tiebreak.protocol.program.accumulator import Accumulator, Kind, encode, finish
+from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     Access,
     DType,
@@ -32,9 +34,8 @@ from protocol.isa import (
     WindowParams,
     row_major,
 )
-from protocol.philox import random_bits, shuffle
-from protocol.program import Program
-from protocol.reference import (
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import (
     Reader,
     accumulate_leaf,
     accumulators,
@@ -48,8 +49,7 @@ from protocol.reference import (
     to_raw,
     unpack,
 )
-from protocol.rounding import Rounding
-from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
+from tiebreak.protocol.program.rounding import Rounding
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 ONE = 0x3F800000

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.accumulator import SUM_EXPONENT, Accumulator, Kind, finish
-from protocol.errors import VerificationError
-from protocol.isa import DType, Instruction, MapFunction, Opcode, ReduceFunction, ScatterParams
-from protocol.rounding import (
+from tests.protocol.oracles import INF, SIGN, grid, nearest, value
+from tests.protocol.programs import every_kind
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, finish
+from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode, ReduceFunction, ScatterParams
+from tiebreak.protocol.program.rounding import (
     MAX_TOLERANCE,
     MIN_TOLERANCE,
     NEAREST,
@@ -27,8 +29,6 @@ from protocol.rounding import (
     sum_kind,
     tolerance_of,
 )
-from tests.protocol.oracles import INF, SIGN, grid, nearest, value
-from tests.protocol.programs import every_kind
 
 precisions = st.integers(16, 32)
 tolerances = st.integers(MIN_TOLERANCE, MAX_TOLERANCE)

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import game, seals
-from protocol.errors import EncodingError, IllegalMove
-from protocol.game import GameState, Level
-from protocol.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
-from protocol.player import Challenger, Defender
-from protocol.tags import Digest
 from tests.protocol.runs import GAME, SECRET, Liar, duel, program
 from tests.protocol.walks import ARGMAX, COMMIT, HONEST, JOB, WALKS
+from tiebreak.protocol.errors import EncodingError, IllegalMove
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game import seals
+from tiebreak.protocol.game.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
+from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.tags import Digest
 
 digests = st.binary(min_size=32, max_size=32)
 places = st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6).map(tuple)

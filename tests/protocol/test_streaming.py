@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.commitments import TensorData, identify, identify_all
-from protocol.errors import EncodingError
-from protocol.isa import CHUNK_BYTES, DType
-from protocol.merkle import Frontier, Tree, fold_nodes
-from protocol.streaming import SUBTREE_BYTES, TensorStream
+from tiebreak.protocol.commitments.records import TensorData, identify, identify_all
+from tiebreak.protocol.commitments.streaming import SUBTREE_BYTES, TensorStream
+from tiebreak.protocol.commitments.trees import Frontier, Tree, fold_nodes
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
 
 
 def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:

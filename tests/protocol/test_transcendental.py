@@ -6,10 +6,10 @@ from fractions import Fraction
 import mpmath
 import pytest
 
-from protocol import transcendental
-from protocol.isa import TRANSCENDENTALS, MapFunction
-from protocol.vector_inputs import HARD
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
+from tests.vectors.inputs import HARD
+from tiebreak.protocol.numbers import transcendental
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction
 
 ONE = 0x3F800000
 NAMES = [f.name.lower() for f in sorted(TRANSCENDENTALS)]

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
-from protocol import vectors
-from protocol.accumulator import Kind, decode
-from protocol.errors import EncodingError
-from protocol.float32 import INF
-from protocol.isa import (
+from tests.protocol.test_logs import naive_root, naive_word
+from tests.protocol.test_rounding import expected as along_a_log
+from tests.vectors import generate as vectors
+from tests.vectors.inputs import raw
+from tests.vectors.instructions import STEP
+from tiebreak.protocol.commitments.trees import fold
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.numbers.float32 import INF
+from tiebreak.protocol.program.accumulator import Kind, decode
+from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
     NAN_BITS,
     Access,
@@ -25,14 +30,9 @@ from protocol.isa import (
     SourceConst,
     SourceKind,
 )
-from protocol.merkle import fold
-from protocol.program import Program, decode_instruction
-from protocol.reference import element, pack, scalar, unpack
-from protocol.rounding import Direction, Rounding
-from protocol.vector_inputs import raw
-from protocol.vector_instructions import STEP
-from tests.protocol.test_logs import naive_root, naive_word
-from tests.protocol.test_rounding import expected as along_a_log
+from tiebreak.protocol.program.program import Program, decode_instruction
+from tiebreak.protocol.program.reference import element, pack, scalar, unpack
+from tiebreak.protocol.program.rounding import Direction, Rounding
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "vectors"
 SEARCHED = "hardest.json"

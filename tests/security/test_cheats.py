@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import game
-from protocol.commitments import StepRecord, loss_id
-from protocol.errors import IllegalMove, VerificationError
-from protocol.game import GameState, Level, Reason
-from protocol.isa import (
+from tests.protocol.programs import every_kind
+from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER, Run, duel, make_job
+from tiebreak.protocol.commitments.job import Head, game_id
+from tiebreak.protocol.commitments.records import StepRecord, loss_id
+from tiebreak.protocol.commitments.trees import Tree, fold
+from tiebreak.protocol.errors import IllegalMove, VerificationError
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.match import replay
+from tiebreak.protocol.game.messages import Transcript, seal
+from tiebreak.protocol.game.moves import Descend, OpenTensor, Phase, Prove, Side, TensorWitness
+from tiebreak.protocol.game.rules import GameState, Level, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.program.isa import (
     Access,
     DType,
     Instruction,
@@ -24,16 +32,8 @@ from protocol.isa import (
     WindowFunction,
     WindowParams,
 )
-from protocol.job import Head, game_id
-from protocol.match import replay
-from protocol.merkle import Tree, fold
-from protocol.messages import Transcript, seal
-from protocol.moves import Descend, OpenTensor, Phase, Prove, Side, TensorWitness
-from protocol.player import Challenger, Defender
-from protocol.program import encode_instruction, instruction_digest
-from protocol.tags import EMPTY, Digest
-from tests.protocol.programs import every_kind
-from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER, Run, duel, make_job
+from tiebreak.protocol.program.program import encode_instruction, instruction_digest
+from tiebreak.protocol.tags import EMPTY, Digest
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 STEP = 3

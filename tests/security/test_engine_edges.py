@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from engine.arithmetic import Arithmetic
-from engine.tensors import TORCH_DTYPES, from_bytes, tensor_bytes
-from protocol.isa import (
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.tensors import TORCH_DTYPES, from_bytes, tensor_bytes
+from tiebreak.protocol.program.isa import (
     Access,
     DType,
     GatherParams,
@@ -21,7 +21,7 @@ from protocol.isa import (
     WindowFunction,
     WindowParams,
 )
-from protocol.reference import element, pack, unpack
+from tiebreak.protocol.program.reference import element, pack, unpack
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 LEAST, MOST = -(1 << 63), (1 << 63) - 1

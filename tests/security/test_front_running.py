@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import game, seals
-from protocol.errors import IllegalMove
-from protocol.game import GameState, Level
-from protocol.job import game_id
-from protocol.moves import NO_SEAL, Move, Prove, Select, SelectElement, Side
 from tests.protocol.runs import CLIENT, DOMAIN, GAME
 from tests.protocol.walks import JOB, WALKS, Walk
+from tiebreak.protocol.commitments.job import game_id
+from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game import seals
+from tiebreak.protocol.game.moves import NO_SEAL, Move, Prove, Select, SelectElement, Side
+from tiebreak.protocol.game.rules import GameState, Level
 
 SALT = b"\x3c" * 32
 """The mirror's own."""

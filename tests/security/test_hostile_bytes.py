@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import EncodingError, VerificationError
-from protocol.job import SignedHead, SignedJob
-from protocol.messages import Message, open_wire, seal
-from protocol.moves import ChunkOpening, Descend, Move, Prove, StateWitness, TensorOpening
-from protocol.packing import unpack
-from protocol.program import Program, decode_alone, decode_instruction
 from tests.protocol.programs import every_kind
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, make_job
+from tiebreak.protocol.commitments.job import SignedHead, SignedJob
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.game.messages import Message, open_wire, seal
+from tiebreak.protocol.game.moves import ChunkOpening, Descend, Move, Prove, StateWitness, TensorOpening
+from tiebreak.protocol.packing import unpack
+from tiebreak.protocol.program.program import Program, decode_alone, decode_instruction
 
 DIGEST = bytes(32)
 

@@ -12,15 +12,22 @@ import numpy as np
 import pytest
 import zstandard
 
-from engine.logged.encoding import BLOCK, HEADER_BYTES, decode_entries, decode_sparse, encode_sparse, max_sparse_bytes
-from engine.logged.files import LogFile, Segment
-from protocol.codec import unsigned
-from protocol.errors import EncodingError, VerificationError
-from protocol.logs import LogError, LogTree
-from protocol.program import Program
-from protocol.rounding import Direction
-from protocol.tags import Digest
 from tests.engine.log_cases import MANY, log_of, program_of, random_log, row
+from tiebreak.engine.logged.encoding import (
+    BLOCK,
+    HEADER_BYTES,
+    decode_entries,
+    decode_sparse,
+    encode_sparse,
+    max_sparse_bytes,
+)
+from tiebreak.engine.logged.files import LogFile, Segment
+from tiebreak.protocol.codec import unsigned
+from tiebreak.protocol.commitments.logs import LogError, LogTree
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.tags import Digest
 
 PROGRAM = program_of(MANY)
 TOTAL = 716

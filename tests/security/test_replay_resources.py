@@ -11,27 +11,27 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from engine.agreement import sign_job
-from engine.arithmetic import Arithmetic
-from engine.auditing import compare
-from engine.builder import Builder
-from engine.evidence import Evidence
-from engine.interpreter import Interpreter, NotFiniteError, State, StepResult
-from engine.storage import RunDirectory
-from engine.tensors import identities
-from engine.training import Worker
-from protocol import game
-from protocol.commitments import state_tree
-from protocol.eip712 import Address, Domain
-from protocol.isa import DType, MapFunction
-from protocol.job import Job
-from protocol.keys import PrivateKey
-from protocol.match import contest
-from protocol.merkle import Tree
-from protocol.moves import Side
-from protocol.player import Challenger, Defender
-from protocol.program import Program
-from tiebreak.commands.train import train
+from tiebreak.cli.train import train
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.agreement import sign_job
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State, StepResult
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import state_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.match import contest
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.sides import Challenger, Defender
+from tiebreak.protocol.program.isa import DType, MapFunction
+from tiebreak.protocol.program.program import Program
 
 CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
 DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))

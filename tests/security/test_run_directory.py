@@ -9,20 +9,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.agreement import sign_job
-from engine.builder import Builder
-from engine.disk import read_file
-from engine.storage import RunDirectory, read_tensors
-from engine.tensors import identities
-from protocol.commitments import data_tree, state_tree
-from protocol.eip712 import Address, Domain
-from protocol.errors import EncodingError, VerificationError
-from protocol.isa import DType, MapFunction
-from protocol.job import Head, Job, SignedHead, SignedJob
-from protocol.keys import PrivateKey
-from protocol.program import Program
-from protocol.tags import Digest
-from tiebreak.bundle import load_bundle
+from tiebreak.api.bundle import load_bundle
+from tiebreak.engine.data.disk import read_file
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.agreement import sign_job
+from tiebreak.engine.run.directory import RunDirectory, read_tensors
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.program.isa import DType, MapFunction
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
 
 CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
 DOMAIN = Domain(chain_id=1, contract=Address(bytes(19) + b"\x01"))

@@ -2,22 +2,22 @@
 
 import torch
 
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.arithmetic.near import Logging
-from engine.auditing import compare
-from engine.interpreter import Interpreter
-from engine.logged.committed import CommittedLogs
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.job import Job
-from protocol.program import Program
-from protocol.rounding import Policy, SumKind, pack_tolerances
-from sim.market import another
-from sim.match import Match
-from sim.scenario import Arena, fight_logged
-from sim.tampering.logs import ExactSum, LogCheat, survey
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashed
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.local_chain import another
+from tiebreak.sim.games.scenario import Arena, fight_logged
+from tiebreak.sim.tampering.logs import ExactSum, LogCheat, survey
 
 PRECISION = 16
 TOLERANCE = 5

@@ -11,30 +11,39 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.tensors import identity, tensor_bytes
-from engine.training import make_record
-from protocol import proof, referee
-from protocol.accumulator import encode
-from protocol.chain import EmbeddedChain, Reverted
-from protocol.chain.calls import proof_struct
-from protocol.chain.generated import Context, JudgeCall, Target
-from protocol.commitments import data_tree, initial_record, state_leaf, state_tree
-from protocol.eip712 import Address
-from protocol.errors import ProofError
-from protocol.isa import TERMS_PER_LEAF, TRANSCENDENTALS, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
-from protocol.job import Job
-from protocol.keys import PrivateKey
-from protocol.merkle import Tree
-from protocol.moves import Prove, StateWitness, TensorWitness
-from protocol.program import Program, half_and_half, instruction_digest
-from protocol.reference import accumulators, unpack
-from protocol.rounding import NEAREST, Rounding
-from protocol.tags import Digest, Tag, tagged_hash
-from tiebreak.tasks.loader import load_task
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.data.tensors import identity, tensor_bytes
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import make_record
+from tiebreak.protocol.chain import EmbeddedChain, Reverted
+from tiebreak.protocol.chain.calls import proof_struct
+from tiebreak.protocol.chain.generated import Context, JudgeCall, Target
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import data_tree, initial_record, state_leaf, state_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.errors import ProofError
+from tiebreak.protocol.game import proof, referee
+from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import (
+    TERMS_PER_LEAF,
+    TRANSCENDENTALS,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    Slot,
+    SourceKind,
+)
+from tiebreak.protocol.program.program import Program, half_and_half, instruction_digest
+from tiebreak.protocol.program.reference import accumulators, unpack
+from tiebreak.protocol.program.rounding import NEAREST, Rounding
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 DEPLOYER = PrivateKey.from_int(0xDE9107)
 

@@ -3,9 +3,9 @@
 import random
 from collections import Counter
 
-from protocol.isa import TRANSCENDENTALS, MapFunction, Opcode
-from sim.tampering.values import Cheat
 from tests.sim.yard import STEPS, Duel, Yard, any_cheat, assert_caught_at, assert_same_end, kind_of
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction, Opcode
+from tiebreak.sim.tampering.values import Cheat
 
 ON_CHAIN_MAPS = {MapFunction.DIV, MapFunction.WHERE, MapFunction.MOD, *TRANSCENDENTALS}
 """Maps that are fought out on the chain here; each of them is judged there in test_every_instruction."""

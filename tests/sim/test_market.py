@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.evidence import Evidence
-from engine.logged import journal
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.chain import JobStatus, Reverted
-from protocol.errors import ConfigurationError, SignatureError, VerificationError
-from protocol.job import Head, SignedHead
-from protocol.keys import PrivateKey
-from sim.market import FUNDS, Market, Parties, another, fork
 from tests.engine import logged_cases
 from tests.sim.yard import INTERVAL, STEPS, Yard, sums_of
+from tiebreak.engine.logged import journal
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.chain import JobStatus, Reverted
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError
+from tiebreak.sim.games.local_chain import FUNDS, Market, Parties, another, fork
 
 
 @pytest.fixture(scope="module")

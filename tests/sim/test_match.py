@@ -5,19 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine.auditing import compare
-from engine.evidence import Evidence
-from engine.training import Worker
-from protocol.chain import JobStatus, Outcome, Reverted
-from protocol.errors import SignatureError, StateError, VerificationError
-from protocol.game import Level, Reason
-from protocol.isa import Opcode
-from protocol.job import Head, SignedHead
-from protocol.moves import Phase, Select, Side
-from sim import scenario
-from sim.market import another, fork
-from sim.match import by_hand, game_of, play, replay_on_chain, signed_messages
-from sim.tampering.values import Cheat, poisoned_label
 from tests.sim.yard import (
     CLASSES,
     INTERVAL,
@@ -27,6 +14,19 @@ from tests.sim.yard import (
     assert_caught_at,
     assert_same_end,
 )
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.chain import JobStatus, Outcome, Reverted
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.errors import SignatureError, StateError, VerificationError
+from tiebreak.protocol.game.moves import Phase, Select, Side
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.program.isa import Opcode
+from tiebreak.sim.games import scenario
+from tiebreak.sim.games.duel import by_hand, game_of, play, replay_on_chain, signed_messages
+from tiebreak.sim.games.local_chain import another, fork
+from tiebreak.sim.tampering.values import Cheat, poisoned_label
 
 
 @pytest.mark.parametrize(

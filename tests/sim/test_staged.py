@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.compile import compile_task
-from engine.interpreter import Interpreter
-from protocol.errors import ConfigurationError
-from protocol.game import Level, Reason
-from protocol.job import Job
-from protocol.moves import Side
-from sim.market import Market
-from sim.match import Match
-from sim.staged import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
-from sim.tampering.values import Cheat, flipped_weight_bit, low_precision_sum
 from tests.sim.yard import make_task, sums_of
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
+from tiebreak.sim.tampering.values import Cheat, flipped_weight_bit, low_precision_sum
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 

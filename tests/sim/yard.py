@@ -8,28 +8,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Arithmetic
-from engine.auditing import compare
-from engine.compile import Compiled, compile_task
-from engine.evidence import Evidence
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.task import SGD, Batch, Rows, Task
-from engine.training import Worker
-from protocol.chain import JobStatus
-from protocol.isa import Instruction, Opcode
-from protocol.job import Job, SignedHead, SignedJob
-from protocol.moves import Side
-from protocol.program import Program
-from protocol.tags import Digest
-from sim import scenario
-from sim.market import Market, another, fork
-from sim.match import Match, game_of, play, replay_on_chain, signed_messages
-from sim.scenario import Arena
-from sim.tampering.forgery import ForgedEvidence
-from sim.tampering.values import Cheat, long_sums
-from tiebreak.running import make_interpreter
+from tiebreak.api.running import make_interpreter
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.chain import JobStatus
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.program.isa import Instruction, Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.games import scenario
+from tiebreak.sim.games.duel import Match, game_of, play, replay_on_chain, signed_messages
+from tiebreak.sim.games.local_chain import Market, another, fork
+from tiebreak.sim.games.scenario import Arena
+from tiebreak.sim.tampering.forgery import ForgedEvidence
+from tiebreak.sim.tampering.values import Cheat, long_sums
 
 STEPS, BATCH, CLASSES = 8, 6, 3
 BURN = bytes(18) + b"\xde\xad"

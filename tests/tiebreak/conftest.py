@@ -3,7 +3,7 @@
 import pytest
 
 from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
-from tiebreak.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.isa import Opcode
-from sim.tampering.values import Cheat
-from tiebreak.cli import run, tiebreak
-from tiebreak.keyfiles import load_key
-from tiebreak.running import make_interpreter
+from tiebreak.api.running import make_interpreter
+from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.program.isa import Opcode
+from tiebreak.sim.tampering.values import Cheat
 
 PASSPHRASE = "correct horse battery"
 STEPS, INTERVAL = 7, 3
@@ -22,7 +22,7 @@ TASK = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-from engine.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 
 class Net(nn.Module):
     def __init__(self):

@@ -3,7 +3,7 @@
 import math
 from hashlib import sha256
 
-from tiebreak.results import (
+from tiebreak.demo.results import (
     AuditResult,
     DemoResult,
     DisputeResult,

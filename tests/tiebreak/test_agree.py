@@ -6,13 +6,13 @@ from pathlib import Path
 import click
 import pytest
 
-from engine.logged.calibration import proven_policy
-from engine.storage import RunDirectory
 from tests.tiebreak.test_bundle import TASK
-from tiebreak.bundle import STATE, load_bundle
-from tiebreak.cli import run, tiebreak
-from tiebreak.commands.agree import AddressType, Ether
-from tiebreak.keyfiles import PASSPHRASE_VARIABLE, load_key
+from tiebreak.api.bundle import STATE, load_bundle
+from tiebreak.cli.agree import AddressType, Ether
+from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE, load_key
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.logged.calibration import proven_policy
+from tiebreak.engine.run.directory import RunDirectory
 
 PASSPHRASE = "correct horse battery"
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import tiebreak
-from engine.capture.cache import CaptureCache
-from engine.storage import RunDirectory
-from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from tests.source_tree import ROOT
+from tiebreak.engine.capture.cache import CaptureCache
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
 STEPS = 7
 
@@ -29,7 +29,7 @@ def in_short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """A cache of these tests' own, and no qualification: other tests run the vectors on this machine."""
     cache = CaptureCache(tmp_path_factory.getbasetemp() / "captured by the interface")
     monkeypatch.setattr("tiebreak.api.tasks.default_cache", lambda: cache)
-    monkeypatch.setattr("tiebreak.running.qualify", lambda _: None)
+    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
 
 
 class Tied(nn.Module):

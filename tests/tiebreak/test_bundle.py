@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
-from tiebreak.bundle import DATA, MANIFEST, PROGRAM, STATE, Bundle, load_bundle
-from tiebreak.cli import run, tiebreak
+from tiebreak.api.bundle import DATA, MANIFEST, PROGRAM, STATE, Bundle, load_bundle
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
 TASK = """
 import torch
 from torch import nn
-from engine.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 
 def task(steps=4):
     model = nn.Linear(2, 1)

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.capture.cache import CaptureCache
-from engine.capture.fingerprint import Digest, NoFingerprint, step_fingerprint, structure_digest
-from engine.capture.step import StepGraph
-from engine.compile import compile_task
-from engine.task import SGD, AdamW, Batch, Rows, Task
-from tiebreak.tasks import digits
+from tiebreak.demo.tasks import digits
+from tiebreak.engine.capture.cache import CaptureCache
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.fingerprint import Digest, NoFingerprint, step_fingerprint, structure_digest
+from tiebreak.engine.capture.step import StepGraph
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task
 
 BATCH = (torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64))
 
@@ -160,7 +160,7 @@ def test_every_change_has_a_fingerprint_of_its_own(
 ) -> None:
     """By the record of calls alone, too."""
     if not structure:
-        monkeypatch.setattr("engine.capture.fingerprint.structure_digest", lambda *_: "")
+        monkeypatch.setattr("tiebreak.engine.capture.fingerprint.structure_digest", lambda *_: "")
     seen = {step_fingerprint(Net(), cross_entropy, BATCH): "unchanged"}
     for name, make in CHANGES.items():
         digest = step_fingerprint(*make(), BATCH)
@@ -302,7 +302,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_oldest_entries_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.capture.cache.MAX_ENTRIES", 2)
+    monkeypatch.setattr("tiebreak.engine.capture.cache.MAX_ENTRIES", 2)
     cache = CaptureCache(tmp_path)
     for width in (8, 9, 10):
         compile_task(task_of(Net(width=width)), cache)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import click
 import pytest
 
-import protocol.errors
-from protocol.errors import (
+from tests.source_tree import ROOT
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.protocol import errors
+from tiebreak.protocol.errors import (
     CannotCheck,
     ConfigurationError,
     EncodingError,
@@ -21,8 +23,6 @@ from protocol.errors import (
     TiebreakError,
     VerificationError,
 )
-from tests.source_tree import ROOT
-from tiebreak.cli import run, tiebreak
 
 
 def group_that(action: Callable[[], object]) -> click.Group:
@@ -79,7 +79,7 @@ def test_an_error_of_ours_is_one_line(
 
 
 def test_every_error_of_the_family_is_covered() -> None:
-    family = {v for v in vars(protocol.errors).values() if isinstance(v, type) and issubclass(v, TiebreakError)}
+    family = {v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, TiebreakError)}
     assert family <= {type(error) for error, _, _ in ERRORS}
 
 
@@ -112,7 +112,7 @@ def test_help_explains(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_installed_command_runs() -> None:
-    code = "import sys; from tiebreak.cli import main; sys.argv = ['tiebreak', '--help']; main()"
+    code = "import sys; from tiebreak.cli.main import main; sys.argv = ['tiebreak', '--help']; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Usage: tiebreak" in done.stdout
     assert all(name in done.stdout for name in tiebreak.commands)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.auditing import compare, detection_probability, draw_segments, kept_steps
-from engine.storage import RunDirectory
-from protocol.errors import VerificationError
-from protocol.tags import Digest
 from tests.tiebreak.parties import PASSPHRASE, STEPS, Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line, root_of
-from tiebreak.cli import run, tiebreak
-from tiebreak.commands.audit import COULD_NOT_CHECK, AuditFailure
-from tiebreak.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
+from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.audit import compare, detection_probability, draw_segments, kept_steps
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.tags import Digest
 
 TAMPERED_STEP = 5
 
@@ -26,7 +26,7 @@ TAMPERED_STEP = 5
 @pytest.fixture(autouse=True)
 def unqualified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests run the conformance vectors on this machine; here they would be most of the time."""
-    monkeypatch.setattr("tiebreak.running.qualify", lambda _: None)
+    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
 
 
 @pytest.fixture(scope="module")

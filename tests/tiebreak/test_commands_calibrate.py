@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.logged.calibration import Calibration, proven_policy
-from engine.logged.policy import LoggedPolicy
-from protocol.rounding import SumKind
 from tests.tiebreak.parties import Parties
-from tiebreak.bundle import load_bundle
-from tiebreak.cli import run, tiebreak
+from tiebreak.api.bundle import load_bundle
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.logged.calibration import Calibration, proven_policy
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.protocol.program.rounding import SumKind
 
 QUICK = ["--steps", "1", "--orders", "1", "--threads", "2"]
 

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from tests.tiebreak.parties import TASK
-from tiebreak.bundle import load_bundle
-from tiebreak.cli import run, tiebreak
-from tiebreak.commands.capture import _size, _waiting
+from tiebreak.api.bundle import load_bundle
+from tiebreak.cli.capture import _size, _waiting
+from tiebreak.cli.main import run, tiebreak
 
 
 def captured(folder: Path, name: str, *more: str) -> Path:

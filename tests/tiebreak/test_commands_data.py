@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from engine.disk import StorageError
-from engine.task import Batch, Rows, Windows
-from engine.tensors import identity
-from protocol.errors import ConfigurationError, EncodingError, StateError
-from protocol.isa import DType
 from tests.tiebreak.test_tasks import linear_task
-from tiebreak.cli import run, tiebreak
-from tiebreak.data import hugging_face, load_arrays, text, tokenizing
-from tiebreak.data.folder import importing
-from tiebreak.data.tokenizing import ByteTokens, TokenizerFile
+from tiebreak.api.datasets import hugging_face, load_arrays, text, tokenizing
+from tiebreak.api.datasets.folder import importing
+from tiebreak.api.datasets.tokenizing import ByteTokens, TokenizerFile
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.capture.task import Batch, Rows, Windows
+from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.data.tensors import identity
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program.isa import DType
 
 datasets.disable_progress_bars()
 BOOK = "\n\n".join(topics[name] for name in sorted(topics)[:12])
@@ -345,8 +345,8 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 def test_root_reads_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.facts.SETTLED_NS", -(1 << 62))
-    monkeypatch.setattr("engine.data.facts.cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr("tiebreak.engine.data.facts.SETTLED_NS", -(1 << 62))
+    monkeypatch.setattr("tiebreak.engine.data.facts.cache_directory", lambda: tmp_path / "cache")
     numbers = torch.arange(8.0).reshape(2, 4)
     numbers[1, 3] = float("inf")
     np.save(tmp_path / "x.npy", numbers.numpy())

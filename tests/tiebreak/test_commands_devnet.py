@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from protocol.chain.devnet import free_port
-from protocol.keys import PrivateKey
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE
-from tiebreak.cli import run, tiebreak
-from tiebreak.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.protocol.chain.devnet import free_port
+from tiebreak.protocol.commitments.keys import PrivateKey
 
-COMMAND = "import sys; from tiebreak.cli import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
+COMMAND = "import sys; from tiebreak.cli.main import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
 
 
 @pytest.fixture(scope="module")

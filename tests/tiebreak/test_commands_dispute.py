@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.storage import RunDirectory
-from protocol.job import Head, SignedHead
 from tests.tiebreak.parties import Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line
-from tiebreak.cli import run, tiebreak
-from tiebreak.keyfiles import load_key
+from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.job import Head, SignedHead
 
 
 def dispute(run_folder: Path, replay: Path, *more: str) -> int:

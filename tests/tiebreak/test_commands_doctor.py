@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.arithmetic import Arithmetic, chains, elementwise
-from engine.qualify import qualify
-from protocol.isa import MapFunction
 from tests.source_tree import ROOT
-from tiebreak.cli import run, tiebreak
-from tiebreak.environment import kernels
+from tiebreak.api.environment import kernels
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.arithmetic import Arithmetic, elementwise
+from tiebreak.engine.arithmetic import elementwise_native as chains
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.program.isa import MapFunction
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,9 @@ def test_this_machine_is_exact_with_kernels_and_without(capsys: pytest.CaptureFi
 
 def test_doctor_knows_every_kernel() -> None:
     """Each C file beside a Python module."""
-    sources = {path.stem for folder in ("engine", "protocol") for path in (ROOT / folder).rglob("*.c")}
+    sources = {
+        path.stem for folder in ("tiebreak/engine", "tiebreak/protocol") for path in (ROOT / folder).rglob("*.c")
+    }
     assert {kernel.name for kernel in kernels()} == {"hasher" if name == "hashing" else name for name in sources}
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.agreement import Terms, draft_job, sign_job
-from engine.committing import make_record
-from engine.logged.policy import LoggedPolicy
-from engine.storage import RunDirectory
-from protocol.errors import ConfigurationError, EncodingError
-from protocol.rounding import Policy, SumKind, pack_tolerances
 from tests.engine.conftest import CLIENT, DOMAIN, TRAINER
 from tests.engine.logged_cases import INTERVAL, STEPS, compiled
-from tiebreak.cli import run as cli
-from tiebreak.cli import tiebreak
-from tiebreak.keyfiles import PASSPHRASE_VARIABLE
-from tiebreak.running import make_interpreter, make_logging
+from tiebreak.api.running import make_interpreter, make_logging
+from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.main import run as cli
+from tiebreak.cli.main import tiebreak
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 
 PASSWORD = "a long passphrase"
 TOLERANCES = dict.fromkeys(SumKind, 2)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.keeping import LAST
-from engine.storage import RunDirectory
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import INTERVAL, PASSPHRASE, STEPS, Parties, doubled_weight
-from tiebreak.cli import run, tiebreak
-from tiebreak.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.retention import LAST
 
 
 def root_of(text: str) -> str:
@@ -98,7 +98,7 @@ def test_a_run_that_another_process_works_on(
     parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = parties.signed(tmp_path / "run")
-    code = "import sys, pathlib; from engine.storage import RunDirectory\n"
+    code = "import sys, pathlib; from tiebreak.engine.run.directory import RunDirectory\n"
     code += "with RunDirectory.open(pathlib.Path(sys.argv[1])).lock():\n    print('locked', flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from tests.tiebreak.synthetic import result
-from tiebreak import environment
-from tiebreak.console import heading, show_result, training_progress
-from tiebreak.results import Loser
+from tiebreak.api import environment
+from tiebreak.cli.console import heading, show_result, training_progress
+from tiebreak.demo.results import Loser
 
 
 def recorded(*, terminal: bool = False) -> tuple[Console, io.StringIO]:

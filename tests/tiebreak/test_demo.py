@@ -11,13 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from engine.storage import RunDirectory
-from protocol.errors import ConfigurationError
-from protocol.isa import Opcode
-from tiebreak.cli import run, tiebreak
-from tiebreak.demo import disputes, run_demo
-from tiebreak.demo.run import MARKER
-from tiebreak.results import DemoResult, Loser
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.demo import disputes
+from tiebreak.demo.results import DemoResult, Loser
+from tiebreak.demo.run import MARKER, run_demo
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Opcode
 
 STEPS = 16
 """The last checkpoint but one is of step 12."""
@@ -140,7 +140,7 @@ def test_the_exit_code_says_whether_it_succeeded(
     if wrong:
         lost = replace(result.disputes[0], contract=Loser.CHALLENGER)
         result = replace(result, disputes=(lost, *result.disputes[1:]))
-    module = sys.modules[tiebreak.commands["demo"].callback.__module__]  # its name in the package is the command
+    module = sys.modules[tiebreak.cli["demo"].callback.__module__]  # its name in the package is the command
     monkeypatch.setattr(module, "run_demo", lambda *_: result)
     assert run(tiebreak, ["demo"]) == (2 if wrong else 0)
     message = "DemoFailure: an audit disagreed or a game was decided for the wrong side; see the report\n"

@@ -8,16 +8,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.economics_page import RESULT, main, page
-from engine.agreement import Terms
-from sim.economics import sweep as sweeping
-from sim.economics.figures import PRESETS
-from sim.economics.gas import measured
-from sim.economics.recommend import recommend
 from tests.source_tree import ROOT
-from tiebreak.cli import run, tiebreak
-from tiebreak.commands.agree import agree
+from tiebreak.cli.agree import agree
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.sim.incentives import sweep as sweeping
+from tiebreak.sim.incentives.figures import PRESETS
+from tiebreak.sim.incentives.gas import measured
+from tiebreak.sim.incentives.recommend import recommend
 
-command = import_module("tiebreak.commands.economics")  # the package has the command under this name
+command = import_module("tiebreak.cli.economics")  # the package has the command under this name
 
 
 def invoke(*arguments: str) -> Result:

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from engine.compile import compile_task
-from protocol.errors import ConfigurationError
-from tiebreak.evaluation import evaluate_state
-from tiebreak.tasks import plain
-from tiebreak.tasks.loader import load_task
+from tiebreak.api.evaluation import evaluate_state
+from tiebreak.demo.tasks import plain
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def test_it_measures_the_given_state() -> None:

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from engine.capture.cache import CaptureCache
 from tests.source_tree import ROOT
+from tiebreak.engine.capture.cache import CaptureCache
 
 EXAMPLES = ROOT / "examples"
 
@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 def in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cache but the test's own, and no qualification: other tests run the vectors on this machine."""
     monkeypatch.setattr("tiebreak.api.tasks.default_cache", lambda: CaptureCache(tmp_path / "cache"))
-    monkeypatch.setattr("tiebreak.running.qualify", lambda _: None)
+    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
 
 
 def example(name: str) -> ModuleType:

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.logged.policy import LoggedPolicy
-from engine.storage import RunDirectory
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Parties
-from tiebreak.cli import run, tiebreak
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.directory import RunDirectory
 
 STEPS = 100
 TASK = """
@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
-from engine.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 
 def task(steps=100):
     generator = torch.Generator().manual_seed(1)

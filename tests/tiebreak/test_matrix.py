@@ -24,16 +24,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.arithmetic import Arithmetic, contraction, ziv
-from engine.qualify import qualify
-from engine.storage import RunDirectory
-from protocol.errors import ConfigurationError
-from protocol.float32 import round_f32
-from protocol.isa import DType
 from tests.engine.arithmetic_cases import elements_of, sum_of, tensor_of
 from tests.engine.test_contraction import FAULTS, faulty
 from tests.golden.bundle import INTERVAL, MODELS, load
 from tests.golden.train import inputs, make_run, train
+from tiebreak.engine.arithmetic import Arithmetic, ziv
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import round_f32
+from tiebreak.protocol.program.isa import DType
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED_AT = 2 * INTERVAL + 3

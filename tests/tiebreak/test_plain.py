@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from protocol.errors import ConfigurationError, StateError
-from tiebreak.forks import PlainSettings, plain_run, plain_runs
-from tiebreak.tasks import plain
-from tiebreak.tasks.loader import load_task
+from tiebreak.demo.forks import PlainSettings, plain_run, plain_runs
+from tiebreak.demo.tasks import plain
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.protocol.errors import ConfigurationError, StateError
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from engine.training import Commit, Progress
-from protocol.commitments import StepRecord
-from protocol.tags import Digest
-from tiebreak.progress import Tally, as_line, checkpoint_event, end_event, step_event
+from tiebreak.cli.progress import Tally, as_line, checkpoint_event, end_event, step_event
+from tiebreak.engine.run.train import Commit, Progress
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.tags import Digest
 
 
 class Clock:

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from tests.source_tree import ROOT
-from tiebreak.bundle import load_bundle
-from tiebreak.cli import run, tiebreak
+from tiebreak.api.bundle import load_bundle
+from tiebreak.cli.main import run, tiebreak
 
 
 def test_the_example_captures(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigurationError
 from tests.tiebreak.synthetic import dispute, result
-from tiebreak import pictures, report
-from tiebreak.results import DemoResult, Loser, RoundingCount, WalkStep
+from tiebreak.demo import pictures, report
+from tiebreak.demo.results import DemoResult, Loser, RoundingCount, WalkStep
+from tiebreak.protocol.errors import ConfigurationError
 
 HOSTILE = '<script>alert(1)</script>|`"\n'
 VOID = {"meta", "br", "img", "hr", "input", "link"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.report import synthetic
-from tiebreak.cli import run, tiebreak
+from tiebreak.cli.main import run, tiebreak
 
 FOUND = ("Promises", "Disputes")
 

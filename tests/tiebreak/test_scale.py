@@ -7,13 +7,13 @@ import pytest
 
 from benchmarks.gas_page import ROOT
 from benchmarks.scale_page import page
-from engine.compile import compile_task
-from sim.scale.bottleneck import Budgets
-from sim.scale.curves import document
-from sim.scale.measurements import RESULTS, Measurements
 from tests.sim.yard import make_task
-from tiebreak.cli import run, tiebreak
-from tiebreak.commands.scale import human
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.cli.scale import human
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.sim.scale.bottleneck import Budgets
+from tiebreak.sim.scale.curves import document
+from tiebreak.sim.scale.measurements import RESULTS, Measurements
 
 
 def test_the_page_is_made_from_what_was_measured() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import VerificationError
-from sim.games.playing import ADVERSARIES, play_line
-from sim.games.records import RECORDS, read
-from sim.games.series import SUMMARY, VIOLATIONS
-from sim.games.summary import summarize
-from tiebreak.cli import run, tiebreak
-from tiebreak.commands.simulate import PromiseBroken
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.cli.simulate import PromiseBroken
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.sim.games.playing import ADVERSARIES, play_line
+from tiebreak.sim.games.records import RECORDS, read
+from tiebreak.sim.games.series import SUMMARY, VIOLATIONS
+from tiebreak.sim.games.summary import summarize
 
-command = import_module("tiebreak.commands.simulate")  # the package's attribute of that name is the command itself
+command = import_module("tiebreak.cli.simulate")  # the package's attribute of that name is the command itself
 
 
 def simulate(*arguments: object) -> int:

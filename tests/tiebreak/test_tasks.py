@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.task import SGD, AdamW, Batch, Rows, Task, Windows, warmup_linear
-from protocol.errors import ConfigurationError
-from tiebreak.tasks import digits, text
-from tiebreak.tasks.loader import load_task
+from tiebreak.demo.tasks import digits, text
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows, warmup_linear
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def linear_task(**changes: object) -> Task:
@@ -175,7 +175,7 @@ def test_a_task_is_frozen() -> None:
 
 def test_a_file_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("from tiebreak.tasks import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
+    path.write_text("from tiebreak.demo.tasks import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
     assert load_task(str(path)).steps == 3
     assert load_task(str(path), steps=2).steps == 2
 
@@ -185,7 +185,7 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
     [
         (None, "digits, text or the path"),
         ("x = 1\n", r"a function task\(\)"),
-        ("def task():\n    return 3\n", "engine.task.Task, got int"),
+        ("def task():\n    return 3\n", "tiebreak.engine.capture.task.Task, got int"),
     ],
 )
 def test_a_file_that_is_no_task_is_a_configuration_error(tmp_path: Path, source: str | None, message: str) -> None:

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from engine.logged.calibration import MARGIN, SHARE, proven_policy
-from engine.logged.policy import LoggedPolicy
-from engine.task import Task
-from protocol.errors import ConfigurationError
-from protocol.float32 import MAX_PRECISION
+from tiebreak.api.calibrating import ORDERS, STEPS, Subject, calibrate_subjects
 from tiebreak.api.tasks import capture
-from tiebreak.calibrating import ORDERS, STEPS, Subject, calibrate_subjects
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.logged.calibration import MARGIN, SHARE, proven_policy
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 
 Policy = LoggedPolicy | str | Path
 """A policy, or the file that holds one."""

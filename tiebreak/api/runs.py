@@ -8,27 +8,27 @@ from typing import Any, Final
 from rich.console import Console
 from torch import Tensor, nn
 
-from engine.agreement import Rules, Terms, draft_job, sign_job
-from engine.auditing import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
-from engine.disk import read_file, write_file
-from engine.interpreter import Interpreter, NotFiniteError
-from engine.keeping import Keep
-from engine.logged.policy import LoggedPolicy
-from engine.storage import RunDirectory
-from engine.task import Batch, Optimizer
-from engine.training import Progress, Worker
-from protocol.commitments import run_tree
-from protocol.eip712 import Domain
-from protocol.errors import ConfigurationError, EncodingError, StateError
-from protocol.job import Job
-from protocol.keys import PrivateKey
-from protocol.tags import Digest
 from tiebreak.api.policies import Policy, as_policy
+from tiebreak.api.running import make_interpreter
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
-from tiebreak.commands.agree import OFF_CHAIN
-from tiebreak.commands.audit import segments_of
-from tiebreak.console import training_progress
-from tiebreak.running import make_interpreter
+from tiebreak.cli.agree import OFF_CHAIN
+from tiebreak.cli.audit import segments_of
+from tiebreak.cli.console import training_progress
+from tiebreak.engine.capture.task import Batch, Optimizer
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.agreement import Rules, Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.tags import Digest
 
 NAMES: Final = "state_dict.tsv"
 MAX_NAMES_BYTES: Final = 1 << 26

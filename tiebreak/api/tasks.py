@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from engine.capture.cache import default_cache
-from engine.compile import MODEL, Compiled, compile_task
-from engine.data import ArrayFile, open_array
-from engine.task import Batch, Optimizer, Rows, Task
-from protocol.errors import ConfigurationError
+from tiebreak.engine.capture.cache import default_cache
+from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
+from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
+from tiebreak.engine.data import ArrayFile, open_array
+from tiebreak.protocol.errors import ConfigurationError
 
 Schedule = Sequence[float] | Callable[[int], float]
 Data = Mapping[str, Any] | TensorDataset

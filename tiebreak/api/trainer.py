@@ -10,19 +10,19 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from engine.compile import Compiled
-from engine.data import FactsCache, data_identities
-from engine.disk import read_file, write_file
-from engine.interpreter import State
-from engine.storage import read_tensors, write_tensors
-from engine.task import Batch, Optimizer, Task
-from engine.tensors import identities
-from protocol.commitments import data_tree, state_tree
-from protocol.errors import ConfigurationError, EncodingError
-from protocol.isa import DType
+from tiebreak.api.running import make_interpreter
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
-from tiebreak.console import training_progress
-from tiebreak.running import make_interpreter
+from tiebreak.cli.console import training_progress
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.task import Batch, Optimizer, Task
+from tiebreak.engine.data import FactsCache, data_identities
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.directory import read_tensors, write_tensors
+from tiebreak.engine.run.interpreter import State
+from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.program.isa import DType
 
 SAVED: Final = "trainer.json"
 FORMAT: Final = 1

@@ -4,14 +4,16 @@ import time
 
 from rich.console import Console
 
-from protocol.game import GameState, Level
-from protocol.moves import Side, kind_name
-from protocol.player import describe
-from sim import scenario
-from sim.market import another
-from sim.match import Selection
-from sim.scenario import Arena, Fought
-from sim.tampering.values import (
+from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
+from tiebreak.demo.training import Trained
+from tiebreak.protocol.game.moves import Side, kind_name
+from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.sides import describe
+from tiebreak.sim.games import scenario
+from tiebreak.sim.games.duel import Selection
+from tiebreak.sim.games.local_chain import another
+from tiebreak.sim.games.scenario import Arena, Fought
+from tiebreak.sim.tampering.values import (
     Cheat,
     changed_learning_rate,
     flipped_weight_bit,
@@ -19,8 +21,6 @@ from sim.tampering.values import (
     low_precision_sum,
     poisoned_label,
 )
-from tiebreak.demo.training import Trained
-from tiebreak.results import DisputeResult, Loser, Move, WalkStep
 
 
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:

@@ -6,17 +6,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.agreement import Terms
-from protocol.errors import ConfigurationError
-from sim.market import Market
-from sim.scenario import Arena
-from tiebreak import report
-from tiebreak.console import heading, show_result
-from tiebreak.demo import disputes, training
-from tiebreak.environment import describe
-from tiebreak.forks import plain_runs
-from tiebreak.results import DemoResult
-from tiebreak.tasks.loader import load_task
+from tiebreak.api.environment import describe
+from tiebreak.cli.console import heading, show_result
+from tiebreak.demo import disputes, report, training
+from tiebreak.demo.forks import plain_runs
+from tiebreak.demo.results import DemoResult
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.games.scenario import Arena
 
 MARKER = ".tiebreak-demo"
 """Stands in a folder that a demo made, so that the next one may empty it."""

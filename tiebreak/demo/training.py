@@ -11,23 +11,23 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from engine.agreement import Terms, draft_job
-from engine.arithmetic import Stats
-from engine.auditing import compare
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.task import Task
-from engine.training import Commit, Progress, Worker
-from protocol.errors import StateError
-from protocol.job import SignedHead, SignedJob
-from sim.market import Market
-from tiebreak.console import training_progress
-from tiebreak.evaluation import evaluate_state
-from tiebreak.report import short
-from tiebreak.results import AuditResult, JobResult, RoundingCount, Setting
-from tiebreak.running import make_interpreter
-from tiebreak.tasks import plain
+from tiebreak.api.evaluation import evaluate_state
+from tiebreak.api.running import make_interpreter
+from tiebreak.cli.console import training_progress
+from tiebreak.demo.report import short
+from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
+from tiebreak.demo.tasks import plain
+from tiebreak.engine.arithmetic import Stats
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Commit, Progress, Worker
+from tiebreak.protocol.commitments.job import SignedHead, SignedJob
+from tiebreak.protocol.errors import StateError
+from tiebreak.sim.games.local_chain import Market
 
 TRAINER_THREADS, AUDITOR_THREADS = 1, 2
 """The jobs are small: more threads would cost the trainer more than they gain. The auditor's must differ."""

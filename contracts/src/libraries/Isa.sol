@@ -2,7 +2,7 @@
 pragma solidity ^0.8.30;
 
 /// @title The instruction set's numbers (SPEC section 4)
-/// @notice A test compares every constant with `protocol/isa.py`, the registry.
+/// @notice A test compares every constant with `tiebreak/protocol/program/isa.py`, the registry.
 library Isa {
     uint256 internal constant CHUNK_BYTES = 512;
     uint256 internal constant TERMS_PER_LEAF = 4;

@@ -2,7 +2,7 @@
 pragma solidity ^0.8.30;
 
 /// @title Hash tags (SPEC section 1)
-/// @notice Every SHA-256 preimage begins with one of these. A test compares them with `protocol/tags.py`.
+/// @notice Every SHA-256 preimage begins with one of these. A test compares them with `tiebreak/protocol/tags.py`.
 library Tags {
     bytes8 internal constant NODE = "tb.node.";
     bytes8 internal constant EMPTY = "tb.empty";

@@ -152,7 +152,7 @@ abstract contract GasCases is GasBase {
         return _element(abi.encodePacked(data, params), operands);
     }
 
-    /// @dev The longest walk that a search over 14 million seeds found: see LONG_WALKS in protocol/vector_inputs.py.
+    /// @dev The longest walk that a search over 14 million seeds found: see LONG_WALKS in tests/vectors/inputs.py.
     function _longWalk() internal view returns (uint256) {
         Operand[] memory operands = _operands(3, 1, 255, 3);
         (operands[0].chunks, operands[0].first, operands[1].first) = (1, 1 << 19, 4603285);

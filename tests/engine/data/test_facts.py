@@ -12,10 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.data import FactsCache, data_identities, examine, not_finite, open_array, open_safetensors, source_of
-from engine.data import files as data_files
-from engine.tensors import identities, identity
-from protocol.errors import ConfigurationError, EncodingError
+from tiebreak.engine.data import (
+    FactsCache,
+    data_identities,
+    examine,
+    not_finite,
+    open_array,
+    open_safetensors,
+    source_of,
+)
+from tiebreak.engine.data import files as data_files
+from tiebreak.engine.data.tensors import identities, identity
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
 from .support import saved
 
@@ -31,7 +39,7 @@ def aged(path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FactsCache:
     """A cache of its own that does not wait for a file to settle."""
-    monkeypatch.setattr("engine.data.facts.SETTLED_NS", -(1 << 62))
+    monkeypatch.setattr("tiebreak.engine.data.facts.SETTLED_NS", -(1 << 62))
     return FactsCache(tmp_path / "cache")
 
 
@@ -199,7 +207,7 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, cache: FactsCach
 
 
 def test_old_entries_make_room(tmp_path: Path, cache: FactsCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.data.facts.MAX_ENTRIES", 4)
+    monkeypatch.setattr("tiebreak.engine.data.facts.MAX_ENTRIES", 4)
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     facts = examine(array)
     for number in range(9):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from engine.data import Element, open_array, open_npy, open_safetensors
-from engine.data.elements import of_numpy
-from protocol.errors import ConfigurationError, EncodingError, StateError
-from protocol.isa import DType
+from tiebreak.engine.data import Element, open_array, open_npy, open_safetensors
+from tiebreak.engine.data.elements import of_numpy
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program.isa import DType
 
 from .support import described, npy_bytes, saved
 

@@ -14,37 +14,37 @@ import numpy as np
 import pytest
 import torch
 
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.data import open_array, source_of
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.task import Batch, Rows, Task, Windows
-from engine.tensors import identities
-from engine.training import Progress, Worker
-from protocol.commitments import state_tree
-from protocol.errors import StateError, VerificationError
-from protocol.tags import Digest
 from tests.engine.conftest import TRAINER, make_tiny_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
+from tiebreak.engine.data import open_array, source_of
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.protocol.commitments.records import state_tree
+from tiebreak.protocol.errors import StateError, VerificationError
+from tiebreak.protocol.tags import Digest
 
 SCRIPT = r"""
 import os, resource, sys
 from pathlib import Path
 import numpy as np, torch
 from torch import nn
-from engine.agreement import Terms, draft_job, sign_job
-from engine.arithmetic import Arithmetic
-from engine.compile import compile_task
-from engine.data import examine, open_array
-from engine.interpreter import Interpreter
-from engine.storage import RunDirectory
-from engine.task import SGD, Batch, Rows, Task
-from engine.training import Progress, Worker
-from protocol.eip712 import Address, Domain
-from protocol.keys import PrivateKey
-from tiebreak.data import load_arrays
-from tiebreak.data.arrays import import_arrays
-from tiebreak.data.folder import importing
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.data import examine, open_array
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.api.datasets import load_arrays
+from tiebreak.api.datasets.arrays import import_arrays
+from tiebreak.api.datasets.folder import importing
 
 folder, megabytes, headroom = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 rows = megabytes * 2**20 // 64

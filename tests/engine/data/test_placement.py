@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.arithmetic import Arithmetic
-from engine.compile import Compiled, compile_task
-from engine.interpreter import Interpreter
-from engine.placement import place, tables
-from engine.task import SGD, Batch, Task, Windows
-from engine.tensors import identities
 from tests.engine.conftest import make_tiny_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.task import SGD, Batch, Task, Windows
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.placement import place, tables
 
 ELSEWHERE = torch.device("meta")
 """Any device that is not the CPU; nothing is computed on it."""

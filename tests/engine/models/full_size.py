@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from engine.task import Batch, Rows, Task
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, tokens
+from tiebreak.engine.capture.task import Batch, Rows, Task
 
 pytestmark = [pytest.mark.large, pytest.mark.timeout(1800)]
 

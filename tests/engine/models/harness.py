@@ -22,23 +22,23 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.arithmetic import Arithmetic
-from engine.arithmetic.threads import limited
-from engine.compile import MODEL, OPTIMIZER, Compiled, compile_task
-from engine.interpreter import Interpreter, State
-from engine.task import SGD, Task
-from engine.tensors import identities, tensor_bytes
-from engine.training import make_record
-from protocol import proof, referee
-from protocol.accumulator import encode
-from protocol.commitments import identify, state_leaf
-from protocol.isa import TERMS_PER_LEAF, Instruction, Opcode, SourceKind
-from protocol.merkle import Tree
-from protocol.philox import shuffle
-from protocol.program import Program, half_and_half
-from protocol.reference import accumulators, unpack
-from protocol.rounding import NEAREST
-from protocol.tags import Digest
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, Compiled, compile_task
+from tiebreak.engine.capture.task import SGD, Task
+from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.train import make_record
+from tiebreak.protocol.commitments.records import identify, state_leaf
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.game import proof, referee
+from tiebreak.protocol.numbers.philox import shuffle
+from tiebreak.protocol.program.accumulator import encode
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, Instruction, Opcode, SourceKind
+from tiebreak.protocol.program.program import Program, half_and_half
+from tiebreak.protocol.program.reference import accumulators, unpack
+from tiebreak.protocol.program.rounding import NEAREST
+from tiebreak.protocol.tags import Digest
 
 OPTIMIZER_FOR_TESTS = SGD(lr=0.05, momentum=0.9)
 """After the first step its buffers *are* the gradients, bit for bit."""

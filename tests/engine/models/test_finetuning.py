@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.arithmetic import Arithmetic
-from engine.compile import MODEL, OPTIMIZER, compile_task
-from engine.task import AdamW, Batch, Rows, Task
-from protocol.isa import Opcode
 from tests.conftest import CaseCounter
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens, train
 from tests.engine.models.test_vision import image_task, resnet
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, compile_task
+from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
+from tiebreak.protocol.program.isa import Opcode
 
 
 class LowRank(nn.Module):

@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from engine.task import Batch, Rows, Task
-from protocol.isa import Opcode
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tiebreak.engine.capture.task import Batch, Rows, Task
+from tiebreak.protocol.program.isa import Opcode
 
 VOCABULARY, EXAMPLES, BATCH, LENGTH = 61, 6, 2, 8
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.compile import compile_task
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, relative, run_engine, run_integers, run_torch, same_bits
+from tiebreak.engine.capture.compile import compile_task
 
 CLASSES = 4
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 1.5])

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.task import Batch, Rows, Task
 from tests.conftest import CaseCounter
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tiebreak.engine.capture.task import Batch, Rows, Task
 
 VOCABULARY = 9
 

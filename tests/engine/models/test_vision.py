@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from engine.task import Batch, Rows, Task
-from protocol.isa import Opcode
 from tests.conftest import CaseCounter
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tiebreak.engine.capture.task import Batch, Rows, Task
+from tiebreak.protocol.program.isa import Opcode
 
 
 def images(seed: int, *shape: int) -> Tensor:

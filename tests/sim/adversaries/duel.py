@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from random import Random
 
-from engine.agreement import Terms, sign_job
-from protocol.eip712 import Address, Domain
-from protocol.job import Head, Job, SignedHead
-from protocol.keys import PrivateKey
-from protocol.moves import Side
-from protocol.player import Oracle
-from sim.adversaries.base import Catch
-from sim.adversaries.deviations import DeviatingTrainer
-from sim.computing.work import Lie, Work
-from sim.computing.workshop import Workshop
-from sim.match import Match, play
+from tiebreak.engine.run.agreement import Terms, sign_job
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.sides import Oracle
+from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.games.duel import Match, play
+from tiebreak.sim.world.work import Lie, Work
+from tiebreak.sim.world.workshop import Workshop
 
 CLIENT, TRAINER = (PrivateKey.from_int(n) for n in (11, 12))
 DOMAIN = Domain(chain_id=1, contract=Address(b"\x02" * 20))

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from random import Random
 
-from sim.adversaries.base import Adversary
-from sim.computing.workshop import Workshop
-from sim.world.cast import TERMS, Cast
-from sim.world.game import play
-from sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.workshop import Workshop
 
 
 def result_of(kind: type[Adversary], seed: int, **terms: int) -> GameResult:

@@ -4,11 +4,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from sim.adversaries.base import Adversary
-from sim.computing.workshop import Workshop
-from sim.world.cast import TERMS, Cast
-from sim.world.game import play
-from sim.world.result import GameResult, PartyResult
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.result import GameResult, PartyResult
+from tiebreak.sim.world.workshop import Workshop
 
 HALF = TERMS.trainer_stake // 2
 

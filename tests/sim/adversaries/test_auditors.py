@@ -1,4 +1,4 @@
-"""Whole games of each adversary of `sim.adversaries.auditors`: beside a diligent auditor, and alone."""
+"""Whole games of each adversary of `tiebreak.sim.adversaries.auditors`: beside a diligent auditor, and alone."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
-from engine.auditing import detection_probability, draw_segments
-from protocol.errors import CannotCheck
-from protocol.job import SignedHead
-from protocol.tags import Digest
-from sim.adversaries.auditors import (
+from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+from tiebreak.engine.run.audit import detection_probability, draw_segments
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.auditors import (
     ADVERSARIES,
     BribedAuditor,
     Conceding,
@@ -27,16 +28,15 @@ from sim.adversaries.auditors import (
     first_fraud,
     replay_segment,
 )
-from sim.adversaries.base import Adversary, Catch
-from sim.adversaries.false_runs import PlainFalseRun
-from sim.computing.observers import during
-from sim.computing.work import Work
-from sim.computing.workshop import Workshop
-from sim.world.agents import Auditor
-from sim.world.cast import FUNDS, TERMS, Cast, Seat
-from sim.world.game import play
-from sim.world.result import GameResult
-from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+from tiebreak.sim.adversaries.base import Adversary, Catch
+from tiebreak.sim.adversaries.false_runs import PlainFalseRun
+from tiebreak.sim.adversaries.observers import during
+from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
 
 KINDS = pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
 NOBODY = bytes(19) + b"\x01"

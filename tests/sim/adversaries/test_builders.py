@@ -1,4 +1,4 @@
-"""Whole games of each adversary of `sim.adversaries.builders`; the second at which a censored party begins to lose."""
+"""Whole games of each adversary of `adversaries.builders`; the second at which a censored party begins to lose."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,11 +6,12 @@ from random import Random
 
 import pytest
 
-from protocol.keys import PrivateKey
-from protocol.moves import Phase
-from sim.adversaries import builders
-from sim.adversaries.base import Adversary
-from sim.adversaries.builders import (
+from tests.sim.adversaries.staging import HALF, party, staged
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.sim.adversaries import builders
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.builders import (
     ADVERSARIES,
     Blackout,
     Censor,
@@ -24,15 +25,14 @@ from sim.adversaries.builders import (
     WithheldProof,
     bearable,
 )
-from sim.adversaries.challengers import MistakenChallenge
-from sim.adversaries.false_runs import TRAINER, PlainFalseRun
-from sim.computing.small import STEPS
-from sim.computing.workshop import Workshop
-from sim.world.cast import TERMS, Cast
-from sim.world.game import play
-from sim.world.result import GameResult
-from sim.world.world import Pending, World
-from tests.sim.adversaries.staging import HALF, party, staged
+from tiebreak.sim.adversaries.challengers import MistakenChallenge
+from tiebreak.sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.small_task import STEPS
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import Pending, World
 
 
 def test_all_are_played_here() -> None:

@@ -4,17 +4,17 @@ from random import Random
 
 import pytest
 
-from protocol.errors import ConfigurationError
-from protocol.job import Job
-from sim.adversaries.base import Adversary, Catch, Role
-from sim.adversaries.catalogue import CATALOGUE, WEAKNESSES, adversary, by_name, of_role
-from sim.adversaries.data import PoisonedLabel
-from sim.adversaries.deviations import TRIES, DeviatingTrainer
-from sim.adversaries.logs import BadEntry, WithheldLogs
-from sim.computing.work import Work
-from sim.computing.workshop import Workshop
-from sim.world.cast import Cast
 from tests.sim.adversaries.duel import job_of
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.catalogue import CATALOGUE, WEAKNESSES, adversary, by_name, of_role
+from tiebreak.sim.adversaries.data import PoisonedLabel
+from tiebreak.sim.adversaries.deviations import TRIES, DeviatingTrainer
+from tiebreak.sim.adversaries.logs import BadEntry, WithheldLogs
+from tiebreak.sim.world.cast import Cast
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
 
 EVERYONE = {**CATALOGUE, **WEAKNESSES}
 

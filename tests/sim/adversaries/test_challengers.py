@@ -2,8 +2,9 @@
 
 import pytest
 
-from sim.adversaries.base import Adversary
-from sim.adversaries.challengers import (
+from tests.sim.adversaries.rounds import duel, party, played
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.challengers import (
     ADVERSARIES,
     ForgedProof,
     Griefing,
@@ -13,8 +14,7 @@ from sim.adversaries.challengers import (
     SelfDelay,
     SelfReport,
 )
-from sim.world.cast import TERMS
-from tests.sim.adversaries.rounds import duel, party, played
+from tiebreak.sim.world.cast import TERMS
 
 STAKE, HALF = TERMS.trainer_stake, TERMS.trainer_stake // 2
 

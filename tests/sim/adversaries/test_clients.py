@@ -1,14 +1,15 @@
-"""Whole games of each adversary of `sim.adversaries.clients`."""
+"""Whole games of each adversary of `tiebreak.sim.adversaries.clients`."""
 
 from random import Random
 
 import pytest
 import torch
 
-from protocol.chain import Reverted
-from protocol.errors import ConfigurationError
-from sim.adversaries.base import Adversary
-from sim.adversaries.clients import (
+from tests.sim.adversaries.staging import HALF, party, stage, staged
+from tiebreak.protocol.chain import Reverted
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.clients import (
     ADVERSARIES,
     AbandonsInAGame,
     CancelsAfterAcceptance,
@@ -18,14 +19,13 @@ from sim.adversaries.clients import (
     TwoJobsOneNonce,
     diverging_workshop,
 )
-from sim.adversaries.data import PoisonedLabel
-from sim.adversaries.false_runs import TRAINER, PlainFalseRun
-from sim.computing.workshop import Workshop
-from sim.world.agents import Trainer
-from sim.world.board import Board
-from sim.world.cast import TERMS, Cast
-from sim.world.game import play
-from tests.sim.adversaries.staging import HALF, party, stage, staged
+from tiebreak.sim.adversaries.data import PoisonedLabel
+from tiebreak.sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from tiebreak.sim.world.agents import Trainer
+from tiebreak.sim.world.board import Board
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.workshop import Workshop
 
 
 def test_all_are_played_here() -> None:

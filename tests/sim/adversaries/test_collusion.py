@@ -1,12 +1,13 @@
-"""Whole games of each adversary of `sim.adversaries.collusion`."""
+"""Whole games of each adversary of `tiebreak.sim.adversaries.collusion`."""
 
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from sim.adversaries.base import Adversary
-from sim.adversaries.collusion import (
+from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.collusion import (
     ADVERSARIES,
     Bait,
     BaitingTrainer,
@@ -16,14 +17,13 @@ from sim.adversaries.collusion import (
     FriendlyBuilder,
     SockPuppets,
 )
-from sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
-from sim.computing.workshop import Workshop
-from sim.world.agents import Auditor
-from sim.world.board import PublicJob
-from sim.world.cast import TERMS, Cast, Seat
-from sim.world.game import play, seat
-from sim.world.world import World
-from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+from tiebreak.sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
+from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.board import PublicJob
+from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.game import play, seat
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import World
 
 CONSPIRACIES = [BribedMajority, FriendlyBuilder, Decoy, SockPuppets]
 

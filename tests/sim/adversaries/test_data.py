@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from protocol.isa import Opcode, SourceKind
-from sim.adversaries.data import ADVERSARIES, Backdoor, ChangedOrder, PoisonedLabel, RepeatedBatch
-from sim.adversaries.deviations import DeviatingTrainer
-from sim.computing.observers import only, source
-from sim.computing.small import IMAGES, LABELS
-from sim.computing.workshop import Workshop
 from tests.sim.adversaries.duel import convict, job_of
+from tiebreak.protocol.program.isa import Opcode, SourceKind
+from tiebreak.sim.adversaries.data import ADVERSARIES, Backdoor, ChangedOrder, PoisonedLabel, RepeatedBatch
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.observers import only, source
+from tiebreak.sim.world.small_task import IMAGES, LABELS
+from tiebreak.sim.world.workshop import Workshop
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -5,11 +5,12 @@ from random import Random
 
 import pytest
 
-from protocol.errors import CannotCheck
-from protocol.moves import Side
-from sim.adversaries.base import Catch
-from sim.adversaries.deviations import DeviatingTrainer
-from sim.adversaries.logs import (
+from tests.sim.adversaries.duel import convict, fight, job_of
+from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.game.moves import Side
+from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.logs import (
     ADVERSARIES,
     CodeThree,
     OtherLogs,
@@ -18,8 +19,7 @@ from sim.adversaries.logs import (
     TieBreaking,
     WithheldLogs,
 )
-from sim.computing.workshop import Workshop
-from tests.sim.adversaries.duel import convict, fight, job_of
+from tiebreak.sim.world.workshop import Workshop
 
 CAUGHT = [kind for kind in ADVERSARIES if Catch.RECOMPUTED in kind.caught]
 OPEN = [kind for kind in ADVERSARIES if kind.open]

@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
-from protocol.game import Level
-from protocol.isa import NAN_BITS
-from sim.adversaries.deviations import DeviatingTrainer
-from sim.adversaries.numbers import (
+from tests.sim.adversaries.duel import Duel, convict, job_of
+from tiebreak.protocol.game.rules import Level
+from tiebreak.protocol.program.isa import NAN_BITS
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.numbers import (
     ADVERSARIES,
     BentPartialSum,
     BitOfALoss,
@@ -19,8 +20,7 @@ from sim.adversaries.numbers import (
     Tf32Products,
     UlpOfAWeight,
 )
-from sim.computing.workshop import Workshop
-from tests.sim.adversaries.duel import Duel, convict, job_of
+from tiebreak.sim.world.workshop import Workshop
 
 
 @pytest.mark.parametrize("seed", [0, 1])

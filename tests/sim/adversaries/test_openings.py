@@ -2,10 +2,10 @@
 
 import pytest
 
-from sim.adversaries.base import Adversary
-from sim.adversaries.openings import ADVERSARIES, EndlessOpenings, GarbageBehindTheValues, OversizedOpenings
-from sim.world.cast import TERMS
 from tests.sim.adversaries.rounds import duel, party, played
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.openings import ADVERSARIES, EndlessOpenings, GarbageBehindTheValues, OversizedOpenings
+from tiebreak.sim.world.cast import TERMS
 
 
 @pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)

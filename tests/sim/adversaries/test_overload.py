@@ -1,8 +1,8 @@
 """Many games at once against an honest trainer with one machine: an open weakness, as it is."""
 
-from sim.adversaries.overload import Overload
-from sim.world.cast import TERMS
 from tests.sim.adversaries.rounds import party, result_of
+from tiebreak.sim.adversaries.overload import Overload
+from tiebreak.sim.world.cast import TERMS
 
 
 def test_an_honest_trainer_that_cannot_be_everywhere_loses_its_stake() -> None:

@@ -4,9 +4,11 @@ from random import Random
 
 import pytest
 
-from protocol.isa import Opcode, SourceKind
-from sim.adversaries.deviations import DeviatingTrainer
-from sim.adversaries.settings import (
+from tests.sim.adversaries.duel import convict, job_of
+from tiebreak.protocol.program.isa import Opcode, SourceKind
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.observers import only, source
+from tiebreak.sim.adversaries.settings import (
     ADVERSARIES,
     ChangedBeta,
     ChangedDropoutSeed,
@@ -14,10 +16,8 @@ from sim.adversaries.settings import (
     WrongScheduleStep,
     constants,
 )
-from sim.computing.observers import only, source
-from sim.computing.small import BETAS, DROPOUT, SCHEDULE, WEIGHT_DECAY
-from sim.computing.workshop import Workshop
-from tests.sim.adversaries.duel import convict, job_of
+from tiebreak.sim.world.small_task import BETAS, DROPOUT, SCHEDULE, WEIGHT_DECAY
+from tiebreak.sim.world.workshop import Workshop
 
 
 @pytest.mark.parametrize("seed", [0, 1])

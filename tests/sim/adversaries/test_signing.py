@@ -2,9 +2,10 @@
 
 import pytest
 
-from protocol.errors import TiebreakError
-from sim.adversaries.base import Adversary
-from sim.adversaries.signing import (
+from tests.sim.adversaries.rounds import duel, party, played, result_of
+from tiebreak.protocol.errors import TiebreakError
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.signing import (
     ADVERSARIES,
     Equivocation,
     HastyHead,
@@ -14,12 +15,11 @@ from sim.adversaries.signing import (
     UnreplayableHead,
     WithheldHeads,
 )
-from sim.computing.small import STEPS
-from sim.economics.figures import PRESETS
-from sim.economics.recommend import times
-from sim.world.cast import TERMS
-from sim.world.world import STEP_SECONDS
-from tests.sim.adversaries.rounds import duel, party, played, result_of
+from tiebreak.sim.incentives.figures import PRESETS
+from tiebreak.sim.incentives.recommend import times
+from tiebreak.sim.world.cast import TERMS
+from tiebreak.sim.world.small_task import STEPS
+from tiebreak.sim.world.world import STEP_SECONDS
 
 CAUGHT = [kind for kind in ADVERSARIES if not kind.open]
 

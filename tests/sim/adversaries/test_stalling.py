@@ -2,11 +2,11 @@
 
 import pytest
 
-from sim.adversaries.base import Adversary
-from sim.adversaries.stalling import ADVERSARIES, LastSecondHeads, StalledChallenge, StalledDefence
-from sim.world.cast import TERMS
-from sim.world.world import BLOCK_SECONDS
 from tests.sim.adversaries.rounds import duel, party, played
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.stalling import ADVERSARIES, LastSecondHeads, StalledChallenge, StalledDefence
+from tiebreak.sim.world.cast import TERMS
+from tiebreak.sim.world.world import BLOCK_SECONDS
 
 LONGEST = 2 * TERMS.clock + 6 * TERMS.replay_time + 1
 """Invariant 12."""

@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
-from protocol.job import Job
-from sim.adversaries.deviations import DeviatingTrainer
-from sim.adversaries.work import (
+from tests.sim.adversaries.duel import convict, job_of
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.work import (
     ADVERSARIES,
     AnothersRun,
     CopiedCheckpoint,
@@ -16,9 +17,8 @@ from sim.adversaries.work import (
     SmallerModel,
     StaleCheckpoint,
 )
-from sim.computing.work import Work
-from sim.computing.workshop import Workshop
-from tests.sim.adversaries.duel import convict, job_of
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocol.errors import TiebreakError
-from sim.games.counterexamples import keep
-from sim.games.playing import ADVERSARIES
+from tiebreak.protocol.errors import TiebreakError
+from tiebreak.sim.games.counterexamples import keep
+from tiebreak.sim.games.playing import ADVERSARIES
 
 KEPT = Path(__file__).resolve().parent
 

@@ -6,7 +6,7 @@ import time
 from random import Random
 from typing import Any
 
-from sim.games.line import GameLine
+from tiebreak.sim.games.line import GameLine
 
 ADVERSARIES = {
     name: {"name": name, "role": "trainer", "gain": "work not done", "caught": ["recomputed"], "open": False}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigurationError
-from sim.games.line import (
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.games.line import (
     FIELDS,
     MAX_AUDITORS,
     MAX_GAME,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.errors import ConfigurationError
-from sim.games.line import GameLine
-from sim.games.mixes import Mix, Repertoire
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.games.mixes import Mix, Repertoire
 
 BOTH = ("exact", "logged")
 HAND = Repertoire(

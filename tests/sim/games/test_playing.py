@@ -4,13 +4,23 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.errors import ConfigurationError
-from sim.adversaries.base import Role
-from sim.games.line import GameLine, slug
-from sim.games.mixes import Mix
-from sim.games.playing import ADVERSARIES, CAUGHT, facts, gather, joint, play_line, repertoire, terms_of, watch_line
-from sim.games.story import tell
-from sim.world.result import GameResult, PartyResult
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.adversaries.base import Role
+from tiebreak.sim.games.line import GameLine, slug
+from tiebreak.sim.games.mixes import Mix
+from tiebreak.sim.games.playing import (
+    ADVERSARIES,
+    CAUGHT,
+    facts,
+    gather,
+    joint,
+    play_line,
+    repertoire,
+    terms_of,
+    watch_line,
+)
+from tiebreak.sim.games.story import tell
+from tiebreak.sim.world.result import GameResult, PartyResult
 
 LINE = "v1 seed=7 game=5 with=poisoned-label auditors=2"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigurationError, EncodingError
-from sim.games.records import RECORDS, Head, open_ledger, read
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.sim.games.records import RECORDS, Head, open_ledger, read
 
 HEAD = Head(seed=7, mix="singles:1", environment={"cpu": "any"}, adversaries={"poison": {"name": "poison"}})
 

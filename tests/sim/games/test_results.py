@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sim.games.line import GameLine
-from sim.games.playing import ADVERSARIES, CAUGHT
-from sim.games.series import to_text
 from tests.source_tree import ROOT
+from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
+from tiebreak.sim.games.series import to_text
 
 PATH = ROOT / "benchmarks" / "results" / "simulate.json"
 

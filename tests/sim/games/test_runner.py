@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sim.games.line import GameLine
-from sim.games.records import RECORDS, read
-from sim.games.runner import attempt, play_games
 from tests.sim.games.players import play, play_unwritable
 from tests.source_tree import ROOT
+from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.games.records import RECORDS, read
+from tiebreak.sim.games.runner import attempt, play_games
 
 
 def lines(*names: str) -> list[tuple[int, str]]:
@@ -80,8 +80,8 @@ def test_more_processes_than_games() -> None:
 RUN = """
 import sys
 from pathlib import Path
-from sim.games.records import Head, open_ledger
-from sim.games.runner import play_games
+from tiebreak.sim.games.records import Head, open_ledger
+from tiebreak.sim.games.runner import play_games
 from tests.sim.games.players import play
 from tests.sim.games.test_runner import lines
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigurationError
-from sim.games.counterexamples import load
-from sim.games.mixes import Mix, Repertoire
-from sim.games.records import RECORDS, Head, Json, read
-from sim.games.series import SUMMARY, VIOLATIONS, Series, to_text, write_summary
-from sim.games.summary import summarize
 from tests.sim.games.players import ADVERSARIES, play
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.games.counterexamples import load
+from tiebreak.sim.games.mixes import Mix, Repertoire
+from tiebreak.sim.games.records import RECORDS, Head, Json, read
+from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series, to_text, write_summary
+from tiebreak.sim.games.summary import summarize
 
 PLAYERS = Repertoire(
     workshops=dict.fromkeys(ADVERSARIES, ("exact",)), singles=("poison", "slow"), pairs=[("poison", "slow")]

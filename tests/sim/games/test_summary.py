@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from sim.games.line import GameLine
-from sim.games.records import Head
-from sim.games.summary import PARTY_NUMBERS, distribution, honest_slashed, spread, summarize, undetected, violations_of
 from tests.sim.games.players import ADVERSARIES, duel, party, result
+from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.games.records import Head
+from tiebreak.sim.games.summary import (
+    PARTY_NUMBERS,
+    distribution,
+    honest_slashed,
+    spread,
+    summarize,
+    undetected,
+    violations_of,
+)
 
 HEAD = Head(seed=7, mix="all", environment={"cpu": "any"}, adversaries=ADVERSARIES)
 

@@ -64,7 +64,7 @@ def story(rng: Random, games: int, role: str | None, *, disputes: bool = True) -
 
 
 def simulate(seed: int = 0, games: int = 20, names: dict[str, tuple[str, ...]] = NAMES) -> Json:
-    """As `sim.games.summary` says."""
+    """As `tiebreak.sim.games.summary` says."""
     rng = Random(seed)
     adversaries: Json = {}
     for role, of_role in names.items():
@@ -110,7 +110,7 @@ def predicted(value: float, *, exact: bool = False, extrapolated: bool = False) 
 
 
 def scale() -> Json:
-    """As `sim.scale.curves` says."""
+    """As `tiebreak.sim.scale.curves` says."""
     curves = {}
     for direction, low, high in (("parameters", 6, 12), ("steps", 2, 7), ("jobs", 0, 5)):
         curves[direction] = [

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from sim.report import building, rendering
-from sim.report.page import Report
-from sim.report.tracing import Shown
 from tests.sim.report import synthetic
 from tests.sim.report.walking import Files, agrees
+from tiebreak.sim.report import building, rendering
+from tiebreak.sim.report.page import Report
+from tiebreak.sim.report.tracing import Shown
 
 HOSTILE = "<script>alert(1)</script>|`\"'$x_1$ [a](b) *b* # </svg>\\ ]]> &amp; {{ 7 * 7 }}"
 VOID = {"meta", "br", "img", "hr", "input", "link", "path", "use", "rect"}

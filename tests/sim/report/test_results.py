@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigurationError, EncodingError
-from sim.games.line import GameLine
-from sim.games.records import Head
-from sim.games.summary import summarize
-from sim.report import results, simulated
-from sim.report.results import Results
-from sim.report.simulate_shape import Simulate
 from tests.sim.games import players
 from tests.sim.report import synthetic
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.games.records import Head
+from tiebreak.sim.games.summary import summarize
+from tiebreak.sim.report import results, simulated
+from tiebreak.sim.report.results import Results
+from tiebreak.sim.report.simulate_shape import Simulate
 
 
 def read(found: Any) -> Results:

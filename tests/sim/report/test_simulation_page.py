@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from sim.report import building, rendering
 from tests.source_tree import ROOT
+from tiebreak.sim.report import building, rendering
 
 RESULTS = ROOT / "benchmarks" / "results"
 COMMITTED = {"simulate": "simulate.json", "economics": "economics.json", "scale": "scale_curves.json"}

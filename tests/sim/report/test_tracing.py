@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.report import tracing
-from sim.report.results import Results, Shape
-from sim.report.tracing import Number
 from tests.sim.report.walking import Files
+from tiebreak.sim.report import tracing
+from tiebreak.sim.report.results import Results, Shape
+from tiebreak.sim.report.tracing import Number
 
 KEYS = st.text(max_size=8)
 

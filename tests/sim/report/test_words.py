@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.report import words
-from sim.report.tracing import Number, Shown
 from tests.sim.report.walking import agrees, reads
+from tiebreak.sim.report import words
+from tiebreak.sim.report.tracing import Number, Shown
 
 FORMATS = (words.plain, words.times, words.percent, words.short, words.span, words.size, words.ether, words.whole)
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from benchmarks.scale_workloads import INTERVAL, TRANSFORMERS, gpt
 from benchmarks.workloads import STEPS
-from engine.compile import MODEL, compile_task
-from sim.scale.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
-from sim.scale.measurements import Measurements
+from tiebreak.engine.capture.compile import MODEL, compile_task
+from tiebreak.sim.scale.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
+from tiebreak.sim.scale.measurements import Measurements
 
 SMALL = (
     Transformer(layers=2, width=24, heads=3, vocabulary=37, context=15, sequence=10, batch=5),

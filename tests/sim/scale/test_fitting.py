@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigurationError
-from sim.scale.fitting import CONFIDENCE, Fit, Prediction
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.scale.fitting import CONFIDENCE, Fit, Prediction
 
 TRUE = {"base": 3e-3, "flops": 2e-11, "bytes": 5e-10}
 

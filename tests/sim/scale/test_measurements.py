@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigurationError, EncodingError
-from sim.scale.measurements import MAX_BYTES, RESULTS, Measurements, Table
-from sim.scale.model import CostModel
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.sim.scale.measurements import MAX_BYTES, RESULTS, Measurements, Table
+from tiebreak.sim.scale.model import CostModel
 
 Document = dict[str, Any]
 

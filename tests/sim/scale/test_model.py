@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.keeping import Keep
-from engine.storage import RunDirectory
-from protocol.errors import ConfigurationError
-from protocol.moves import OpenValues
-from sim.scale.bottleneck import DIRECTIONS, Bottleneck, Budgets, Growth, budgets_of
-from sim.scale.curves import base, document, sizes
-from sim.scale.heldout import comparisons
-from sim.scale.measurements import Measurements
-from sim.scale.model import WHAT, CostModel, Costs, Setting, execution, features_of, gas_features, whole
-from sim.scale.subjects import program_subject, transformer_subject
-from sim.scale.walks import place_of
 from tests.sim.yard import INTERVAL, STEPS, Yard, any_cheat, sums_of
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.retention import Keep
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.moves import OpenValues
+from tiebreak.sim.scale.bottleneck import DIRECTIONS, Bottleneck, Budgets, Growth, budgets_of
+from tiebreak.sim.scale.curves import base, document, sizes
+from tiebreak.sim.scale.heldout import comparisons
+from tiebreak.sim.scale.measurements import Measurements
+from tiebreak.sim.scale.model import WHAT, CostModel, Costs, Setting, execution, features_of, gas_features, whole
+from tiebreak.sim.scale.subjects import program_subject, transformer_subject
+from tiebreak.sim.scale.walks import place_of
 
 
 @pytest.fixture(scope="module")

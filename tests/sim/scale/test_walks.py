@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.chain.calls import move_call
-from protocol.game import GameState, walk_moves
-from protocol.isa import DType, Instruction, Opcode, SourceKind
-from protocol.merkle import depth_of
-from protocol.moves import OpenValues, Prove, Select
-from protocol.program import Program
-from sim.match import Match
-from sim.scale.model import replayed_steps
-from sim.scale.subjects import transformer_subject
-from sim.scale.walks import Place, calldata_of, kind_of, moves_of, place_of, proof_kind, shape_of, wire_bytes
-from sim.scenario import fight
 from tests.sim.yard import STEPS, Yard, any_cheat, sums_of
+from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.commitments.trees import depth_of
+from tiebreak.protocol.game.moves import OpenValues, Prove, Select
+from tiebreak.protocol.game.rules import GameState, walk_moves
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, SourceKind
+from tiebreak.protocol.program.program import Program
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.scenario import fight
+from tiebreak.sim.scale.model import replayed_steps
+from tiebreak.sim.scale.subjects import transformer_subject
+from tiebreak.sim.scale.walks import Place, calldata_of, kind_of, moves_of, place_of, proof_kind, shape_of, wire_bytes
 
 
 def assert_as_played(match: Match, program: Program) -> Place:

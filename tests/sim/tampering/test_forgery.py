@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evidence import Evidence
-from protocol.accumulator import decode_for, finish
-from protocol.chain import EndReason
-from protocol.game import Level, Reason
-from protocol.isa import Opcode, ReduceFunction
-from protocol.moves import Side
-from sim.tampering.forgery import ForgedEvidence, _exact_units
-from sim.tampering.values import Cheat
 from tests.sim.yard import Yard, any_cheat, assert_caught_at, assert_same_end, kind_of, sums_of
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.protocol.chain import EndReason
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.program.accumulator import decode_for, finish
+from tiebreak.protocol.program.isa import Opcode, ReduceFunction
+from tiebreak.sim.tampering.forgery import ForgedEvidence, _exact_units
+from tiebreak.sim.tampering.values import Cheat
 
 MINUS_0 = torch.tensor(-0.0)
 FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)

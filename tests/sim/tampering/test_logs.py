@@ -9,25 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.auditing import compare
-from engine.evidence import Evidence
-from engine.interpreter import Interpreter
-from engine.logged.files import LogFile, Segment
-from engine.logged.following import FindingKind
-from engine.storage import RunDirectory
-from engine.training import Worker
-from protocol.chain import JobStatus
-from protocol.errors import CannotCheck, ConfigurationError, EncodingError
-from protocol.game import Level, Reason
-from protocol.isa import CHUNK_BYTES
-from protocol.job import Head, SignedHead
-from protocol.logs import NO_WORD, LogTree, StepLog
-from protocol.moves import OpenChunk, Side
-from protocol.rounding import Direction, Rounding, SumKind, sum_kind
-from sim.market import fork
-from sim.match import Match
-from sim.scenario import Committed, audit_logged, commit_logged, play_out
-from sim.tampering.logs import (
+from tests.protocol.oracles import nearest, value
+from tests.sim.logged_yard import LoggedYard
+from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
+from tiebreak.engine.logged.files import LogFile, Segment
+from tiebreak.engine.logged.following import FindingKind
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.chain import JobStatus
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.logs import NO_WORD, LogTree, StepLog
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
+from tiebreak.protocol.game.moves import OpenChunk, Side
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.program.isa import CHUNK_BYTES
+from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum_kind
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.local_chain import fork
+from tiebreak.sim.games.scenario import Committed, audit_logged, commit_logged, play_out
+from tiebreak.sim.tampering.logs import (
     Course,
     ExactSum,
     ForgedLogTree,
@@ -43,9 +46,6 @@ from sim.tampering.logs import (
     with_words,
     wrong_way,
 )
-from tests.protocol.oracles import nearest, value
-from tests.sim.logged_yard import LoggedYard
-from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
 
 
 @pytest.fixture(scope="module")

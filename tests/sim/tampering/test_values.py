@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.tensors import identity
-from protocol.errors import ConfigurationError
-from protocol.game import Level, Reason
-from protocol.isa import DType, Opcode, SourceKind
-from sim.tampering.values import (
+from tests.sim.yard import CLASSES, STEPS, Yard, any_cheat, sums_of
+from tiebreak.engine.data.tensors import identity
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
+from tiebreak.sim.tampering.values import (
     Cheat,
     as_tf32,
     changed_learning_rate,
@@ -24,7 +25,6 @@ from sim.tampering.values import (
     low_precision_sum,
     poisoned_label,
 )
-from tests.sim.yard import CLASSES, STEPS, Yard, any_cheat, sums_of
 
 BITS = st.integers(0, (1 << 32) - 1)
 

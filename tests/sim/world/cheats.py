@@ -7,18 +7,18 @@ from random import Random
 import torch
 from torch import Tensor
 
-from protocol.job import Head, Job, SignedHead
-from protocol.moves import Phase
-from sim.computing.work import Work
-from sim.computing.workshop import Workshop
-from sim.tampering.values import Cheat
-from sim.world import calls
-from sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
-from sim.world.agents.agent import Process
-from sim.world.board import PublicJob
-from sim.world.cast import Cast, Seat
-from sim.world.result import DuelResult, GameResult, PartyResult
-from sim.world.world import Pending
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.sim.tampering.values import Cheat
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
+from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.board import PublicJob
+from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import Pending
 
 LEAF = 23
 """A sum of the small job whose elements have a tree of partial sums."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.computing.workshop import Workshop
+from tiebreak.sim.world.workshop import Workshop
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from protocol import game
-from protocol.chain import JobStatus
-from protocol.eip712 import Address
-from protocol.moves import Phase, Side
-from protocol.tags import Digest
-from sim.computing.workshop import Workshop
-from sim.world import checks
-from sim.world.agents import Auditor
-from sim.world.board import PublicGame, differences
-from sim.world.cast import TERMS, Cast
-from sim.world.checks import Finished
-from sim.world.endings import ending
-from sim.world.game import conclude, false_jobs, gained, is_watched, seat
 from tests.sim.world.cheats import cheating, seats
+from tiebreak.protocol.chain import JobStatus
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.world import checks
+from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.board import PublicGame, differences
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.checks import Finished
+from tiebreak.sim.world.endings import ending
+from tiebreak.sim.world.game import conclude, false_jobs, gained, is_watched, seat
+from tiebreak.sim.world.workshop import Workshop
 
 
 def finish(cast: Cast, seed: int) -> Finished:

@@ -5,18 +5,18 @@ from random import Random
 
 import pytest
 
-from protocol import game
-from protocol.chain import Reverted
-from protocol.game import Reason
-from protocol.moves import Phase
-from sim.computing.workshop import Workshop
-from sim.world import calls
-from sim.world.agents import Auditor, GameView, Reply
-from sim.world.agents.agent import Process
-from sim.world.cast import TERMS, Cast
-from sim.world.game import conclude, play, seat
-from sim.world.world import World
 from tests.sim.world.cheats import Staller, cheating, duel, party, tardy
+from tiebreak.protocol.chain import Reverted
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.game.rules import Reason
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.agents import Auditor, GameView, Reply
+from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.game import conclude, play, seat
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import World
 
 SHORT = replace(TERMS, clock=200, replay_time=60)
 

@@ -9,11 +9,6 @@ from random import Random
 
 import pytest
 
-from sim.computing.workshop import Workshop
-from sim.world.agents import Auditor
-from sim.world.cast import TERMS, Cast, Seat
-from sim.world.game import play
-from sim.world.result import GameResult
 from tests.sim.world.cheats import (
     LEAF,
     Accuser,
@@ -32,6 +27,11 @@ from tests.sim.world.cheats import (
     party,
     seats,
 )
+from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.cast import TERMS, Cast, Seat
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.workshop import Workshop
 
 
 def wei(result: GameResult, *names: str) -> list[int]:
@@ -175,7 +175,7 @@ def test_another_process_plays_the_same_game(workshop: Workshop) -> None:
     here = play(cheating(workshop), "elsewhere", Random(14)).to_json()
     script = (
         "import json; from random import Random\n"
-        "from sim.computing.workshop import Workshop; from sim.world.game import play\n"
+        "from tiebreak.sim.world.workshop import Workshop; from tiebreak.sim.world.game import play\n"
         "from tests.sim.world.cheats import cheating\n"
         "cast = cheating(Workshop.open('exact'))\n"
         "play(cast, 'before', Random(99))\n"

@@ -2,11 +2,11 @@
 
 from random import Random
 
-from sim.computing.workshop import Workshop
-from sim.world import calls
-from sim.world.cast import Cast
-from sim.world.game import seat
-from sim.world.world import BLOCK_SECONDS
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.cast import Cast
+from tiebreak.sim.world.game import seat
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import BLOCK_SECONDS
 
 
 def test_what_is_refused_while_nothing_waits_does_not_stop_the_clock() -> None:

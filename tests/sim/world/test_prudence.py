@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.eip712 import Address
-from protocol.game import max_moves
-from protocol.job import Job
-from sim.computing.workshop import Workshop
-from sim.world.cast import TERMS
-from sim.world.prudence import Pace, objections, objections_to_auditing, objections_to_training, turns
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.game.rules import max_moves
+from tiebreak.sim.world.cast import TERMS
+from tiebreak.sim.world.prudence import Pace, objections, objections_to_auditing, objections_to_training, turns
+from tiebreak.sim.world.workshop import Workshop
 
 PACE = Pace(block_seconds=12, step_seconds=20)
 NOBODY = Address(bytes(19) + b"\x01")

@@ -5,17 +5,17 @@ from typing import Any
 
 import simpy
 
-from protocol.chain import InsufficientFunds, JobStatus, Receipt, Reverted
-from protocol.eip712 import Address
-from protocol.job import Job
-from protocol.keys import PrivateKey
-from sim.computing.workshop import Workshop
-from sim.world import calls
-from sim.world.agents import Agent, Builder
-from sim.world.calls import Call
-from sim.world.cast import FUNDS, TERMS
-from sim.world.game import simulated_chain
-from sim.world.world import GENESIS, Block, Pending, World
+from tiebreak.protocol.chain import InsufficientFunds, JobStatus, Receipt, Reverted
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.agents import Agent, Builder
+from tiebreak.sim.world.calls import Call
+from tiebreak.sim.world.cast import FUNDS, TERMS
+from tiebreak.sim.world.game import simulated_chain
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import GENESIS, Block, Pending, World
 
 KEYS = {name: PrivateKey.from_int(number) for number, name in enumerate(("client", "trainer", "builder", "poor"), 91)}
 

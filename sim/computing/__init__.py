@@ -1,1 +1,0 @@
-"""Runs in memory, and the cache of what an honest run computes: thousands of games over one small computation."""

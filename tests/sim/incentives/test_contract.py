@@ -1,0 +1,111 @@
+"""The ledger of the rules against the contract: every ending of a job, the same credits."""
+
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+
+from tests.chain import support
+from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.game.moves import Descend
+from tiebreak.protocol.game.rules import start
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
+from tiebreak.sim.incentives.setting import Setting
+
+KEYS = {CLIENT: support.CLIENT, TRAINER: support.TRAINER, SYBIL: support.STRANGER, auditor(0): support.CHALLENGER}
+BURN_ADDRESS = Address(bytes(18) + b"\xde\xad")
+JOB = replace(support.JOB, reward=1000, trainer_stake=701, challenger_stake=90)
+RECORDS = [sha256(bytes([number])).digest() for number in range(JOB.checkpoints)]
+TREE = run_tree(RECORDS, JOB.steps, JOB.checkpoint_interval)
+SETTING = Setting(reward=1000, trainer_stake=701, challenger_stake=90, training=0, audit=0)
+
+
+class Board:
+    """One job of the contract, with what its parties have paid in."""
+
+    def __init__(self, chain: EmbeddedChain, job: Job) -> None:
+        self.chain, self.job, self.games = chain, job, dict[str, Digest]()
+        self.before = self.credits()
+        support.activate(chain, job)
+        self.paid = {CLIENT: job.reward, TRAINER: job.trainer_stake}
+
+    def credits(self) -> dict[str, int]:
+        owners = {name: key.address for name, key in KEYS.items()} | {BURNED: BURN_ADDRESS}
+        return {name: self.chain.credit(address) for name, address in owners.items()}
+
+    def gains(self) -> dict[str, int]:
+        return {name: now - self.before[name] - self.paid.get(name, 0) for name, now in self.credits().items()}
+
+    def challenge(self, who: str) -> None:
+        claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root)
+        self.games[who], _ = self.chain.challenge(KEYS[who], claim, 0)
+        self.paid[who] = self.paid.get(who, 0) + self.job.challenger_stake
+
+    def convicted(self, who: str) -> None:
+        self.chain.concede(support.TRAINER, self.games[who])
+
+    def defended(self, who: str) -> None:
+        """The trainer shows true nodes, and the challenger gives up."""
+        claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root).head
+        state = start(self.job, claim, self.games[who], self.chain.now())
+        self.chain.play(support.TRAINER, state, Descend(nodes=tuple(TREE.below(TREE.depth, 0, 1))))
+        self.chain.concede(KEYS[who], self.games[who])
+
+    def equivocation(self, who: str) -> None:
+        heads = [support.head(self.chain, self.job, 2, run) for run in (support.RUN, support.OTHER_RUN)]
+        self.chain.report_equivocation(KEYS[who], *heads)
+
+    def reclaim(self, who: str) -> None:
+        self.chain.reclaim(KEYS[who], self.games[who])
+
+    def settle(self) -> None:
+        self.chain.post_head(support.TRAINER, support.head(self.chain, self.job, self.job.checkpoints, TREE.root))
+        self.chain.advance(self.job.challenge_window + 2)
+        self.chain.settle(support.TRAINER, self.job.id)
+
+
+CHALLENGER = auditor(0)
+ENDINGS = {
+    "settled": [("settle",)],
+    "after a false challenge": [("challenge", CHALLENGER), ("defended", CHALLENGER), ("settle",)],
+    "after two": [
+        ("challenge", CHALLENGER), ("challenge", SYBIL), ("defended", CHALLENGER), ("defended", SYBIL), ("settle",),
+    ],
+    "convicted": [("challenge", CHALLENGER), ("convicted", CHALLENGER)],
+    "convicted before another": [
+        ("challenge", CHALLENGER), ("challenge", SYBIL), ("convicted", SYBIL), ("reclaim", CHALLENGER),
+    ],
+    "reported": [("equivocation", SYBIL)],
+    "reported over a game": [("challenge", CHALLENGER), ("equivocation", SYBIL), ("reclaim", CHALLENGER)],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chain() -> EmbeddedChain:
+    return support.new_chain()
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_ledger_pays_as_the_contract_does(chain: EmbeddedChain, ending: str) -> None:
+    board = Board(chain, replace(JOB, nonce=1000 + list(ENDINGS).index(ending)))
+    ledger = Ledger(setting=SETTING)
+    ledger.accept()
+    for name, *who in ENDINGS[ending]:
+        getattr(board, name)(*who)
+        getattr(ledger, name)(*who)
+    gains = board.gains()
+    assert {name: ledger.wealth[name] for name in gains} == gains
+    assert any(gains.values())
+
+
+def test_a_cheat_that_reports_itself_leaves_its_challenger_with_nothing(chain: EmbeddedChain) -> None:
+    """What makes bounties out of stakes unreliable, in the contract itself."""
+    board = Board(chain, replace(JOB, nonce=2000))
+    board.challenge(CHALLENGER)
+    board.equivocation(SYBIL)
+    board.reclaim(CHALLENGER)
+    assert board.gains() == {CLIENT: 0, TRAINER: -701, SYBIL: 350, CHALLENGER: 0, BURNED: 351}

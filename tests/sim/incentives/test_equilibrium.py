@@ -1,0 +1,133 @@
+"""Mixed equilibria: against the closed form where there is one, and that nobody can do better by itself where not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from tests.sim.incentives.jobs import CHANGED, COSTS, JOB
+from tiebreak.sim.incentives.equilibrium import (
+    GRID,
+    Equilibrium,
+    advantage,
+    deterrent,
+    single_auditor,
+    solve,
+    threshold,
+)
+from tiebreak.sim.incentives.model import best_cheat, trainer_payoff
+from tiebreak.sim.incentives.rules import expected_auditor, expected_trainer
+from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
+
+
+def nearly(found: Fraction, expected: Fraction) -> bool:
+    return abs(found - expected) <= Fraction(2, GRID)
+
+
+def indifferent(s: Setting, found: Equilibrium) -> tuple[Fraction, Fraction]:
+    """By the rules, story by story: what cheating pays above honesty, and auditing above laziness."""
+    at = replace(s, audit_probability=found.audit_probability, tampered=found.tampered)
+    cheating = expected_trainer(at, found.cheat) - expected_trainer(at, Trainer.HONEST)
+    diligent, lazy = (
+        expected_auditor(at, own, found.cheat, found.lies) for own in (Auditor.DILIGENT, Auditor.LAZY)
+    )  # fmt: skip
+    return cheating, diligent - lazy
+
+
+def test_the_threshold_makes_a_cheat_indifferent(cases: Callable[[], None]) -> None:
+    for s in (JOB, CHANGED, replace(JOB, tampered=1), replace(JOB, false_alarm=Fraction(1, 30))):
+        for strategy in CHEATS:
+            wanted = threshold(s, strategy)
+            if wanted is None or strategy is Trainer.SELF:
+                continue
+            at = replace(s, audit_probability=wanted)
+            if not s.false_alarm:  # they depend on the probability too
+                assert trainer_payoff(at, strategy) == trainer_payoff(at, Trainer.HONEST)
+            cases()
+
+
+def test_no_stake_deters_where_all_of_it_comes_back() -> None:
+    s = replace(JOB, burn=Fraction(0), reward=100_100, kept=Fraction(1), lie=100_000)
+    assert threshold(s, Trainer.HEDGED) is None
+    assert deterrent(s) is None
+    assert solve(s).lies == 1
+
+
+def test_nobody_audits_for_a_share_of_the_stake_of_a_cheat_that_reports_itself() -> None:
+    """The contract as it is, anonymous auditors, no fee: every trainer cheats and nobody looks."""
+    found = solve(JOB)
+    assert (found.lies, found.audit_probability, found.cheat) == (1, 0, Trainer.HEDGED)
+    assert found.accepted == 1
+
+
+@pytest.mark.parametrize("auditors", [1, 2, 3])
+def test_neither_side_gains_by_leaving_a_mixed_equilibrium(auditors: int) -> None:
+    s = replace(CHANGED, auditors=auditors)
+    found = solve(s)
+    assert 0 < found.lies < 1
+    assert 0 < found.audit_probability < 1
+    cheating, auditing = indifferent(s, found)
+    assert abs(cheating) <= 1  # wei; the probability is a root, to 2^-48
+    assert auditing == 0
+
+
+def test_the_equilibrium_of_one_auditor_is_the_closed_form(cases: Callable[[], None]) -> None:
+    for s in (CHANGED, replace(CHANGED, audit=30_000), replace(CHANGED, fee=20_000)):
+        found = solve(s)
+        exact = single_auditor(replace(s, tampered=found.tampered), found.cheat)
+        assert exact is not None
+        assert nearly(found.audit_probability, exact[0])
+        assert abs(found.lies - exact[1]) < Fraction(1, 10**9)
+        cases()
+
+
+def test_with_more_auditors_each_looks_less_and_lies_are_found_as_often() -> None:
+    few, many = solve(CHANGED), solve(replace(CHANGED, auditors=5))
+    assert many.audit_probability < few.audit_probability
+    assert abs(many.discovery - few.discovery) < Fraction(1, 10**9)
+    assert many.lies > few.lies  # they share what a lie pays
+
+
+def test_a_fee_for_audits_that_were_made_ends_the_dilemma() -> None:
+    short, enough = (solve(replace(JOB, fee=fee, auditors=2)) for fee in (89_999, 90_000))
+    assert (short.lies, short.audit_probability) == (1, 0)
+    assert (enough.lies, enough.audit_probability) == (0, 1)
+
+
+def test_a_fee_for_whoever_claims_an_audit_changes_nothing() -> None:
+    found = solve(replace(JOB, fee=10**6, proven=False))
+    assert (found.lies, found.audit_probability) == (1, 0)
+
+
+def test_decoys_pay_auditors_though_cheats_report_themselves() -> None:
+    s = replace(JOB, planted=Fraction(6, 10))
+    found = solve(s)
+    assert (found.lies, found.audit_probability) == (0, 1)
+    assert solve(replace(s, planted=Fraction(1, 10))).lies == 1
+
+
+def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
+    s = replace(JOB, planted=Fraction(9, 10), auditors=4)
+    found = solve(s)
+    assert found.lies == 0
+    assert 0 < found.audit_probability < 1
+    cheat = (found.cheat, found.tampered)
+    assert abs(advantage(s, found.audit_probability, Fraction(0), cheat)) <= 1
+    assert best_cheat(replace(s, audit_probability=found.audit_probability))[0] < trainer_payoff(s, Trainer.HONEST)
+
+
+def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
+    found = solve(JOB, interest=JOB.reward + 50_000)
+    late = COSTS.challenge + COSTS.reclaim + COSTS.withdraw
+    assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 - late)
+    assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), Trainer.HEDGED) or Fraction(0))
+
+
+def test_a_cheat_that_is_not_deterred_meets_as_many_audits_as_it_pays() -> None:
+    """The lie is worth any stake, and the stake is worth looking for until too many look."""
+    s = replace(CHANGED, trainer_stake=250_000, audit=60_000, auditors=6, lie=10**6, challenger_stake=10**9)
+    found = solve(s)
+    assert found.lies == 1
+    assert 0 < found.audit_probability < 1
+    assert abs(advantage(s, found.audit_probability, Fraction(1), (found.cheat, found.tampered))) <= 1

@@ -1,0 +1,215 @@
+"""Figures are read strictly, gas is what was measured, and the recommended terms do what they promise."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from tiebreak.engine.run.audit import detection_probability
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
+from tiebreak.sim.incentives.findings import agree_options, document, find, tables
+from tiebreak.sim.incentives.gas import DISPUTES, RESULTS, Gas, measured, sides
+from tiebreak.sim.incentives.model import conditions, honesty
+from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend
+from tiebreak.sim.incentives.setting import Setting
+
+NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
+
+
+@pytest.fixture(scope="module")
+def gas() -> Gas:
+    return measured(5)
+
+
+def small() -> Figures:
+    return Figures.of(NEEDED | {"steps": 100_000, "lie_value": 100})
+
+
+def test_figures_are_exactly_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("steps = 1000\nseconds_per_step = 0.1\nmachine_hour = 2.5\nlie_value = 10\nharm = 1e1\n")
+    found = load(path)
+    assert found.seconds_per_step == Fraction(1, 10)
+    assert found.training_cost == Fraction(1000, 10) * Fraction(5, 2) / 3600
+    other = tmp_path / "job.json"
+    other.write_text('{"seconds_per_step": 0.3, "auditors": 4}')
+    changed = load(other, found)
+    assert (changed.seconds_per_step, changed.auditors, changed.steps) == (Fraction(3, 10), 4, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "steps = ", "expected TOML, got"),
+        ("a.json", "[1]", "expected names and numbers, got list"),
+        ("a.json", '{"steps": 1, "steps": 2}', "a name that stands there twice"),
+        ("a.json", '{"stops": 1}', "expected figures such as steps, .*, got 'stops'"),
+        ("a.json", '{"steps": NaN}', "steps: expected a finite number, got NaN"),
+        ("a.json", '{"steps": "7"}', "steps: expected a number, got '7'"),
+        ("a.json", '{"steps": true}', "steps: expected a number, got True"),
+        ("a.json", '{"steps": 1.5}', "steps: expected a whole number, got 1.5"),
+        ("a.json", '{"lie_value": 1e999999}', "lie_value: expected a number of 1e-30 to 1e30"),
+        ("a.json", '{"steps": 7}', "expected figures for seconds_per_step, machine_hour, lie_value, harm, got none"),
+        ("a.json", "{" * 100_000, "expected at most 65536 bytes, got 100000"),
+        ("a.yaml", "steps: 1", "expected a file named .toml or .json, got '.yaml'"),
+    ],
+)
+def test_a_file_that_is_not_figures_is_refused_in_a_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"audit_probability": 0}, "audit_probability: expected more than 0, got 0"),
+        ({"audit_probability": 2}, "audit_probability: expected 0 to 1, got 2"),
+        ({"descent_levels": 6}, "descent_levels: expected 1 to 5, got 6"),
+        ({"margin": 0}, "margin: expected 1 to .*, got 0"),
+        ({"sample": 3}, "sample: expected at most 1 segments, got 3"),
+        ({"steps": 10**12, "checkpoint_interval": 1}, "expected at most 1000000 segments, got 1000000000000"),
+    ],
+)
+def test_a_figure_out_of_range_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Figures.of(NEEDED | changes)
+
+
+def test_gas_is_what_was_measured_and_each_side_has_its_own(cases: Callable[[], None]) -> None:
+    rows = json.loads((RESULTS / DISPUTES).read_text())["rows"]
+    for levels in range(1, 6):
+        case = {row["metric"]: row["value"] for row in rows if row["case"] == f"sum of 768 products, r = {levels}"}
+        found = measured(levels)
+        assert abs(found.defence + found.prosecution - case["gas in all"]) <= 1
+        medians = sum(value for metric, value in case.items() if metric.startswith("gas: "))
+        assert found.prosecution > case["gas: challenge"] + case["gas: prove"]
+        assert found.defence + found.prosecution > medians
+        cases()
+
+
+def test_a_game_of_known_moves_is_split_by_side() -> None:
+    """Two openings that show trees, three descents, five selections, and a tenth more than the medians say."""
+    game = {"gas: challenge": 100.0, "gas: prove": 200.0, "gas: open_steps": 30.0, "gas: open_values": 40.0,
+            "gas: descend": 10.0, "gas: select": 20.0, "transactions": 12.0, "gas in all": 550.0}  # fmt: skip
+    assert sides(game) == (110, 440)
+    with pytest.raises(ConfigurationError, match="expected transactions of whole rounds beside 2 openings, got 13"):
+        sides(game | {"transactions": 13.0})
+
+
+def test_results_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="expected measured gas, got no file"):
+        measured(5, tmp_path)
+    (tmp_path / "board.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="expected JSON, got"):
+        measured(5, tmp_path)
+    (tmp_path / "board.json").write_text('{"rows": [{"case": "board"}]}')
+    with pytest.raises(ConfigurationError, match="expected rows of metric, case and value"):
+        measured(5, tmp_path)
+    (tmp_path / "board.json").write_text('{"rows": []}')
+    (tmp_path / "million_steps.json").write_text((RESULTS / "million_steps.json").read_text())
+    with pytest.raises(ConfigurationError, match="expected a row 'gas: create job' in the results, got none"):
+        measured(5, tmp_path)
+    with pytest.raises(ConfigurationError, match="expected a dispute with r = 9, got none"):
+        measured(9)
+
+
+def test_detection_is_that_of_an_audit(cases: Callable[[], None]) -> None:
+    for total in range(1, 9):
+        for sampled in range(1, total + 1):
+            for tampered in range(1, total + 1):
+                s = Setting(reward=0, trainer_stake=0, challenger_stake=0, training=0, audit=0, segments=total,
+                            sampled=sampled, tampered=tampered)  # fmt: skip
+                assert abs(float(s.detection) - detection_probability(total, sampled, tampered)) < 1e-12
+                cases()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, gas: Gas) -> None:
+    found = recommend(PRESETS[preset].figures, gas)
+    assert found.holds
+    assert len(found.conditions) == 5
+
+
+@pytest.mark.parametrize("changes", [{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}])
+def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: Gas) -> None:
+    f = Figures.of(changes, small())
+    found = recommend(f, gas)
+    assert found.holds
+    lower = replace(found.terms, trainer_stake=found.terms.trainer_stake * 98 // 100)
+    s = f.setting(lower, gas)
+    worst = replace(s, lie=s.lie * 2, training=s.training * 2), replace(s, audit_probability=s.audit_probability / 2)
+    assert not all(honesty(at).holds for at in worst)
+
+
+def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: Gas) -> None:
+    f = small()
+    found = recommend(f, gas)
+    for margin in margins(f, gas, found):
+        names = {"value of the lie": "lie_value", "gas price": "gas_price", "dollars for an ether": "ether"}
+        if margin.figure not in names:
+            continue
+        name = names[margin.figure]
+        for factor, breaks in ((margin.down, margin.breaks_down), (margin.up, margin.breaks_up)):
+            if factor is None:
+                continue
+            step = Fraction(102, 100) if factor >= 1 else Fraction(98, 100)
+            inside = replace(f, **{name: getattr(f, name) * factor})
+            outside = replace(f, **{name: getattr(f, name) * factor * step})
+            holding, broken = (
+                [c.name for c in conditions(at.setting(found.terms, gas, fee=found.fee)) if not c.holds]
+                for at in (inside, outside)
+            )
+            assert holding == []
+            assert breaks in broken
+            cases()
+
+
+def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: Gas) -> None:
+    f = small()
+    found = {margin.figure: margin for margin in margins(f, gas, recommend(f, gas))}
+    up, down = found["value of the lie"].up, found["audit probability"].down
+    assert up is not None
+    assert up >= f.margin
+    assert down is not None
+    assert down <= 1 / f.margin * Fraction(101, 100)
+
+
+def test_fewer_audits_need_larger_stakes(gas: Gas) -> None:
+    found = rates(small(), gas)
+    stakes = [rate.stake for rate in found]
+    assert stakes == sorted(stakes)
+    assert len(set(stakes)) == len(stakes)
+    assert [rate.replays for rate in found] == sorted((rate.replays for rate in found), reverse=True)
+
+
+def test_no_stake_is_enough_if_nothing_burns(gas: Gas) -> None:
+    f = replace(small(), lie_value=Fraction(10**6), capital_rate=Fraction(0))
+    with pytest.raises(ConfigurationError, match="expected a stake that deters every cheat, got none"):
+        least_stake(f, gas, recommend(f, gas).terms, burn=Fraction(0))
+
+
+def test_a_window_beyond_the_contracts_is_refused(gas: Gas) -> None:
+    f = replace(small(), seconds_per_step=Fraction(10**10), checkpoint_interval=100_000)
+    with pytest.raises(ConfigurationError, match="expected a window of at most 274877906944 seconds"):
+        recommend(f, gas)
+
+
+def test_findings_are_the_same_for_people_and_programs(gas: Gas) -> None:
+    found = find(small(), gas)
+    content = json.loads(json.dumps(document(found)))
+    assert content["terms"]["trainer_stake"] == found.recommendation.terms.trainer_stake
+    assert content["agree"] == list(agree_options(found.recommendation))
+    assert set(content["figures"]) == set(FIGURES)
+    titles = [table.title for table in tables(found)]
+    assert len(titles) == len(set(titles)) == 7
+    assert all(len(row) == len(table.header) for table in tables(found) for row in table.rows)
+    regimes = {regime.name: regime.equilibrium for regime in found.regimes}
+    assert regimes["nobody pays auditors"].lies == 1
+    assert regimes["the client pays for proven audits"].lies == 0

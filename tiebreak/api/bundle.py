@@ -1,0 +1,132 @@
+"""A captured job as files: what a client sends to a trainer and an auditor, and what they check before they run it.
+
+    program.tbp           the program (specification 4.1)
+    state.safetensors     the initial state
+    data.safetensors      everything else the steps read
+    bundle.json           name, steps, checkpoint interval, and the three roots; written last
+
+All of it is bytes from others until `load_bundle` has checked it: the program's rules, that state and data are exactly
+what it names (dtypes, shapes), and that the roots are those of the files.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.data import FactsCache, data_identities
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.tensors import check_spec, identities
+from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES, map_tensors, read_tensors, write_tensors
+from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program.program import Program
+
+PROGRAM: Final = "program.tbp"
+STATE: Final = "state.safetensors"
+DATA: Final = "data.safetensors"
+MANIFEST: Final = "bundle.json"
+FORMAT: Final = 1
+_FIELDS: Final = {
+    "format": int,
+    "name": str,
+    "steps": int,
+    "checkpoint_interval": int,
+    "program_root": str,
+    "initial_state_root": str,
+    "data_root": str,
+}
+MAX_MANIFEST_BYTES: Final = 4096
+"""A manifest has about 400. Nested deeper than this allows, JSON can exhaust the C stack of its parser."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A job before it is signed. state, data: tensors by name, on the CPU; data that were loaded are on their file."""
+
+    name: str
+    steps: int
+    checkpoint_interval: int
+    program: Program
+    state: dict[str, Tensor]
+    data: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.checkpoint_interval <= self.steps:
+            raise EncodingError(f"expected 1 <= checkpoint interval <= {self.steps}, got {self.checkpoint_interval}")
+        self.program.validate()
+        check_spec("initial state", self.state, self.program.state_spec())
+        check_spec("data", self.data, self.program.data_spec())
+
+    @classmethod
+    def of(cls, compiled: Compiled, *, name: str, steps: int, checkpoint_interval: int) -> "Bundle":
+        """The bundle of a captured task."""
+        return cls(
+            name=name,
+            steps=steps,
+            checkpoint_interval=checkpoint_interval,
+            program=compiled.program,
+            state=compiled.state,
+            data=compiled.data,
+        )
+
+    def roots(self) -> dict[str, str]:
+        """The three roots a job agrees on, in hex."""
+        return {
+            "program_root": self.program.root.hex(),
+            "initial_state_root": state_tree(identities(self.state)).root.hex(),
+            "data_root": data_tree(data_identities(self.data, cache=FactsCache())).root.hex(),
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """Contents of bundle.json."""
+        sizes = {"name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval}
+        return {"format": FORMAT, **sizes, **self.roots()}
+
+    def save(self, folder: Path) -> None:
+        """Write the four files into a folder that is new or empty; the manifest last."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / PROGRAM, self.program.encode())
+        write_tensors(folder / STATE, self.state)
+        write_tensors(folder / DATA, self.data)
+        write_file(folder / MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read and check a bundle. `StateError` if there is none, `VerificationError` if it is not what it says."""
+    if not (folder / MANIFEST).is_file():
+        raise StateError(f"expected a captured job in {folder}, got no {MANIFEST}; make one with `tiebreak capture`")
+    manifest = _manifest(read_file(folder / MANIFEST, MAX_MANIFEST_BYTES))
+    program = Program.decode(read_file(folder / PROGRAM, MAX_PROGRAM_BYTES))
+    bundle = Bundle(
+        name=manifest["name"],
+        steps=manifest["steps"],
+        checkpoint_interval=manifest["checkpoint_interval"],
+        program=program,
+        state=read_tensors(folder / STATE, program.state_spec()),
+        data=map_tensors(folder / DATA, program.data_spec()),
+    )
+    for name, root in bundle.roots().items():
+        if manifest[name] != root:
+            raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of the files, got {manifest[name]}")
+    return bundle
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EncodingError(f"{MANIFEST}: expected JSON, got {error}") from error
+    if not isinstance(manifest, dict) or manifest.keys() != _FIELDS.keys():
+        raise EncodingError(f"{MANIFEST}: expected the fields {sorted(_FIELDS)}, got others")
+    for field, kind in _FIELDS.items():
+        if type(manifest[field]) is not kind:
+            raise EncodingError(f"{MANIFEST}: expected {field} of type {kind.__name__}, got {manifest[field]!r}")
+    if manifest["format"] != FORMAT:
+        raise EncodingError(f"{MANIFEST}: expected format {FORMAT}, got {manifest['format']}")
+    return manifest

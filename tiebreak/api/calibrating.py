@@ -1,0 +1,77 @@
+"""Calibration on this machine: every setting that it has, over some programs. Behind the command and the library."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.api.environment import describe, describe_cuda, usable_cores
+from tiebreak.api.running import usable_device
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress
+from tiebreak.engine.logged.divergence import settings_of
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.program import Program
+
+STEPS: Final = 3
+ORDERS: Final = 4
+MAX_ORDERS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A program to measure on, with its initial state and its data; steps: how many it has."""
+
+    name: str
+    program: Program
+    state: Mapping[str, Tensor]
+    data: Mapping[str, Tensor]
+    steps: int
+
+
+def silent(_name: str) -> AbstractContextManager[OnProgress]:
+    """No progress."""
+    return nullcontext(lambda *_: None)
+
+
+def calibrate_subjects(
+    subjects: Iterable[Subject],
+    *,
+    precision: int,
+    compute: str,
+    steps: int = STEPS,
+    orders: int = ORDERS,
+    margin: float = MARGIN,
+    share: float = SHARE,
+    threads: int | None = None,
+    devices: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str], AbstractContextManager[OnProgress]] = silent,
+) -> LoggedPolicy:
+    """The policy of some programs, measured here. threads: the most; devices: beside the CPU, None for all of CUDA.
+
+    Each device is qualified first. Raises `ConfigurationError`.
+    """
+    if devices is None:
+        devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if "cpu" in devices:
+        raise ConfigurationError("expected devices beside the CPU, which is measured in any case, got cpu")
+    for name in ("cpu", *devices):
+        qualify(Arithmetic(device=usable_device(name)))
+    counts = sorted({1, max(2, usable_cores()) if threads is None else threads})
+    compiled = contraction.build().library is not None
+    settings = settings_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
+    calibration = Calibration(settings, precision=precision, compute=compute, seed=seed)
+    for subject in subjects:
+        with progress(subject.name) as on_progress:
+            calibration.examine(
+                subject.program, subject.state, subject.data, steps=min(steps, subject.steps), on_progress=on_progress
+            )
+    environment = [f"{name} {value}" for name, value in (*describe(), *describe_cuda())]
+    return calibration.policy(margin=margin, share=share, environment=environment)

@@ -1,0 +1,189 @@
+"""A folder of imported arrays.
+
+    tokens.npy            each array, little-endian float32 or int64
+    arrays.json           for each array its file, element type, shape and id; where all came from; written last
+
+The folder is made by `tiebreak data import` and read by tasks. What it holds is checked like any file from elsewhere.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy
+from tiebreak.engine.data.disk import StorageError, read_file, write_file
+from tiebreak.engine.data.elements import Array
+from tiebreak.engine.data.formats import parse_json
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program.isa import DType
+
+MANIFEST: Final = "arrays.json"
+FORMAT: Final = 1
+MAX_MANIFEST_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 4
+HEADER_BYTES: Final = 512
+"""Of a .npy file that is written here, whatever its shape turns out to be. A multiple of 64, as numpy's are."""
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_KINDS: Final = {DType.F32: "<f4", DType.I64: "<i8"}
+
+OnBytes = Callable[[int], None]
+"""Told how many more bytes of the source were taken."""
+
+
+class ArrayWriter:
+    """A .npy file that grows by rows and learns its length at the end."""
+
+    def __init__(self, path: Path, dtype: DType, row: tuple[int, ...]) -> None:
+        """`row`: the shape of one row; () makes an array of one dimension."""
+        self.path, self.dtype, self.row = path, dtype, row
+        self._elements = 0
+        self._file = path.open("xb")
+        self._file.write(bytes(HEADER_BYTES))
+
+    def append(self, values: Array) -> None:
+        """Adds whole rows, [rows, *row]."""
+        if values.shape[1:] != self.row:
+            raise EncodingError(f"{self.path.stem}: expected rows of shape {self.row}, got {values.shape[1:]}")
+        self.extend(values)
+
+    def extend(self, values: Array) -> None:
+        """Adds elements in row-major order, little-endian ones of the array's dtype."""
+        if values.dtype != np.dtype(_KINDS[self.dtype]):
+            raise EncodingError(f"{self.path.stem}: expected {_KINDS[self.dtype]}, got {values.dtype.str}")
+        self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        self._elements += values.size
+
+    def finish(self) -> None:
+        """Writes the header, durably. Raises `ConfigurationError` if nothing was added."""
+        if not self._elements:
+            raise ConfigurationError(f"{self.path.stem}: expected at least one row, got none; look at the source")
+        rows, rest = divmod(self._elements, prod(self.row))
+        assert not rest
+        text = f"{{'descr': '{_KINDS[self.dtype]}', 'fortran_order': False, 'shape': {(rows, *self.row)}, }}".encode()
+        self._file.seek(0)
+        head = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+        self._file.write(head + text.ljust(HEADER_BYTES - 11) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file as it is."""
+        self._file.close()
+
+
+@dataclass
+class Import:
+    """An import in progress. `source` goes into the manifest: what was imported, and how."""
+
+    folder: Path
+    source: Mapping[str, Any]
+    writers: dict[str, ArrayWriter] = field(default_factory=dict)
+
+    def array(self, name: str, dtype: DType, row: tuple[int, ...]) -> ArrayWriter:
+        """The writer of an array; made when it is first asked for."""
+        if name not in self.writers:
+            if not NAME.fullmatch(name):
+                raise ConfigurationError(f"expected a name of letters, digits, _ . and - for an array, got {name!r}")
+            self.writers[name] = ArrayWriter(self.folder / f"{name}.npy", dtype, row)
+        return self.writers[name]
+
+    def append(self, name: str, dtype: DType, values: Array) -> None:
+        """Adds rows to an array, [rows, ...]."""
+        self.array(name, dtype, values.shape[1:]).append(values)
+
+
+@contextmanager
+def importing(folder: Path, source: Mapping[str, Any]) -> Iterator[Import]:
+    """Writes arrays into a folder that is new or empty. The manifest comes last: a folder without one is no import.
+
+    Raises `StorageError` when the disk refuses. What an import that failed has written is removed.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
+    made = Import(folder, source)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield made
+        if not made.writers:
+            raise ConfigurationError("expected at least one array, got none; look at the source")
+        for writer in made.writers.values():
+            writer.finish()
+        write_file(folder / MANIFEST, _manifest(made).encode())
+    except BaseException as error:
+        for writer in made.writers.values():
+            writer.close()
+            writer.path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise StorageError(f"cannot write {folder}: {error}. Nothing was imported") from error
+        raise
+
+
+def _manifest(made: Import) -> str:
+    arrays = {}
+    for name, writer in sorted(made.writers.items()):
+        array = open_npy(writer.path)
+        arrays[name] = {
+            "file": writer.path.name,
+            "element": str(array.element),
+            "shape": list(array.shape),
+            "identity": examine(array).identity.hex(),
+        }
+    return json.dumps({"format": FORMAT, "arrays": arrays, "source": dict(made.source)}, indent=2) + "\n"
+
+
+def open_folder(folder: Path | str) -> dict[str, ArrayFile]:
+    """The arrays of an import, by name. Raises `EncodingError` for what is not as its manifest says."""
+    return {name: _open_one(Path(folder), name, entry) for name, entry in _entries(Path(folder)).items()}
+
+
+def load_arrays(folder: Path | str) -> dict[str, Tensor]:
+    """The arrays of an import as tensors on the mapped files, by name, to be a task's data. Do not write into them.
+
+    Each is checked against the id in the manifest; from the second time on, the cache answers that.
+    """
+    entries, cache = _entries(Path(folder)), FactsCache()
+    arrays = {name: _open_one(Path(folder), name, entry) for name, entry in entries.items()}
+    for name, array in arrays.items():
+        found = examine(array, cache=cache).identity.hex()
+        if found != entries[name]["identity"]:
+            raise EncodingError(f"{array}: expected id {entries[name]['identity']}, got {found}; import it again")
+    return {name: array.tensor() for name, array in arrays.items()}
+
+
+def _entries(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.exists():
+        raise StateError(f"expected imported arrays in {folder}, got no {MANIFEST}; see `tiebreak data import`")
+    try:
+        manifest = parse_json(read_file(path, MAX_MANIFEST_BYTES), MAX_DEPTH)
+    except ValueError as error:
+        raise EncodingError(f"{path}: expected the manifest of an import, got something else: {error}") from error
+    if not isinstance(manifest, dict) or manifest.keys() != {"format", "arrays", "source"}:
+        raise EncodingError(f"{path}: expected format, arrays and source, got something else")
+    if manifest["format"] != FORMAT or not isinstance(manifest["arrays"], dict):
+        raise EncodingError(
+            f"{path}: expected arrays by name in format {FORMAT}, got format {manifest['format']!r:.20}"
+        )
+    return dict(manifest["arrays"])
+
+
+def _open_one(folder: Path, name: str, entry: Any) -> ArrayFile:
+    what = f"{folder / MANIFEST}, {name[:100]}"
+    if not NAME.fullmatch(name) or not isinstance(entry, dict):
+        raise EncodingError(f"{what}: expected an array by name, got something else")
+    if entry.keys() != {"file", "element", "shape", "identity"} or entry["file"] != f"{name}.npy":
+        raise EncodingError(f"{what}: expected the file {name}.npy with element, shape and identity")
+    array = open_npy(folder / f"{name}.npy")
+    if (str(array.element), list(array.shape)) != (entry["element"], entry["shape"]) or array.committed is None:
+        raise EncodingError(f"{what}: expected {entry['element']} {entry['shape']}, got {array.element} {array.shape}")
+    return array

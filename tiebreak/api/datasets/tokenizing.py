@@ -1,0 +1,92 @@
+"""Text to token ids: the bytes themselves, or a tokenizer of Hugging Face's library `tokenizers`, which is optional.
+
+A tokenizer is used without its truncation, padding and special tokens: every token stands for text, and nothing of a
+text is left out.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tiebreak.engine.data.disk import read_file
+from tiebreak.engine.data.elements import Array
+from tiebreak.protocol.errors import ConfigurationError
+
+MAX_TOKENIZER_BYTES = 1 << 28
+
+
+class Tokens(Protocol):
+    """What turns texts into ids."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+
+    def encode(self, texts: Sequence[str]) -> list[Array]:
+        """The ids of each text, int64 [T]."""
+
+    def special(self, text: str) -> Array:
+        """The ids of a separator or of padding, int64. Raises `ConfigurationError` for what has none."""
+
+
+class ByteTokens:
+    """A text's own UTF-8 bytes, 0 ... 255."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """No settings."""
+        return {"tokens": "bytes"}
+
+    def encode(self, texts: Sequence[str]) -> list[Array]:
+        """The bytes of each text, int64 [T]."""
+        return [np.frombuffer(text.encode(), np.uint8).astype("<i8") for text in texts]
+
+    def special(self, text: str) -> Array:
+        """The bytes of a text."""
+        if not text:
+            raise ConfigurationError("expected a text of at least one byte, got none")
+        return self.encode([text])[0]
+
+
+class TokenizerFile:
+    """A tokenizer.json, as `tokenizers` and `transformers` save it. Raises `ConfigurationError` if it is none."""
+
+    def __init__(self, path: Path) -> None:
+        content = read_file(path, MAX_TOKENIZER_BYTES)
+        try:
+            self._tokenizer = _library().Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises plain Exception
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(f"{path}: expected a tokenizer.json, got {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._digest = sha256(content).hexdigest()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The digest of the file."""
+        return {"tokens": "tokenizer", "tokenizer_sha256": self._digest}
+
+    def encode(self, texts: Sequence[str]) -> list[Array]:
+        """The ids of each text, int64 [T]."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, dtype="<i8") for one in found]
+
+    def special(self, text: str) -> Array:
+        """The id of one token of the vocabulary, by its name."""
+        found = self._tokenizer.token_to_id(text)
+        if found is None:
+            raise ConfigurationError(f"expected a token of the tokenizer, such as its end of text, got {text!r}")
+        return np.array([found], dtype="<i8")
+
+
+def _library() -> Any:
+    try:
+        import tokenizers  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise ConfigurationError("expected the library tokenizers; install it: pip install 'tiebreak[hf]'") from error
+    return tokenizers

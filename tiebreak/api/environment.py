@@ -1,0 +1,98 @@
+"""What machine and software a result comes from, for people who compare numbers."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from tiebreak.engine.arithmetic import (
+    elementwise_native as chains,
+)
+from tiebreak.engine.arithmetic import (
+    reduce_native as contraction,
+)
+from tiebreak.engine.arithmetic import (
+    scatter_native as scattering,
+)
+from tiebreak.protocol.native import enabled, hashing, load
+
+_CPUINFO = Path("/proc/cpuinfo")
+EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
+"""Variables by which cuBLAS may be told to put FP64 products together from smaller formats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A compiled accelerator, or why its pure twin runs instead."""
+
+    name: str
+    compiled: bool
+    detail: str
+
+
+def cpu_name() -> str:
+    """The CPU's own name where the system tells it."""
+    if _CPUINFO.is_file():
+        for line in _CPUINFO.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe() -> tuple[tuple[str, str], ...]:
+    """Name and value of each thing worth knowing, in a fixed order."""
+    return (
+        ("tiebreak", version("tiebreak")),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("numpy", version("numpy")),
+        ("system", f"{platform.system()} {platform.machine()}"),
+        ("cpu", cpu_name()),
+        ("cores", str(usable_cores())),
+        ("torch threads", str(torch.get_num_threads())),
+        ("torch instruction set", torch.backends.cpu.get_cpu_capability()),
+    )
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """Each compiled accelerator; those that are not there yet are compiled now."""
+    found = [
+        Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
+        for name, module in (("contraction", contraction), ("scattering", scattering), ("chains", chains))
+    ]
+    hasher, reason = hashing.hasher(), load(Path(hashing.__file__).with_suffix(".c")).reason
+    if hasher is not None:
+        reason = f"{reason}, {hasher.implementation}"
+    elif enabled() and reason.startswith("compiled"):
+        reason = "does not compute what its twin computes"
+    return (*found, Kernel(name="hasher", compiled=hasher is not None, detail=reason))
+
+
+def describe_cuda() -> tuple[tuple[str, str], ...]:
+    """What decides how a CUDA device computes; nothing without one."""
+    if not torch.cuda.is_available():
+        return ()
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return (
+        *((f"cuda:{i}", name) for i, name in enumerate(names)),
+        ("cuda", str(torch.version.cuda)),
+        ("cuda driver", cuda_driver()),
+        # Of FP32 products alone: the engine multiplies in FP64.
+        ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
+        *((name, value) for name in EMULATION if (value := os.environ.get(name)) is not None),
+    )
+
+
+def cuda_driver() -> str:
+    """The version of the kernel driver, from where Linux tells it."""
+    file = Path("/sys/module/nvidia/version")
+    return file.read_text().strip() if file.is_file() else "unknown"

@@ -1,0 +1,81 @@
+"""Wires engine parts together for commands: an interpreter on a qualified device."""
+
+from dataclasses import replace
+
+import torch
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.commitments.job import PRECISION_F32, Job
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import SumKind, tolerance_of
+
+
+def usable_device(name: str) -> torch.device:
+    """A device that this torch can compute FP64 on. Raises `ConfigurationError` for any other."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, dtype=torch.float64, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # of a device it has not
+        raise ConfigurationError(
+            f"expected a device that this torch computes FP64 on, such as cpu or cuda:0, got {name!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return device
+
+
+def make_interpreter(
+    program: Program,
+    *,
+    job: Job | None = None,
+    policy: LoggedPolicy | None = None,
+    threads: int | None = None,
+    permute: int | None = None,
+    device: str = "cpu",
+) -> Interpreter:
+    """An interpreter by the rules of a job (default: exact FP32), whose device passed the conformance vectors.
+
+    None of the other settings changes a bit of any result. policy: how far, under policy `logged`, this machine's own
+    sums may be from the exact ones; a party's own measurement [default: the proven bounds, true on every machine].
+    threads: of torch. permute: seed of the order in which every reduction takes its terms. Raises `ConfigurationError`
+    if the device computes anything else than the specification says, or the policy is not the job's.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = usable_device(device)
+    precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
+    # Of its own, so that the run's statistics are the run's.
+    qualify(Arithmetic(device=found, permute=permute, precision=precision))
+    return Interpreter(program, Arithmetic(device=found, permute=permute, precision=precision, logging=logging))
+
+
+def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
+    """How sums of a job are computed and tested; None under policy `exact`.
+
+    The tolerances are the job's. Of a policy count the thresholds, which are the party's own, and the format to compute
+    in; without one the thresholds are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
+    """
+    if not job.is_logged:
+        if policy is not None:
+            raise ConfigurationError("expected no policy file for a job of policy exact, got one")
+        return None
+    tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
+    if policy is None:
+        return Logging(thresholds={}, tolerances=tolerances)
+    if policy.precision != job.precision:
+        raise ConfigurationError(
+            f"expected a policy of the job's precision, {job.precision}, got one of {policy.precision}"
+        )
+    return replace(policy.logging(), tolerances=tolerances)
+
+
+def policy_words(job: Job) -> str:
+    """The rules of a job in one line."""
+    if not job.is_logged:
+        return f"exact, {job.precision} bits"
+    tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
+    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"

@@ -1,0 +1,171 @@
+"""`tiebreak agree`: from a captured job to one that client and trainer have signed, in a new run directory."""
+
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from tiebreak.api.bundle import Bundle, load_bundle
+from tiebreak.api.running import policy_words
+from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.options import output_option
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.agreement import Rules, Terms, draft_job, sign_job
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import MAX_SECONDS
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+
+WEI: Final = 10**18
+OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
+"""Stands for the contract where there is none: no contract can live at this address (it is the precompile 0x01)."""
+
+
+class Ether(click.ParamType[int]):
+    """An amount as people write it (0.25), kept in whole wei."""
+
+    name = "ether"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Exact: an amount with a fraction of a wei is refused."""
+        if isinstance(value, int):
+            return value
+        try:
+            wei = Decimal(value) * WEI
+        except InvalidOperation:
+            self.fail(f"expected an amount such as 0.25, got {value!r}", param, ctx)
+        if not wei.is_finite() or wei < 0 or wei != wei.to_integral_value():
+            self.fail(f"expected an amount >= 0 in whole wei, got {value!r}", param, ctx)
+        return int(wei)
+
+
+class AddressType(click.ParamType[Address]):
+    """20 bytes in hex."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        """With or without 0x; case does not matter."""
+        if isinstance(value, bytes):
+            return Address(value)
+        digits = str(value).removeprefix("0x")
+        if len(digits) != 40 or any(c not in "0123456789abcdefABCDEF" for c in digits):
+            self.fail(f"expected an address of 40 hex digits, got {value!r}", param, ctx)
+        return Address(bytes.fromhex(digits))
+
+
+KEY_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+DEFAULTS: Final = Terms()
+
+
+@click.command()
+@click.argument("captured", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--client-key", type=KEY_FILE, required=True, help="Key file of the client.")
+@click.option("--trainer-key", type=KEY_FILE, required=True, help="Key file of the trainer.")
+@output_option("run", "New or empty folder for the run.")
+@click.option("--reward", type=Ether(), default=DEFAULTS.reward, help="What the trainer earns, in ether.  [default: 1]")
+@click.option("--trainer-stake", type=Ether(), default=DEFAULTS.trainer_stake, help="What a lie costs.  [default: 1]")
+@click.option(
+    "--challenger-stake",
+    type=Ether(),
+    default=DEFAULTS.challenger_stake,
+    help="What a false challenge costs.  [default: 0.1]",
+)
+@click.option(
+    "--challenge-window",
+    type=click.IntRange(1, MAX_SECONDS),
+    default=DEFAULTS.challenge_window,
+    show_default=True,
+    help="Seconds after the last head in which a challenge may start.",
+)
+@click.option(
+    "--clock",
+    type=click.IntRange(1, MAX_SECONDS),
+    default=DEFAULTS.clock,
+    show_default=True,
+    help="Seconds each side has in one game, in all.",
+)
+@click.option(
+    "--replay-time",
+    type=click.IntRange(0, MAX_SECONDS),
+    default=DEFAULTS.replay_time,
+    show_default=True,
+    help="Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
+)
+@click.option(
+    "--descent-levels",
+    type=click.IntRange(1, 5),
+    default=DEFAULTS.descent_levels,
+    show_default=True,
+    help="Levels of a tree that one move reveals.",
+)
+@click.option("--nonce", type=click.IntRange(0), default=0, show_default=True, help="Tells equal jobs apart.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Policy `logged` by this file of `tiebreak calibrate`.  [default: policy exact]",
+)
+@click.option(
+    "--precision",
+    type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
+    help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
+)
+@click.option("--chain-id", type=click.IntRange(0), default=0, show_default=True, help="Chain of the contract.")
+@click.option(
+    "--contract", type=AddressType(), default=OFF_CHAIN, help="Contract that plays disputes.  [default: none]"
+)
+def agree(
+    captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,
+    chain_id: int, contract: Address, **terms: int,
+) -> None:  # fmt: skip
+    """Sign the CAPTURED job as client and trainer, into a new run folder.
+
+    Everything in CAPTURED is checked first. The job fixes the roots of program, initial state and data, the number of
+    steps and checkpoints, rewards, stakes and clocks; both signatures bind it. This command is for when both keys are
+    at hand. The run folder is what a trainer works in, and a copy of it what an auditor starts from.
+
+    Under policy `exact` every result is the exact one, rounded. With --policy, sums near a tie go the way that the
+    trainer's log says: precision and tolerances are agreed on, thresholds are each party's own, and those of the file
+    are the trainer's.
+    """
+    policy = None if policy_file is None else LoggedPolicy.load(policy_file)
+    run = sign(
+        load_bundle(captured),
+        output,
+        client=load_key(client_key),
+        trainer=load_key(trainer_key),
+        terms=Terms(**terms),
+        domain=Domain(chain_id=chain_id, contract=contract),
+        policy=policy,
+        precision=precision,
+    )
+    click.echo(f"job     {run.job.id.hex()}")
+    click.echo(f"client  0x{run.job.client.hex()}")
+    click.echo(f"trainer 0x{run.job.trainer.hex()}")
+    click.echo(f"policy  {policy_words(run.job)}")
+    click.echo(f"run     {output}")
+
+
+def sign(
+    bundle: Bundle, folder: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain,
+    policy: LoggedPolicy | None = None, precision: int | None = None,
+) -> RunDirectory:  # fmt: skip
+    """The run directory of the bundle's job, signed by both; policy and precision as in `Rules.of`."""
+    compiled, rules = Compiled(bundle.program, bundle.state, bundle.data), Rules.of(policy, precision)
+    job = draft_job(
+        compiled,
+        steps=bundle.steps,
+        checkpoint_interval=bundle.checkpoint_interval,
+        client=client.address,
+        trainer=trainer.address,
+        terms=terms,
+        policy=rules.policy,
+        precision=rules.precision,
+        tolerances=rules.tolerances,
+    )
+    agreement = sign_job(job, domain, client=client, trainer=trainer)
+    return RunDirectory.create(folder, agreement, bundle.program, bundle.state, bundle.data, policy)

@@ -1,0 +1,144 @@
+"""`tiebreak calibrate`: how far sums may be from exact on the machines at hand, as the policy of logged runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tiebreak.api.bundle import MANIFEST, Bundle, load_bundle
+from tiebreak.api.calibrating import MAX_ORDERS, Subject, calibrate_subjects
+from tiebreak.cli.capture import captured
+from tiebreak.demo.tasks.loader import load_task
+from tiebreak.engine.capture.cache import default_cache
+from tiebreak.engine.logged.calibration import MARGIN, MAX_MARGIN, SHARE, OnProgress, proven_policy
+from tiebreak.engine.logged.policy import COMPUTE, KindEvidence, LoggedPolicy
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+from tiebreak.protocol.program.rounding import SumKind
+
+
+@click.command()
+@click.argument("sources", metavar="TASK-OR-RUN...", nargs=-1)
+@click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION), default=MAX_PRECISION,
+              show_default=True, help="Bits to which sums and functions are rounded.")  # fmt: skip
+@click.option("--compute", type=click.Choice(list(COMPUTE)), default="float64", show_default=True,
+              help="Format in which products are summed; float32 for a precision of at most 24.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps of each program.")
+@click.option("--orders", type=click.IntRange(1, MAX_ORDERS), default=4, show_default=True,
+              help="Random orders of the terms of each sum, on each kernel and device.")  # fmt: skip
+@click.option("--margin", type=click.FloatRange(1, MAX_MARGIN), default=MARGIN, show_default=True,
+              help="The thresholds are so many times what was seen.")  # fmt: skip
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=SHARE, show_default=True,
+              help="Elements that stay loggable; open ones of the rest are computed exactly.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="Threads beside one [default: all cores, two at least].")
+@click.option("--device", "devices", multiple=True, help="Torch device beside the CPU [default: every CUDA device].")
+@click.option("--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, show_default=True,
+              help="Of the orders, and of which elements are compared.")  # fmt: skip
+@click.option("--proven", is_flag=True, help="Measure nothing: the proven bounds, with which nothing can fail.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default=Path("policy.json"),
+              show_default=True, help="New file for the policy.")  # fmt: skip
+def calibrate(
+    sources: tuple[str, ...], precision: int, compute: str, steps: int, orders: int, margin: float, share: float,
+    threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path,
+) -> None:  # fmt: skip
+    """Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.
+
+    Each TASK-OR-RUN is digits, text, a Python file with task() (which is run), a folder of `tiebreak capture` or of a
+    run. Its first steps are computed exactly, and every sum in them again: in random orders, with compiled kernels and
+    without, with one thread and many, on each device. The threshold of each kind of sum is the smallest that covers
+    every difference seen, times --margin, in units of the element's own error (Algorithm 3 of the paper).
+
+    A trainer logs the sums that lie so near to a tie that another machine could round them the other way; the narrower
+    the tolerance printed here, the less such a log can decide. An auditor does well to calibrate on its own machine.
+    It takes minutes; the file appears when all is measured, and one that exists is not touched.
+    """
+    if output.exists():
+        raise ConfigurationError(f"expected a new file for the policy, got {output}, which exists; choose another")
+    if proven != (not sources):
+        got = "both" if proven else "neither"
+        raise ConfigurationError(f"expected tasks or runs to measure, or --proven, got {got}")
+    if proven:
+        policy = proven_policy(precision, compute)
+    else:
+        console = Console(stderr=True)
+        policy = calibrate_subjects(
+            subjects(sources),
+            precision=precision, compute=compute, steps=steps, orders=orders, margin=margin, share=share,
+            threads=threads, devices=devices or None, seed=seed, progress=lambda name: _progress(console, name),
+        )  # fmt: skip
+    policy.save(output)
+    show(policy)
+    click.echo(f"policy {policy.digest} in {output}")
+
+
+def subjects(sources: tuple[str, ...]) -> Iterator[Subject]:
+    """What each source stands for, one at a time: a folder of a run or a captured job, else a task."""
+    for source in sources:
+        folder = Path(source)
+        if (folder / "job.bin").is_file():
+            run = RunDirectory.open(folder)
+            yield Subject(name=source, program=run.program, state=run.state(0), data=run.data(), steps=run.job.steps)
+        elif (folder / MANIFEST).is_file():
+            yield _of_bundle(source, load_bundle(folder))
+        elif folder.is_dir():
+            raise ConfigurationError(f"expected a run or a captured job in {folder}, got no job.bin and no {MANIFEST}")
+        else:
+            yield _of_bundle(source, captured(load_task(source), default_cache()))
+
+
+def _of_bundle(source: str, bundle: Bundle) -> Subject:
+    return Subject(name=source, program=bundle.program, state=bundle.state, data=bundle.data, steps=bundle.steps)
+
+
+@contextmanager
+def _progress(console: Console, name: str) -> Iterator[OnProgress]:
+    """A bar on a terminal, ten lines elsewhere."""
+    if not console.is_terminal:
+        yield lambda done, total: _line(console, name, done, total)
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("sums"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(escape(f"comparing {name}"), total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def _line(console: Console, name: str, done: int, total: int) -> None:
+    if done % max(1, total // 10) == 0 or done == total:
+        console.print(escape(f"comparing {name}: sum {done} of {total}"), highlight=False, soft_wrap=True)
+
+
+def show(policy: LoggedPolicy) -> None:
+    """Print a policy: a column for each kind of sum."""
+    kinds = [kind for kind in SumKind if policy.tolerances[kind]]
+    click.echo(f"{policy.precision} bits, computed in {policy.compute}; thresholds and divergences in units of u times")
+    click.echo("the norm of an element's terms, the tolerance as a share of the gap between its neighbours")
+    click.echo("".join([" " * 28, *(f"{kind.name.lower():>14}" for kind in kinds)]))
+    evidence = None if policy.evidence is None else policy.evidence.sums
+
+    def row(title: str, cells: list[str]) -> None:
+        click.echo(f"{title:<28}" + "".join(f"{cell:>14}" for cell in cells))
+
+    def measured(title: str, cell: str, attribute: str) -> None:
+        found: list[KindEvidence | None] = [(evidence or {}).get(kind) for kind in kinds]
+        row(title, ["-" if one is None else format(getattr(one, attribute), cell) for one in found])
+
+    if evidence is not None:
+        measured("elements compared", ",d", "elements")
+        measured("... with the exact sum", ",d", "exact")
+        measured("largest divergence", ".3g", "divergence")
+        measured("largest error", ".3g", "error")
+    row("threshold", ["proven" if (t := policy.thresholds[kind]) is None else f"{t:.3g}" for kind in kinds])
+    row("tolerance", [f"2^-{policy.tolerances[kind]}" for kind in kinds])
+    if evidence is not None:
+        measured("share logged", ".2g", "logged")
+        measured("share computed exactly", ".2g", "resolved")
+        measured("divergence, in gaps", ".2g", "of_gap")
+        measured("... in 2^exponent (paper)", ".2g", "of_exponent")

@@ -1,0 +1,74 @@
+"""`tiebreak deploy`: the contracts on any chain, and whether a deployment is of this version."""
+
+import json
+from pathlib import Path
+
+import click
+
+from tiebreak.cli.keyfiles import load_key
+from tiebreak.protocol.chain import Chain, Creation
+from tiebreak.protocol.chain.deployments import check_deployment, document, read_deployment, require_chain
+from tiebreak.protocol.errors import ConfigurationError
+
+
+@click.command()
+@click.option("--rpc", required=True, help="The chain: an http(s) URL, or the path of a node's IPC socket.")
+@click.option(
+    "--key", type=click.Path(dir_okay=False, path_type=Path), help="Key file of the account that pays (tiebreak key)."
+)
+@click.option("--chain-id", type=click.IntRange(1), help="Refuse to deploy to any other chain than this.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("deployment.json"),
+    show_default=True,
+    help="File to write the addresses to; it must not exist.",
+)
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Deploy nothing: verify a file that an earlier deployment wrote.",
+)
+def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None) -> None:
+    """Put the three contracts on a chain, or verify that they stand there.
+
+    Each is created by a transaction with EIP-1559 fees that is waited for; address and gas are printed, and written
+    to a JSON file together with the chain id, the blocks and hashes of the code. An account that cannot pay for all
+    of it is refused before anything is sent, with the amount that it needs.
+
+    With --check FILE nothing is sent and no key is needed: the command recreates each contract in a call and compares
+    what would stand there with what does, byte for byte. Check a deployment like that before you pay money into it.
+    """
+    chain = Chain.connect(rpc)
+    if chain_id is not None:
+        require_chain(chain, chain_id)
+    if checked is not None:
+        file = read_deployment(checked)
+        check_deployment(chain, file)
+        for name, standing in file.contracts.items():
+            click.echo(f"{name:<16}0x{standing.address.hex()}  this version's code")
+        return
+    if key is None:
+        raise ConfigurationError("expected --key FILE of the account that pays, or --check FILE, got neither")
+    if output.exists():
+        raise ConfigurationError(f"{output} already exists; choose another --output")
+    _deploy(chain, key, output)
+
+
+def _deploy(chain: Chain, key: Path, output: Path) -> None:
+    signer = load_key(key)
+    creations: list[Creation] = []
+
+    def made(creation: Creation) -> None:
+        creations.append(creation)
+        click.echo(f"{creation.name:<16}0x{creation.address.hex()}  {creation.gas_used} gas, block {creation.block}")
+
+    click.echo(f"{'chain id':<16}{chain.chain_id}")
+    click.echo(f"{'deployer':<16}0x{signer.address.hex()}")
+    chain.deploy(signer, made)
+    # What was deployed is read back: the file must not say more than what stands there.
+    chain.attach(chain.deployment.board)
+    output.write_text(json.dumps(document(chain, signer.address, creations), indent=1) + "\n", "utf-8")
+    click.echo(f"{'in all':<16}{sum(c.gas_used for c in creations)} gas; written to {output}")

@@ -1,0 +1,129 @@
+"""`tiebreak devnet`: a chain for development with the contracts on it."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from tiebreak.cli.keyfiles import passphrase
+from tiebreak.protocol.chain import Chain, Deployment
+from tiebreak.protocol.chain.devnet import BALANCE, MAX_ACCOUNTS, MNEMONIC, RunningNode, dev_secrets, running_node
+from tiebreak.protocol.commitments.keys import PrivateKey
+
+WATCH_SECONDS = 0.5
+"""How often to look whether the node is still there."""
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=8545, show_default=True, help="Port on this machine.")
+@click.option(
+    "--accounts",
+    type=click.IntRange(1, MAX_ACCOUNTS),
+    default=5,
+    show_default=True,
+    help="Number of accounts with money.",
+)
+@click.option(
+    "--block-time",
+    type=click.IntRange(0, 3600),
+    default=0,
+    show_default=True,
+    help="Seconds between blocks; 0 mines each transaction at once.",
+)
+@click.option("--embedded", is_flag=True, help="Use the EVM that comes with Tiebreak, even where anvil is installed.")
+@click.option(
+    "--keys",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write the accounts' keys to this folder, as encrypted key files that other commands take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path | None, as_json: bool) -> None:
+    """Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.
+
+    It is anvil if that is on PATH or was installed by `make contracts`, else an EVM in this process; both answer
+    JSON-RPC on 127.0.0.1 only. The accounts come from a mnemonic that everybody knows: their keys are for such a chain
+    and for nothing else. The first account deploys the contracts, so their addresses are the same every time.
+
+    In another terminal, play there through `tiebreak.protocol.chain.Chain.connect(URL)` and `attach(BOARD)`; see
+    docs/chain.md.
+    """
+    secrets = dev_secrets(accounts)
+    signers = [PrivateKey.from_int(secret) for secret in secrets]
+    if keys is not None:
+        _write_keys(keys, signers)
+    with (
+        _terminated(),
+        running_node(port=port, accounts=accounts, block_seconds=block_time, embedded=embedded) as node,
+    ):
+        chain = Chain.connect(node.url)
+        deployment = chain.deploy(signers[0])
+        show = _print_json if as_json else _print_table
+        show(node, chain, deployment, list(zip(signers, secrets, strict=True)))
+        _wait(node)
+    if not as_json:
+        click.echo("stopped")
+
+
+def _wait(node: RunningNode) -> None:
+    """Until Ctrl-C. Raises `NodeError` if the node ends before."""
+    try:
+        while True:
+            node.check()
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that no anvil is left behind."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write_keys(folder: Path, signers: list[PrivateKey]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    word = passphrase(folder)
+    for index, signer in enumerate(signers):
+        signer.save(folder / f"account-{index}.pem", word)
+
+
+def _print_table(
+    node: RunningNode, chain: Chain, deployment: Deployment, accounts: list[tuple[PrivateKey, int]]
+) -> None:
+    click.echo(f"{'RPC':<16}{node.url} ({node.kind})")
+    click.echo(f"{'chain id':<16}{chain.chain_id}")
+    for name, address in deployment.named().items():
+        click.echo(f"{name:<16}0x{address.hex()}")
+    click.echo(f"{'mnemonic':<16}{MNEMONIC}")
+    for index, (signer, secret) in enumerate(accounts):
+        click.echo(f"{f'account {index}':<16}0x{signer.address.hex()}  key 0x{secret:064x}")
+    click.echo(f"Each account started with {BALANCE // 10**18} ether. These keys are public. Ctrl-C stops the chain.")
+
+
+def _print_json(
+    node: RunningNode, chain: Chain, deployment: Deployment, accounts: list[tuple[PrivateKey, int]]
+) -> None:
+    document = {
+        "rpc": node.url,
+        "node": node.kind,
+        "chainId": chain.chain_id,
+        "contracts": {name: f"0x{address.hex()}" for name, address in deployment.named().items()},
+        "mnemonic": MNEMONIC,
+        "accounts": [
+            {"address": f"0x{signer.address.hex()}", "key": f"0x{secret:064x}"} for signer, secret in accounts
+        ],
+    }
+    click.echo(json.dumps(document, indent=1))

@@ -1,0 +1,123 @@
+"""`tiebreak economics`: who gains by what in a job, and terms under which honesty and diligence pay."""
+
+import json
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
+from tiebreak.sim.incentives.findings import Findings, Table, agree_options, document, find, tables
+from tiebreak.sim.incentives.gas import measured
+from tiebreak.sim.incentives.sweep import sweep
+
+OUTPUT: Final = click.Path(dir_okay=False, path_type=Path)
+WIDTH: Final = 140
+
+
+class Number(click.ParamType[Decimal]):
+    """Exactly as written."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        """The figure itself says what makes sense."""
+        try:
+            return Decimal(value)
+        except InvalidOperation:
+            self.fail(f"expected a number such as 0.25, got {value!r}", param, ctx)
+
+
+def _figure_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each figure, in their order."""
+    for name, (_, limits) in reversed(FIGURES.items()):
+        option = f"--{name.replace('_', '-')}"
+        function = click.option(option, name, type=Number(), help=f"{limits.what[0].upper()}{limits.what[1:]}.")(
+            function
+        )
+    return function
+
+
+@click.command()
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Start from an assumed job; other options change it.")
+@click.option(
+    "--figures",
+    "figures_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML or JSON of figures, by the names of the options (with _ for -).",
+)
+@_figure_options
+@click.option("--json", "json_file", type=OUTPUT, help="Write everything that is printed, and more, as JSON.")
+@click.option("--sweep", "sweep_file", type=OUTPUT, help="Write best replies over grids, found in two ways, as JSON.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the sweep's random part.")
+def economics(
+    preset: str | None, figures_file: Path | None, json_file: Path | None, sweep_file: Path | None, seed: int,
+    **given: Decimal | None,
+) -> int:  # fmt: skip
+    """Recommend stakes, reward, fee and windows for a job, and say how far off its figures may be.
+
+    Figures come from a preset, a file and options, the later ones first in rank. Gas is what this repository measured;
+    everything else is yours to know: prices, what a lie is worth, how often somebody audits. The model, and what the
+    contract does not pay for, is in docs/economics.md.
+    """
+    found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})
+    findings = find(found, measured(found.descent_levels))
+    console = Console(width=None if Console().is_terminal else WIDTH)
+    _show(console, preset, findings)
+    if json_file is not None:
+        _write(json_file, document(findings))
+    if sweep_file is not None:
+        result = _sweep(findings, seed)
+        _write(sweep_file, result)
+        words = f"{result['points']} points, {result['disagreements']} at which the two ways differ"
+        console.print(f"Sweep: {words}; {escape(str(sweep_file))}", highlight=False, soft_wrap=True)
+        return 2 if result["disagreements"] else 0
+    return 0
+
+
+def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -> Figures:
+    base = None if preset is None else PRESETS[preset].figures
+    if path is not None:
+        base = load(path, base)
+    if base is None and not given:
+        raise ConfigurationError(f"expected --preset ({', '.join(PRESETS)}), --figures or figures as options, got none")
+    return Figures.of(given, base)
+
+
+def _show(console: Console, preset: str | None, findings: Findings) -> None:
+    if preset is not None:
+        chosen = PRESETS[preset]
+        console.print(f"{chosen.title}. Assumed: {chosen.source}.", markup=False, highlight=False)
+    values = "; ".join(f"{name} {_plain(getattr(findings.figures, name))}" for name in FIGURES)
+    console.print(f"Figures: {values}.", markup=False, highlight=False)
+    for table in tables(findings):
+        console.print(_rich(table))
+    console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
+
+
+def _plain(value: Any) -> str:
+    return f"{float(value):,.6g}"
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left", header_style="dim", pad_edge=False)
+    for number, name in enumerate(table.header):
+        shown.add_column(name, justify="left" if number == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    return shown
+
+
+def _sweep(findings: Findings, seed: int) -> dict[str, Any]:
+    progress = Console(stderr=True)
+    return sweep(findings.setting, seed, on_region=lambda name: progress.print(f"done: {name}", highlight=False))
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,192 @@
+"""`tiebreak simulate`: games with adversaries of every kind, over the real engine and the real contract."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tiebreak.api.environment import describe, usable_cores
+from tiebreak.cli.options import output_option
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
+from tiebreak.sim.adversaries.base import Role
+from tiebreak.sim.games.line import MAX_GAME, MAX_SEED
+from tiebreak.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES, Mix
+from tiebreak.sim.games.playing import ADVERSARIES, facts, play_json, repertoire, watch_line
+from tiebreak.sim.games.records import Head, Json
+from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series
+from tiebreak.sim.games.story import tell
+from tiebreak.sim.games.summary import violations_of
+
+MAX_PROCESSES: Final = 1024
+PRELOAD: Final = ("torch", "torch._functorch.aot_autograd", "web3")
+"""What takes long to import and is the same for all processes."""
+
+
+class PromiseBroken(VerificationError):
+    """A game broke a promise of the system: a counter-example."""
+
+
+@click.command()
+@click.option("--games", "-n", type=click.IntRange(1, MAX_GAME + 1), default=100, show_default=True, help="How many.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True,
+              help="Fixes all games, whoever plays them.")  # fmt: skip
+@click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
+              help=f"What is played: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
+              f"{WEAKNESSES}, or an adversary, or several joined by +.")  # fmt: skip
+@click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES), default=None, help="[default: the cores]")
+@output_option("simulation", "Folder for games.jsonl, summary.json and, if need be, violations.txt.")
+@click.option("--resume", is_flag=True, help="Go on with what the folder has.")
+@click.option("--replay", metavar="LINE", help="Play the one game of a line, and tell it move by move.")
+@click.option("--list", "listing", is_flag=True, help="Show the adversaries, what they hope for and where they end.")
+def simulate(
+    games: int, seed: int, mix: str, processes: int | None, output: Path, resume: bool, replay: str | None,
+    listing: bool,
+) -> None:  # fmt: skip
+    """Play games in which somebody does not do as agreed, and check that the system keeps its promises.
+
+    Each game is a small training job on a simulated chain: client, trainer, auditors and a builder of blocks with their
+    own keys, the real engine, signed messages and contract, in simulated time. Checked in each: nobody who does as
+    agreed loses anything, no false head that was watched is paid, every adversary ends where it must, the board owns
+    what it owes, both referees agree, and a lie is found where it first stands.
+
+    A game follows from one line alone. A line that broke a promise is printed at once (and the exit code is then 2);
+    --replay LINE plays it again and tells what happened. A run that was killed goes on with --resume.
+    """
+    if listing and replay is not None:
+        raise ConfigurationError("expected --list or --replay, got both")
+    if listing:
+        show_adversaries()
+    elif replay is not None:
+        retell(replay)
+    else:
+        series = deal(seed, mix, games)
+        run(series, output, usable_cores() if processes is None else processes, resume=resume)
+
+
+# ---------------------------------------------------------------- one game, and who plays
+
+
+def show_adversaries() -> None:
+    """Everyone, by role."""
+    for role in Role:
+        kinds = [(name, kind) for name, kind in ADVERSARIES.items() if kind.role is role]
+        if not kinds:
+            continue
+        click.echo(f"{role.value} ({len(kinds)})")
+        for name, kind in kinds:
+            ends = ", ".join(sorted(end.value for end in kind.caught))
+            ends = "an open weakness: the rules do not stop it" if kind.open else ends
+            click.echo(f"  {name}")
+            click.echo(f"      hopes for: {kind.gain}")
+            click.echo(f"      ends: {ends}")
+
+
+def retell(line: str) -> None:
+    """Play the game of a line and tell it. Raises `PromiseBroken`."""
+    world, result = watch_line(line)
+    for text in tell(world, result):
+        click.echo(text)
+    if result.violations:
+        raise PromiseBroken(f"{len(result.violations)} broken promises in {line!r}")
+
+
+# ---------------------------------------------------------------- many games
+
+
+def deal(seed: int, mix: str, games: int) -> Series:
+    """The games of a seed. Raises `ConfigurationError` for a mix that is none."""
+    players = repertoire()
+    dealt = Mix.parse(mix, players)
+    head = Head(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
+    return Series(head=head, mix=dealt, repertoire=players, games=games, play=play_json, preload=PRELOAD)
+
+
+def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:
+    """Play a series and say what came of it. Raises `PromiseBroken`."""
+    console = Console(stderr=True)
+    try:
+        with _progress(console, series.games) as meter:
+            summary = series.run(
+                folder, processes=processes, resume=resume, on_start=meter.start, on_record=meter.record
+            )
+    except KeyboardInterrupt:
+        click.echo(f"what was played is in {folder}; the same command with --resume goes on", err=True)
+        raise
+    for line in conclusion(summary):
+        click.echo(line)
+    click.echo(f"summary in {folder / SUMMARY}")
+    if summary["violations"]:
+        for violation in summary["violations"]:
+            click.echo(f"BROKEN PROMISE {violation['violation']}\n    {violation['line']}")
+        broken = summary["promises"]["broken"]
+        raise PromiseBroken(f"{broken} of {summary['games']} games broke a promise; lines in {folder / VIOLATIONS}")
+
+
+def conclusion(summary: Json) -> Iterator[str]:
+    """What a series came to, in a few lines."""
+    played, promises = summary["played"], summary["promises"]
+    yield (
+        f"{summary['games']} games: {played['alone']} with one adversary, {played['together']} with several, "
+        f"{played['honest']} with none; {summary['errors']} could not be played"
+    )
+    met = [facts for facts in summary["adversaries"].values() if facts["games"]]
+    yield f"{len(met)} of {len(summary['adversaries'])} adversaries took part"
+    for slug, found in summary["adversaries"].items():
+        if found["games"]:
+            ends = ", ".join(f"{name} {count}" for name, count in found["caught"].items())
+            yield f"  {slug:<44} {found['games']:>5}  {ends}"
+    yield (
+        f"false heads: {promises['false_heads']}, of which {promises['unwatched']} nobody watched; "
+        f"undetected: {promises['undetected']}; honest parties slashed: {promises['honest_slashed']}"
+    )
+    yield f"{summary['speed']['games_per_hour']} games an hour and process"
+
+
+class _Meter:
+    """Progress of a series: a bar on a terminal, else a line now and then; what breaks a promise is told at once."""
+
+    def __init__(self, console: Console, games: int, bar: Progress | None) -> None:
+        self._console, self._games, self._bar = console, games, bar
+        self._task = None if bar is None else bar.add_task("playing", total=games, rate="")
+        self._done = self._played = 0
+        self._began = time.monotonic()
+
+    def start(self, done: int) -> None:
+        """So many games are there already."""
+        self._done, self._began = done, time.monotonic()
+        if done:
+            self._say(f"{done} of {self._games} games are there already")
+
+    def record(self, record: Json) -> None:
+        """One more was played."""
+        self._done += 1
+        self._played += 1
+        for violation in violations_of(record):
+            self._say(f"BROKEN PROMISE {violation}\n    {record['line']}")
+        rate = f"{3600 * self._played / max(1e-9, time.monotonic() - self._began):,.0f} games/hour"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, rate=rate)
+        elif self._done % max(1, self._games // 20) == 0 or self._done == self._games:
+            self._say(f"game {self._done} of {self._games}, {rate}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(console: Console, games: int) -> Iterator[_Meter]:
+    if not console.is_terminal:
+        yield _Meter(console, games, None)
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        yield _Meter(console, games, bar)

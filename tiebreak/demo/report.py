@@ -1,0 +1,70 @@
+"""A demo's result as files for people and programs: report.html (self-contained), report.md, result.json."""
+
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from tiebreak.demo.pictures import pictures
+from tiebreak.demo.results import DemoResult
+from tiebreak.sim.report import rendering
+
+HTML: Final = "report.html"
+MARKDOWN: Final = "report.md"
+JSON: Final = "result.json"
+
+
+def short(digest: str) -> str:
+    """The ends of a long hex string; short ones as they are."""
+    return digest if len(digest) <= 18 else f"{digest[:10]}…{digest[-6:]}"
+
+
+def share(part: int, whole: int) -> str:
+    """A small ratio, readable over many orders of magnitude."""
+    return "0" if part == 0 or whole == 0 else f"{part / whole:.1e}"
+
+
+def whole(number: int | None) -> str:
+    """A whole number with thousands separated, or a dash."""
+    return "–" if number is None else f"{number:,}"
+
+
+def ether(wei: int) -> str:
+    """A signed amount of wei in ether, exact."""
+    whole_part, rest = divmod(abs(wei), 10**18)
+    digits = f"{whole_part}.{rest:018d}".rstrip("0").rstrip(".")
+    return f"{'-' if wei < 0 else '+'}{digits} ether"
+
+
+def cell(text: object) -> str:
+    """Text that cannot end a Markdown table cell."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def environment(*, html: bool) -> Environment:
+    """Templates of this package and their filters. Markdown has its own, `cell`."""
+    made = rendering.environment("tiebreak", html=html)
+    made.filters |= {"short": short, "whole": whole, "ether": ether, "cell": cell}
+    made.globals["share"] = share
+    return made
+
+
+def to_html(result: DemoResult) -> str:
+    """One page that loads nothing from anywhere."""
+    drawn = {name: [Markup(svg) for svg in svgs] for name, svgs in pictures(result.jobs, result.disputes).items()}  # noqa: S704 (our own SVG, escaped where made)
+    return environment(html=True).get_template("report.html.j2").render(r=result, pictures=drawn)
+
+
+def to_markdown(result: DemoResult) -> str:
+    """The tables of the report."""
+    return environment(html=False).get_template("report.md.j2").render(r=result)
+
+
+def write(result: DemoResult, folder: Path) -> dict[str, Path]:
+    """Write the three files; returns their paths by file name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {HTML: to_html(result), MARKDOWN: to_markdown(result), JSON: result.to_json()}
+    for name, content in contents.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return {name: folder / name for name in contents}

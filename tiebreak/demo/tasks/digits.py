@@ -1,0 +1,72 @@
+"""A small convolutional network with batch norm, max-pooling and dropout on scikit-learn's images of digits."""
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, warmup_linear
+
+TEST_IMAGES = 360
+"""Held out: the last 360 of the 1797 images."""
+
+
+class DigitsNet(nn.Module):
+    """Images [B, 1, 8, 8] to logits [B, 10]."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, width, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(2 * width)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(2 * width * 2 * 2, 10)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Logits [B, 10]."""
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x_BCHW))), 2)
+        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+        logits: Tensor = self.head(self.dropout(x.flatten(1)))
+        return logits
+
+
+def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy."""
+    return F.cross_entropy(model(images), labels)
+
+
+def load() -> tuple[Tensor, Tensor]:
+    """All images float32 [1797, 1, 8, 8] in 0 ... 1 (sixteenths, exact) and labels int64 [1797]."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    return images, torch.tensor(labels, dtype=torch.int64)
+
+
+def task(steps: int = 72) -> Task:
+    """SGD with momentum and weight decay, batches of 32 (45 make an epoch); test accuracy on held-out images."""
+    images, labels = load()
+    train_images, test_images = images[:-TEST_IMAGES], images[-TEST_IMAGES:]
+    train_labels, test_labels = labels[:-TEST_IMAGES], labels[-TEST_IMAGES:]
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        right = model(test_images).argmax(1) == test_labels
+        return {"test accuracy": float(right.double().mean())}
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = DigitsNet()
+    return Task(
+        name="digits",
+        model=model,
+        loss=loss,
+        optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=5e-4),
+        schedule=warmup_linear(steps, warmup=min(4, steps - 1), floor=0.05),
+        data={"images": train_images, "labels": train_labels},
+        batch=Batch(size=32, examples=Rows(names=("images", "labels"))),
+        steps=steps,
+        checkpoint_interval=min(12, steps),
+        seed=1,
+        evaluate=evaluate,
+    )

@@ -1,0 +1,43 @@
+"""Finding a task: a built-in name, or a Python file of the user's own that defines `task()`.
+
+A task file is code and is run; only who wrote it should. Nothing that arrives from another party goes through here:
+auditors and referees get programs.
+"""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from tiebreak.demo.tasks import digits, text
+from tiebreak.engine.capture.task import Task
+from tiebreak.protocol.errors import ConfigurationError
+
+BUILT_IN: Final = {"digits": digits, "text": text}
+
+
+def import_file(path: Path) -> ModuleType:
+    """Run a Python file as a module. Exceptions of its own code pass through with their traceback."""
+    if path.suffix != ".py" or not path.is_file():
+        names = ", ".join(sorted(BUILT_IN))
+        raise ConfigurationError(f"expected {names} or the path of a Python file with task(), got {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(f"tiebreak_task_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_task(name: str, *, steps: int | None = None) -> Task:
+    """The task that `name` stands for; `steps` is passed on to its `task()` if given."""
+    module = BUILT_IN.get(name) or import_file(Path(name))
+    make = getattr(module, "task", None)
+    if not callable(make):
+        raise ConfigurationError(f"expected a function task() in {name}, got {make!r}; define it and return a Task")
+    made = make() if steps is None else make(steps=steps)
+    if not isinstance(made, Task):
+        raise ConfigurationError(
+            f"expected task() of {name} to return tiebreak.engine.capture.task.Task, got {type(made).__name__}"
+        )
+    return made

@@ -1,0 +1,222 @@
+"""One instruction on one device, bit for bit what SPEC sections 4 to 7 say; near ties as policy `logged` wants them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import elementwise_native as chains
+from tiebreak.engine.arithmetic import indexing, random
+from tiebreak.engine.arithmetic.elementwise import kernel_of
+from tiebreak.engine.arithmetic.exact import Exact, exact_sums
+from tiebreak.engine.arithmetic.exact_few import Integers
+from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
+from tiebreak.engine.arithmetic.near_ties import FP32_PRECISION, Collector, Logging, NearTies
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
+from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
+from tiebreak.engine.arithmetic.stats import Stats
+from tiebreak.engine.arithmetic.transcendental import Transcendentals
+from tiebreak.engine.arithmetic.views import View
+from tiebreak.engine.arithmetic.ziv import ExactSum, exact_sum_bits
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program.isa import (
+    TRANSCENDENTALS,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    SourceKind,
+)
+from tiebreak.protocol.program.rounding import sum_kind
+
+Operands = Sequence[Tensor]
+Compiled = Callable[[Operands, int, Collector | None], Tensor]
+"""An instruction made ready: (operands, step, what takes the near ties of a logged sum) -> result."""
+
+MAX_PLANS: Final = 1 << 20
+FP64_ELEMENTS: Final = {"cpu": 1 << 22}
+"""FP64 elements of one thing held at once, by kind of device."""
+FP64_ELEMENTS_ELSEWHERE: Final = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an `Arithmetic` was made with."""
+
+    device: torch.device
+    permuted: bool
+    """Every reduction takes its terms in a random order. Never changes a bit; audits use it to show that."""
+    fp64_elements: int
+    precision: int
+    """Bits to which sums and transcendentals are rounded."""
+    logging: Logging | None
+    """How near ties are found; None: policy `exact`."""
+
+
+class Arithmetic:
+    """Executes instructions exactly on a device, but for near ties that the caller takes.
+
+    f32 NaNs in results may have any payload (no result depends on one): make them canonical when hashing. Results are
+    contiguous and new; operands are never written. An instance is used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        permute: torch.Generator | int | None = None,
+        stats: Stats | None = None,
+        *,
+        precision: int = MAX_PRECISION,
+        logging: Logging | None = None,
+        fp64_elements: int | None = None,
+    ) -> None:
+        device, rounded = torch.device(device), Round(precision)
+        if logging is not None and logging.compute == torch.float32 and precision > FP32_PRECISION:
+            raise ConfigurationError(
+                f"expected a precision of at most {FP32_PRECISION} bits for sums computed in FP32, got {precision}"
+            )
+        default = FP64_ELEMENTS.get(device.type, FP64_ELEMENTS_ELSEWHERE)
+        elements = default if fp64_elements is None else fp64_elements
+        self.options = Options(device, permute is not None, elements, precision, logging)
+        self.stats = Stats() if stats is None else stats
+        shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
+        self._scatters = ScatterRunner(self._exact_sum(), shuffled, rounded)
+        self._transcendentals = Transcendentals(precision)
+        self._shuffles = random.Shuffles()
+        self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
+        found = chains.kernel() if device.type == "cpu" else None
+        self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
+        """What runs chains of elementwise instructions in one pass; None where they run one by one."""
+        room = None if self.chains is None else self.chains.buffers
+        self._sums = SumRunner(self._exact_sum(), shuffled, room, rounded)
+
+    @property
+    def device(self) -> torch.device:
+        """Where operands live and results are made."""
+        return self.options.device
+
+    def execute(
+        self,
+        instruction: Instruction,
+        operands: Operands,
+        step: int,
+        near: Callable[[NearTies], None] | None = None,
+    ) -> Tensor:
+        """The result of a validated instruction other than `source` state or data and `commit`.
+
+        `operands`: for each operand the whole tensor it reads, contiguous, on the device. `step` counts from 0: it is
+        what `source` step yields (SPEC's s - 1). Returns a contiguous tensor of the instruction's shape and dtype.
+        Plans are kept per instruction object.
+
+        With `logging` and `near`, elements of a sum with a tolerance that are open
+        (`tiebreak.engine.arithmetic.near_ties`) hold
+        RN(c), and `near` is called with all of them, if there are any; everything else is RN(exact) as ever.
+        """
+        found = self._compiled.get(id(instruction))
+        if found is None or found[0] is not instruction:
+            if len(self._compiled) >= MAX_PLANS:
+                self._compiled.clear()
+            # The instruction is kept alive, so its id stays its own.
+            found = self._compiled[id(instruction)] = (instruction, self._compile(instruction, operands))
+        logging, kind = self.options.logging, None if near is None else sum_kind(instruction)
+        if near is None or logging is None or kind is None or not logging.logs(kind):
+            return found[1](operands, step, None)
+        collector = logging.collector(kind)
+        result = found[1](operands, step, collector)
+        if (ties := collector.found()) is not None:
+            near(ties)
+        return result
+
+    def exact_sums(
+        self, instruction: Instruction, operands: Operands, elements: Sequence[int] | Integers
+    ) -> list[Exact]:
+        """n and e of the exact sums n * 2^e of some elements of a sum, by their numbers; None: not finite."""
+        return exact_sums(instruction, operands, elements)
+
+    def _exact_sum(self) -> ExactSum:
+        return partial(exact_sum_bits, precision=self.options.precision)
+
+    def _compile(self, i: Instruction, operands: Operands) -> Compiled:
+        device = self.device
+        match i.opcode:
+            case Opcode.MAP:
+                return self._compile_map(i, operands)
+            case Opcode.REDUCE:
+                return self._compile_reduce(i)
+            case Opcode.SCATTER_SUM:
+                plan, counts = plan_scatter(i), self.stats.of("scatter_sum")
+                return lambda x, _, near: self._scatters.run(plan, x, counts, near)
+            case Opcode.GATHER:
+                return lambda x, *_: indexing.gather(i, x)
+            case Opcode.WINDOW:
+                return lambda x, *_: indexing.window(i, x)
+            case Opcode.IOTA:
+                return lambda *_: indexing.iota(i, device)
+            case Opcode.RANDOM:
+                return lambda x, *_: random.random(i, x)
+            case Opcode.SHUFFLE:
+                return lambda x, *_: self._shuffles.run(i, x)
+            case Opcode.SOURCE:
+                return _compile_source(i, device)
+        raise ValueError(f"expected an instruction that computes, got {i.opcode.name} {i.function}")
+
+    def _compile_map(self, i: Instruction, operands: Operands) -> Compiled:
+        function = MapFunction(i.function)
+        views = tuple(View.of_access(access, i.shape) for access in i.operands)
+        shape, device = i.shape, self.device
+        # Some operand must have the result's whole shape, or torch would make the result smaller.
+        widths = zip(*(view.sizes for view in views), strict=True)
+        widen = any(max(sizes) != n for sizes, n in zip(widths, shape, strict=True))
+        if function in TRANSCENDENTALS:
+            counts, (view,) = self.stats.of(f"map.{function.name.lower()}"), views
+            functions = self._transcendentals
+
+            def transcendental(x: Operands, *_: object) -> Tensor:
+                result = functions.apply(function, view.on(x[0]), counts)
+                return result.expand(shape).contiguous() if widen else result
+
+            return transcendental
+        kernel, dtype = kernel_of(function, operands[0].dtype, i.dtype), TORCH_DTYPES[i.dtype]
+
+        def elementwise(x: Operands, *_: object) -> Tensor:
+            read = [view.on(base) for view, base in zip(views, x, strict=True)]
+            if widen:
+                read[0] = read[0].expand(shape)
+            out = torch.empty(shape, dtype=dtype, device=device)
+            kernel(read, out)
+            return out
+
+        return elementwise
+
+    def _compile_reduce(self, i: Instruction) -> Compiled:
+        if i.function != ReduceFunction.SUM:
+            return lambda x, *_: indexing.extreme(i, x)
+        if i.dtype == DType.I64:
+            return lambda x, *_: _wrapping_sum(i, x)
+        plan = plan_sum(i, self.options.fp64_elements)
+        counts = self.stats.of(plan.kind)
+        return lambda x, _, near: self._sums.run(plan, x, counts, near)
+
+
+def _compile_source(i: Instruction, device: torch.device) -> Compiled:
+    match i.function:
+        case SourceKind.CONST:
+            made = indexing.constant(i, device)
+            return lambda *_: made.clone()
+        case SourceKind.STEP:
+            return lambda _, step, __: torch.full((), step, dtype=torch.int64, device=device)
+    raise ValueError(f"expected a constant or the step, got source {i.function}: the interpreter provides those")
+
+
+def _wrapping_sum(i: Instruction, operands: Operands) -> Tensor:
+    x = View.of_access(i.operands[0], i.index_space).on(operands[0])
+    rank = len(i.shape)
+    x = x.expand((*x.shape[:rank], *i.reduction))
+    total = x.sum(tuple(range(rank, x.dim()))) if i.reduction else x
+    return total.expand(i.shape).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,172 @@
+"""max, argmax, gather, window, iota and constants: instructions that select and never round."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.views import View
+from tiebreak.protocol.program.isa import (
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    ReduceFunction,
+    SourceConst,
+    WindowFunction,
+    WindowParams,
+    row_major,
+)
+
+TORCH_DTYPES = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
+FEW_POSITIONS = 16
+"""Positions of a reduction that are compared one after the other."""
+_UNSIGNED = 1 << 64
+
+
+def _signed(bits: int) -> int:
+    return (bits + (_UNSIGNED >> 1)) % _UNSIGNED - (_UNSIGNED >> 1)
+
+
+def filled(shape: Sequence[int], dtype: DType, bits: int, device: torch.device) -> Tensor:
+    """A tensor of one element, given by its bits as in `SourceConst`."""
+    if dtype == DType.F32:
+        pattern = bits - (1 << 32) if bits >> 31 else bits
+        return torch.full(tuple(shape), pattern, dtype=torch.int32, device=device).view(torch.float32)
+    return torch.full(
+        tuple(shape), _signed(bits) if dtype == DType.I64 else bool(bits), dtype=TORCH_DTYPES[dtype], device=device
+    )
+
+
+def constant(instruction: Instruction, device: torch.device) -> Tensor:
+    """A `source` const."""
+    assert isinstance(instruction.params, SourceConst)
+    return filled((), instruction.dtype, instruction.params.bits, device)
+
+
+def iota(instruction: Instruction, device: torch.device) -> Tensor:
+    """An `iota`; wraps."""
+    params, shape = instruction.params, instruction.shape
+    assert isinstance(params, IotaParams)
+    result = torch.full(shape, params.offset, dtype=torch.int64, device=device)
+    for d, (size, stride) in enumerate(zip(shape, params.strides, strict=True)):
+        ramp = torch.arange(size, dtype=torch.int64, device=device) * stride
+        result += ramp.view([-1 if e == d else 1 for e in range(len(shape))])
+    return result
+
+
+def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """A `reduce` max or argmax."""
+    access, shape = instruction.operands[0], instruction.shape
+    rank = len(shape)
+    x = View.of_access(access, instruction.index_space).on(operands[0])
+    dims = tuple(range(rank, x.dim()))
+    # A dim the operand ignores repeats its element: it is size 1 here, and the first position of it is right.
+    if instruction.function == ReduceFunction.MAX:
+        found = x.amax(dims) if dims else x.clone()
+        if found.dtype == torch.float32:
+            found = found.add_(0.0)
+    elif 1 < prod(x.shape[rank:]) <= FEW_POSITIONS:
+        found = _first_of_few(x, rank, instruction.reduction)
+    else:
+        found = _first_greatest(x, dims, instruction.reduction)
+    return found.expand(shape).contiguous()
+
+
+def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
+    """As `_first_greatest`, position by position: kernels that reduce short dims are many times slower."""
+    best: Tensor | None = None
+    first = torch.zeros(x.shape[:rank], dtype=torch.int64, device=x.device)
+    places: Iterator[tuple[int, ...]] = product(*(range(n) for n in x.shape[rank:]))
+    for place in places:
+        here = x[(slice(None),) * rank + place]
+        if best is None:
+            best = here
+            continue
+        position = sum(c * stride for c, stride in zip(place, row_major(tuple(reduction)), strict=True))
+        replaces = here.gt(best)
+        if x.dtype == torch.float32:
+            replaces |= here.ne(here) & best.eq(best)  # the first NaN stays
+        first.masked_fill_(replaces, position)
+        best = torch.where(replaces, here, best)
+    return first
+
+
+def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) -> Tensor:
+    """Row-major index of the first NaN, else of the first greatest. torch.argmax does not promise which of equals."""
+    if not dims:
+        return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+    positions = torch.zeros((1,) * len(reduction), dtype=torch.int64, device=x.device)
+    stride = 1
+    for d in range(len(reduction) - 1, -1, -1):
+        size = x.shape[dims[d]]
+        ramp = torch.arange(size, dtype=torch.int64, device=x.device) * stride
+        positions = positions + ramp.view([-1 if e == d else 1 for e in range(len(reduction))])
+        stride *= reduction[d]
+    best = x.eq(x.amax(dims, keepdim=True))
+    if x.dtype == torch.float32:
+        best = best.logical_or_(x.ne(x))  # with a NaN the maximum is NaN, and nothing equals it
+    return torch.where(best, positions, prod(reduction)).amin(dims)
+
+
+def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """A `gather`; where the index is out of bounds NaN, 0 or false."""
+    params, shape = instruction.params, instruction.shape
+    assert isinstance(params, GatherParams)
+    table, index = operands
+    if table.device != index.device:  # the device has no room for the table
+        return gather(instruction, (table, index.to(table.device))).to(index.device)
+    j = View.of_access(instruction.operands[1], shape).on(index)
+    outside = (j < 0) | (j >= params.bound)
+    j = j.clamp(0, params.bound - 1)
+    access = instruction.operands[0]
+    tail = _row_dims(instruction)
+    if tail is not None:
+        # The index ignores the last dims and the table map the others: whole rows are taken.
+        row = shape[tail:]
+        sizes, strides = (params.bound, *row), (params.index_stride, *access.strides[tail:])
+        rows = View.of(access.offset, sizes, strides)
+        view = rows.on(table).expand(params.bound if rows.sizes[0] > 1 or params.bound == 1 else 1, *row)
+        if view.shape[0] != params.bound:
+            view = view.expand(params.bound, *row)
+        found = view.index_select(0, j.expand(*shape[:tail], *(1 for _ in row)).reshape(-1)).view(shape)
+    else:
+        place = j * params.index_stride + access.offset
+        for d, (size, stride) in enumerate(zip(shape, access.strides, strict=True)):
+            if stride and size > 1:
+                ramp = torch.arange(size, dtype=torch.int64, device=table.device) * stride
+                place = place + ramp.view([-1 if e == d else 1 for e in range(len(shape))])
+        found = table.reshape(-1).take(place).expand(shape).contiguous()
+    if bool(outside.any()):
+        found = found.masked_fill(outside, float("nan") if instruction.dtype == DType.F32 else 0)
+    return found
+
+
+def _row_dims(instruction: Instruction) -> int | None:
+    """First of the trailing dims that only the table map reads, if the leading ones are read by the index alone."""
+    table, index = instruction.operands
+    shape = instruction.shape
+    tail = len(shape)
+    while tail > 0 and (index.strides[tail - 1] == 0 or shape[tail - 1] == 1):
+        tail -= 1
+    leading = any(stride and size > 1 for stride, size in zip(table.strides[:tail], shape[:tail], strict=True))
+    return None if leading or tail == len(shape) else tail
+
+
+def window(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
+    """A `window`: the first operand inside the box, the fill or the second operand outside."""
+    params, shape = instruction.params, instruction.shape
+    assert isinstance(params, WindowParams)
+    if instruction.function == WindowFunction.FILL:
+        out = filled(shape, instruction.dtype, params.fill, operands[0].device)
+    else:
+        out = torch.empty(shape, dtype=operands[1].dtype, device=operands[1].device)
+        out.copy_(View.of_access(instruction.operands[1], shape).on(operands[1]))
+    box = out
+    for d, (lo, hi, step) in enumerate(zip(params.lo, params.hi, params.step, strict=True)):
+        if (lo, hi, step) != (0, shape[d], 1):
+            box = box[(slice(None),) * d + (slice(lo, hi, step),)]
+    box.copy_(View.of_access(instruction.operands[0], params.extents).on(operands[0]))
+    return out

@@ -1,0 +1,45 @@
+"""Rounding FP64 to f32 numbers of b bits (1 sign, 8 exponent, b - 9 fraction bits): to nearest, ties to even.
+
+A normal result keeps b - 9 of the 52 fraction bits: adding half of the last kept bit's weight, less one unit unless
+that bit is set, and cutting the rest off rounds the magnitude, carries into the exponent included; 2^128 then becomes
+infinity, as FP32 does too. Below 2^-126 the spacing is fixed, 2^(-126-(b-9)): adding 1.5 * 2^52 times that and taking
+it off again rounds to it, but for the sign of a zero. Infinities come out as they are; a NaN is kept apart, for its
+payload might carry into the sign.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+
+_LEAST_NORMAL: Final = 2.0**-126
+_EXPONENT_MASK: Final = 0x7FF << 52
+
+
+class Round:
+    """`round(x)`: FP64 numbers of any shape and device to f32 of some precision, new."""
+
+    def __init__(self, precision: int = MAX_PRECISION) -> None:
+        if not MIN_PRECISION <= precision <= MAX_PRECISION:
+            raise ValueError(f"expected a precision of {MIN_PRECISION} to {MAX_PRECISION} bits, got {precision}")
+        self.precision = precision
+
+    def __call__(self, x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
+        """Rounded; a result that is zero keeps the sign."""
+        if self.precision == MAX_PRECISION:
+            return x.to(torch.float32, memory_format=memory_format)
+        drop = 61 - self.precision
+        bits = x.view(torch.int64)
+        kept = (bits >> drop).bitwise_and_(1).add_((1 << (drop - 1)) - 1).add_(bits)
+        normal = kept.bitwise_and_(-1 << drop).view(torch.float64)
+        shift = 1.5 * 2.0 ** (-65 - self.precision)
+        small = (x + shift).sub_(shift).copysign_(x)
+        rounded = torch.where(x.abs() < _LEAST_NORMAL, small, normal)
+        return torch.where(x.isnan(), x, rounded).to(torch.float32, memory_format=memory_format)
+
+    def gaps(self, c: Tensor) -> Tensor:
+        """Between the two neighbours around each finite FP64 number, of this precision."""
+        power = (c.contiguous().view(torch.int64) & _EXPONENT_MASK).view(torch.float64)
+        return power.clamp_min_(_LEAST_NORMAL).mul_(2.0 ** (9 - self.precision))

@@ -1,0 +1,452 @@
+/* Sums of products of f32, correctly rounded: the compiled twin of tiebreak/engine/arithmetic/reduce.py, for CPUs.
+ *
+ * An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables (an affine access
+ * map is a sum of one offset per coordinate, so one table per group of coordinates says it all: matmul, bmm and
+ * convolutions look alike). A task is one block of the output. Its operands are converted to FP64 into panels, K in
+ * blocks of at most KC terms whose results are added by plain additions; the block stays in cache until Ziv's test
+ * (tiebreak/engine/arithmetic/ziv.py: the bound and its proof) has decided its elements; exact.h settles the others.
+ *
+ * SAFETY: the caller has checked that every sum of table entries lies inside the operand and the result.
+ */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exact.h"
+#include "lanes.h"
+
+#define VECTORS 3
+#define NR (LANES * VECTORS)
+#define KC 192
+#define MC 96
+
+typedef double vec_unaligned __attribute__((vector_size(8 * LANES), aligned(8)));
+typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
+ * each leaves its FP64 sums in memory, (part, batch, m, n), and a call with `finish` adds them. */
+typedef struct {
+    int64_t batches, m, n, k;
+    int64_t block_m, block_n, parts;
+    int64_t kc, group; /* terms of a panel, at most KC; panels whose results are added before they join the others */
+    /* Without m and n the tables hold only the first of each run: of terms that follow each other in both operands, and
+     * of outputs from one to the next of which the operands move by these steps, 0 or 1. Output o is at out[o]. */
+    int64_t run_k, run_batch, a_step, b_step;
+    const int64_t *a_batch, *a_m, *a_k;
+    const int64_t *b_batch, *b_n, *b_k;
+    const int64_t *out_batch, *out_m, *out_n;
+    const float *a, *b; /* b: null for a plain sum */
+    float *out;
+    double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
+    double coefficient;   /* of the error bound */
+    /* A product that was computed in FP32: (batch, m, n), else null; and what is added to errors other than 0. */
+    const float *given;
+    double least;
+} contraction;
+
+/* ---- panels ---- */
+
+typedef double quad __attribute__((vector_size(32)));
+typedef float quad_of_f32 __attribute__((vector_size(16), aligned(4)));
+
+/* Four terms of four rows, turned: to[k * width + r] = start[r][k]. */
+static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t k, const int width) {
+    quad x[4];
+    for (int r = 0; r < 4; r++) x[r] = __builtin_convertvector(*(const quad_of_f32 *)(start[r] + k), quad);
+    const quad a = __builtin_shufflevector(x[0], x[1], 0, 4, 2, 6), b = __builtin_shufflevector(x[0], x[1], 1, 5, 3, 7);
+    const quad c = __builtin_shufflevector(x[2], x[3], 0, 4, 2, 6), d = __builtin_shufflevector(x[2], x[3], 1, 5, 3, 7);
+    const quad turned[4] = {
+        __builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(b, d, 0, 1, 4, 5),
+        __builtin_shufflevector(a, c, 2, 3, 6, 7), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
+    for (int i = 0; i < 4; i++) memcpy(to + (k + i) * width, &turned[i], sizeof(quad));
+}
+
+/* `width` rows (offsets `row`, fewer than `width` if `rows` says so: zeros then) times `kc` terms, term by term. */
+static inline __attribute__((always_inline)) void pack(
+    double *restrict to, const float *restrict from, const int64_t *row, int64_t rows, const int64_t *term, int64_t kc,
+    const int width) {
+    if (rows == width && consecutive(row, width)) {
+        for (int64_t k = 0; k < kc; k++, to += width) {
+            const float *at = from + row[0] + term[k];
+            for (int r = 0; r < width; r += LANES)
+                *(vec *)(to + r) = __builtin_convertvector(*(const half_unaligned *)(at + r), vec);
+        }
+        return;
+    }
+    const float *start[width];
+    for (int r = 0; r < width; r++) start[r] = from + row[r < rows ? r : 0];
+    int64_t k = 0;
+    if (width % 4 == 0 && kc >= 4 && consecutive(term, kc)) {
+        for (int r = 0; r < width; r++) start[r] += term[0];
+        for (; k + 4 <= kc; k += 4)
+            for (int r = 0; r < width; r += 4) turn(to + r, start + r, k, width);
+        for (int r = 0; r < width; r++) start[r] -= term[0];
+    }
+    for (; k < kc; k++)
+        for (int r = 0; r < width; r++) to[k * width + r] = start[r][term[k]];
+    for (k = 0; rows < width && k < kc; k++)
+        for (int64_t r = rows; r < width; r++) to[k * width + r] = 0.0;
+}
+
+/* Adds the squares of a panel's rows. */
+static inline __attribute__((always_inline)) void add_squares(
+    double *squares, const double *panel, int64_t kc, const int width) {
+    vec sums[width / LANES];
+    for (int r = 0; r < width / LANES; r++) sums[r] = *(vec *)(squares + r * LANES);
+    for (int64_t k = 0; k < kc; k++, panel += width)
+        for (int r = 0; r < width / LANES; r++) {
+            const vec x = *(const vec *)(panel + r * LANES);
+            sums[r] += x * x;
+        }
+    for (int r = 0; r < width / LANES; r++) *(vec *)(squares + r * LANES) = sums[r];
+}
+
+static void multiply(const double *a, const double *b, int64_t kc, double *c, int64_t row, int first) {
+    vec sum[MR][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = (vec){0};
+    for (int r = 0; r < MR; r++) { /* the block lies in an outer cache: its lines come while the terms are added */
+        __builtin_prefetch(c + r * row, 1);
+        __builtin_prefetch(c + r * row + NR - 1, 1);
+    }
+    for (int64_t k = 0; k < kc; k++, a += MR, b += NR) {
+        vec right[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            right[v] = *(const vec *)(b + v * LANES);
+            KEEP(right[v]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++) {
+            const vec left = SPREAD(a[r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = FMA(left, right[v], sum[r][v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            vec_unaligned *at = (vec_unaligned *)(c + r * row + v * LANES);
+            *at = first ? sum[r][v] : *at + sum[r][v];
+        }
+}
+
+/* ---- blocks ---- */
+
+typedef struct {
+    double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
+    float *high; /* a row of results */
+    uint8_t *open; /* of a given row: which are undecided */
+    size_t bytes;
+    void *memory;
+} room;
+
+static _Thread_local room held;
+
+static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
+
+/* This thread's memory for blocks of block_m x block_n; 0 if there is none. Kept for the next call. */
+static int make_room(int64_t block_m, int64_t block_n) {
+    const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
+    const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
+    const size_t bytes = 8 * doubles + 5 * n + 256;
+    if (bytes > held.bytes) {
+        free(held.memory);
+        held.memory = aligned_alloc(64, padded(bytes));
+        held.bytes = held.memory ? bytes : 0;
+        if (!held.memory) return 0;
+    }
+    held.a = held.memory;
+    held.b = held.a + m * KC;
+    held.c = held.b + n * KC;
+    held.group = held.c + m * n;
+    held.squares_a = held.group + m * n;
+    held.squares_b = held.squares_a + m;
+    held.high = (float *)(held.squares_b + n);
+    held.open = (uint8_t *)(held.high + n);
+    return 1;
+}
+
+/* A block of one batch: outputs [m0, m0 + m) x [n0, n0 + n). */
+typedef struct {
+    int64_t batch, m0, m, n0, n;
+} block;
+
+/* C of one block, unless it is given, and the sums of squares, over the terms [k0, k1) into `c` whose rows have `row`
+ * elements. */
+static void multiply_block(const contraction *t, const block *at, int64_t k0, int64_t k1, double *c, int64_t row) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    const int64_t *row_m = t->a_m + at->m0, *row_n = t->b_n + at->n0, m = at->m, n = at->n;
+    for (int64_t k = k0; k < k1; k += t->kc) {
+        const int64_t kc = k1 - k < t->kc ? k1 - k : t->kc;
+        for (int64_t j = 0; j < n; j += NR) {
+            double *panel = held.b + j * kc;
+            pack(panel, b, row_n + j, n - j < NR ? n - j : NR, t->b_k + k, kc, NR);
+            add_squares(held.squares_b + j, panel, kc, NR);
+        }
+        for (int64_t top = 0; top < m; top += MC) {
+            const int64_t end = m < top + MC ? m : top + MC;
+            for (int64_t i = top; i < end; i += MR) {
+                double *panel = held.a + (i - top) * kc;
+                pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
+                add_squares(held.squares_a + i, panel, kc, MR);
+            }
+            for (int64_t j = 0; j < n && !t->given; j += NR)
+                for (int64_t i = top; i < end; i += MR)
+                    multiply(held.a + (i - top) * kc, held.b + j * kc, kc, c + i * row + j, row, k == k0);
+        }
+    }
+}
+
+/* The same into held.c. No term passes through more than kc + group + number of groups roundings. */
+static void accumulate(const contraction *t, const block *at, int64_t k0, int64_t k1, int64_t row) {
+    const int64_t step = t->kc * t->group;
+    memset(held.squares_a, 0, 8 * padded((size_t)at->m + MR));
+    memset(held.squares_b, 0, 8 * padded((size_t)at->n + NR));
+    for (int64_t k = k0; k < k1; k += step) {
+        double *c = k == k0 ? held.c : held.group;
+        multiply_block(t, at, k, k1 - k < step ? k1 : k + step, c, row);
+        if (k == k0 || t->given) continue;
+        for (int64_t i = 0; i < at->m; i++)
+            for (int64_t j = 0; j < at->n; j++) held.c[i * row + j] += c[i * row + j];
+    }
+}
+
+/* e of an FP32 product (single.py: the bound): NaN where that is not finite. */
+static inline double given_error(const contraction *t, double c, double e) { return e + (e > 0 ? t->least : 0) + (c - c); }
+
+/* As `test_row`, of a row that is given; its FP64 values into held.c, which are undecided into held.open. */
+static int test_given(const contraction *t, const block *at, int64_t i, double left, float *restrict high, int precision) {
+    const float *restrict given = t->given + (at->batch * t->m + at->m0 + i) * t->n + at->n0;
+    const double *restrict right = held.squares_b;
+    double *restrict c = held.c;
+    int any = 0;
+    for (int64_t j = 0; j < at->n; j++) {
+        c[j] = (double)given[j];
+        const double e = given_error(t, c[j], left * right[j]);
+        const float upper = round_bits(c[j] + e, precision), lower = round_bits(c[j] - e, precision);
+        high[j] = upper + 0.0f;
+        held.open[j] = !(upper == lower);
+        any |= held.open[j];
+    }
+    return any;
+}
+
+static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    float *out = t->out + t->out_batch[at->batch];
+    for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
+    const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
+    const terms from = {t->a_k, t->b_k, t->k, 1};
+    element open[OPEN + LANES];
+    int64_t waiting = 0;
+    for (int64_t i = 0; i < at->m; i++) {
+        const double left = sqrt(held.squares_a[i]) * t->coefficient;
+        double *c = held.c + (t->given ? 0 : i * row);
+        float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
+        const int any = t->given ? test_given(t, at, i, left, high, precision)
+                                 : test_row(c, left, held.squares_b, at->n, high, precision);
+        for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
+        for (int64_t j = 0; any && j < at->n; j++) {
+            if (t->given && !held.open[j]) continue;
+            const double e = t->given ? given_error(t, c[j], left * held.squares_b[j]) : left * held.squares_b[j];
+            if (t->given || is_open(c[j], e, precision)) {
+                if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
+                open[waiting++] = (element){
+                    a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
+            }
+        }
+    }
+    settle(&from, open, waiting, shared);
+}
+
+/* Leaves a block of one part in memory, or adds such blocks up in this thread's room. */
+static void move_part(const contraction *t, const block *at, int64_t part, int64_t row, int keep) {
+    const int64_t place = part * t->batches + at->batch;
+    double *c = t->sums + (place * t->m + at->m0) * t->n + at->n0;
+    double *sizes_a = t->sizes + place * (t->m + t->n) + at->m0, *sizes_b = sizes_a - at->m0 + t->m + at->n0;
+    if (keep) {
+        for (int64_t i = 0; i < at->m; i++) memcpy(c + i * t->n, held.c + i * row, 8 * (size_t)at->n);
+        memcpy(sizes_a, held.squares_a, 8 * (size_t)at->m);
+        memcpy(sizes_b, held.squares_b, 8 * (size_t)at->n);
+        return;
+    }
+    for (int64_t i = 0; i < at->m; i++)
+        for (int64_t j = 0; j < at->n; j++) {
+            double *sum = held.c + i * row + j;
+            *sum = part ? *sum + c[i * t->n + j] : c[i * t->n + j];
+        }
+    for (int64_t i = 0; i < at->m; i++) held.squares_a[i] = (part ? held.squares_a[i] : 0) + sizes_a[i];
+    for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = (part ? held.squares_b[j] : 0) + sizes_b[j];
+}
+
+static int64_t blocks_of(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
+/* Matrix products. Takes tasks until none is left; any number of threads may call it with the same arguments. With
+ * `finish`, adds up the parts that calls without it have left. 0 if memory ran out. */
+int contract(const contraction *t, int finish, progress *shared) {
+    if (!make_room(t->block_m, t->block_n)) return 0;
+    const int64_t blocks_m = blocks_of(t->m, t->block_m), blocks_n = blocks_of(t->n, t->block_n);
+    const int64_t row = (int64_t)padded((size_t)t->block_n + NR);
+    const int64_t parts = finish ? 1 : t->parts, tasks = t->batches * blocks_m * blocks_n * parts;
+    const int64_t step = blocks_of(t->k, t->parts); /* terms of a part */
+    for (int64_t task; (task = shared->next++) < tasks;) {
+        const int64_t part = task % parts, place = task / parts, inside = place % (blocks_m * blocks_n);
+        block at = {.batch = place / (blocks_m * blocks_n), .m0 = inside / blocks_n * t->block_m,
+                    .n0 = inside % blocks_n * t->block_n};
+        at.m = t->m - at.m0 < t->block_m ? t->m - at.m0 : t->block_m;
+        at.n = t->n - at.n0 < t->block_n ? t->n - at.n0 : t->block_n;
+        if (finish) {
+            for (int64_t p = 0; p < t->parts; p++) move_part(t, &at, p, row, 0);
+            finish_block(t, &at, row, shared);
+            continue;
+        }
+        const int64_t k0 = part * step, k1 = k0 + step < t->k ? k0 + step : t->k;
+        accumulate(t, &at, k0, k1, row);
+        if (parts == 1) finish_block(t, &at, row, shared);
+        else move_part(t, &at, part, row, 1);
+    }
+    return 1;
+}
+
+/* ---- sums without a matrix product: each output has its own terms ---- */
+
+#define TILE OPEN
+#define CHAINS 32
+#define CHUNK 512 /* terms added at once; the results are added plainly */
+
+static const float *a_of(const contraction *t, int64_t output) {
+    return t->a + t->a_batch[output / t->run_batch] + output % t->run_batch * t->a_step;
+}
+
+static const float *b_of(const contraction *t, int64_t output) {
+    return t->b ? t->b + t->b_batch[output / t->run_batch] + output % t->run_batch * t->b_step : 0;
+}
+
+/* One output over the terms [k0, k1): adds to its sum and its sum of absolute terms. */
+static void add_row(const contraction *t, int64_t output, int64_t k0, int64_t k1, double *sum, double *size) {
+    const float *a = a_of(t, output), *b = b_of(t, output);
+    double total = 0, total_size = 0, sums[CHAINS] = {0}, sizes[CHAINS] = {0};
+    for (int64_t k = k0; k < k1;) {
+        const int64_t r = k / t->run_k, skip = k % t->run_k;
+        const int64_t length = t->run_k - skip < k1 - k ? t->run_k - skip : k1 - k;
+        const float *x = a + t->a_k[r] + skip, *y = b ? b + t->b_k[r] + skip : 0;
+        int64_t i = 0;
+        for (; i + CHAINS <= length; i += CHAINS)
+            for (int l = 0; l < CHAINS; l++) {
+                const double term = y ? (double)x[i + l] * (double)y[i + l] : (double)x[i + l];
+                sums[l] += term;
+                sizes[l] += fabs(term);
+            }
+        for (; i < length; i++) {
+            const double term = y ? (double)x[i] * (double)y[i] : (double)x[i];
+            total += term;
+            total_size += fabs(term);
+        }
+        k += length;
+    }
+    for (int l = 0; l < CHAINS; l++) {
+        total += sums[l];
+        total_size += sizes[l];
+    }
+    *sum += total;
+    *size += total_size;
+}
+
+/* `n` outputs of one run over the terms [k0, k1): adds to their sums and sums of absolute terms. */
+static void add_columns(
+    const contraction *t, int64_t output, int64_t n, int64_t k0, int64_t k1, double *sum, double *size) {
+    double sums[TILE] = {0}, sizes[TILE] = {0};
+    const float *a = a_of(t, output), *b = b_of(t, output);
+    for (int64_t k = k0; k < k1; k++) {
+        const int64_t r = k / t->run_k, skip = k % t->run_k;
+        const float *x = a + t->a_k[r] + skip, *y = b ? b + t->b_k[r] + skip : 0;
+        if (!y)
+            for (int64_t j = 0; j < n; j++) {
+                sums[j] += (double)x[j];
+                sizes[j] += fabs((double)x[j]);
+            }
+        else if (t->a_step && t->b_step)
+            for (int64_t j = 0; j < n; j++) {
+                const double term = (double)x[j] * (double)y[j];
+                sums[j] += term;
+                sizes[j] += fabs(term);
+            }
+        else
+            for (int64_t j = 0; j < n; j++) {
+                const double term = (double)x[j * t->a_step] * (double)y[j * t->b_step];
+                sums[j] += term;
+                sizes[j] += fabs(term);
+            }
+    }
+    for (int64_t j = 0; j < n; j++) {
+        sum[j] += sums[j];
+        size[j] += sizes[j];
+    }
+}
+
+/* Outputs [first, first + n) over [k0, k1), by the way that reads memory in runs. */
+static void add_tile(
+    const contraction *t, int64_t first, int64_t n, int64_t k0, int64_t k1, double *sum, double *size) {
+    for (int64_t j = 0; j < n; j++) sum[j] = size[j] = 0;
+    for (int64_t k = k0; k < k1; k += CHUNK) {
+        const int64_t end = k1 - k < CHUNK ? k1 : k + CHUNK;
+        if (t->run_batch == 1 || t->run_k >= CHAINS) {
+            for (int64_t j = 0; j < n; j++) add_row(t, first + j, k, end, sum + j, size + j);
+            continue;
+        }
+        for (int64_t j = 0; j < n;) {
+            const int64_t run = t->run_batch - (first + j) % t->run_batch, length = run < n - j ? run : n - j;
+            add_columns(t, first + j, length, k, end, sum + j, size + j);
+            j += length;
+        }
+    }
+}
+
+static void finish_tile(
+    const contraction *t, int64_t first, int64_t n, const double *sum, const double *size, progress *shared) {
+    float *out = t->out + first;
+    const int precision = (int)shared->precision;
+    if (!test_row(sum, t->coefficient, size, n, out, precision)) return;
+    const terms from = {t->a_k, t->b_k, t->k / t->run_k, t->run_k};
+    element open[TILE + LANES];
+    int64_t waiting = 0;
+    for (int64_t j = 0; j < n; j++) {
+        const double e = t->coefficient * size[j];
+        if (is_open(sum[j], e, precision))
+            open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j], e};
+    }
+    settle(&from, open, waiting, shared);
+}
+
+/* Sums without m and n; otherwise as `contract`. No term passes through more than
+ * CHUNK + k / CHUNK + CHAINS + parts roundings. */
+int add_up(const contraction *t, int finish, progress *shared) {
+    const int64_t tiles = blocks_of(t->batches, TILE), parts = finish ? 1 : t->parts;
+    const int64_t step = blocks_of(t->k, t->parts);
+    double sum[TILE], size[TILE];
+    for (int64_t task; (task = shared->next++) < tiles * parts;) {
+        const int64_t part = task % parts, first = task / parts * TILE;
+        const int64_t n = t->batches - first < TILE ? t->batches - first : TILE;
+        if (finish) {
+            for (int64_t p = 0; p < t->parts; p++)
+                for (int64_t j = 0; j < n; j++) {
+                    sum[j] = (p ? sum[j] : 0) + t->sums[p * t->batches + first + j];
+                    size[j] = (p ? size[j] : 0) + t->sizes[p * t->batches + first + j];
+                }
+            finish_tile(t, first, n, sum, size, shared);
+            continue;
+        }
+        const int64_t k0 = part * step, k1 = k0 + step < t->k ? k0 + step : t->k;
+        double *sums = parts == 1 ? sum : t->sums + part * t->batches + first;
+        double *sizes = parts == 1 ? size : t->sizes + part * t->batches + first;
+        add_tile(t, first, n, k0, k1 > k0 ? k1 : k0, sums, sizes);
+        if (parts == 1) finish_tile(t, first, n, sums, sizes, shared);
+    }
+    return 1;
+}

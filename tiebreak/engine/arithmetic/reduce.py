@@ -1,0 +1,542 @@
+"""`reduce` sum: plain sums and sums of products, correctly rounded (the bound: `tiebreak.engine.arithmetic.ziv`).
+
+The dims of the index space fall into groups by what reads them: *batch* (output; both operands, or the only one), *m*
+(output; only the first), *n* (output; only the second), *free* (output; none: computed once and expanded), *k*
+(summed; both or the only one), *ra*, *rb* (summed; only the first, only the second: summed before multiplying, one
+more rounding on the way of a term), *times* (summed; none: a factor). So every contraction becomes one batched matrix
+product of shapes (Bt, M, K) and (Bt, K, N) in FP64, whatever views it reads; without m and n it is a product and a
+sum along K.
+
+What is materialised in FP64 is bounded: a large instruction is cut along K into *slabs* whose results are added, and
+along output dims into *parts*.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import ceil, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import fp32_products as single
+from tiebreak.engine.arithmetic.buffers import Buffers
+from tiebreak.engine.arithmetic.exact_few import Floats, Integers
+from tiebreak.engine.arithmetic.near_ties import Collector
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.reduce_native import NativePlan, build, offsets_of, plan_native, run_native
+from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
+from tiebreak.engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide, decide_outer
+from tiebreak.protocol.program.isa import Instruction, row_major
+
+BLOCK = 256
+"""Terms multiplied at once where K is long: the bound is (BLOCK + number of blocks) u instead of K u."""
+MAX_BLOCKS = 64
+SMALL_OUTPUT, SMALL_BLOCK = 1 << 12, 64
+SLAB = 1 << 12
+"""Terms from which on an instruction is cut along K before it is cut along its output."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The dims of a (part of an) index space by what reads them; each carries one stride per operand."""
+
+    batch: tuple[Dim, ...]
+    m: tuple[Dim, ...]
+    n: tuple[Dim, ...]
+    k: tuple[Dim, ...]
+    ra: tuple[Dim, ...]
+    rb: tuple[Dim, ...]
+    times: int
+
+    @classmethod
+    def of(cls, output: Sequence[Dim], reduction: Sequence[Dim], limit: int) -> "Groups":
+        """Classifies coalesced dims. Only-one-operand reductions of more than `limit` terms are treated as k."""
+
+        def pick(dims: Sequence[Dim], *reads: bool) -> tuple[Dim, ...]:
+            return tuple(d for d in dims if tuple(s != 0 for s in d.strides) == reads)
+
+        operands = len((*output, *reduction)[0].strides) if output or reduction else 1
+        times = prod(d.size for d in reduction if not any(d.strides))
+        if operands == 1:
+            return cls(pick(output, True), (), (), pick(reduction, True), (), (), times)
+        ra, rb = pick(reduction, True, False), pick(reduction, False, True)
+        k = pick(reduction, True, True)
+        if prod(d.size for d in ra) > limit:
+            k, ra = k + ra, ()
+        if prod(d.size for d in rb) > limit:
+            k, rb = k + rb, ()
+        return cls(pick(output, True, True), pick(output, True, False), pick(output, False, True), k, ra, rb, times)
+
+    @property
+    def result(self) -> tuple[Dim, ...]:
+        """Dims of the result as computed: batch, m, n."""
+        return self.batch + self.m + self.n
+
+    def read_by(self, operand: int) -> tuple[tuple[Dim, ...], ...]:
+        """The groups an operand is loaded in: batch, m or n, k, ra or rb."""
+        return (self.batch, self.m, self.k, self.ra) if operand == 0 else (self.batch, self.n, self.k, self.rb)
+
+
+def _size(dims: Sequence[Dim]) -> int:
+    return prod(d.size for d in dims)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How one operand of a slab is loaded: as FP64 (Bt, M or N, K, presummed)."""
+
+    view: View
+    wide: tuple[int, ...]
+    """All dims with their full sizes."""
+    shape: tuple[int, int, int, int]
+    k_outside: tuple[int, ...]
+    """If not empty: the order of dims in which it is copied, because its own dims have the longer runs in memory.
+
+    Matrix products take either layout.
+    """
+
+    def plain(self, base: Tensor) -> Tensor:
+        """The operand as it is, (Bt, M or N, K); nothing was to be summed before. A view where that can be."""
+        return self.view.on(base).expand(self.wide).reshape(self.shape[:3])
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part small enough to be computed at once, up to slabs along K."""
+
+    groups: Groups
+    starts: tuple[int, ...]
+    """Offset of each operand."""
+    output: tuple[int, ...]
+    """Coalesced output dims, of which `spread` has the free ones as 1."""
+    spread: tuple[int, ...]
+    reduction: tuple[Dim, ...]
+    """All reduction dims in row-major order, for reading single terms again."""
+    slab: int
+    """Positions of the first k dim that are computed at once."""
+    placed: tuple[int, ...]
+    """Which output dim each of the dims (batch, m, n) is."""
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Permutation that takes (batch, m, n) dims to output order."""
+        return tuple(sorted(range(len(self.placed)), key=lambda i: self.placed[i]))
+
+    @cached_property
+    def result_shape(self) -> tuple[int, int, int]:
+        """Bt, M, N."""
+        return _size(self.groups.batch), _size(self.groups.m), _size(self.groups.n)
+
+    @cached_property
+    def terms(self) -> int:
+        """K of SPEC: all terms of an element."""
+        return _size(self.reduction)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a plain matrix product: of rows and columns, and not of what was summed or counted before."""
+        groups = self.groups
+        return bool(groups.m or groups.n) and not (groups.ra or groups.rb) and groups.times == 1 and self.terms > 1
+
+    @cached_property
+    def places(self) -> tuple[Integers, ...]:
+        """For each operand where the terms of an element stand after its first one; only for short sums."""
+        found = []
+        for o in range(len(self.starts)):
+            place = np.zeros((), dtype=np.int64)
+            for d in self.reduction:
+                place = place[..., None] + np.arange(d.size) * d.strides[o]
+            found.append(place.reshape(-1))
+        return tuple(found)
+
+    def coordinates(self, elements: Integers) -> list[Integers]:
+        """Coordinates along (batch, m, n) of row-major element numbers."""
+        sizes = [d.size for d in self.groups.result]
+        return list(np.unravel_index(elements, sizes)) if sizes else []
+
+    def numbers(self, elements: Tensor, origin: "Origin") -> tuple[Integers, Integers]:
+        """Where elements (row-major numbers) stand in the whole result, and which of them each is: some stand often."""
+        found = np.full(len(elements), origin.first)
+        for coordinate, at in zip(self.coordinates(elements.cpu().numpy()), self.placed, strict=True):
+            found += coordinate * origin.strides[at]
+        free = zip(self.output, self.spread, origin.strides, strict=True)
+        copies = offsets_of([(size, stride) for size, spread, stride in free if size != spread])
+        return (found[:, None] + copies).reshape(-1), np.repeat(np.arange(len(elements)), len(copies))
+
+    @cached_property
+    def slabs(self) -> tuple[tuple[Load, ...], ...]:
+        """For each slab how the operands are loaded."""
+        k = self.groups.k
+        if not k:
+            return (tuple(self._load(o, start, 1) for o, start in enumerate(self.starts)),)
+        return tuple(
+            tuple(
+                self._load(o, start + at * k[0].strides[o], min(self.slab, k[0].size - at))
+                for o, start in enumerate(self.starts)
+            )
+            for at in range(0, k[0].size, self.slab)
+        )
+
+    def _load(self, operand: int, start: int, first: int) -> Load:
+        lead, own, k, extra = self.groups.read_by(operand)
+        k = (Dim(first, k[0].strides), *k[1:]) if k else k
+        dims = (*lead, *own, *k, *extra)
+        wide = tuple(d.size for d in dims)
+        view = View.of(start, wide, [d.strides[operand] for d in dims])
+        return Load(view, wide, (_size(lead), _size(own), _size(k), _size(extra)), self._k_outside(operand, k))
+
+    def _k_outside(self, operand: int, k: Sequence[Dim]) -> tuple[int, ...]:
+        lead, own, _, extra = self.groups.read_by(operand)
+        runs = [dims[-1].size if dims and dims[-1].strides[operand] == 1 else 0 for dims in (own, k)]
+        if runs[0] <= min(runs[1], 64):
+            return ()
+        first, second = len(lead), len(lead) + len(own)
+        end = second + len(k) + len(extra)
+        return (*range(first), *range(second, end), *range(first, second))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a part of the output lies in the whole one: the number of its first element, and the strides there."""
+
+    first: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, root: "Part | Split") -> "Origin":
+        """Of the whole output itself."""
+        return cls(0, row_major(root.output if isinstance(root, Part) else root.shape))
+
+    def along(self, dim: int, first: int) -> "Origin":
+        """Of the part that starts at a coordinate of a dim."""
+        return Origin(self.first + first * self.strides[dim], self.strides)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the terms of single elements, numbered row-major over (batch, m, n)."""
+
+    part: Part
+    operands: Sequence[Tensor]
+
+    @property
+    def terms(self) -> int:
+        return self.part.terms
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        found: Tensor | None = None
+        dims, summed = self.part.groups.result, self.part.reduction
+        for o, base in enumerate(self.operands):
+            starts = offsets(elements, [d.size for d in dims], [d.strides[o] for d in dims], self.part.starts[o])
+            strides = [d.strides[o] for d in summed]
+            rows = read_rows(base, starts, [d.size for d in summed], strides, begin, end).to(torch.float64)
+            found = rows if found is None else found * rows
+        assert found is not None  # a sum has an operand
+        return found
+
+    def whole(self, elements: Integers) -> Floats:
+        coordinates = self.part.coordinates(elements)
+        found: Floats | None = None
+        with np.errstate(invalid="ignore"):
+            for o, base in enumerate(self.operands):
+                places = np.full(elements.shape, self.part.starts[o])
+                for d, coordinate in zip(self.part.groups.result, coordinates, strict=True):
+                    places += coordinate * d.strides[o]
+                rows = base.view(-1).numpy()[places[:, None] + self.part.places[o]].astype(np.float64)
+                found = rows if found is None else np.multiply(found, rows, out=rows)
+        assert found is not None  # a sum has an operand
+        return found
+
+
+@dataclass(frozen=True)
+class Split:
+    """The output is cut along one (coalesced) output dim: (first coordinate, size, plan) of each piece."""
+
+    shape: tuple[int, ...]
+    dim: int
+    pieces: tuple[tuple[int, int, "Part | Split"], ...]
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """How one instruction is computed."""
+
+    kind: str
+    shape: tuple[int, ...]
+    root: Part | Split
+    swapped: bool
+    """The second operand is taken first, so that M <= N: BLAS is several times faster for long rows of the result."""
+    native: NativePlan | None
+    """How the compiled kernel computes it."""
+
+
+def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
+    """The plan of a `reduce` sum (f32) that holds at most about `limit` FP64 elements of each thing."""
+    rank = len(instruction.shape)
+    accesses = instruction.operands
+    own = [prod(n for n, s in zip(instruction.shape, a.strides, strict=False) if s) for a in accesses]
+    swapped = len(accesses) == 2 and own[0] > own[1]
+    accesses = accesses[::-1] if swapped else accesses
+    output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
+    reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
+    root = _plan(output, reduction, tuple(a.offset for a in accesses), limit)
+    kind = "reduce.sum.plain" if len(accesses) == 1 else "reduce.sum.products"
+    return SumPlan(kind, instruction.shape, root, swapped, plan_native(instruction))
+
+
+def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int) -> Part | Split:
+    groups = Groups.of(output, reduction, limit)
+    # The longest k dim first: slabs are cut along it. Any order of terms is right.
+    k = tuple(sorted(groups.k, key=lambda d: -d.size)) if _size(groups.k) > SLAB else groups.k
+    groups = Groups(groups.batch, groups.m, groups.n, k, groups.ra, groups.rb, groups.times)
+    loads = [tuple(d for group in groups.read_by(o) for d in group) for o in range(len(starts))]
+    largest = max((_size(load) for load in loads), default=1)
+    slab = k[0].size if k else 1
+    if largest > limit and _size(k) > SLAB:
+        slab = max(1, ceil(slab / ceil(largest / limit)), ceil(SLAB * slab / _size(k)))
+    share = slab / k[0].size if k else 1.0
+    for dims in (*loads, groups.result):
+        size = _size(dims) * (share if dims is not groups.result else 1)
+        candidates = [d for d in groups.result if d in dims and d.size > 1]
+        if size > limit and candidates:
+            return _split(output, reduction, starts, limit, max(candidates, key=lambda d: d.size), ceil(size / limit))
+    sizes = tuple(d.size for d in output)
+    spread = tuple(d.size if any(d.strides) else 1 for d in output)
+    placed = _placed(output)
+    assert len(placed) == len(groups.result)
+    return Part(groups, starts, sizes, spread, tuple(reduction), slab, placed)
+
+
+def _placed(output: list[Dim]) -> tuple[int, ...]:
+    # Dims may be equal as values, so positions are matched group by group, each group being in output order.
+    operands = len(output[0].strides) if output else 1
+    wanted = [(True, True), (True, False), (False, True)] if operands == 2 else [(True,)]
+    return tuple(
+        place for reads in wanted for place, d in enumerate(output) if tuple(s != 0 for s in d.strides) == reads
+    )
+
+
+def _split(
+    output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int, cut: Dim, pieces: int
+) -> Split:
+    at = output.index(cut)
+    step = max(1, cut.size // pieces)
+    found = []
+    for first in range(0, cut.size, step):
+        size = min(step, cut.size - first)
+        inner = [*output[:at], Dim(size, cut.strides), *output[at + 1 :]]
+        moved = tuple(start + first * stride for start, stride in zip(starts, cut.strides, strict=True))
+        found.append((first, size, _plan(inner, reduction, moved, limit)))
+    return Split(tuple(d.size for d in output), at, tuple(found))
+
+
+@dataclass(frozen=True)
+class SumRunner:
+    """Computes planned sums. `shuffled`: every reduction's terms are taken in a random order, drawn from it."""
+
+    exact: ExactSum
+    shuffled: torch.Generator | None = None
+    buffers: Buffers | None = None
+    """Where the compiled kernel takes the memory of its results from."""
+    rounded: Round = field(default_factory=Round)
+    rooms: dict[str, Tensor] = field(default_factory=dict)
+
+    def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None) -> Tensor:
+        """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
+        if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
+            out = (
+                torch.empty(plan.shape, dtype=torch.float32)
+                if self.buffers is None
+                else self.buffers.empty(plan.shape, torch.float32)
+            )
+            run_native(library, plan.native, operands, out, counts, self.shuffled, self.rounded.precision, near)
+            return out
+        run = _Run(self, operands[::-1] if plan.swapped else operands, counts, near)
+        return run.node(plan.root, Origin.of(plan.root)).view(plan.shape)
+
+    def bounded(
+        self, part: Part, operands: Sequence[Tensor], near: Collector | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """C of a part, FP64 (Bt, M, N), and e: like C, or the factors (Bt, M) and (Bt, N) of an outer product."""
+        flat = not part.groups.m and not part.groups.n
+        total: list[Tensor] = []  # C, then Σ|terms| or the squares of both operands' norms
+        deepest = 0
+        for loads in part.slabs:
+            loaded = [
+                self._load(load, base, role) for load, base, role in zip(loads, operands, ("a", "b"), strict=False)
+            ]
+            found, depth = self._along(loaded) if flat else self._product(loaded[0], loaded[1])
+            deepest = max(deepest, depth)
+            total = [a.add_(b) for a, b in zip(total, found, strict=True)] if total else list(found)
+        return self._bound(part, total, deepest + len(part.slabs) - 1, near)
+
+    @staticmethod
+    def _bound(
+        part: Part, total: Sequence[Tensor], roundings: int, near: Collector | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        groups, c = part.groups, total[0]
+        # Summing ra and rb first rounds on the way of each term, and makes products inexact.
+        roundings += _size(groups.ra) + _size(groups.rb)
+        if groups.times > 1:
+            c = c.mul_(float(groups.times))
+            roundings += 1
+        # One exact term: the bound is 0, and 0 times a non-finite size is NaN.
+        factor = coefficient(roundings) if part.terms > 1 else 0.0
+        factor = (factor if near is None else near.coefficient(factor)) * groups.times
+        if len(total) == 2:
+            return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
+        return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
+
+    def single(self, part: Part, operands: Sequence[Tensor], near: Collector) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """C of a product computed in FP32 (`tiebreak.engine.arithmetic.fp32_products`) and e, both FP64 (Bt, M, N)."""
+        single.check_plain()
+        total: list[Tensor] = []
+        block = single.blocks(_size(part.groups.k), near.threshold is None)
+        for loads in part.slabs:
+            a, b = (load.plain(base) for load, base in zip(loads, operands, strict=True))
+            order = None if self.shuffled is None else self._order(a.shape[2], a.device)
+            a, b = (x if order is None else x.index_select(2, order) for x in (a, b))
+            squares = [torch.linalg.vector_norm(x, dim=2, dtype=torch.float64).square_() for x in (a, b)]
+            c = torch.zeros((a.shape[0], a.shape[1], b.shape[1]), dtype=torch.float64, device=a.device)
+            for at in range(0, a.shape[2], block):
+                c += _matmul(a[:, :, at : at + block], b[:, :, at : at + block].transpose(1, 2))
+            total = [x.add_(y) for x, y in zip(total, (c, *squares), strict=True)] if total else [c, *squares]
+        c = total[0]
+        factor = near.coefficient(single.coefficient(block), single.UNIT)
+        return c, (single.errors(c, total[1].sqrt_().mul_(factor), total[2].sqrt_(), part.terms),)
+
+    def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""
+        if device.type != "cpu":
+            return torch.empty(shape, dtype=torch.float64, device=device)
+        count = prod(shape)
+        room = self.rooms.get(role)
+        if room is None or len(room) < count:
+            room = self.rooms[role] = torch.empty(count, dtype=torch.float64)
+        return room[:count].view(shape)
+
+    def _load(self, load: Load, base: Tensor, role: str) -> tuple[Tensor, Tensor]:
+        """An operand as FP64 (Bt, M or N, K) and a tensor of at least its terms' absolute values, up to signs."""
+        read = load.view.on(base)
+        if load.view.sizes != load.wide:
+            read = read.expand(load.wide)
+        lead, own, k, extra = load.shape
+        if load.k_outside:
+            read = read.permute(load.k_outside)
+            x = self._room(role, read.shape, base.device).copy_(read).view(lead, k, extra, own).permute(0, 3, 1, 2)
+        else:
+            x = self._room(role, read.shape, base.device).copy_(read).view(load.shape)
+        if load.shape[3] == 1:
+            x = x[..., 0]
+            return x, x
+        x = self._mix(x, 3)
+        return x.sum(3), x.abs().sum(3)
+
+    def _mix(self, x: Tensor, dim: int, order: Tensor | None = None) -> Tensor:
+        if self.shuffled is None:
+            return x
+        return x.index_select(dim, self._order(x.shape[dim], x.device) if order is None else order)
+
+    def _order(self, count: int, device: torch.device) -> Tensor:
+        assert self.shuffled is not None
+        return torch.randperm(count, generator=self.shuffled, device=self.shuffled.device).to(device)
+
+    def _along(self, loaded: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], int]:
+        """No m, no n: (C, sum of absolute terms), each (Bt, 1), and the additions on the way of a term."""
+        (x, x_size), *rest = loaded
+        terms = self._mix(x * rest[0][0] if rest else x, 2)
+        sizes = x_size * rest[0][1] if rest and (x is not x_size or rest[0][0] is not rest[0][1]) else terms
+        return (terms.sum(2), sizes.abs().sum(2)), terms.shape[2]
+
+    def _squares(self, x: Tensor) -> Tensor:
+        """Sums of squares along the last dim."""
+        if x.stride(2) == 1:
+            norms: Tensor = torch.linalg.vector_norm(x, dim=2)
+            return norms.square_()
+        x = x.transpose(1, 2)
+        return torch.mul(x, x, out=self._room("squares", x.shape, x.device)).sum(1)
+
+    def _product(
+        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+        """(C (Bt, M, N), squared norms (Bt, M) and (Bt, N)) and the additions on the way of a term."""
+        (a, a_size), (b, b_size) = left, right
+        squares = self._squares(a_size), self._squares(b_size)
+        if self.shuffled is not None:
+            order = self._order(a.shape[2], a.device)
+            a, b = self._mix(a, 2, order), self._mix(b, 2, order)
+        c, depth = multiply(a, b.transpose(1, 2))
+        return (c, *squares), depth
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One sum being computed in torch."""
+
+    runner: SumRunner
+    operands: Sequence[Tensor]
+    counts: Counts
+    near: Collector | None
+
+    def node(self, node: Part | Split, origin: Origin) -> Tensor:
+        """A part of the output, in its own shape."""
+        if isinstance(node, Part):
+            return self._part(node, origin)
+        out = torch.empty(node.shape, dtype=torch.float32, device=self.operands[0].device)
+        for first, size, inner in node.pieces:
+            out.narrow(node.dim, first, size).copy_(self.node(inner, origin.along(node.dim, first)))
+        return out
+
+    def _part(self, part: Part, origin: Origin) -> Tensor:
+        rounded, near = self.runner.rounded, self.near
+        overflows = near is not None and near.compute == torch.float32 and part.is_product
+        if near is not None and overflows:
+            c, bounds = self.runner.single(part, self.operands, near)
+        else:
+            c, bounds = self.runner.bounded(part, self.operands, near)
+        if len(bounds) == 1:
+            result, undecided = decide(c, bounds[0], rounded)
+        else:
+            result, undecided = decide_outer(c, bounds[0], bounds[1], rounded)
+        settler = Settler(rounded, self.runner.exact, self.counts, near)
+        settler.settle(
+            result, undecided, c, partial(_errors, bounds), _Reader(part, self.operands),
+            places=partial(part.numbers, origin=origin), count=part.terms, overflows=overflows,
+        )  # fmt: skip
+        if part.order != tuple(range(len(part.order))):
+            result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()
+        result = result.view(part.spread)
+        return result if part.spread == part.output else result.expand(part.output).contiguous()
+
+
+def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
+    """(Bt, M, K) times (Bt, K, N) in FP64, K in plainly added blocks; and the additions on the way of a term."""
+    batch, m, k = a.shape
+    n = b.shape[2]
+    if k == 1:
+        return a * b, 1
+    small = batch * m * n <= SMALL_OUTPUT
+    block = max(SMALL_BLOCK if small else BLOCK, ceil(k / MAX_BLOCKS))
+    if k <= 2 * block:
+        return _matmul(a, b), k
+    c = _matmul(a[:, :, :block], b[:, :block])
+    for at in range(block, k, block):
+        c += _matmul(a[:, :, at : at + block], b[:, at : at + block])
+    return c, block + ceil(k / block)
+
+
+def _errors(bounds: Sequence[Tensor], elements: Tensor) -> Tensor:
+    """e of some elements."""
+    if len(bounds) == 1:
+        return bounds[0].reshape(-1)[elements]
+    left, right = bounds
+    row = elements.div(right.shape[1], rounding_mode="floor")
+    column = elements - (row - row.div(left.shape[1], rounding_mode="floor")) * right.shape[1]
+    return left.reshape(-1)[row] * right.reshape(-1)[column]
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a[0], b[0])[None] if a.shape[0] == 1 else torch.bmm(a, b)

@@ -1,0 +1,381 @@
+"""The compiled twin of `tiebreak.engine.arithmetic.reduce` on CPUs: plans for reduce.c, and threads that run them.
+
+A sum of products over groups of dims (`tiebreak.engine.arithmetic.reduce.Groups`) reads each operand at the sum of
+one offset per
+group, so a plan is a handful of offset tables. Nothing is held in FP64 but one block of the output and its panels.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, isqrt, prod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import fp32_products as single
+from tiebreak.engine.arithmetic.exact_few import Floats, Integers
+from tiebreak.engine.arithmetic.fp32_products import Matrices
+from tiebreak.engine.arithmetic.near_ties import Collector
+from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.engine.arithmetic.threads import together
+from tiebreak.engine.arithmetic.views import Dim, coalesce
+from tiebreak.engine.arithmetic.ziv import coefficient
+from tiebreak.protocol.native import Build, load
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program.isa import Instruction
+
+_SOURCE: Final = Path(__file__).with_name("reduce.c")
+_KC, _CHUNK, _CHAINS = 192, 512, 32  # as in reduce.c
+BLOCK: Final = 512
+"""Rows and columns of a block at most; it stays in cache with its panels."""
+SMALL: Final = 1 << 18
+"""Multiplications up to which one thread is faster than several."""
+LONG: Final = 4096
+"""Terms of a sum from which on shorter panels pay."""
+MAX_TABLE: Final = 1 << 24
+"""Entries of the tables of a plan at most: 128 MiB."""
+SHUFFLED_RUNS: Final = 1 << 20
+"""Pieces into which the terms of one sum are cut for taking them in a random order, at most."""
+
+
+class _Contraction(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batches", "m", "n", "k", "block_m", "block_n", "parts", "kc", "group")),
+        *((name, ctypes.c_int64) for name in ("run_k", "run_batch", "a_step", "b_step")),
+        *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
+        *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
+        ("coefficient", ctypes.c_double),
+        ("given", ctypes.c_void_p),
+        ("least", ctypes.c_double),
+    ]
+
+
+class Progress(ctypes.Structure):
+    """`progress` of exact.h: what threads share, and what they count."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds", "logged")),
+        *((name, ctypes.c_int64) for name in ("precision", "grid", "room", "single")),
+        ("limit", ctypes.c_double),
+        ("near", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+    ]
+
+    def add_to(self, counts: Counts, threads: int) -> None:
+        """Adds what was counted, `threads` threads having worked."""
+        counts.undecided += self.undecided
+        counts.logged += self.logged
+        counts.undecided_twice += self.twice
+        counts.double_rounded += self.wrong
+        counts.seconds_resolving += self.nanoseconds / 1e9 / threads
+
+
+_NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
+"""`near_tie` of exact.h."""
+NEAR_ROOM: Final = 1 << 12
+"""Near ties that there is room for at first, beside one for every 16 elements."""
+
+
+def run_kernel(
+    compute: Callable[["Progress"], bool],
+    out: Tensor,
+    precision: int,
+    terms: int,
+    near: Collector | None,
+    *,
+    fp32: bool = False,
+) -> Progress:
+    """Computes `out` by `compute`, which is False where memory ran out; what was counted.
+
+    `terms`: those of an element, by the instruction's definition. What is near a tie goes to `near`, if that is given.
+    `fp32`: whether it is an FP32 product that is tested.
+    """
+    grid = max(1, (terms - 1).bit_length()) if near is not None and near.grid else 0
+    room, limit = 0, 0.0
+    if near is not None:
+        room, limit = out.numel() if near.limit > 1 else min(out.numel(), NEAR_ROOM + out.numel() // 16), near.limit
+    while True:
+        held = np.empty(room, dtype=_NEAR_TIE)
+        progress = Progress(
+            precision=precision, grid=grid, room=room, single=fp32, limit=limit, near=held.ctypes.data,
+            result=out.data_ptr(),
+        )  # fmt: skip
+        if not compute(progress):
+            raise MemoryError(f"no memory to compute {tuple(out.shape)}")
+        if near is None:
+            return progress
+        if progress.logged <= room:
+            found = held[: progress.logged]
+            near.add(found["place"].copy(), found["c"].copy(), found["e"].copy())
+            return progress
+        room = progress.logged  # the same elements are near again: everything is computed as before
+
+
+def build() -> Build:
+    """The compiled kernel, or why there is none."""
+    return load(_SOURCE)
+
+
+@cache
+def _kernels(library: ctypes.CDLL) -> tuple[Callable[..., int], Callable[..., int]]:
+    for kernel in (library.contract, library.add_up):
+        kernel.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        kernel.restype = ctypes.c_int
+    return library.contract, library.add_up
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand: where its batches, its own rows and its terms start; `step` from an output of a run to the next."""
+
+    index: int
+    """Which operand of the instruction."""
+    batch: Integers
+    own: Integers
+    k: Integers
+    step: int
+    reach: tuple[int, int]
+    """The least and the greatest place read."""
+    matrices: Matrices | None = None
+    """How it is read as batches of matrices, of a matrix product."""
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """How reduce.c computes one instruction."""
+
+    shape: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    out: tuple[Integers, Integers, Integers]
+    """Places of (batch, m, n); without m and n, output o is at place o."""
+    sizes: tuple[int, int, int, int]
+    """Batches, M, N, K."""
+    run_k: int
+    run_batch: int
+
+    @property
+    def matrix(self) -> bool:
+        """Whether it is a matrix product; else each output has its own terms."""
+        return len(self.out[0]) > 0
+
+
+def plan_native(instruction: Instruction) -> NativePlan | None:
+    """The plan of a `reduce` sum (f32), or None where the pure path has to do: terms or outputs that nothing reads."""
+    rank = len(instruction.shape)
+    accesses = instruction.operands
+    output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
+    reduction = coalesce(instruction.reduction, [a.strides[rank:] for a in accesses])
+    if not output and not reduction:
+        return None
+    if any(not any(d.strides) for d in (*output, *reduction)):
+        return None
+    if len(accesses) == 1:
+        return _plan_flat(instruction, output, reduction)
+    if any(not all(d.strides) for d in reduction):
+        return None
+    if all(all(d.strides) for d in output):
+        return _plan_flat(instruction, output, reduction)
+    return _plan_matrix(instruction, output, reduction)
+
+
+def _places(dims: Sequence[Dim], operand: int) -> Integers:
+    """Offsets of the coordinates of some dims, row-major."""
+    return offsets_of([(d.size, d.strides[operand]) for d in dims])
+
+
+def offsets_of(steps: Sequence[tuple[int, int]]) -> Integers:
+    """Sums of coordinate * stride over a box of (size, stride), row-major."""
+    place = np.zeros((1,), dtype=np.int64)
+    for size, stride in steps:
+        place = (place[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return place
+
+
+def check_reach(tensor: Tensor, reach: tuple[int, int]) -> None:
+    """Raise `ValueError` unless the least and the greatest place read lie inside a contiguous tensor."""
+    # SAFETY: the kernels trust their tables. Validation of the program has checked the same; this costs nothing.
+    if reach[0] < 0 or reach[1] >= tensor.numel() or not tensor.is_contiguous():
+        raise ValueError(f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {reach}")
+
+
+def _size(dims: Sequence[Dim]) -> int:
+    return prod(d.size for d in dims)
+
+
+def _plan_flat(instruction: Instruction, output: list[Dim], reduction: list[Dim]) -> NativePlan | None:
+    """Every output dim is read by every operand."""
+    run_k = reduction[-1].size if reduction and all(s == 1 for s in reduction[-1].strides) else 1
+    run_batch = output[-1].size if output and all(s == 1 for s in output[-1].strides) else 1
+    k = reduction[:-1] if run_k > 1 else reduction
+    batch = output[:-1] if run_batch > 1 else output
+    if _size(k) + _size(batch) > MAX_TABLE:
+        return None
+    none = np.empty(0, dtype=np.int64)
+    operands = tuple(
+        Operand(
+            o, access.offset + _places(batch, o), none, _places(k, o), int(run_batch > 1),
+            access.extent(instruction.index_space),
+        )
+        for o, access in enumerate(instruction.operands)
+    )  # fmt: skip
+    sizes = _size(output), 0, 0, _size(reduction)
+    return NativePlan(instruction.shape, operands, (none, none, none), sizes, run_k, run_batch)
+
+
+def _plan_matrix(instruction: Instruction, output: list[Dim], reduction: list[Dim]) -> NativePlan | None:
+    """Rows are read by one operand, columns by the other: by the one that reads the innermost dim, if there is one."""
+    accesses, inner = instruction.operands, output[-1].strides
+    first = 1 if inner[0] and not inner[1] else 0
+    a, b = first, 1 - first
+    strides = [prod(d.size for d in output[i + 1 :]) for i in range(len(output))]
+    groups: list[list[tuple[Dim, int]]] = [[], [], []]
+    for dim, stride in zip(output, strides, strict=True):
+        groups[0 if all(dim.strides) else 1 if dim.strides[a] else 2].append((dim, stride))
+    batch, m, n = ([dim for dim, _ in group] for group in groups)
+    if sum(map(_size, (batch, m, n, reduction))) > MAX_TABLE:
+        return None
+    operands = tuple(
+        Operand(o, accesses[o].offset + _places(batch, o), _places(own, o), _places(reduction, o), 0,
+                accesses[o].extent(instruction.index_space), Matrices.of(accesses[o].offset, o, batch, own, reduction))
+        for o, own in ((a, m), (b, n))
+    )  # fmt: skip
+    out_batch, out_m, out_n = (offsets_of([(dim.size, stride) for dim, stride in group]) for group in groups)
+    sizes = _size(batch), _size(m), _size(n), _size(reduction)
+    return NativePlan(instruction.shape, operands, (out_batch, out_m, out_n), sizes, 1, 1)
+
+
+def run_native(
+    library: ctypes.CDLL,
+    plan: NativePlan,
+    operands: Sequence[Tensor],
+    out: Tensor,
+    counts: Counts,
+    shuffled: torch.Generator | None,
+    precision: int = MAX_PRECISION,
+    near: Collector | None = None,
+) -> None:
+    """Writes the result into `out`: f32, contiguous, of the instruction's shape.
+
+    The terms are taken in random order if `shuffled`. With `near`, open elements may be left to it.
+    """
+    read = [operands[o.index] for o in plan.operands]
+    for operand, tensor in zip(plan.operands, read, strict=True):
+        check_reach(tensor, operand.reach)
+    threads = torch.get_num_threads()
+    batches, m, n, k = plan.sizes
+    threads = 1 if max(1, m) * max(1, n) * batches * k <= SMALL else threads
+    task = _Contraction(
+        batches=batches, m=m, n=n, k=k, run_k=plan.run_k, run_batch=plan.run_batch,
+        a=read[0].data_ptr(), b=read[1].data_ptr() if len(read) > 1 else None, out=out.data_ptr(),
+    )  # fmt: skip
+    tables = _set_tables(task, plan, shuffled)
+    held: list[Floats] | tuple[Tensor, float]
+    if near is not None and near.compute == torch.float32 and plan.matrix and k > 1:
+        _set_blocks(task, plan.matrix, threads, parts=1)
+        held = _give_product(task, plan, read, near, shuffled)
+        task.coefficient, task.least = near.coefficient(held[1], single.UNIT), single.least(k)
+    else:
+        held = _set_blocks(task, plan.matrix, threads)
+        task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
+    kernel = _kernels(library)[0 if plan.matrix else 1]
+
+    def compute(progress: Progress) -> bool:
+        for finish in (0, 1) if task.parts > 1 else (0,):
+            progress.next = 0
+            if not all(together(lambda: kernel(ctypes.byref(task), finish, ctypes.byref(progress)), threads)):  # noqa: B023
+                return False
+        return True
+
+    progress = run_kernel(compute, out, precision, k, near, fp32=bool(task.given))
+    del tables, held
+    counts.elements += out.numel()
+    progress.add_to(counts, threads)
+
+
+def _give_product(
+    task: _Contraction, plan: NativePlan, read: Sequence[Tensor], near: Collector, shuffled: torch.Generator | None
+) -> tuple[Tensor, float]:
+    """Points `task` to its product in FP32, which must outlive it; and the proven coefficient of that."""
+    (a, b), k = [(o.matrices, x) for o, x in zip(plan.operands, read, strict=True)], plan.sizes[3]
+    assert a[0] is not None  # a matrix product's plan has them
+    assert b[0] is not None
+    order = None if shuffled is None else torch.randperm(k, generator=shuffled, device=shuffled.device).cpu()
+    block = single.blocks(k, near.threshold is None)
+    given = single.product((a[0], a[1]), (b[0], b[1]), plan.sizes[:3], order, block)
+    task.given = given.data_ptr()
+    return given, single.coefficient(block + ceil(k / block))
+
+
+def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator | None) -> list[Integers]:
+    """Points `task` to the tables; what is returned must outlive it."""
+    terms, run = [o.k for o in plan.operands], plan.run_k
+    if shuffled is not None:
+        terms, run = _shuffle(terms, run, shuffled)
+        task.run_k = run
+    held: list[Integers] = []
+
+    def point(table: Integers) -> int:
+        held.append(table)
+        return int(table.ctypes.data)
+
+    for name, operand, own, k in zip("ab", plan.operands, ("a_m", "b_n"), terms, strict=False):
+        setattr(task, f"{name}_batch", point(operand.batch))
+        setattr(task, own, point(operand.own))
+        setattr(task, f"{name}_k", point(k))
+        setattr(task, f"{name}_step", operand.step)
+    task.out_batch, task.out_m, task.out_n = (point(table) for table in plan.out)
+    return held
+
+
+def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
+    """The terms in a random order: run by run, where runs are cut into as short ones as `SHUFFLED_RUNS` allows."""
+    small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]
+    divisors = (*small, *(run // c for c in reversed(small)))
+    cut = next((c for c in divisors if len(terms[0]) * (run // c) <= SHUFFLED_RUNS), run)
+    starts = np.arange(0, run, cut, dtype=np.int64)
+    order = torch.randperm(len(terms[0]) * len(starts), generator=shuffled, device=shuffled.device).cpu().numpy()
+    return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
+
+
+def _set_blocks(task: _Contraction, matrix: bool, threads: int, parts: int | None = None) -> list[Floats]:
+    """Chooses blocks and (unless given) parts so that every thread has work, and the bound; the memory of the parts."""
+    wanted = 1 if threads == 1 else 4 * threads
+    if matrix:
+        task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
+        while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
+            larger = "block_m" if task.block_m >= task.block_n else "block_n"
+            setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
+        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC)) if parts is None else parts
+        outputs, sizes = task.m * task.n, task.m + task.n
+    else:
+        parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
+        outputs = sizes = 1
+    task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
+    roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _CHAINS)
+    task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
+    if task.parts == 1:
+        return []
+    held = [np.empty(task.parts * task.batches * count) for count in (outputs, sizes)]
+    task.sums, task.sizes = (int(memory.ctypes.data) for memory in held)
+    return held
+
+
+def _set_panels(task: _Contraction) -> int:
+    """Chooses how many terms are added at once; roundings on the way of a term through a part.
+
+    Short panels cost a little speed; where there are many, the closer bound saves more on undecided elements.
+    """
+    terms = ceil(task.k / task.parts)
+    task.kc = min(terms, _KC if terms <= LONG else _KC // 2)
+    panels = ceil(terms / task.kc)
+    task.group = panels if panels <= 16 else isqrt(panels) + 1
+    return int(task.kc + task.group + ceil(panels / task.group))
+
+
+def _blocks(task: _Contraction) -> int:
+    return int(task.batches * ceil(task.m / task.block_m) * ceil(task.n / task.block_n))

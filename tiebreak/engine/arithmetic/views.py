@@ -1,0 +1,116 @@
+"""Access maps (SPEC 4.2) as strided torch views, and the index arithmetic around them.
+
+Dims that an operand ignores (stride 0) stay of size 1 in its view, so broadcasting does the rest and no copy is larger
+than what is really read. torch has no negative strides: such dims are read forward and flipped (a copy).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from tiebreak.protocol.program.isa import Access, row_major
+
+
+@dataclass(frozen=True)
+class View:
+    """How one operand is read over the dims of an index space: sizes and strides >= 0, then flips.
+
+    `sizes` has one entry per dim, 1 where the stride is 0.
+    """
+
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    flips: tuple[int, ...]
+
+    @classmethod
+    def of(cls, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> "View":
+        """The view at `offset` over dims of these sizes and signed strides."""
+        real = tuple(1 if stride == 0 else size for size, stride in zip(sizes, strides, strict=True))
+        flips = tuple(d for d, (size, stride) in enumerate(zip(real, strides, strict=True)) if stride < 0 and size > 1)
+        start = offset + sum(strides[d] * (real[d] - 1) for d in flips)
+        return cls(
+            start, real, tuple(abs(stride) if n > 1 else 0 for n, stride in zip(real, strides, strict=True)), flips
+        )
+
+    @classmethod
+    def of_access(cls, access: Access, dims: Sequence[int]) -> "View":
+        """The view of an operand over an index space."""
+        return cls.of(access.offset, dims, access.strides)
+
+    def on(self, base: Tensor) -> Tensor:
+        """The view of a contiguous base tensor; bounds were checked when the program was validated."""
+        if self.whole and base.shape == self.sizes:
+            return base
+        view = base.as_strided(self.sizes, self.strides, base.storage_offset() + self.offset)
+        return view.flip(self.flips) if self.flips else view
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether a base tensor of these sizes is read as it is."""
+        plain = tuple(0 if n == 1 else stride for n, stride in zip(self.sizes, row_major(self.sizes), strict=True))
+        return self.offset == 0 and not self.flips and self.strides == plain
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements read."""
+        return prod(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dim of an index space: its size, and each operand's stride along it."""
+
+    size: int
+    strides: tuple[int, ...]
+
+
+def coalesce(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dim]:
+    """The index space with dims of size 1 dropped and neighbours merged where every operand reads them as one.
+
+    `strides` has one sequence per operand. Row-major numbering of coordinates is unchanged.
+    """
+    dims: list[Dim] = []
+    for size, steps in zip(sizes, zip(*strides, strict=True), strict=True):
+        if size == 1:
+            continue
+        if dims and all(outer == inner * size for outer, inner in zip(dims[-1].strides, steps, strict=True)):
+            dims[-1] = Dim(dims[-1].size * size, tuple(steps))
+        else:
+            dims.append(Dim(size, tuple(steps)))
+    return dims
+
+
+def offsets(elements: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    """offset + sum(c * stride) for row-major element numbers (i64) of a box; same shape as `elements`."""
+    result = torch.full_like(elements, offset)
+    rest = elements
+    for d in range(len(sizes) - 1, -1, -1):
+        if d == 0:
+            coordinate = rest
+        else:
+            coordinate = rest.remainder(sizes[d])
+            rest = rest.div(sizes[d], rounding_mode="floor")
+        if strides[d]:
+            result = result + coordinate * strides[d]
+    return result
+
+
+def read_rows(
+    base: Tensor, starts: Tensor, sizes: Sequence[int], strides: Sequence[int], begin: int, end: int
+) -> Tensor:
+    """Elements begin ... end-1 (row-major in the box of `sizes`) of the rows starting at `starts`; (U, end-begin)."""
+    flat = base.reshape(-1)
+    if not sizes or all(stride == 0 for stride in strides):
+        return flat[starts][:, None].expand(len(starts), end - begin)
+    if len(sizes) == 1 and strides[0] > 0:
+        reach = (end - begin - 1) * strides[0]
+        windows = flat.as_strided((flat.numel() - reach, end - begin), (1, strides[0]), flat.storage_offset())
+        return windows.index_select(0, starts + begin * strides[0])
+    positions = torch.arange(begin, end, dtype=torch.int64, device=base.device)
+    inner = offsets(positions, sizes, strides, 0)
+    return flat.take(starts[:, None] + inner[None, :])

@@ -1,0 +1,314 @@
+r"""Correct rounding of FP64 sums to f32 numbers of b bits by Ziv's test, and the exact resolution of what it leaves.
+
+**The bound.** Let u = 2^-53 and let a result C be computed from exact reals t_1 ... t_K (f32 values, or products of
+two, which FP64 holds exactly: 48 bits, exponents within -298 ... 256, so nothing under- or overflows) such that no
+t_i passes through more than n FP64 roundings on its way into C. Then C = sum t_i (1 + d_i) with |d_i| <= (1+u)^n - 1,
+so |C - exact| <= g(n) T with T = sum |t_i| and g(n) = n u / (1 - n u). This holds for every order of summation, with
+blocks or without, and with FMA (which only leaves roundings out). n is K for a plain loop (K - 1 additions, 1 to
+spare), and s + b if K is cut into b blocks of at most s terms whose results are added by plain additions.
+
+**What is computed.** T is not known either, only T' or a product of norms N' >= T (1 - small): each of them went
+through at most 2K + 8 roundings. For K <= 2^32 all these relative errors, that of g's denominator and those of
+computing the bound itself are below 2^-17 together. C + e and C - e are rounded too, by at most u (|C| + e) <= 2 u T
+(1 + 2^-17): two more roundings in n. So e = (n + 3) u (1 + 2^-16) N' makes fl(C - e) <= exact <= fl(C + e).
+`coefficient(n)` is that factor. Where every term is zero, e is 0 and C is 0.
+
+**The test.** Rounding to b bits is monotone: if RN(fl(C - e)) = RN(fl(C + e)), that is RN(exact). Zeros of either
+sign compare equal and are made +0. A non-finite factor makes N', hence e, non-finite (products of norms: inf * 0 is
+NaN), so the test fails; that element is NaN by SPEC 5.
+
+**Doubled precision.** The terms p_i of an undecided element are read again. With |p_i| < 2^E and K <= 2^k, let S =
+1.5 * 2^(E+k). h_i = fl(fl(p_i + S) - S) is a multiple of q = 2^(E+k-52), |h_i| <= 2^E, and p_i - h_i is exact and at
+most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The rests are split
+once more the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always all
+zero, which makes the result exact, ties included. H1 + H2 + L is then s + t, |t| <= ulp(s)/2, by TwoSum, and is
+rounded once to FP64 *to odd* before b bits, so that no second rounding to nearest sees a false tie.
+
+**Exact.** What is still undecided is summed in Python integers.
+
+**Near ties.** Under policy `logged` some open elements are reported instead of settled:
+`tiebreak.engine.arithmetic.near_ties`.
+
+**Few.** On a CPU these are dozens of calls for what is mostly a handful of elements; those take a shorter way, exact as
+well (`tiebreak.engine.arithmetic.exact_few`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.exact_few import FEW_TERMS, Floats, Integers, add_few
+from tiebreak.engine.arithmetic.near_ties import Collector
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, plus_zero, round_f32
+
+UNIT: Final = 2.0**-53
+ROW_BUDGET: Final = 1 << 20
+"""Terms read at once for undecided elements (times a dozen FP64 temporaries)."""
+PIECE: Final = 1 << 18
+"""Terms of one element read at once."""
+CACHED: Final = 1 << 16
+"""Elements tested at once on a CPU."""
+_MIN_PRODUCT_EXPONENT: Final = -298
+
+Errors = Callable[[Tensor], Tensor]
+"""e of some elements (i64 numbers), FP64."""
+Places = Callable[[Tensor], tuple[Integers, Integers]]
+"""Where some elements (i64 numbers, U of them) stand in the result: (numbers there, which of the U each is)."""
+ExactSum = Callable[[Iterator[Tensor]], int]
+"""f32 bits of the exact sum of all elements of some finite FP64 tensors."""
+
+
+def coefficient(roundings: int) -> float:
+    """(n + 3) u (1 + 2^-16): times a bound of the sum of absolute terms it bounds the error, see above."""
+    return (roundings + 3) * UNIT * (1 + 2.0**-16)
+
+
+class TermReader(Protocol):
+    """Reads the exact terms of single output elements again."""
+
+    @property
+    def terms(self) -> int:
+        """Terms of an element, K."""
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        """Terms begin ... end-1 of some elements (i64 numbers, U of them), exact: FP64 (U, end - begin)."""
+
+    def whole(self, elements: Integers) -> Floats:
+        """All terms of some elements, on a CPU: (U, K)."""
+
+
+def decide(c: Tensor, e: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
+    """Ziv's test of FP64 values within +-e: (f32 results, contiguous; mask of the undecided). Any shape."""
+    high = rounded(torch.add(c, e), torch.contiguous_format)
+    undecided = rounded(torch.sub(c, e)).ne(high)  # true for NaN
+    return high.add_(0.0), undecided  # -0 + 0 = +0
+
+
+def decide_outer(c: Tensor, left: Tensor, right: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
+    """`decide` for c (Bt, M, N) and e = left (Bt, M) x right (Bt, N), in pieces that stay in a CPU's cache."""
+    batch, m, n = c.shape
+    if c.device.type != "cpu" or c.numel() <= CACHED:
+        return _decide_outer(c, left[:, :, None], right[:, None, :], rounded)
+    result = torch.empty(c.shape, dtype=torch.float32)
+    undecided = torch.empty(c.shape, dtype=torch.bool)
+    rows, batches = max(1, CACHED // n), max(1, CACHED // (m * n))
+    for b in range(0, batch, batches):
+        for r in range(0, m, rows):
+            part = slice(b, b + batches), slice(r, r + rows)
+            high, different = _decide_outer(c[part], left[part][:, :, None], right[part[0], None, :], rounded)
+            result[part], undecided[part] = high, different
+    return result, undecided
+
+
+def _decide_outer(c: Tensor, left: Tensor, right: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
+    # With or without FMA: that leaves a rounding out.
+    high = rounded(torch.addcmul(c, left, right), torch.contiguous_format)
+    undecided = rounded(torch.addcmul(c, left, right, value=-1)).ne(high)
+    return high.add_(0.0), undecided
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(s, t) with s = fl(a + b) and s + t = a + b exactly (Knuth)."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
+    """s + t (|t| <= ulp(s)/2, FP64) rounded to FP64, to the neighbour with odd significand unless exact."""
+    bits = s.contiguous().view(torch.int64)
+    away = torch.where((s > 0) == (t > 0), 1, -1)
+    odd = torch.where((t != 0) & (bits & 1 == 0), bits + away, bits)
+    return odd.view(torch.float64)
+
+
+def round_pair(s: Tensor, t: Tensor, rounded: Round) -> Tensor:
+    """RN(s + t) for any FP64 s and t."""
+    return rounded(round_to_odd(*two_sum(s, t)))
+
+
+def exact_sum_bits(pieces: Iterator[Tensor], precision: int = MAX_PRECISION) -> int:
+    """f32 bits of RN(sum of all elements), in Python integers; zero is +0. The elements are multiples of 2^-400."""
+    unit = 400
+    total = 0
+    for piece in pieces:
+        for value in piece.reshape(-1).tolist():
+            numerator, denominator = value.as_integer_ratio()
+            total += (numerator << unit) // denominator
+    return plus_zero(round_f32(total, -unit, precision=precision))
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """1.5 * 2^exponent as FP64, for i64 exponents of normal numbers."""
+    return ((exponent + 1023 << 52) | (1 << 51)).view(torch.float64)
+
+
+def _peak(pieces: Iterable[Tensor]) -> Tensor:
+    """The greatest absolute term of each element."""
+    return torch.stack([piece.abs().amax(1) for piece in pieces]).amax(0)
+
+
+def _above(peak: Tensor) -> Tensor:
+    """E with peak < 2^E, i64."""
+    return (peak.clamp_min(2.0**_MIN_PRODUCT_EXPONENT).view(torch.int64) >> 52) - 1022
+
+
+def _pieces(reader: TermReader, elements: Tensor) -> Iterator[Tensor]:
+    for begin in range(0, reader.terms, PIECE):
+        yield reader.read(elements, begin, min(begin + PIECE, reader.terms))
+
+
+def doubled(reader: TermReader, elements: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
+    """Sums of some elements' terms in doubled precision: (f32 results, mask of the still undecided), each (U,)."""
+    k = max(1, (reader.terms - 1).bit_length())
+    pieces = [reader.read(elements, 0, reader.terms)] if reader.terms <= PIECE else None
+    peak = _peak(pieces or _pieces(reader, elements))
+    above = _above(peak)
+    first = _power(above + k)[:, None]
+    if pieces is not None:
+        high = (pieces[0] + first).sub_(first)
+        if bool(high.eq(pieces[0]).all()):  # nothing is left: exact. So it is for most plain sums, whose ties are many
+            return rounded(high.sum(1)).add_(0.0), torch.zeros_like(peak, dtype=torch.bool)
+    second = _power(above + (2 * k - 52))[:, None]
+    sums = torch.zeros((4, len(elements)), dtype=torch.float64, device=elements.device)
+    for piece in pieces or _pieces(reader, elements):
+        high = (piece + first).sub_(first)
+        rest = piece - high
+        middle = (rest + second).sub_(second)
+        rest = rest.sub_(middle)
+        sums += torch.stack((high.sum(1), middle.sum(1), rest.sum(1), rest.abs_().sum(1)))
+    h1, h2, low, size = sums.unbind()
+    s, t = two_sum(h1, h2)
+    tail = t + low
+    # t + low is rounded unless low is 0; so are tail - e and tail + e.
+    e = size * coefficient(reader.terms) + torch.where(size > 0, tail.abs() * 2.0**-51, 0.0)
+    below, upper = round_pair(s, torch.stack((tail - e, tail + e)), rounded).unbind()
+    return upper + 0.0, below.ne(upper)
+
+
+def on_grid(reader: TermReader, elements: Tensor, count: int) -> Tensor:
+    """Which elements' terms, `count` by definition, add exactly in any order (`arithmetic.near_ties`)."""
+    if not len(elements):
+        return torch.zeros((0,), dtype=torch.bool, device=elements.device)
+    found = []
+    for chunk in torch.split(elements, max(1, ROW_BUDGET // min(reader.terms, PIECE))):
+        shift = _power(_above(_peak(_pieces(reader, chunk))) + max(1, (count - 1).bit_length()))[:, None]
+        fits = torch.ones_like(chunk, dtype=torch.bool)
+        for piece in _pieces(reader, chunk):
+            fits &= (piece + shift).sub_(shift).eq(piece).all(1)
+        found.append(fits)
+    return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Settler:
+    """What is done with undecided elements."""
+
+    rounded: Round
+    exact: ExactSum
+    counts: Counts
+    near: Collector | None = None
+    """Where open elements are reported."""
+
+    def settle(
+        self,
+        result: Tensor,
+        undecided: Tensor,
+        c: Tensor,
+        errors: Errors,
+        reader: TermReader,
+        *,
+        places: Places,
+        count: int,
+        overflows: bool = False,
+    ) -> None:
+        """Puts the exact results of the undecided elements into `result` (f32, contiguous), or reports them.
+
+        Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
+        NaN, but where c `overflows` while its terms are finite, that is found out from the terms. Reads at most about
+        `ROW_BUDGET` terms at a time. `count`: terms of an element by the instruction's definition.
+        """
+        self.counts.elements += result.numel()
+        if not bool(undecided.any()):
+            return
+        flat, fp64 = result.view(-1), c.reshape(-1)
+        if result.device.type == "cpu" and self.near is None:
+            elements = self._few(flat, undecided, fp64, reader)
+        else:
+            elements = undecided.reshape(-1).nonzero().view(-1)
+            self.counts.undecided += len(elements)
+        if self.near is not None:
+            elements = self._report(self.near, flat, fp64, elements, errors, reader, places, count)
+        if not len(elements):
+            return
+        usable = _finite_terms(reader, elements) if overflows else errors(elements).isfinite()
+        if not bool(usable.all()):
+            flat[elements[~usable]] = float("nan")
+            elements = elements[usable]
+        self._exactly(flat, fp64, elements, reader)
+
+    def _exactly(self, flat: Tensor, fp64: Tensor, elements: Tensor, reader: TermReader) -> None:
+        rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
+        for chunk in torch.split(elements, rows):
+            values, open_ = doubled(reader, chunk, self.rounded)
+            if bool(open_.any()):
+                left = open_.nonzero().view(-1)
+                self.counts.undecided_twice += len(left)
+                bits = [self.exact(_pieces(reader, chunk[i : i + 1])) for i in left.tolist()]
+                signed = [b - (1 << 32) if b >> 31 else b for b in bits]
+                values[left] = torch.tensor(signed, dtype=torch.int32, device=values.device).view(torch.float32)
+            self.counts.double_rounded += int(self.rounded(fp64[chunk]).ne(values).sum())
+            flat[chunk] = values
+
+    def _few(self, flat: Tensor, undecided: Tensor, fp64: Tensor, reader: TermReader) -> Tensor:
+        """`settle` for few terms on a CPU: the elements (i64 numbers) that are left."""
+        at = np.flatnonzero(undecided.numpy())
+        self.counts.undecided += at.size
+        if at.size * reader.terms > FEW_TERMS:
+            return torch.from_numpy(at)
+        values, found = add_few(reader.whole(at), self.rounded)
+        every = bool(found.all())
+        left = at[:0] if every else at[~found]
+        at, values = (at, values) if every else (at[found], values[found])
+        target, before = flat.numpy(), self.rounded(torch.from_numpy(fp64.numpy()[at])).numpy()
+        finite = ~np.isnan(values)
+        self.counts.double_rounded += int(np.count_nonzero((before != values) & finite))
+        target[at] = values
+        return torch.from_numpy(left)
+
+    def _report(
+        self,
+        near: Collector,
+        flat: Tensor,
+        fp64: Tensor,
+        elements: Tensor,
+        errors: Errors,
+        reader: TermReader,
+        places: Places,
+        count: int,
+    ) -> Tensor:
+        """Reports the open elements that may be left as they are; the others."""
+        c, e = fp64[elements], errors(elements)
+        logged = (e <= self.rounded.gaps(c).mul_(near.limit)) & c.isfinite()  # false for NaN
+        if near.grid:
+            at = logged.nonzero().view(-1)
+            logged[at[on_grid(reader, elements[at], count)]] = False
+        chosen, c, e = elements[logged], c[logged], e[logged]
+        flat[chosen] = self.rounded(c).add_(0.0)
+        numbers, which = places(chosen)
+        near.add(numbers, c.cpu().numpy()[which], e.cpu().numpy()[which])
+        self.counts.logged += len(numbers)
+        return elements[~logged]
+
+
+def _finite_terms(reader: TermReader, elements: Tensor) -> Tensor:
+    """Which elements have finite terms alone."""
+    rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
+    found = [_peak(_pieces(reader, chunk)).isfinite() for chunk in torch.split(elements, rows)]
+    return torch.cat(found)

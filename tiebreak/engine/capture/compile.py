@@ -1,0 +1,113 @@
+"""From a task to what travels: the program, the initial state and the data, as tensors by name."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.capture.cache import CaptureCache
+from tiebreak.engine.capture.step import capture
+from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
+from tiebreak.engine.lowering import DTYPES
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.optimizers import tables, update
+from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
+from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.protocol.program.isa import DType, MapFunction
+from tiebreak.protocol.program.program import Program
+
+MODEL = "model."
+"""Prefix of parameters and buffers in the state."""
+OPTIMIZER = "optimizer."
+"""Prefix of the optimizer's entries in the state."""
+
+TELEMETRY = "telemetry.loss"
+"""State entry that holds the losses of the steps since the last checkpoint: it makes every one of them binding."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A captured task. `state` is the initial state; `data` everything else the steps read."""
+
+    program: Program
+    state: dict[str, Tensor]
+    data: dict[str, Tensor]
+
+
+def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
+    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form.
+
+    cache: where captured steps are kept; None captures anew.
+    """
+    b = Builder()
+    initial = task.initial_state()
+    refs = {name: b.state(MODEL + name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
+    data = dict(task.data) | {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
+    data |= tables(task.optimizer, task.steps)
+    b.origin = "batch"
+    batch = _batch(b, task)
+    example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
+    task.model.train()
+    trace = capture if cache is None else cache.capture
+    step = trace(b, task.model, task.loss, batch, example, refs.__getitem__)
+    rates = b.data("learning_rate", DType.F32, (task.steps,))
+    b.origin = "schedule"
+    rate = b.rows(rates, b.step())
+    parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
+    trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
+    gradients = {name: g for name, g in step.gradients.items() if name in trainable}
+    if task.clip is not None:
+        gradients = clipped(b, task.clip, gradients)
+    updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
+    new = {MODEL + name: ref for name, ref in {**refs, **updated.parameters, **step.buffers}.items()}
+    new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
+    if task.average is not None:
+        moving = {name: ref for name, ref in parameters.items() if name in trainable}
+        new |= averaged(b, task.average, moving, updated.parameters)
+    new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
+    program = b.finish(new, step.loss)
+    state = {MODEL + name: t for name, t in initial.items()}
+    state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
+    state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
+    state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
+    data |= step.constants
+    return Compiled(program, state, {name: data[name].contiguous() for name in program.data_spec()})
+
+
+def _batch(b: Builder, task: Task) -> list[Ref]:
+    """The step's batches, one after the other: example numbers by the keyed shuffle of each epoch, then gathers."""
+    size = task.batch.size
+    chosen_B = _examples(b, size * task.accumulation, task.examples)
+    parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
+    return [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
+
+
+def _examples(b: Builder, drawn: int, count: int) -> Ref:
+    """Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count; i64 of shape (drawn,)."""
+    size, n = b.const(drawn, DType.I64), b.const(count, DType.I64)
+    draw_B = b.add(b.mul(b.step(), size), b.iota((drawn,), (1,)))
+    return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
+
+
+def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
+    """The ring of the last `interval` losses with this step's at position step mod interval.
+
+    A head commits the state of a checkpoint only; with this entry in it, the losses between two checkpoints too.
+    """
+    held = b.state(TELEMETRY, DType.F32, (interval,))
+    b.origin = "telemetry"
+    place = b.map(MapFunction.MOD, b.step(), b.const(interval, DType.I64))
+    return b.where(b.compare(MapFunction.EQ, b.iota((interval,), (1,)), place), loss, held)
+
+
+def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref]:
+    match examples:
+        case Rows(names=names):
+            tables = [b.data(n, DTYPES[task.data[n].dtype], tuple(task.data[n].shape)) for n in names]
+            b.origin = "batch"
+            return [b.rows(table, chosen_B) for table in tables]
+        case Windows(name=name, length=length, stride=stride):
+            tokens = b.data(name, DTYPES[task.data[name].dtype], tuple(task.data[name].shape))
+            b.origin = "batch"
+            index_BT = chosen_B.unsqueeze(1).expand((chosen_B.shape[0], length))
+            return [b.gather(tokens, index_BT, stride, task.examples, (0, 1))]

@@ -1,0 +1,275 @@
+"""Capture: a task's training step, forward and backward, traced as one graph of ATen calls and lowered to instructions.
+
+Tracing is `tiebreak.engine.capture.tracing`'s, constants are computed by `tiebreak.engine.capture.folding`, the rules
+are in `tiebreak.engine.lowering`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from hashlib import sha256
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+
+from tiebreak.engine.capture.folding import Constant, Folded
+from tiebreak.engine.capture.hints import dtype_hint, operator_hint
+from tiebreak.engine.capture.tracing import JointGraph, trace
+from tiebreak.engine.lowering import DTYPES, INTEGERS, RULES, Context, element_type
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.lowering.scalars import wrapped
+from tiebreak.protocol.errors import ConfigurationError
+
+
+@dataclass
+class StepGraph:
+    """Refs of one traced step: loss, gradient by parameter, new value by mutated buffer, constants as data.
+
+    A parameter that the loss does not depend on, or that is frozen, has no gradient.
+    """
+
+    loss: Ref
+    gradients: dict[str, Ref]
+    buffers: dict[str, Ref]
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _Constants:
+    """Puts folded tensors into a program: as one number, as an `iota`, or as data `constant.N`, equal ones once."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._names: dict[bytes, str] = {}
+        self.data: dict[str, Tensor] = {}
+
+    def ref(self, constant: Constant) -> Ref:
+        """The constant as a ref. Raises `NotImplementedError` where its dtype has no exact form."""
+        base = _in_program_dtype(constant.base, len(constant.shape))
+        dtype, b = DTYPES[base.dtype], self._builder
+        if not base.numel():
+            return b.full(constant.shape, 0, dtype)
+        first = base.flatten()[0]
+        if bool((base == first).all()) or bool(torch.isnan(base).all()):
+            return b.full(constant.shape, first.item(), dtype)
+        if (places := _whole(base)) is not None and (strides := _affine(places)) is not None:
+            return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(constant.shape)
+        ref = self._data(base.squeeze())
+        for d, size in enumerate(base.shape):
+            ref = ref.unsqueeze(d) if size == 1 else ref
+        return ref.expand(constant.shape)
+
+    def _data(self, tensor: Tensor) -> Ref:
+        key = sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes()).digest()
+        if key not in self._names:
+            self._names[key] = f"constant.{len(self.data)}"
+            self.data[self._names[key]] = tensor.clone()
+        return self._builder.data(self._names[key], DTYPES[tensor.dtype], tuple(tensor.shape))
+
+
+def _whole(tensor: Tensor) -> Tensor | None:
+    """The tensor as integers, if each element is the f32 (but -0) or i64 of one."""
+    if tensor.dtype == torch.float32 and bool((tensor.abs() < 1 << 24).all()):
+        whole = tensor.to(torch.int64)
+        return whole if torch.equal(whole.to(torch.float32).view(torch.int32), tensor.view(torch.int32)) else None
+    return tensor if tensor.dtype == torch.int64 else None
+
+
+def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:
+    """Integers as i64, floats as f32: those of rank 0 rounded, as torch takes them beside f32 tensors."""
+    if tensor.dtype in DTYPES:
+        return tensor
+    if tensor.dtype in INTEGERS:
+        return tensor.to(torch.int64)
+    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        as_f32 = tensor.to(torch.float32)
+        if rank == 0 or torch.equal(as_f32.to(tensor.dtype).nan_to_num(), tensor.nan_to_num()):
+            return as_f32
+    raise NotImplementedError(f"a constant of dtype {tensor.dtype}; {dtype_hint(tensor.dtype)}")
+
+
+def _affine(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides s with tensor[c] = tensor[0] + sum(c * s), if there are such."""
+    first = int(tensor.flatten()[0])
+    found, expected = [], torch.tensor(first)
+    for d, size in enumerate(tensor.shape):
+        start = tensor[tuple(slice(0, min(size, 2)) if e == d else 0 for e in range(tensor.ndim))]
+        found.append(int(start[1] - start[0]) if size > 1 else 0)
+        ramp = torch.arange(size) * found[-1]
+        expected = expected + ramp.reshape([size if e == d else 1 for e in range(tensor.ndim)])
+    return tuple(found) if torch.equal(expected.expand(tensor.shape), tensor) else None
+
+
+_IN_RANGE: Final = frozenset({
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
+    "alias", "detach", "clone", "lift_fresh_copy", "split", "split_with_sizes", "unbind", "flip", "cat", "stack",
+    "where", "gather", "index", "index_select", "embedding", "maximum", "minimum", "clamp", "clamp_min", "clamp_max",
+    "amax", "amin", "max", "min", "relu", "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like",
+    "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
+})  # fmt: skip
+"""Operators that make no integer outside the range of their operands' dtype."""
+
+
+class _Lowering:
+    """Walks the traced graph once, node by node; what cannot be lowered is collected and reported together."""
+
+    def __init__(self, builder: Builder, joint: JointGraph, folded: Folded) -> None:
+        self.builder = builder
+        self.joint = joint
+        self.folded = folded
+        self.values: dict[fx.Node, Any] = {}
+        self.problems: list[str] = []
+        self.constants = _Constants(builder)
+
+    def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
+        """Refs by node. Raises `ConfigurationError` that lists every operator without a rule."""
+        waiting = iter(inputs)
+        for node in self.joint.module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(waiting)
+            elif node in self.folded.values:
+                self._guarded(node, partial(self.constants.ref, self.folded.values[node]))
+            elif self.folded.covers(node):
+                self.values[node] = None  # inside a constant: nothing reads it, or only its shape
+            elif node.op == "call_function":
+                self._call(node)
+        if self.problems:
+            listing = "\n  ".join(dict.fromkeys(self.problems))
+            raise ConfigurationError(
+                f"the model cannot be captured; these operators have no exact form here:\n  {listing}"
+            )
+        return self.values
+
+    def _call(self, node: fx.Node) -> None:
+        if not isinstance(node.target, OpOverload):
+            self.values[node] = self._getitem(node)
+            return
+        if not node.users:
+            return
+        arguments = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        if (bad := _unknown_dtype(node)) is not None:
+            self._fail(node, f"dtype {bad}; {dtype_hint(bad)}")
+        elif (rule := RULES.get(_name(node))) is None:
+            self._fail(node, f"no lowering rule; {operator_hint(_name(node))}")
+        elif _contains_failure(arguments):
+            self.values[node] = _FAILED
+        else:
+            args, kwargs = arguments
+            context = Context(self.builder, node.meta["val"])
+            self._guarded(node, lambda: self._in_range(node, rule(context, *args, **kwargs)))
+
+    def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
+        self.builder.origin = self.joint.origin(node)
+        try:
+            self.values[node] = make()
+        except NotImplementedError as error:
+            self._fail(node, str(error))
+
+    def _in_range(self, node: fx.Node, value: Any) -> Any:
+        """Integers of narrow dtypes are i64 here; what may overflow wraps around as in torch."""
+        dtype = getattr(node.meta["val"], "dtype", None)
+        if dtype not in INTEGERS or not isinstance(value, Ref) or _name(node).partition(".")[0] in _IN_RANGE:
+            return value
+        sources = [source.meta["val"].dtype for source in node.all_input_nodes]
+        if _name(node).startswith("_to_copy") and all(_fits(source, dtype) for source in sources):
+            return value
+        return wrapped(self.builder, value, *INTEGERS[dtype])
+
+    def _getitem(self, node: fx.Node) -> Any:
+        source, index = node.args
+        value = self.values[source]  # type: ignore[index]
+        return value if value is _FAILED else value[index]
+
+    def _fail(self, node: fx.Node, problem: str) -> None:
+        self.problems.append(f"{_name(node)} (at {self.joint.origin(node)}): {problem}")
+        self.values[node] = _FAILED
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.")
+
+
+def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether every value of one dtype is one of another, narrow one."""
+    if source == torch.bool:
+        return True
+    if source not in INTEGERS:
+        return False
+    (low, bits), (least, width) = INTEGERS[source], INTEGERS[dtype]
+    return low >= least and low + (1 << bits) <= least + (1 << width)
+
+
+def _unknown_dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta["val"]
+    tensors = value if isinstance(value, tuple | list) else [value]
+    return next((t.dtype for t in tensors if isinstance(t, Tensor) and element_type(t.dtype) is None), None)
+
+
+_FAILED = object()
+
+
+def _contains_failure(arguments: Any) -> bool:
+    if isinstance(arguments, dict):
+        arguments = list(arguments.values())
+    if isinstance(arguments, tuple | list):
+        return any(_contains_failure(a) for a in arguments)
+    return arguments is _FAILED
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step as torch traced it; it may be lowered more than once, each time over other refs."""
+
+    joint: JointGraph
+    folded: Folded
+
+    def lower(self, builder: Builder, batch: Sequence[Ref], state: Callable[[str], Ref]) -> StepGraph:
+        """As `capture`, of what is traced already."""
+        joint = self.joint
+        lowering = _Lowering(builder, joint, self.folded)
+        values = lowering.run([*map(state, (*joint.parameters, *joint.buffers)), *batch])
+        gradients = zip(joint.parameters, joint.gradients, strict=True)
+        return StepGraph(
+            loss=values[joint.loss],
+            gradients={name: values[node] for name, node in gradients if node is not None},
+            buffers={name: values[node] for name, node in joint.mutated.items()},
+            constants=lowering.constants.data,
+        )
+
+
+def trace_step(model: nn.Module, loss: Callable[..., Tensor], example: Sequence[Tensor]) -> Traced:
+    """Traces a step, to be lowered. example: tensors of the batch's shapes and dtypes."""
+    joint = trace(model, loss, example)
+    return Traced(joint, Folded(joint.module))
+
+
+def capture(
+    builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref], example: Sequence[Tensor],
+    state: Callable[[str], Ref],
+) -> StepGraph:  # fmt: skip
+    """Lowers one step into `builder`.
+
+    batch: refs of the step's batch; of several batches, one after the other, if the step accumulates gradients.
+    example: tensors of the same shapes and dtypes as one batch, for tracing. state: the ref of a parameter or buffer by
+    name. Raises `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
+    """
+    traced = trace_step(model, loss, example)
+    steps: list[StepGraph] = []
+
+    def current(name: str) -> Ref:
+        return steps[-1].buffers[name] if steps and name in steps[-1].buffers else state(name)
+
+    for start in range(0, len(batch), len(example)):
+        step = traced.lower(builder, batch[start : start + len(example)], current)
+        steps.append(step)
+    return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
+
+
+def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:
+    """Means of losses and of gradients, added in the order of the batches; the last batch's buffers."""
+    b.origin = "accumulation"
+    count = b.const(float(len(steps)))
+    gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}
+    loss = b.div(reduce(b.add, [s.loss for s in steps]), count)
+    return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers, constants=steps[0].constants)

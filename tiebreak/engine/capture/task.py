@@ -1,0 +1,198 @@
+"""What a training job is made of, in words a PyTorch user knows: a model, a loss, an optimizer, data, a batch.
+
+A `Task` is what capture reads and what the plain FP32 loop trains. It is made by code that only its author runs; what
+travels to others is the program captured from it, its initial state and its data as bytes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from tiebreak.engine.data import not_finite
+from tiebreak.engine.optimizers.rates import warmup_linear
+from tiebreak.engine.optimizers.settings import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Clip,
+    Group,
+    Optimizer,
+    check_groups,
+    no_decay,
+    require,
+    require_count,
+    require_number,
+)
+
+__all__ = [
+    "SGD", "Adafactor", "Adam", "AdamW", "Batch", "Clip", "Evaluation", "Examples", "Group", "Loss", "Optimizer",
+    "Rows", "Task", "Windows", "no_decay", "warmup_linear",
+]  # fmt: skip
+
+DATA_DTYPES: Final = (torch.float32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Example i is row i of each named array, in this order; the batch gains a leading dimension."""
+
+    names: tuple[str, ...]
+
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the data it reads."""
+        return self.names
+
+    def count(self, data: Mapping[str, Tensor]) -> int:
+        """How many examples the data hold."""
+        rows = {name: data[name].shape[0] if data[name].ndim else 0 for name in self.names}
+        require(len(set(rows.values())) == 1, "arrays with equally many rows", rows)
+        return min(rows.values())
+
+    def take(self, data: Mapping[str, Tensor], index_B: Tensor) -> tuple[Tensor, ...]:
+        """The batch of the examples `index_B` (int64 [B])."""
+        return tuple(data[name][index_B] for name in self.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Example i is `length` tokens of a 1-d int64 array from i * stride on; the batch is int64 [B, length]."""
+
+    name: str
+    length: int
+    stride: int
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, "length >= 1", self.length)
+        require(self.stride >= 1, "stride >= 1", self.stride)
+
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the data it reads."""
+        return (self.name,)
+
+    def count(self, data: Mapping[str, Tensor]) -> int:
+        """How many whole windows the tokens hold."""
+        tokens = data[self.name]
+        require(tokens.ndim == 1, f"one dimension in {self.name}", tuple(tokens.shape))
+        return max(0, (tokens.shape[0] - self.length) // self.stride + 1)
+
+    def take(self, data: Mapping[str, Tensor], index_B: Tensor) -> tuple[Tensor, ...]:
+        """The batch of the examples `index_B` (int64 [B])."""
+        offsets_BT = index_B[:, None] * self.stride + torch.arange(self.length)
+        return (data[self.name][offsets_BT],)
+
+
+Examples = Rows | Windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """How a step's batch is drawn: `size` examples, without replacement in each epoch, in an order drawn from the seed.
+
+    Draw number g = (step - 1) * size + j (step from 1, j the place in the batch) is example order(g mod n) of epoch
+    g // n, n the number of examples; a batch may span two epochs. With accumulation A, size in this is A * size, and
+    the step's batches are its consecutive parts.
+    """
+
+    size: int
+    examples: Examples
+
+    def __post_init__(self) -> None:
+        require(self.size >= 1, "a batch size of at least 1", self.size)
+
+
+Loss = Callable[..., Tensor]
+"""loss(model, *batch) -> f32 of rank 0."""
+Evaluation = Callable[[nn.Module], dict[str, float]]
+"""evaluate(model) -> metrics by name. Draws nothing from training's random stream and trains on nothing it measures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """One training job.
+
+    model: initialised, float32, in training mode; its parameters and buffers are the initial state, as bytes.
+    loss: see `Loss`. It may use only the model and the batch.
+    schedule: factor of the optimizer's lr for each step, as with `LambdaLR` (`tiebreak.engine.optimizers.rates` has
+    the usual ones); None means 1 throughout.
+    accumulation: batches that one step adds up, each through the model for itself (batch norm's statistics and dropout
+    masks are each one's own), before the optimizer is asked once: a step takes accumulation * batch.size examples.
+    Gradients are added in the batches' order and divided by their number; so is the loss.
+    clip: see `Clip`; of the gradients so divided.
+    average: decay of a moving average of the trained parameters, which the state holds beside them as `average.NAME`.
+    data: arrays by name, float32 or int64, on the CPU. Everything the batch reads must be here.
+    seed: of the example order and of dropout.
+    checkpoint_interval: steps between two checkpoints that are signed (k of the specification).
+    evaluate: see `Evaluation`; runs outside the job, on data that the job need not hold.
+    """
+
+    name: str
+    model: nn.Module
+    loss: Loss
+    optimizer: Optimizer
+    data: Mapping[str, Tensor]
+    batch: Batch
+    steps: int
+    checkpoint_interval: int
+    seed: int = 0
+    schedule: tuple[float, ...] | None = None
+    accumulation: int = 1
+    clip: Clip | None = None
+    average: float | None = None
+    evaluate: Evaluation | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, "at least one step", self.steps)
+        require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
+        require_count(self.accumulation, "accumulation of at least one batch")
+        if self.average is not None:
+            require_number(self.average, "0 <= average < 1, a decay", lambda x: 0 <= x < 1)
+        require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
+        self._check_schedule()
+        self._check_data()
+        self._check_model()
+
+    def _check_schedule(self) -> None:
+        if self.schedule is not None:
+            require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
+            require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
+
+    def _check_data(self) -> None:
+        for name, array in self.data.items():
+            require(array.dtype in DATA_DTYPES, f"float32 or int64 in data {name!r}", array.dtype)
+            require(array.numel() > 0, f"elements in data {name!r}", tuple(array.shape))
+            if array.dtype == torch.float32:
+                bad = not_finite(array)
+                require(bad == 0, f"only finite numbers in data {name!r}", f"{bad} that are not")
+        missing = [name for name in self.batch.examples.arrays() if name not in self.data]
+        require(not missing, f"data named {missing}", sorted(self.data))
+        require(self.examples >= 1, "at least one example", self.examples)
+
+    def _check_model(self) -> None:
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            allowed = (torch.float32,) if isinstance(tensor, nn.Parameter) else (torch.float32, torch.int64, torch.bool)
+            require(tensor.dtype in allowed, f"{name} to be one of {allowed}", tensor.dtype)
+            finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
+            require(finite, f"only finite numbers in {name}", "others")
+        names = [name for name, _ in self.model.named_parameters()]
+        require(any(p.requires_grad for p in self.model.parameters()), "a parameter that requires a gradient", names)
+        check_groups(self.optimizer, names)
+
+    @property
+    def examples(self) -> int:
+        """How many examples one epoch has."""
+        return self.batch.examples.count(self.data)
+
+    def learning_rates(self) -> Tensor:
+        """The learning rate of every step, float32 [steps]: the table that becomes data of the job."""
+        factors = (1.0,) * self.steps if self.schedule is None else self.schedule
+        return torch.tensor([self.optimizer.lr * f for f in factors], dtype=torch.float64).to(torch.float32)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """Copies of parameters and buffers by name, tied ones once (under their first name)."""
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: tensor.detach().clone() for name, tensor in named}

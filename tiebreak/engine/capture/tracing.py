@@ -1,0 +1,196 @@
+"""A training step, forward and backward, as one flat graph of ATen calls with the module that each comes from.
+
+The only module that touches torch's tracing internals (`tiebreak.engine.capture.undecomposed` helps it). Tested with
+torch 2.13.0; the program that is made of the graph no longer depends on torch's version.
+
+The graph is traced on fake tensors: nothing is computed and no parameter is copied. While it is, torch says what it
+says inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
+paths that do not depend on data.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.fx.traceback
+from torch import Tensor, fx, nn
+from torch._functorch.aot_autograd import _aot_export_function
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.func import functional_call
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
+from tiebreak.protocol.errors import ConfigurationError
+
+TESTED_TORCH: Final = ("2.13.0",)
+"""torch versions whose tracing this module is tested on."""
+_PATH: Final = "module"
+"""Key of a node's annotation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointGraph:
+    """What torch traced. The graph's inputs are the parameters, the buffers, then the batch.
+
+    Each tuple names nodes of the graph, or holds None where there is none: `parameters` and `buffers` are the model's
+    names in the inputs' order, `gradients` belong to the parameters in the same order.
+    """
+
+    module: fx.GraphModule
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    loss: fx.Node
+    gradients: tuple[fx.Node | None, ...]
+    mutated: dict[str, fx.Node]
+    """New value by buffer."""
+
+    def origin(self, node: fx.Node) -> str:
+        """`module.path:node` of the module whose forward (or whose forward's backward) makes the node; for people."""
+        path = node.meta.get("custom", {}).get(_PATH, "")
+        return f"{path}:{node.name}" if path else node.name
+
+
+class LossModule(nn.Module):
+    """The loss over a model as one module, so that `functional_call` can put other tensors in the model's place."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """The loss of a batch."""
+        return self._loss(self.model, *batch)
+
+
+@contextmanager
+def as_export() -> Iterator[None]:
+    """torch says that it is compiling and exporting."""
+    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+
+
+@contextmanager
+def _paths(model: nn.Module) -> Iterator[None]:
+    """Nodes are annotated with the path of the innermost submodule whose forward makes them.
+
+    Nodes of the backward pass get the annotation of the forward node that they are the gradient of.
+    """
+    handles, entered = [], list[str]()
+
+    def mark() -> None:
+        torch.fx.traceback.current_meta["custom"] = {_PATH: entered[-1] if entered else ""}
+
+    def enter(path: str) -> None:
+        entered.append(path)
+        mark()
+
+    def leave() -> None:
+        entered.pop()
+        mark()
+
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, path=path: enter(path)))
+        handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
+    try:
+        with torch.fx.traceback.preserve_node_meta():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> JointGraph:
+    """Traces `loss(model, *batch)` and its gradients. Raises `ConfigurationError` for a step that is not one graph."""
+    _check_version()
+    parameters = dict(model.named_parameters())  # tied ones once: they have one gradient
+    buffers = dict(model.named_buffers())
+    names = [f"model.{name}" for name in (*parameters, *buffers)]
+    wrapped = LossModule(model, loss)
+
+    def step(*flat: Tensor) -> tuple[Tensor]:
+        tensors = dict(zip(names, flat[: len(names)], strict=True))
+        return (_checked(functional_call(wrapped, tensors, flat[len(names) :])),)
+
+    # Tensors that the model or the loss closes over (masks, class weights) are constants; torch needs this mode then.
+    context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
+    with sdpa_kernel(SDPBackend.MATH), kept_whole(), as_export(), _paths(model), _data_dependence(), tracing(context):
+        graph, metadata, _, _ = _aot_export_function(
+            step,
+            (*parameters.values(), *buffers.values(), *batch),
+            decompositions=decompositions(),
+            num_params_buffers=len(names),
+            no_tangents=True,  # the one output is the loss, its gradient is 1
+            trace_joint=True,
+        )
+    assert isinstance(graph, fx.GraphModule)  # the joint trace makes one
+    _only_inputs(graph.graph, len(names) + len(batch))
+    return _joint(graph, metadata.mutated_inp_runtime_indices, tuple(parameters), tuple(buffers))
+
+
+def _only_inputs(graph: fx.Graph, count: int) -> None:
+    """Takes out tangents, which the gradient of one loss does not need, and what nothing reads."""
+    for tangent in graph.find_nodes(op="placeholder")[count:]:
+        graph.erase_node(tangent)  # raises if anything reads it
+    graph.eliminate_dead_code()
+
+
+def _joint(
+    graph: fx.GraphModule, mutated: Sequence[int], parameters: tuple[str, ...], buffers: tuple[str, ...]
+) -> JointGraph:
+    """The outputs: new values of mutated inputs, the loss, a gradient (or None) for each input."""
+    (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+    flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
+    inputs = [*parameters, *buffers]
+    changed = [i for i in mutated if i >= len(parameters)]
+    if len(changed) != len(mutated) or any(i >= len(inputs) for i in changed):
+        bad = [inputs[i] if i < len(inputs) else f"batch tensor {i - len(inputs)}" for i in mutated if i not in changed]
+        raise ConfigurationError(f"expected a step that changes buffers only, got one that writes to {bad}")
+    return JointGraph(
+        module=graph,
+        parameters=parameters,
+        buffers=buffers,
+        loss=flat[len(mutated)],
+        gradients=tuple(flat[len(mutated) + 1 :][: len(parameters)]),
+        mutated={inputs[i]: flat[place] for place, i in enumerate(mutated)},
+    )
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.shape != ():
+        raise ConfigurationError(f"expected a loss of rank 0, got {getattr(loss, 'shape', type(loss).__name__)}")
+    if not loss.requires_grad:
+        raise ConfigurationError("expected a loss that depends on a trainable parameter, got one that does not")
+    return loss
+
+
+@contextmanager
+def _data_dependence() -> Iterator[None]:
+    """What torch raises where the values of tensors would decide what is computed, or the shape of a result."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
+        operator = getattr(error, "func", None)
+        what = f"{operator} " if operator is not None else ""
+        raise ConfigurationError(
+            f"the model cannot be captured: {what}needs the values of tensors (`.item()`, `if tensor:`, boolean "
+            "indexing, `nonzero`), but one program must be right for every step; use `where` and masks instead"
+        ) from error
+
+
+def _check_version() -> None:
+    if torch.__version__.partition("+")[0] not in TESTED_TORCH:
+        tested = ", ".join(TESTED_TORCH)
+        warnings.warn(
+            f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=4
+        )

@@ -1,0 +1,99 @@
+"""Types of the elements that array files hold, and what each becomes in a job: f32 or i64 (or bool, as it is).
+
+Names are those of safetensors. Conversions are exact, but for F64: it is rounded to nearest, ties to even. A U64 that
+no i64 is, is refused.
+"""
+
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.program.isa import DType
+
+Array = npt.NDArray[Any]
+
+
+class Element(StrEnum):
+    """The type of one element of a file."""
+
+    F64 = "F64"
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    I64 = "I64"
+    I32 = "I32"
+    I16 = "I16"
+    I8 = "I8"
+    U64 = "U64"
+    U32 = "U32"
+    U16 = "U16"
+    U8 = "U8"
+    BOOL = "BOOL"
+
+    @property
+    def size(self) -> int:
+        """Bytes of one."""
+        return _STORED[self].itemsize
+
+    @property
+    def committed(self) -> DType | None:
+        """What it is in a job, if its bytes are what a job commits to."""
+        return _COMMITTED.get(self)
+
+    @property
+    def converted(self) -> DType:
+        """What it becomes when it is imported: a task takes f32 and i64."""
+        return DType.F32 if self in (Element.F64, Element.F32, Element.F16, Element.BF16) else DType.I64
+
+    def read(self, data: bytes | memoryview, *, big_endian: bool = False) -> Array:
+        """The elements as they are stored, 1-d; a BF16 as the u16 of its bits."""
+        return np.frombuffer(data, dtype=_STORED[self].newbyteorder(">") if big_endian else _STORED[self])
+
+    def convert(self, stored: Array) -> Array:
+        """The elements that `read` gave, as little-endian f32 or i64 of the same shape; bools become 0 and 1.
+
+        Raises `EncodingError` for bools that are neither and for what no i64 is.
+        """
+        if self == Element.BF16:
+            return (stored.astype("<u4") << np.uint32(16)).view("<f4")
+        if self == Element.BOOL and stored.size and stored.max() > 1:
+            raise EncodingError(f"expected bools of 0 and 1, got {stored.max()}")
+        if self == Element.U64 and stored.size and stored.max() >= 1 << 63:
+            raise EncodingError(f"expected integers below 2^63, got {stored.max()}")
+        with np.errstate(over="ignore", invalid="ignore"):  # an F64 may become infinite; what takes it refuses that
+            return stored.astype("<f4" if self.converted == DType.F32 else "<i8")
+
+
+_STORED: Final[dict[Element, np.dtype[Any]]] = {
+    Element.F64: np.dtype("<f8"),
+    Element.F32: np.dtype("<f4"),
+    Element.F16: np.dtype("<f2"),
+    Element.BF16: np.dtype("<u2"),
+    Element.I64: np.dtype("<i8"),
+    Element.I32: np.dtype("<i4"),
+    Element.I16: np.dtype("<i2"),
+    Element.I8: np.dtype("i1"),
+    Element.U64: np.dtype("<u8"),
+    Element.U32: np.dtype("<u4"),
+    Element.U16: np.dtype("<u2"),
+    Element.U8: np.dtype("u1"),
+    Element.BOOL: np.dtype("u1"),
+}
+_COMMITTED: Final = {Element.F32: DType.F32, Element.I64: DType.I64, Element.BOOL: DType.BOOL}
+_NUMPY: Final = {
+    f"{dtype.kind}{dtype.itemsize}": element
+    for element, dtype in _STORED.items()
+    if element not in (Element.BF16, Element.BOOL)
+} | {"b1": Element.BOOL}
+
+
+def of_numpy(description: str) -> tuple[Element, bool]:
+    """The element of numpy's type string, such as `<f4`, and whether it is big-endian. Raises `EncodingError`."""
+    order, kind = description[:1], description[1:]
+    if order not in ("<", ">", "|") or kind not in _NUMPY or (order == "|" and _NUMPY[kind].size > 1):
+        known = ", ".join(sorted(_NUMPY))
+        raise EncodingError(f"expected elements of one of {known} with their byte order, got {description!r}")
+    return _NUMPY[kind], order == ">"

@@ -1,0 +1,173 @@
+"""What must be known of an array before a job takes it: its id, and whether it is finite. Computed once, then cached.
+
+One pass over the file, in blocks. The cache is keyed by everything that says which bytes these are: the real path,
+device, inode, size, time of modification and time of change of the file (the last can be set by the system alone), and
+place, type and shape of the array in it. A file so young that another write could leave those times as they are is not
+cached. Who may write into the cache may say what the id is, so it is a folder of this user alone.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.data.files import ArrayFile, check_bools, source_of
+from tiebreak.engine.data.tensors import identities
+from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.native import cache_directory
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.tags import Digest
+
+SETTLED_NS: Final = 2_000_000_000
+"""Two writes less than this apart may carry the same time: the coarsest file system counts in 2 s."""
+MAX_ENTRY_BYTES: Final = 1024
+"""An entry has about 200. Nested deeper than this allows, JSON can exhaust the C stack of its parser."""
+MAX_ENTRIES: Final = 4096
+ELEMENTS: Final = 1 << 22
+"""Of a tensor in memory, looked at together."""
+
+OnBytes = Callable[[int], None]
+"""Told how many bytes more were read."""
+
+
+def _silent(_: int) -> None:
+    """No progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What one pass over an array finds. `not_finite`: how many of its floats are infinite or NaN."""
+
+    identity: Digest
+    not_finite: int
+
+
+class FactsCache:
+    """Facts by file, kept in a folder. An entry that is damaged or of another file is a miss."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = cache_directory() / "data" if folder is None else folder
+
+    def get(self, array: ArrayFile) -> Facts | None:
+        """What is known of exactly these bytes."""
+        key = _key(array)
+        path = self._path(key)
+        try:
+            if not self._is_private() or path.stat().st_size > MAX_ENTRY_BYTES:
+                return None
+            entry = json.loads(path.read_bytes())
+            if entry["key"] != key:
+                return None
+            identity, not_finite = bytes.fromhex(entry["identity"]), entry["not_finite"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        if len(identity) != 32 or type(not_finite) is not int:
+            return None
+        return Facts(identity=Digest(identity), not_finite=not_finite)
+
+    def put(self, array: ArrayFile, facts: Facts, now: int) -> bool:
+        """Keeps facts, unless the file changed so shortly before `now` (nanoseconds) that its times prove nothing.
+
+        Returns whether they are kept; a cache that cannot be written is none.
+        """
+        if now - max(array.stamp.modified, array.stamp.changed) < SETTLED_NS:
+            return False
+        key = _key(array)
+        entry = {"key": key, "identity": facts.identity.hex(), "not_finite": facts.not_finite}
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._is_private():
+                return False
+            with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
+                file.write(json.dumps(entry))
+            Path(file.name).replace(self._path(key))
+            self._prune()
+        except OSError:
+            return False
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key[:40]}.json"
+
+    def _is_private(self) -> bool:
+        status = self.folder.stat()
+        return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+    def _prune(self) -> None:
+        entries = list(self.folder.glob("*.json"))
+        if len(entries) > MAX_ENTRIES:
+            for path in sorted(entries, key=lambda one: one.stat().st_mtime)[: MAX_ENTRIES // 2]:
+                path.unlink(missing_ok=True)
+
+
+def _key(array: ArrayFile) -> str:
+    """A digest of what the module's text names."""
+    place = array.offset, str(array.element), array.shape
+    return sha256(repr((os.fspath(array.path.resolve()), astuple(array.stamp), place)).encode()).hexdigest()
+
+
+def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent) -> Facts:
+    """The id of an array of f32, i64 or bool and whether it is finite; from the cache if that is given and knows it.
+
+    Raises `EncodingError` for bools other than 0 and 1, `StateError` if the file changes meanwhile,
+    `ConfigurationError` for elements that have to be converted first.
+    """
+    if array.committed is None:
+        raise ConfigurationError(
+            f"{array}: expected little-endian F32, I64 or BOOL, got {'big-endian ' * array.big_endian}{array.element}; "
+            "convert it with `tiebreak data import`"
+        )
+    if cache is not None and (known := cache.get(array)) is not None:
+        on_bytes(array.nbytes)
+        return known
+    started = time.time_ns()
+    stream, not_finite = TensorStream(array.committed, array.shape, torch.get_num_threads()), 0
+    for block in array.blocks():
+        stream.update(block)
+        if array.committed == DType.F32:
+            not_finite += _not_finite(np.frombuffer(block, "<f4"))
+        elif array.committed == DType.BOOL:
+            check_bools(array, block)
+        on_bytes(len(block))
+    facts = Facts(identity=stream.identity(), not_finite=not_finite)
+    if cache is not None:
+        cache.put(array, facts, started)
+    return facts
+
+
+def data_identities(
+    tensors: Mapping[str, Tensor], *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent
+) -> dict[str, Digest]:
+    """As `tensors.identities`; mapped arrays are read from their files, or not if the cache knows them."""
+    files = {name: array for name, tensor in tensors.items() if (array := source_of(tensor)) is not None}
+    ids = identities({name: tensor for name, tensor in tensors.items() if name not in files})
+    ids |= {name: examine(array, cache=cache, on_bytes=on_bytes).identity for name, array in files.items()}
+    return {name: ids[name] for name in tensors}
+
+
+def not_finite(tensor: Tensor) -> int:
+    """How many numbers of a float32 tensor on the CPU are infinite or NaN; for a mapped array from the cache."""
+    if (array := source_of(tensor)) is not None:
+        return examine(array, cache=FactsCache()).not_finite
+    flat = tensor.detach().reshape(-1)
+    parts = (flat[start : start + ELEMENTS] for start in range(0, flat.numel(), ELEMENTS))
+    return sum((int((~torch.isfinite(part)).sum()) for part in parts), 0)
+
+
+def _not_finite(words: "np.ndarray[Any, np.dtype[np.float32]]") -> int:
+    """Counts in parts that stay in the cache of a core."""
+    part = 1 << 16
+    return sum(
+        found.size - int(np.count_nonzero(np.isfinite(found)))
+        for found in (words[start : start + part] for start in range(0, words.size, part))
+    )

@@ -1,0 +1,209 @@
+"""Arrays that stay in their files: where the bytes are, reading them in blocks, and tensors on mapped memory.
+
+Whatever passes over a whole array once (hashing, checking, converting) reads it in blocks, so that a file of any size
+costs 16 MiB and a file cut short in the meantime is an error. Only what training reads here and there is mapped. The
+mapping is shared and read-only: it takes no memory of its own, whatever its size, since the system may drop its pages
+at any time. Writing into such a tensor ends the process, and so does reading what somebody has cut off the file since.
+"""
+
+import mmap
+import os
+import stat
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tiebreak.engine.data.elements import Element
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_RANK, DType
+
+BLOCK_BYTES: Final = 1 << 24
+"""Of one read. A multiple of every element's size and of a subtree of the chunk tree."""
+_MAPPED: Final[dict[DType, np.dtype[Any]]] = {
+    DType.F32: np.dtype("<f4"),
+    DType.I64: np.dtype("<i8"),
+    DType.BOOL: np.dtype("bool"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file does. Times are in nanoseconds; `changed` is set by the system alone."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+    def same_bytes(self, other: "Stamp") -> bool:
+        """Whether nobody wrote into the file in between. A new name or mode of it changes `changed` alone."""
+        return replace(self, changed=0) == replace(other, changed=0)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[FileIO, Stamp]]:
+    """A plain file (or what a link to one leads to), open for reading. Raises `EncodingError` for anything else.
+
+    A folder from elsewhere may hold a pipe, which blocks whoever opens it, or a link to an endless device.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # before: opening a device may do something
+            raise EncodingError(f"{path}: expected a plain file, got another kind")
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with FileIO(handle) as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):  # after: it may have been exchanged
+                raise EncodingError(f"{path}: expected a plain file, got another kind")
+            yield file, _stamp(found)
+    except OSError as error:
+        raise EncodingError(f"{path}: cannot be read: {error}") from error
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def read_exactly(file: FileIO, into: memoryview) -> int:
+    """Fills the buffer from where the file stands; returns the bytes read, fewer only at the file's end."""
+    done = 0
+    while done < len(into) and (count := file.readinto(into[done:])):
+        done += count
+    return done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFile:
+    """An array in a file: row-major from byte `offset` on. Checked against the file's size when made.
+
+    `name`: within the file, where that holds several. `stamp`: of the file when its header was read.
+    """
+
+    path: Path
+    name: str = ""
+    element: Element
+    big_endian: bool = False
+    shape: tuple[int, ...]
+    offset: int
+    stamp: Stamp
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        if len(shape) > MAX_RANK or any(dim < 1 for dim in shape) or prod(shape) > MAX_NUMEL:
+            raise EncodingError(f"{self}: expected rank <= {MAX_RANK}, dims >= 1, at most 2^40 elements; got {shape}")
+        if self.offset < 0 or self.offset + self.nbytes > self.stamp.size:
+            raise EncodingError(
+                f"{self}: expected {self.nbytes} bytes from byte {self.offset} on, got a file of {self.stamp.size}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.name}" if self.name else str(self.path)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return prod(self.shape) * self.element.size
+
+    @property
+    def committed(self) -> DType | None:
+        """What it is in a job as it stands; None if it has to be converted."""
+        return None if self.big_endian else self.element.committed
+
+    def blocks(self) -> Iterator[memoryview]:
+        """The bytes, in order, in blocks of 16 MiB (the last one shorter). Each is overwritten by the next.
+
+        Raises `EncodingError` if the file cannot be read, `StateError` if it is another one or changes meanwhile.
+        """
+        with self._opened() as file:
+            file.seek(self.offset)
+            buffer, left = memoryview(bytearray(min(BLOCK_BYTES, self.nbytes))), self.nbytes
+            while left:
+                block = buffer[: min(left, len(buffer))]
+                if read_exactly(file, block) != len(block):
+                    raise EncodingError(f"{self}: expected {left} bytes more, got the end of the file")
+                left -= len(block)
+                yield block
+            self._check_stamp(_stamp(os.fstat(file.fileno())))
+
+    def tensor(self) -> Tensor:
+        """The array as a tensor on the mapped file, float32, int64 or bool. Nothing is read yet, but for bools.
+
+        Do not write into it. Raises `ConfigurationError` for elements that have to be converted first, `StateError`
+        if the file has changed, `EncodingError` for bools other than 0 and 1.
+        """
+        if self.committed is None or self.offset % self.element.size:
+            got = (
+                "elements that are not aligned"
+                if self.committed
+                else f"{'big-endian ' * self.big_endian}{self.element}"
+            )
+            raise ConfigurationError(
+                f"{self}: expected little-endian F32, I64 or BOOL, got {got}; convert it with `tiebreak data import`"
+            )
+        if self.committed == DType.BOOL:
+            for block in self.blocks():
+                check_bools(self, block)
+        start = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
+        with self._opened() as file:
+            length = self.offset - start + self.nbytes
+            mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+        array = np.frombuffer(mapping, _MAPPED[self.committed], prod(self.shape), self.offset - start)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is not, and stays so
+            tensor = torch.from_numpy(array.reshape(self.shape))
+        _SOURCES[tensor] = self
+        return tensor
+
+    def check_unchanged(self) -> None:
+        """Raise `StateError` if the file was written to since it was opened, `EncodingError` if it is gone."""
+        with self._opened():
+            pass
+
+    @contextmanager
+    def _opened(self) -> Iterator[FileIO]:
+        with opened(self.path) as (file, stamp):
+            self._check_stamp(stamp)
+            yield file
+
+    def _check_stamp(self, found: Stamp) -> None:
+        if not found.same_bytes(self.stamp):
+            raise StateError(
+                f"{self.path}: expected the file as it was when it was opened, got a changed one; open it again"
+            )
+
+
+def check_bools(what: object, data: memoryview) -> None:
+    """Raise `EncodingError` unless every byte is 0 or 1: torch loads any byte as a bool, but no proof may open one."""
+    greatest = int(np.frombuffer(data, np.uint8).max(initial=0))
+    if greatest > 1:
+        raise EncodingError(f"{what}: expected bools of 0 and 1, got {greatest}")
+
+
+_SOURCES: Final = WeakTensorKeyDictionary()
+
+
+def source_of(tensor: Tensor) -> ArrayFile | None:
+    """The array that a mapped tensor is, whole; None for a view of one and for every other tensor."""
+    found = _SOURCES.get(tensor)  # type: ignore[no-untyped-call]
+    assert found is None or isinstance(found, ArrayFile)
+    return found
+
+
+def check_unchanged(tensors: Iterable[Tensor]) -> None:
+    """Raise `StateError` if somebody wrote into the file of a mapped tensor since it was opened.
+
+    What was computed with it since may be another run's: nothing of it may be signed.
+    """
+    arrays = {array.path: array for tensor in tensors if (array := source_of(tensor)) is not None}
+    for array in arrays.values():
+        array.check_unchanged()

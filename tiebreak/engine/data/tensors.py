@@ -1,0 +1,110 @@
+"""Torch tensors as the protocol's bytes: row-major, little-endian, one NaN."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.protocol.commitments.digests import one_nan
+from tiebreak.protocol.commitments.records import TensorData, identify_all, tensor_tree
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.program.isa import NAN_BITS, DType
+from tiebreak.protocol.tags import Digest
+
+TORCH_DTYPES: Final = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
+PROTOCOL_DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
+
+Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
+"""Name -> (dtype, shape)."""
+
+
+def canonical(tensor: Tensor) -> Tensor:
+    """The tensor, with every NaN (whatever its payload) replaced by the one NaN. Copies only if there is a NaN."""
+    # A sum of anything with a NaN is a NaN: one pass that writes nothing. Infinities may give one too; then look.
+    if tensor.dtype != torch.float32 or not bool(torch.isnan(tensor.sum())):
+        return tensor
+    nan = torch.isnan(tensor)
+    if not bool(nan.any()):
+        return tensor
+    bits = tensor.contiguous().view(torch.int32)
+    return torch.where(nan, torch.tensor(NAN_BITS, dtype=torch.int32, device=tensor.device), bits).view(torch.float32)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's data as committed; a view of its memory where possible."""
+    return _memory(canonical(tensor.detach()))
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The tensor's data as it is: a view of its memory if that is the CPU's and contiguous."""
+    array = tensor.detach().to("cpu").contiguous().numpy()
+    if array.dtype.byteorder == ">":  # pragma: no cover - no supported device is big-endian
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+def plain_bytes(tensor: Tensor) -> memoryview:
+    """As `tensor_bytes`, by numpy alone: torch would start threads of its own for a thread beside the main one."""
+    data = _memory(tensor)
+    if tensor.dtype != torch.float32:
+        return data
+    with np.errstate(all="ignore"):
+        total = np.frombuffer(data, dtype="<f4").sum()
+    return one_nan(data) if np.isnan(total) else data
+
+
+def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
+    """The inverse of `tensor_bytes`; refuses wrong lengths, bools other than 0 and 1, and other NaNs."""
+    expected = prod(shape) * dtype.size
+    if len(data) != expected:
+        raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {len(data)}")
+    kind = {DType.F32: "<f4", DType.I64: "<i8", DType.BOOL: "<u1"}[dtype]
+    array = np.frombuffer(data, dtype=kind).reshape(tuple(shape)).copy()
+    if dtype == DType.BOOL:
+        if array.max() > 1:
+            raise EncodingError(f"expected bools of 0 and 1, got {int(array.max())}")
+        return torch.from_numpy(array).to(torch.bool)
+    if dtype == DType.F32 and bool(((array != array) & (array.view("<u4") != NAN_BITS)).any()):
+        raise EncodingError(f"expected NaN as {NAN_BITS:#x} only, got another pattern")
+    return torch.from_numpy(array)
+
+
+def chunk_tree(tensor: Tensor) -> Tree:
+    """The chunk tree of a tensor."""
+    return tensor_tree(tensor_bytes(tensor), torch.get_num_threads())
+
+
+def identity(tensor: Tensor) -> Digest:
+    """The tensor's id."""
+    return identities({"": tensor})[""]
+
+
+def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
+    """The id of each tensor, by name; hashed together, by as many threads as torch has."""
+    entries = [
+        TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=_memory(tensor))
+        for tensor in tensors.values()
+    ]
+    return dict(zip(tensors, identify_all(entries, torch.get_num_threads()), strict=True))
+
+
+def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
+    """Raise `EncodingError` unless names, dtypes and shapes are those of `spec`, and bools are 0 or 1.
+
+    Torch loads any byte as a bool, but no proof may open another one (SPEC section 9).
+    """
+    if sorted(tensors) != sorted(spec):
+        missing, extra = sorted(set(spec) - set(tensors)), sorted(set(tensors) - set(spec))
+        raise EncodingError(f"{what}: expected {len(spec)} entries; missing {missing[:3]}, unexpected {extra[:3]}")
+    for name, (dtype, shape) in spec.items():
+        tensor = tensors[name]
+        if tensor.dtype != TORCH_DTYPES[dtype] or tuple(tensor.shape) != shape:
+            raise EncodingError(
+                f"{what}, {name}: expected {dtype.name} {shape}, got {tensor.dtype} {tuple(tensor.shape)}"
+            )
+        if tensor.dtype == torch.bool and int(tensor.view(torch.uint8).max()) > 1:
+            raise EncodingError(f"{what}, {name}: expected bools of 0 and 1, got another byte")

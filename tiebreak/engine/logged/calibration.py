@@ -1,0 +1,166 @@
+"""Algorithm 3 of the paper (`threshold`): how far one computation of a sum may be from another.
+
+The paper searches, for each type of layer, a tau between two bounds such that random inputs of the layer's shape,
+computed in permuted orders, never round differently without having been logged. Here the same is done with every
+logged sum of the real program, on its real operands, for several steps; in permuted orders, with the compiled kernels
+and without, with different numbers of threads, on each device at hand.
+
+What is better. tau is a share of 2^exponent of the result. Where a result of 1 comes out of terms of 10^6, computations
+differ by 10^6 times as many of these units, so one cancellation takes a tau that logs everything, or breaks one that
+does not. The threshold kappa here is in units of the element's own error, u times N, N the norm of its terms, which the
+kernels compute along with the sum: a small number for all elements alike. And the exact sum is at hand, so values are
+compared with it as well as with each other. What distance in the paper's unit would cover the same divergences is
+measured and reported beside it (`KindEvidence.of_exponent`).
+
+The *tolerance* 2^-n of a job says how near to a middle a log decides. It is chosen narrow, for there a trainer is free
+in what it logs: n is the largest with which a given share of the elements would still be logged if they were open. The
+others, those that cancel most, are computed exactly where they are open: that takes time, and no log.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor, log2
+from typing import Final
+
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import LEAST, UNITS
+from tiebreak.engine.logged.divergence import Comparison, Operands, Setting
+from tiebreak.engine.logged.policy import COMPUTE, Evidence, LoggedPolicy
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind, sum_kind
+
+LOW: Final = 1.0
+HIGH: Final = 2.0**40
+"""Between which thresholds are searched, in units of u times the norm: none is below one rounding of the whole."""
+FRACTION: Final = 4
+"""Steps of the search in a power of two."""
+MARGIN: Final = 8.0
+"""Times the threshold found. A machine that was not measured may diverge more; a log grows by as much."""
+MAX_MARGIN: Final = 2.0**20
+SMALLEST: Final = LEAST / min(UNITS.values())
+"""The arithmetic takes no threshold below this."""
+SHARE: Final = 0.99
+SLACK: Final = 18
+"""Where nothing was measured, 2^-n is so many powers of two above the error of one rounding in a gap."""
+
+OnProgress = Callable[[int, int], None]
+"""Told how many sums of how many are compared."""
+
+
+class CalibrationError(ConfigurationError):
+    """No threshold within the bounds covers what was seen."""
+
+
+def threshold(low: float, high: float, covers: Callable[[float], bool]) -> float:
+    """Algorithm 3: the smallest threshold, of those `FRACTION` to a power of two from `low` to `high`, that covers.
+
+    covers: whether one covers every divergence seen; then all above it do. Raises `CalibrationError` if none does.
+    """
+    first, last = ceil(FRACTION * log2(low)), floor(FRACTION * log2(high))
+    if not covers(2 ** (last / FRACTION)):
+        raise CalibrationError(
+            f"expected divergences of at most {high:g} units of u times the norm, got larger ones: this machine "
+            "computes sums less accurately than any order of their terms explains; see `tiebreak doctor`"
+        )
+    while first < last:
+        middle = (first + last) // 2
+        if covers(2 ** (middle / FRACTION)):
+            last = middle
+        else:
+            first = middle + 1
+    return float(2 ** (last / FRACTION))
+
+
+class Calibration:
+    """Compares every logged sum of some programs in several settings, and derives a policy."""
+
+    def __init__(self, settings: Sequence[Setting], *, precision: int, compute: str = "float64", seed: int = 0) -> None:
+        """Raises `ConfigurationError` for what no policy can have, or if nothing can be compared."""
+        self._proven = proven_policy(precision, compute)
+        if len(settings) < 2:
+            raise ConfigurationError(f"expected at least two settings to compare, got {len(settings)}")
+        self.settings = tuple(settings)
+        self.programs: list[str] = []
+        self.steps = 0
+        self._seed = seed
+        self._comparison = Comparison(settings, precision, compute, seed)
+
+    def examine(
+        self,
+        program: Program,
+        state: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
+        *,
+        steps: int,
+        on_progress: OnProgress = lambda *_: None,
+    ) -> None:
+        """Runs the first steps of a program under policy `exact`, and each of its logged sums in every setting."""
+        interpreter = Interpreter(program, Arithmetic(precision=self._proven.precision))
+        now, there = interpreter.to_device(state), interpreter.place_data(data)
+        count, done = steps * sum(sum_kind(instruction) is not None for instruction in program.body), 0
+
+        def compare(instruction: Instruction, operands: Sequence[Tensor]) -> None:
+            nonlocal done
+            self._comparison.compare(instruction, operands)
+            done += 1
+            on_progress(done, count)
+
+        for step in range(1, steps + 1):
+            now = interpreter.step(step, now, there, Operands(program, compare).observe).state
+        self.programs.append(program.root.hex())
+        self.steps += steps
+
+    def policy(self, *, margin: float = MARGIN, share: float = SHARE, environment: Sequence[str] = ()) -> LoggedPolicy:
+        """Thresholds that cover what was seen, times the margin, and the narrowest tolerances that leave the share.
+
+        A kind of which no sum was seen keeps the proven bound. environment: lines for the evidence. Raises
+        `CalibrationError`.
+        """
+        if not 1 <= margin <= MAX_MARGIN:
+            raise ConfigurationError(f"expected a margin of 1 to {MAX_MARGIN:g}, got {margin}")
+        if not 0 < share <= 1:
+            raise ConfigurationError(f"expected a share above 0 and at most 1, got {share}")
+        proven = self._proven
+        thresholds, tolerances = dict(proven.thresholds), dict(proven.tolerances)
+        found = {}
+        for kind, seen in self._comparison.seen.items():
+            if seen.elements:
+                kappa = max(margin * threshold(LOW, HIGH, seen.covered_by), SMALLEST)
+                thresholds[kind], tolerances[kind] = kappa, seen.tolerance(kappa, share)
+                found[kind] = seen.evidence(kappa, tolerances[kind])
+        evidence = Evidence(
+            programs=tuple(self.programs),
+            steps=self.steps,
+            orders=len({setting.order for setting in self.settings} - {None}),
+            seed=self._seed,
+            margin=float(margin),
+            share=float(share),
+            settings=tuple(map(str, self.settings)),
+            environment=tuple(environment),
+            sums=found,
+        )
+        return LoggedPolicy(
+            precision=proven.precision,
+            compute=proven.compute,
+            thresholds=thresholds,
+            tolerances=tolerances,
+            evidence=evidence,
+        )
+
+
+def proven_policy(precision: int, compute: str = "float64") -> LoggedPolicy:
+    """The policy that rests on no measurement: thresholds are the proven bounds. Logs are larger, nothing can fail."""
+    unit = UNITS[COMPUTE[compute]] if compute in COMPUTE else 1.0  # the policy says what is wrong with it
+    slack = -round(log2(unit)) - (precision - (MAX_PRECISION - FRACTION_BITS)) - SLACK
+    tolerance = min(max(slack, MIN_TOLERANCE), MAX_TOLERANCE)
+    return LoggedPolicy(
+        precision=precision,
+        compute=compute,
+        thresholds=dict.fromkeys(SumKind),
+        tolerances=dict.fromkeys(SumKind, tolerance),
+    )

@@ -1,0 +1,102 @@
+"""The logs that a run published, each checked against its committed record before anything follows it.
+
+Numbered plan: (1) every step of the segment has a log in the run's files that can be one of the program; (2) the tree
+over the step logs has the log root of the segment's record, which a signed head or the party's own record file commits;
+(3) a log that is read again is still the same. Where one of these fails, nobody can say what the right run is: that is
+`CannotCheck`, and no proof of fraud.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.logged.following import Follower
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
+from tiebreak.protocol.errors import CannotCheck, VerificationError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
+
+
+class LogSource(Protocol):
+    """Where the logs of a run are: a run directory, perhaps a stranger's."""
+
+    @property
+    def path(self) -> object:
+        """Where it is, for messages."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    @property
+    def program(self) -> Program:
+        """Its program."""
+
+    def step_log(self, step: int) -> StepLog:
+        """The log of a step. Raises `VerificationError` for one that is not there or cannot be one."""
+
+
+class CommittedLogs:
+    """Step logs of one run, in whatever order. Of the segment in use 32 bytes a step are held, of logs nothing."""
+
+    def __init__(self, run: LogSource, record_of: Callable[[int], StepRecord]) -> None:
+        """record_of: the committed record of a checkpoint (from 0)."""
+        self._run = run
+        self._record_of = record_of
+        self._checkpoint: int | None = None
+        self._roots: list[Digest] = []
+
+    @property
+    def path(self) -> object:
+        """Where they are."""
+        return self._run.path
+
+    def step_log(self, step: int) -> StepLog:
+        """The log of a step, which is what was committed. Raises `CannotCheck`."""
+        job = self._run.job
+        checkpoint = job.checkpoint_of(step)
+        self._check(checkpoint)
+        log = self._read(step)
+        expected = self._roots[step - job.first_step(checkpoint)]
+        if (found := LogTree(self._run.program, log).root) != expected:  # (3)
+            raise CannotCheck(
+                f"{self._run.path}: log of step {step}: expected {expected.hex()}, as it was before, got {found.hex()}"
+            )
+        return log
+
+    def follower(self, step: int, arithmetic: Arithmetic) -> Follower | None:
+        """Who follows the log of a step; None under policy `exact`. Raises `CannotCheck`."""
+        if not self._run.job.is_logged:
+            return None
+        return Follower(self._run.program, self.step_log(step), self._run.job, arithmetic, step)
+
+    def log_root(self, checkpoint: int) -> Digest:
+        """The log root of a segment, whose logs are there; zero under policy `exact`. Raises `CannotCheck`."""
+        if not self._run.job.is_logged:
+            return ZERO_DIGEST
+        self._check(checkpoint)
+        return logs_tree(self._roots).root
+
+    def _check(self, checkpoint: int) -> None:
+        if self._checkpoint == checkpoint:
+            return
+        job, self._checkpoint = self._run.job, None
+        first, last = job.first_step(checkpoint), job.last_step(checkpoint)
+        self._roots = [LogTree(self._run.program, self._read(step)).root for step in range(first, last + 1)]
+        expected, found = self._record_of(checkpoint).log_root, logs_tree(self._roots).root
+        if found != expected:  # (2)
+            raise CannotCheck(
+                f"{self._run.path}: logs of steps {first} to {last}: expected log root {expected.hex()}, as committed, "
+                f"got {found.hex()}; without the committed logs nobody can say whether these steps are right"
+            )
+        self._checkpoint = checkpoint
+
+    def _read(self, step: int) -> StepLog:  # (1)
+        try:
+            return self._run.step_log(step)
+        except (VerificationError, OSError) as error:
+            raise CannotCheck(
+                f"{self._run.path}: log of step {step}: expected what was committed, got none that can be read: {error}"
+            ) from error

@@ -1,0 +1,265 @@
+"""How far apart the values of one sum are, computed in several settings, in units of each element's own error."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import log2
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import UNITS, Logging, NearTies
+from tiebreak.engine.arithmetic.threads import limited
+from tiebreak.engine.logged.policy import COMPUTE, KindEvidence
+from tiebreak.protocol.native import pure_path
+from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind, sum_kind
+
+SAMPLE: Final = 1 << 16
+"""Elements of one sum that are compared, in one step."""
+EXACT: Final = 16
+"""Of those, compared with the exact sum: so many at random, and so many of those that diverge most."""
+REPORTED: Final = 1 << 20
+"""Elements of a sum up to which all are looked at; of a larger one, those that lie nearest to a middle."""
+EVERYTHING: Final = 2.0**60
+"""A threshold within which every element lies near a middle."""
+BINS: Final = 256
+_LEAST_EXPONENT: Final = -126
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Sum = Callable[[Instruction, Sequence[Tensor]], None]
+"""Told of a logged sum and of what it reads."""
+_LOWER: Final[Floats] = np.ldexp(1.0, np.arange(-(BINS // 2), BINS // 2))
+"""The lower ends of the bins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One way to compute a sum. order: seed of the order of its terms; None: their own."""
+
+    device: str = "cpu"
+    compiled: bool = True
+    threads: int = 1
+    order: int | None = None
+
+    def __str__(self) -> str:
+        kernel, threads = (
+            "compiled" if self.compiled else "pure",
+            "1 thread" if self.threads == 1 else f"{self.threads} threads",
+        )
+        words = [self.device, *([kernel, threads] if self.device == "cpu" else [])]
+        return ", ".join(words if self.order is None else [*words, f"order {self.order}"])
+
+
+def settings_of(
+    orders: int, *, threads: Sequence[int], compiled: bool, devices: Sequence[str] = (), seed: int = 0
+) -> tuple[Setting, ...]:
+    """On each kernel and device the terms' own order and `orders` permuted ones, seeds from `seed` + 1 on.
+
+    threads: numbers of them, each for the terms' own order, and by turns for the others. compiled: whether there are
+    compiled kernels; without them, too, in any case. devices: beside the CPU.
+    """
+    found = []
+    for kernel in (True, False) if compiled else (False,):
+        found += [Setting(compiled=kernel, threads=count) for count in threads]
+        found += [
+            Setting(compiled=kernel, threads=threads[k % len(threads)], order=seed + 1 + k) for k in range(orders)
+        ]
+    for device in devices:
+        found += [Setting(device=device, order=order) for order in (None, *range(seed + 1, seed + 1 + orders))]
+    return tuple(found)
+
+
+@dataclass
+class Seen:
+    """What was seen of one kind of sum; `counts` and `divergence` by bins of gap / (u times the norm)."""
+
+    total: int = 0
+    """Elements of all sums, computed but not all compared."""
+    elements: int = 0
+    exact: int = 0
+    error: float = 0.0
+    of_gap: float = 0.0
+    of_exponent: float = 0.0
+    counts: Floats = field(default_factory=lambda: np.zeros(BINS))
+    """Elements, estimated from those that were compared. Bin k: 2^(k - 128) <= ratio < 2^(k - 127)."""
+    divergence: Floats = field(default_factory=lambda: np.zeros(BINS))
+    """The largest."""
+
+    @property
+    def largest(self) -> float:
+        """The largest distance from each other, or from the exact sum, in units of u times the norm."""
+        return max(float(self.divergence.max()), self.error)
+
+    def covered_by(self, kappa: float) -> bool:
+        """Whether no two values, and no value and the exact sum, are further apart than the threshold says."""
+        return self.largest <= kappa
+
+    def tolerance(self, kappa: float, share: float) -> int:
+        """The largest n at which that share of the elements with which a log is possible at all (n = 2) is loggable."""
+        possible = float(self.counts[_loggable(kappa, MIN_TOLERANCE)].sum())
+        narrow = (
+            n
+            for n in range(MAX_TOLERANCE, MIN_TOLERANCE, -1)
+            if float(self.counts[_loggable(kappa, n)].sum()) >= share * possible > 0
+        )
+        return next(narrow, MIN_TOLERANCE)
+
+    def evidence(self, kappa: float, tolerance: int) -> KindEvidence:
+        """As the policy file has it, with the shares that a threshold and a tolerance make."""
+        open_ = self.counts * np.minimum(1.0, 2 * kappa / (1.5 * _LOWER))  # a middle lies within e on either side
+        loggable, every = _loggable(kappa, tolerance), max(1, self.total)
+        return KindEvidence(
+            elements=self.elements,
+            exact=self.exact,
+            divergence=float(self.divergence.max()),
+            error=self.error,
+            of_gap=self.of_gap,
+            of_exponent=self.of_exponent,
+            logged=min(1.0, float(open_[loggable].sum()) / every),
+            resolved=min(1.0, float(open_[~loggable].sum()) / every),
+        )
+
+
+def _loggable(kappa: float, tolerance: int) -> NDArray[np.bool_]:
+    """Bins whose elements have an error that is small against the tolerance: e <= 2^-n gap / 2."""
+    small: NDArray[np.bool_] = kappa * 2.0 ** (tolerance + 1) <= _LOWER
+    return small
+
+
+class Operands:
+    """An observer of the interpreter that tells of each logged sum with the values that it reads."""
+
+    def __init__(self, program: Program, tell: Sum) -> None:
+        self._body, self._tell = program.body, tell
+        self._last = {
+            operand.value: n
+            for n, instruction in enumerate(program.body)
+            if sum_kind(instruction) is not None
+            for operand in instruction.operands
+        }
+        self._values: dict[int, Tensor] = {}
+
+    def observe(self, leaf: int, value: Tensor) -> Tensor:
+        """Called in the program's order; leaves the value as it is."""
+        if leaf < len(self._body) and sum_kind(instruction := self._body[leaf]) is not None:
+            read = [operand.value for operand in instruction.operands]
+            self._tell(instruction, [self._values[n] for n in read])
+            for n in set(read):
+                if self._last[n] == leaf:
+                    del self._values[n]
+        if leaf in self._last:
+            self._values[leaf] = value
+        return value
+
+
+class Comparison:
+    """Computes sums in several settings, and adds what is seen to the `Seen` of their kind."""
+
+    def __init__(self, settings: Sequence[Setting], precision: int, compute: str, seed: int) -> None:
+        self.seen = {kind: Seen() for kind in SumKind}
+        self._settings = tuple(settings)
+        self._precision, self._compute = precision, COMPUTE[compute]
+        self._exact = Arithmetic(precision=precision)
+        self._random = np.random.default_rng(seed)
+        self._made: dict[tuple[Setting, float], Arithmetic] = {}
+
+    def compare(self, instruction: Instruction, operands: Sequence[Tensor]) -> None:
+        """One logged sum. Operands are on the CPU."""
+        kind = sum_kind(instruction)
+        assert kind is not None  # the caller asks
+        seen, sampling = self.seen[kind], self._sampling(instruction.numel)
+        seen.total += instruction.numel
+        elements, values, units, each = self._values(instruction, operands, sampling)
+        if not len(elements):
+            return
+        unit, apart = units.min(0), values.max(0) - values.min(0)
+        gaps, exponents = _gaps(np.abs(values).max(0), self._precision)
+        chance = 1.0 if sampling == EVERYTHING else np.minimum(1.0, 2 * sampling * unit / gaps)
+        bins = np.clip(np.frexp(gaps / unit)[1] - 1 + BINS // 2, 0, BINS - 1)
+        np.add.at(seen.counts, bins, each / chance)
+        np.maximum.at(seen.divergence, bins, apart / unit)
+        seen.elements += len(elements)
+        seen.of_gap = max(seen.of_gap, float((apart / gaps).max()))
+        seen.of_exponent = max(seen.of_exponent, float((apart / exponents).max()))
+        worst = np.argsort(apart / unit)[-EXACT:]
+        some = np.union1d(worst, self._random.choice(len(elements), min(EXACT, len(elements)), replace=False))
+        sums = self._exact.exact_sums(instruction, operands, elements[some])
+        for at, total in zip(some.tolist(), sums, strict=True):
+            if total is not None:
+                seen.exact += 1
+                seen.error = max(seen.error, _error(values[:, at], units[:, at], total))
+
+    def _sampling(self, numel: int) -> float:
+        """The threshold within which elements are reported: all, or about `REPORTED` of well conditioned ones."""
+        if numel <= REPORTED:
+            return EVERYTHING
+        fraction_bits = self._precision - (MAX_PRECISION - FRACTION_BITS)
+        return float(2.0 ** round(log2(REPORTED / numel / UNITS[self._compute]) - fraction_bits - 1))
+
+    def _values(
+        self, instruction: Instruction, operands: Sequence[Tensor], sampling: float
+    ) -> tuple[Integers, Floats, Floats, float]:
+        """Elements, c and u times the norm of each in each setting, and how many elements one stands for."""
+        chosen: Integers = np.empty(0, np.int64)
+        found: list[NearTies] = []
+        each = 1.0
+        for setting in self._settings:
+            near = self._near(setting, sampling, instruction, operands)
+            if near is None:
+                return chosen[:0], np.empty((0, 0)), np.empty((0, 0)), each
+            usable = np.isfinite(near.values) & np.isfinite(near.errors) & (near.errors > 0)
+            if not found:
+                chosen = near.elements[usable]
+                if len(chosen) > SAMPLE:
+                    each = len(chosen) / SAMPLE
+                    chosen = np.sort(self._random.choice(chosen, SAMPLE, replace=False))
+            chosen = np.intersect1d(chosen, near.elements[usable], assume_unique=True)
+            found.append(_only(near, chosen))
+        last = [_only(near, chosen) for near in found]
+        values = np.stack([near.values for near in last])
+        return chosen, values, np.stack([near.errors for near in last]) / sampling, each
+
+    def _near(
+        self, setting: Setting, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
+    ) -> NearTies | None:
+        """What one setting reports of a sum."""
+        found: list[NearTies] = []
+        with nullcontext() if setting.compiled else pure_path(), limited(setting.threads):
+            arithmetic = self._made.get((setting, sampling))
+            if arithmetic is None:
+                logging = Logging.reporting_all(self._compute, sampling)
+                arithmetic = Arithmetic(setting.device, setting.order, precision=self._precision, logging=logging)
+                self._made[setting, sampling] = arithmetic
+            there = [operand.to(arithmetic.device) for operand in operands]
+            arithmetic.execute(instruction, there, 0, found.append)
+        return found[0] if found else None
+
+
+def _only(near: NearTies, elements: Integers) -> NearTies:
+    """Of some reported elements, those that are named; each of them is among them."""
+    at = np.searchsorted(near.elements, elements)
+    return NearTies(elements, near.values[at], near.errors[at])
+
+
+def _gaps(magnitudes: Floats, precision: int) -> tuple[Floats, Floats]:
+    """Of FP64 magnitudes: the gap between the neighbours of that precision, and 2^exponent."""
+    exponents = np.ldexp(1.0, np.maximum(np.frexp(magnitudes)[1] - 1, _LEAST_EXPONENT))
+    return exponents * 2.0 ** -(precision - (MAX_PRECISION - FRACTION_BITS)), exponents
+
+
+def _error(values: Floats, units: Floats, total: tuple[int, int]) -> float:
+    """The largest distance of some values from the exact n * 2^e, in units."""
+    n, e = total
+    exact = Fraction(n) * Fraction(2) ** e
+    return max(
+        float(abs(Fraction(value) - exact) / Fraction(unit))
+        for value, unit in zip(values.tolist(), units.tolist(), strict=True)
+    )

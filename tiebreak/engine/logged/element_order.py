@@ -1,0 +1,52 @@
+"""All elements of all logged sums of a program in one row, in program order: the order of logs in files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiebreak.protocol.commitments.logs import Entries, Integers, Mask
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import sum_kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """The k-th logged sum is value `values[k]`; its elements stand at `starts[k]` up to `starts[k + 1]`."""
+
+    values: Integers
+    starts: Integers
+
+    @classmethod
+    def of(cls, program: Program) -> "Places":
+        """Those of a program. Its limits keep the number of elements below 2^60."""
+        logged = [(value, body.numel) for value, body in enumerate(program.body) if sum_kind(body) is not None]
+        starts = np.zeros(len(logged) + 1, dtype=np.int64)
+        np.cumsum([numel for _, numel in logged], out=starts[1:])
+        return cls(np.array([value for value, _ in logged], dtype=np.int64), starts)
+
+    @property
+    def total(self) -> int:
+        """Elements in all."""
+        return int(self.starts[-1])
+
+    def start(self, value: int) -> int:
+        """Where the elements of a logged sum begin."""
+        return int(self.starts[np.searchsorted(self.values, value)])
+
+    def split(self, place: Integers, up: Mask) -> Iterator[tuple[int, Entries]]:
+        """Entries by place, ascending, as entries by value."""
+        sums = np.searchsorted(self.starts, place, side="right") - 1
+        first = np.flatnonzero(np.diff(sums, prepend=-1))
+        for a, b in zip(first.tolist(), [*first[1:].tolist(), len(place)], strict=False):
+            k = int(sums[a])
+            # Copies of the directions: a view would keep what it is a part of.
+            yield int(self.values[k]), Entries(place[a:b] - self.starts[k], up[a:b].copy())
+
+
+def joined(pieces: Sequence[Entries]) -> Entries:
+    """Consecutive pieces of one value's entries as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    elements = np.concatenate([piece.elements for piece in pieces])
+    return Entries(elements, np.concatenate([piece.up for piece in pieces]))

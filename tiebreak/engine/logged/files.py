@@ -1,0 +1,228 @@
+"""The rounding logs of one segment of a run, in one file that grows step by step.
+
+    header   "TBLOGS01" ‖ job id ‖ u64 first step of the segment
+    frame    u64 step ‖ u64 length ‖ u32 CRC-32 of step, length and log ‖ the log (tiebreak.engine.logged.encoding)
+
+One frame for each step, in order. Whatever a trainer says about a step is in its head, which commits to the log's tree;
+the checksum only tells a broken disk from a lie. A process that was killed may leave part of a frame behind: it counts
+as not written. A log whose head is not signed yet is worth nothing, so a segment that is trained again starts its file
+again, whole (`LogFile.create`).
+
+Looking for a step reads the frames' headers and nothing else; reading one holds the entries of one value.
+"""
+
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from tiebreak.engine.data.disk import plain_size, storing, write_file, write_whole
+from tiebreak.engine.logged.encoding import HEADER_BYTES, decode_entries, encode_sparse, max_sparse_bytes
+from tiebreak.protocol.codec import unsigned
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import Entries, LogError, StepLog
+from tiebreak.protocol.errors import EncodingError, StateError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
+
+MAGIC: Final = b"TBLOGS01"
+FILE_HEADER_BYTES: Final = len(MAGIC) + 40
+_FRAME: Final = struct.Struct(">QQI")
+_PIECE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The steps of one checkpoint of a job."""
+
+    job_id: Digest
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, job: Job, checkpoint: int) -> "Segment":
+        """That of a checkpoint (from 0)."""
+        return cls(job_id=job.id, first=job.first_step(checkpoint), last=job.last_step(checkpoint))
+
+    def path(self, logs: Path) -> Path:
+        """Where its file is: named by its last step, as the checkpoint's state is."""
+        return logs / f"{self.last:012d}.log"
+
+    @property
+    def header(self) -> bytes:
+        """What its file begins with."""
+        return MAGIC + self.job_id + unsigned(self.first, 8)
+
+
+class LogFile:
+    """One segment's file. Made by `create`, opened again by `open`; one process at a time writes into it."""
+
+    def __init__(self, path: Path, program: Program, segment: Segment) -> None:
+        self.path = path
+        self.segment = segment
+        self._program = program
+        self._limit = max_sparse_bytes(program)
+        self._frames = array("Q")
+        self._end = FILE_HEADER_BYTES
+        self._size = FILE_HEADER_BYTES
+
+    @classmethod
+    def create(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
+        """A new file without logs, instead of any that is there. Raises `StorageError`."""
+        write_file(path, segment.header)
+        return cls(path, program, segment)
+
+    @classmethod
+    def open(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
+        """A file that is there, perhaps a stranger's. Raises `EncodingError`."""
+        logs = cls(path, program, segment)
+        with logs._reading() as file:
+            logs._check_header(file.read(FILE_HEADER_BYTES))
+        logs._scan()
+        return logs
+
+    @property
+    def steps(self) -> range:
+        """The steps whose logs are there, whole, when last looked at."""
+        return range(self.segment.first, self.segment.first + len(self._frames))
+
+    @property
+    def torn(self) -> int:
+        """Bytes of a frame that is not whole, after the last one that is."""
+        return self._size - self._end
+
+    def append(self, step: int, log: StepLog) -> None:
+        """Adds the log of the next step; what is torn is cut off first. Durable after `sync`.
+
+        Raises `LogError` for a log that the program cannot have, `StorageError` if the disk refuses; then the file is
+        as before.
+        """
+        if step != self.steps.stop or step > self.segment.last:
+            raise StateError(f"{self.path}: expected the log of {self._next()}, got that of step {step}")
+        data = encode_sparse(log, self._program, step)
+        head = unsigned(step, 8) + unsigned(len(data), 8)
+        frame = head + unsigned(zlib.crc32(data, zlib.crc32(head)), 4) + data
+        with storing(self.path), self.path.open("rb+", buffering=0) as file:  # closing a full buffer would fail again
+            file.truncate(self._end)
+            file.seek(self._end)
+            try:
+                write_whole(file, memoryview(frame))
+            except OSError:
+                file.truncate(self._end)
+                raise
+        self._frames.append(self._end)
+        self._end = self._size = self._end + len(frame)
+
+    def sync(self) -> None:
+        """Makes all that was appended durable: before a record commits to it."""
+        with storing(self.path), self.path.open("rb+") as file:
+            os.fsync(file.fileno())
+
+    def read(self, step: int) -> StepLog:
+        """The log of a step, one that `StepLog.check` finds nothing wrong with. Raises as `entries` does."""
+        return StepLog(dict(self.entries(step)))
+
+    def entries(self, step: int) -> Iterator[tuple[int, Entries]]:
+        """The log of a step, value by value.
+
+        Raises `EncodingError` for a file that has no such log or a broken one, `LogError` for a log that the program
+        cannot have.
+        """
+        if not self.segment.first <= step <= self.segment.last:
+            raise StateError(
+                f"{self.path}: expected a step from {self.segment.first} to {self.segment.last}, got {step}"
+            )
+        if step not in self.steps:
+            self._scan()  # it may have grown
+        if step not in self.steps:
+            torn = f", and {self.torn} bytes of a frame that is not whole" if self.torn else ""
+            raise EncodingError(
+                f"{self.path}: expected the log of step {step}, got the end after {len(self.steps)} logs{torn}"
+            )
+        return self._entries(step)
+
+    def _entries(self, step: int) -> Iterator[tuple[int, Entries]]:
+        with self._reading() as file:
+            file.seek(self._frames[step - self.segment.first])
+            length, checksum = self._frame(file.read(_FRAME.size), step)
+            start = file.tell()
+            self._check_sum(file, step, length, checksum)
+            file.seek(start)
+            try:
+                yield from decode_entries(file, length, self._program, step)
+            except LogError as error:
+                rule = f"{error.rule} ({self.path})"
+                raise LogError(rule, step=error.step, value=error.value, element=error.element) from error
+            except EncodingError as error:
+                raise EncodingError(f"{self.path}: {error}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[BinaryIO]:
+        try:
+            plain_size(self.path)
+            with self.path.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise EncodingError(f"{self.path}: cannot be read: {error}") from error
+
+    def _scan(self) -> None:
+        """Finds the frames after those known."""
+        with self._reading() as file:
+            self._size = os.fstat(file.fileno()).st_size
+            while self._end < self._size:
+                step = self.steps.stop
+                if step > self.segment.last:
+                    rest = self._size - self._end
+                    raise EncodingError(
+                        f"{self.path}: expected the end after the log of step {step - 1}, got {rest} more bytes"
+                    )
+                file.seek(self._end)
+                head = file.read(_FRAME.size)
+                if len(head) < _FRAME.size:
+                    return
+                length, _ = self._frame(head, step)
+                if self._end + _FRAME.size + length > self._size:
+                    return
+                self._frames.append(self._end)
+                self._end += _FRAME.size + length
+
+    def _frame(self, head: bytes, expected: int) -> tuple[int, int]:
+        """Length and checksum of a frame."""
+        step, length, checksum = _FRAME.unpack(head.ljust(_FRAME.size, b"\0"))
+        if step != expected:
+            raise EncodingError(f"{self.path}: expected the log of step {expected}, got one of step {step}")
+        if not HEADER_BYTES <= length <= self._limit:
+            raise EncodingError(
+                f"{self.path}: expected {HEADER_BYTES} to {self._limit} bytes for the log of step {step}, got {length}"
+            )
+        return length, checksum
+
+    def _check_header(self, found: bytes) -> None:
+        segment = self.segment
+        if found[:8] != MAGIC:
+            raise EncodingError(f"{self.path}: expected a file of rounding logs, {MAGIC!r}, got {found[:8]!r}")
+        if found[8:40] != segment.job_id:
+            raise EncodingError(f"{self.path}: expected logs of job {segment.job_id.hex()}, got {found[8:40].hex()}")
+        if found[40:] != unsigned(segment.first, 8):
+            first = int.from_bytes(found[40:], "big")
+            raise EncodingError(f"{self.path}: expected a segment from step {segment.first} on, got one from {first}")
+
+    def _check_sum(self, file: BinaryIO, step: int, length: int, expected: int) -> None:
+        found, rest = zlib.crc32(unsigned(step, 8) + unsigned(length, 8)), length
+        while rest:
+            piece = file.read(min(rest, _PIECE))
+            if not piece:
+                raise EncodingError(f"{self.path}: expected {rest} more bytes of the log of step {step}, got the end")
+            found, rest = zlib.crc32(piece, found), rest - len(piece)
+        if found != expected:
+            raise EncodingError(
+                f"{self.path}: expected checksum {expected:08x} of the log of step {step}, got {found:08x}"
+            )
+
+    def _next(self) -> str:
+        return f"step {self.steps.stop}" if self.steps.stop <= self.segment.last else "no further step"

@@ -1,0 +1,342 @@
+"""The policy file: the thresholds and tolerances of a run of policy `logged`, and what they were measured on.
+
+A job fixes the precision and the tolerances, for they say what a result *is* (SPEC section 5.1). The thresholds say
+only how a party computes: how far its own value may be from the exact sum. Whoever computes with thresholds too small
+for its machine gets wrong values and loses by them, so a party believes its own measurement, or the proven bounds, and
+not a stranger's file. JSON, at most 64 KiB, fields in any order and no others:
+
+    version     1
+    precision   16 ... 32, as in the job
+    compute     "float64" or "float32": the format in which sums are computed
+    sums        for each of "plain", "products", "scatter": {"threshold", "tolerance"}
+                threshold: > 0, in units of u times the norm of the element's terms; null: the proven bound
+                tolerance: n of the job, 0 or 2 ... 64
+    evidence    null, or what `tiebreak.engine.logged.calibration` measured: the fields of `Evidence`
+
+The file's name for people is its digest: SHA-256 of its shortest encoding, fields in the order above.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from tiebreak.engine.arithmetic.near_ties import FP32_PRECISION, Logging
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
+from tiebreak.protocol.program.rounding import SumKind, check_tolerances, pack_tolerances
+
+VERSION: Final = 1
+MAX_BYTES: Final = 1 << 16
+MAX_DEPTH: Final = 8
+"""Of brackets: a deeper file can exhaust the C stack of the JSON parser."""
+MAX_LIST: Final = 256
+MAX_TEXT: Final = 200
+MAX_THRESHOLD: Final = 2.0**60
+COMPUTE: Final[Mapping[str, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
+_NAMES: Final = {kind.name.lower(): kind for kind in SumKind}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindEvidence:
+    """What was measured of one kind of sum.
+
+    elements: compared between settings. exact: of those, compared with the exact sum too. divergence: the largest, in
+    units of u times the element's norm; error: the largest from an exact sum, in the same units. of_gap: the largest
+    divergence as a share of the gap at the element. of_exponent: as a share of 2^exponent of the element, in which the
+    paper's tau counts. logged: share of all elements that the policy logs; resolved: share that is open and computed
+    exactly instead.
+    """
+
+    elements: int
+    exact: int
+    divergence: float
+    error: float
+    of_gap: float
+    of_exponent: float
+    logged: float
+    resolved: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a calibration did. programs: roots of the programs, hex. settings, environment: one line each."""
+
+    programs: tuple[str, ...]
+    steps: int
+    orders: int
+    seed: int
+    margin: float
+    share: float
+    settings: tuple[str, ...]
+    environment: tuple[str, ...]
+    sums: Mapping[SumKind, KindEvidence]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedPolicy:
+    """Thresholds and tolerances of each kind of sum. Raises `ConfigurationError` for what cannot be computed with."""
+
+    precision: int
+    compute: str
+    thresholds: Mapping[SumKind, float | None]
+    tolerances: Mapping[SumKind, int]
+    evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        if not MIN_PRECISION <= self.precision <= MAX_PRECISION:
+            raise ConfigurationError(
+                f"expected a precision of {MIN_PRECISION} to {MAX_PRECISION} bits, got {self.precision}"
+            )
+        if self.compute not in COMPUTE:
+            raise ConfigurationError(f"expected compute {' or '.join(COMPUTE)}, got {self.compute!r}")
+        if self.compute == "float32" and self.precision > FP32_PRECISION:
+            raise ConfigurationError(
+                f"expected at most {FP32_PRECISION} bits with compute float32, got {self.precision}; use float64"
+            )
+        for name, kind in _NAMES.items():
+            if kind not in self.thresholds or kind not in self.tolerances:
+                raise ConfigurationError(f"expected a threshold and a tolerance of {name} sums, got none")
+            threshold = self.thresholds[kind]
+            if threshold is not None and not 0 < threshold <= MAX_THRESHOLD:
+                raise ConfigurationError(
+                    f"expected a threshold of {name} sums above 0 and at most {MAX_THRESHOLD:g}, got {threshold}"
+                )
+        try:
+            check_tolerances(self.tolerances_packed)
+        except VerificationError as error:
+            raise ConfigurationError(str(error)) from error
+
+    @property
+    def tolerances_packed(self) -> int:
+        """The job's field."""
+        return pack_tolerances(dict(self.tolerances))
+
+    @property
+    def proven(self) -> bool:
+        """Whether every threshold is the proven bound, so that nothing rests on a measurement."""
+        return all(threshold is None for threshold in self.thresholds.values())
+
+    @property
+    def digest(self) -> str:
+        """Names the policy, evidence included: hex."""
+        return hashlib.sha256(json.dumps(self._as_data(), separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+
+    def logging(self) -> Logging:
+        """As the arithmetic takes it."""
+        return Logging(
+            thresholds=dict(self.thresholds), tolerances=dict(self.tolerances), compute=COMPUTE[self.compute]
+        )
+
+    def encode(self) -> bytes:
+        """The file."""
+        return json.dumps(self._as_data(), indent=1, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes, name: str = "policy") -> "LoggedPolicy":
+        """The inverse of `encode`, of bytes that may be a stranger's. Raises `EncodingError`."""
+        top = _Object(name, _parse(name, data))
+        if (version := top.integer("version", 0, 1 << 16)) != VERSION:
+            raise EncodingError(f"{name}: expected version {VERSION}, got {version}")
+        precision, compute = top.integer("precision", 0, 64), top.text("compute")
+        thresholds: dict[SumKind, float | None] = {}
+        tolerances: dict[SumKind, int] = {}
+        sums = top.inner("sums")
+        for kind_name, kind in _NAMES.items():
+            one = sums.inner(kind_name)
+            thresholds[kind] = one.optional_number("threshold")
+            tolerances[kind] = one.integer("tolerance", 0, 0xFF)
+            one.finish()
+        sums.finish()
+        evidence = top.optional("evidence")
+        found = None if evidence is None else _read_evidence(evidence)
+        top.finish()
+        try:
+            return cls(
+                precision=precision, compute=compute, thresholds=thresholds, tolerances=tolerances, evidence=found
+            )
+        except ConfigurationError as error:
+            raise EncodingError(f"{name}: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> "LoggedPolicy":
+        """Reads a policy file. Raises `EncodingError` for one that is missing, no plain file, or not as above."""
+        return cls.decode(read_file(path, MAX_BYTES), str(path))
+
+    def save(self, path: Path) -> None:
+        """Writes a policy file, whole or not at all. Raises `StorageError`."""
+        write_file(path, self.encode())
+
+    def _as_data(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "precision": self.precision,
+            "compute": self.compute,
+            "sums": {
+                name: {"threshold": _as_float(self.thresholds[kind]), "tolerance": self.tolerances[kind]}
+                for name, kind in _NAMES.items()
+            },
+            "evidence": None if self.evidence is None else _evidence_as_data(self.evidence),
+        }
+
+
+def _as_float(threshold: float | None) -> float | None:
+    return None if threshold is None else float(threshold)
+
+
+def _evidence_as_data(evidence: Evidence) -> dict[str, Any]:
+    data = {field.name: getattr(evidence, field.name) for field in fields(Evidence)}
+    return data | {
+        "programs": list(evidence.programs),
+        "margin": float(evidence.margin),
+        "share": float(evidence.share),
+        "settings": list(evidence.settings),
+        "environment": list(evidence.environment),
+        "sums": {
+            name: {field.name: getattr(evidence.sums[kind], field.name) for field in fields(KindEvidence)}
+            for name, kind in _NAMES.items()
+            if kind in evidence.sums
+        },
+    }
+
+
+def _parse(name: str, data: bytes) -> Any:
+    if len(data) > MAX_BYTES:
+        raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
+    depth = deepest = 0
+    for byte in data:  # brackets in strings count too: ours hold none
+        depth += (byte in b"[{") - (byte in b"]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise EncodingError(f"{name}: expected at most {MAX_DEPTH} brackets inside each other, got {deepest}")
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_no_twins, parse_constant=_no_constant)
+    except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
+        raise EncodingError(f"{name}: expected JSON with finite numbers and no field twice, got {error}") from error
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+class _Object:
+    """A JSON object of which every field is taken once, and none is left over."""
+
+    def __init__(self, name: str, data: Any) -> None:
+        if not isinstance(data, dict):
+            raise EncodingError(f"{name}: expected an object, got {type(data).__name__}")
+        self._name = name
+        self._left = dict(data)
+
+    def _take(self, key: str) -> Any:
+        if key not in self._left:
+            raise EncodingError(f"{self._name}: expected a field {key!r}, got none")
+        return self._left.pop(key)
+
+    def _wrong(self, key: str, expected: str, found: object) -> EncodingError:
+        return EncodingError(f"{self._name}, {key}: expected {expected}, got {str(found)[:MAX_TEXT]!r}")
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """low <= it <= high."""
+        value = self._take(key)
+        if type(value) is not int or not low <= value <= high:
+            raise self._wrong(key, f"an integer from {low} to {high}", value)
+        return value
+
+    def number(self, key: str, high: float = float("inf")) -> float:
+        """Finite, 0 <= it <= high."""
+        value = self._take(key)
+        if type(value) not in (int, float) or not 0 <= value <= min(high, 2.0**1023) or not isfinite(value):
+            raise self._wrong(key, f"a number from 0 to {high}", value)
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """A number, or null."""
+        if key in self._left and self._left[key] is None:
+            self._left.pop(key)
+            return None
+        return self.number(key)
+
+    def text(self, key: str) -> str:
+        """Printable ASCII."""
+        return self._check_text(key, self._take(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of such."""
+        value = self._take(key)
+        if not isinstance(value, list) or len(value) > MAX_LIST:
+            raise self._wrong(key, f"a list of at most {MAX_LIST}", value)
+        return tuple(self._check_text(key, each) for each in value)
+
+    def _check_text(self, key: str, value: Any) -> str:
+        if not isinstance(value, str) or len(value) > MAX_TEXT or not (value.isascii() and value.isprintable()):
+            raise self._wrong(key, f"at most {MAX_TEXT} printable characters", value)
+        return value
+
+    def inner(self, key: str) -> "_Object":
+        """An object in it."""
+        return _Object(f"{self._name}, {key}", self._take(key))
+
+    def optional(self, key: str) -> "_Object | None":
+        """An object in it, or null."""
+        value = self._take(key)
+        return None if value is None else _Object(f"{self._name}, {key}", value)
+
+    def has(self, key: str) -> bool:
+        """Whether a field is there."""
+        return key in self._left
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        if self._left:
+            raise EncodingError(f"{self._name}: expected no other fields, got {min(self._left)[:MAX_TEXT]!r}")
+
+
+_COUNT: Final = (1 << 63) - 1
+
+
+def _read_evidence(data: _Object) -> Evidence:
+    inner = data.inner("sums")
+    sums = {kind: _read_kind(inner.inner(name)) for name, kind in _NAMES.items() if inner.has(name)}
+    inner.finish()
+    found = Evidence(
+        programs=data.texts("programs"),
+        steps=data.integer("steps", 0, _COUNT),
+        orders=data.integer("orders", 0, _COUNT),
+        seed=data.integer("seed", 0, _COUNT),
+        margin=data.number("margin"),
+        share=data.number("share", 1.0),
+        settings=data.texts("settings"),
+        environment=data.texts("environment"),
+        sums=sums,
+    )
+    data.finish()
+    return found
+
+
+def _read_kind(data: _Object) -> KindEvidence:
+    found = KindEvidence(
+        elements=data.integer("elements", 0, _COUNT),
+        exact=data.integer("exact", 0, _COUNT),
+        divergence=data.number("divergence"),
+        error=data.number("error"),
+        of_gap=data.number("of_gap"),
+        of_exponent=data.number("of_exponent"),
+        logged=data.number("logged", 1.0),
+        resolved=data.number("resolved", 1.0),
+    )
+    data.finish()
+    return found

@@ -1,0 +1,83 @@
+"""Which of many entries lie near a middle, without their exact sums: a log of all elements must not stall its auditor.
+
+Summing one element exactly takes as long as some thousand terms of a matrix product, so whoever logs every element of a
+large one could keep auditors busy for longer than anybody waits. The sum is computed once more in FP64 instead, with c
+and N >= Sigma|terms| of every element. With e = coefficient(2 K + 16) N (`tiebreak.engine.arithmetic.ziv`; no order
+of summation rounds more often), g the gap around c and m its middle, the exact sum is
+
+    near    if ||c| - m| + e < 2^-n g: then it lies between the same neighbours;
+    far     if ||c| - m| - e > 2^-n g and e < g/8: should it lie beyond a neighbour, it is by less than g/8, and there,
+            with a gap g' of at least g/2, further than g'/4 >= 2^-n g' from the middle.
+
+The few that are neither, those whose e is zero or not finite, and those near the greatest numbers, where the gaps end,
+are left to exact sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.ziv import UNIT, coefficient
+from tiebreak.engine.logged.elements import Doubles
+from tiebreak.protocol.commitments.logs import Integers, Mask
+from tiebreak.protocol.program.isa import Instruction
+
+THRESHOLD: Final = 2.0**60
+_GREATEST: Final = 2.0**127
+_SLACK: Final = 1 + 2.0**-40
+"""More than the roundings of these few FP64 operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """Of some elements: c, which are near, which are far."""
+
+    values: Doubles
+    near: Mask
+    far: Mask
+
+
+class Screen:
+    """Screens entries on the device of an arithmetic, at its precision."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        logging = Logging.reporting_all(threshold=THRESHOLD)
+        self._round = Round(arithmetic.options.precision)
+        self._arithmetic = Arithmetic(arithmetic.device, precision=arithmetic.options.precision, logging=logging)
+
+    def screen(
+        self, instruction: Instruction, operands: Sequence[Tensor], elements: Integers, tolerance: int
+    ) -> Screened:
+        """elements: ascending numbers, row-major. tolerance: n, at least 2."""
+        values, errors = self._computed(instruction, operands, elements)
+        gaps = self._round.gaps(torch.from_numpy(values)).numpy()
+        magnitude = np.abs(values)
+        with np.errstate(invalid="ignore"):
+            middle = (np.floor(magnitude / gaps) + 0.5) * gaps
+            distance, limit = np.abs(magnitude - middle), gaps * 2.0**-tolerance
+            near = (distance + errors) * _SLACK < limit
+            far = (distance - errors > limit * _SLACK) & (errors < gaps / 8)
+        usual = magnitude < _GREATEST
+        return Screened(values, near & usual, far & usual)
+
+    def _computed(
+        self, instruction: Instruction, operands: Sequence[Tensor], elements: Integers
+    ) -> tuple[Doubles, Doubles]:
+        """c and e of some elements; where they are not known, 0 and infinity."""
+        values, errors = np.zeros(len(elements)), np.full(len(elements), np.inf)
+        found: list[NearTies] = []
+        self._arithmetic.execute(instruction, operands, 0, found.append)
+        for ties in found:
+            _, here, there = np.intersect1d(elements, ties.elements, assume_unique=True, return_indices=True)
+            usable = np.isfinite(ties.errors[there]) & np.isfinite(ties.values[there])
+            values[here[usable]] = ties.values[there[usable]]
+            norm = ties.errors[there[usable]] / (THRESHOLD * UNIT)
+            errors[here[usable]] = norm * coefficient(2 * instruction.terms + 16)
+        return values, errors

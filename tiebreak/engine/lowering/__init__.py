@@ -1,0 +1,36 @@
+"""Lowering: a table from ATen operators to instructions. Importing the package fills the table."""
+
+from tiebreak.engine.lowering import (
+    convolution,
+    elementwise,
+    indexing,
+    normalization,
+    pooling,
+    reductions,
+    resampling,
+    sampling,
+    scalars,
+    scans,
+    views,
+)
+from tiebreak.engine.lowering.registry import DTYPES, INTEGERS, RULES, WHOLE, Context, element_type
+
+__all__ = [
+    "DTYPES",
+    "INTEGERS",
+    "RULES",
+    "WHOLE",
+    "Context",
+    "convolution",
+    "element_type",
+    "elementwise",
+    "indexing",
+    "normalization",
+    "pooling",
+    "reductions",
+    "resampling",
+    "sampling",
+    "scalars",
+    "scans",
+    "views",
+]

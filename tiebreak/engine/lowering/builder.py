@@ -1,0 +1,561 @@
+"""Builds programs: views cost nothing, equal instructions are emitted once, dead ones are dropped.
+
+A `Ref` is a lazily read tensor: a value and an affine access map over its row-major data. Permuting, slicing, expanding
+and most reshaping change only the map. `Builder` turns operations on refs into instructions (SPEC section 4).
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tiebreak.engine.lowering.strides import view_strides, walked
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    Slot,
+    SourceConst,
+    SourceKind,
+    WindowFunction,
+    WindowParams,
+    row_major,
+)
+from tiebreak.protocol.program.program import Program
+
+Scalar = float | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of `shape` read from value `value` at offset + sum(c * stride), in elements."""
+
+    value: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    def dim(self, d: int) -> int:
+        """A dim index, counted from the end if negative, as a non-negative one."""
+        if not -self.rank <= d < max(self.rank, 1):
+            raise ValueError(f"expected a dim of a rank-{self.rank} tensor, got {d}")
+        return d % self.rank if self.rank else 0
+
+    def permute(self, order: Sequence[int]) -> "Ref":
+        """Dims in a new order."""
+        dims = [self.dim(d) for d in order]
+        return replace(self, shape=tuple(self.shape[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
+
+    def expand(self, shape: Sequence[int]) -> "Ref":
+        """Broadcast to `shape` (-1 keeps a dim), new dims on the left."""
+        lead = len(shape) - self.rank
+        old = (1,) * lead + self.shape
+        strides = (0,) * lead + self.strides
+        new = tuple(o if n == -1 else n for o, n in zip(old, shape, strict=True))
+        if any(o not in (1, n) for o, n in zip(old, new, strict=True)):
+            raise ValueError(f"cannot expand {self.shape} to {tuple(shape)}")
+        kept = tuple(0 if o == 1 else s for o, s in zip(old, strides, strict=True))
+        return replace(self, shape=new, strides=kept)
+
+    def unsqueeze(self, d: int) -> "Ref":
+        """A dim of size 1 before position d."""
+        d = d if d >= 0 else d + self.rank + 1
+        return replace(
+            self, shape=(*self.shape[:d], 1, *self.shape[d:]), strides=(*self.strides[:d], 0, *self.strides[d:])
+        )
+
+    def squeeze(self, dims: Sequence[int]) -> "Ref":
+        """Without those of `dims` that have size 1."""
+        drop = {self.dim(d) for d in dims}
+        keep = [d for d in range(self.rank) if d not in drop or self.shape[d] != 1]
+        return self.permute(keep)
+
+    def slice(self, d: int, start: int, stop: int, step: int = 1) -> "Ref":
+        """Elements start, start + step, ... below stop of dim d (Python rules for negatives)."""
+        d = self.dim(d)
+        span = range(self.shape[d])[start:stop:step]
+        shape = (*self.shape[:d], len(span), *self.shape[d + 1 :])
+        strides = (*self.strides[:d], self.strides[d] * step, *self.strides[d + 1 :])
+        return replace(self, shape=shape, strides=strides, offset=self.offset + span.start * self.strides[d])
+
+    def select(self, d: int, index: int) -> "Ref":
+        """Without dim d, at one index of it."""
+        d = self.dim(d)
+        index = range(self.shape[d])[index]
+        return self.slice(d, index, index + 1).squeeze([d])
+
+    def flip(self, d: int) -> "Ref":
+        """Dim d backwards."""
+        d = self.dim(d)
+        strides = (*self.strides[:d], -self.strides[d], *self.strides[d + 1 :])
+        return replace(self, strides=strides, offset=self.offset + (self.shape[d] - 1) * self.strides[d])
+
+    def access(self) -> Access:
+        """The access map over this ref's own coordinates; size-1 dims normalised to stride 0."""
+        return self.access_over(self.shape, self.strides)
+
+    def access_over(self, dims: Sequence[int], strides: Sequence[int]) -> Access:
+        """A map of another index space, from this ref's offset; size-1 dims normalised to stride 0."""
+        normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
+        return Access(self.value, self.offset, normal)
+
+
+def scalar_bits(value: Scalar, dtype: DType) -> int:
+    """The constant's bits; a float is rounded once, to nearest, from FP64 to FP32."""
+    if dtype == DType.BOOL:
+        return int(bool(value))
+    if dtype == DType.I64:
+        return int(value) & 0xFFFFFFFFFFFFFFFF
+    try:
+        bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    except OverflowError:
+        bits = 0xFF800000 if value < 0 else 0x7F800000
+    return 0x7FC00000 if value != value else bits
+
+
+class Builder:
+    """Collects instructions. `origin` is stamped on what is emitted next (a module path, for people)."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self.origin = ""
+        self._known: dict[Instruction, int] = {}
+        self._streams = 0
+        self._data: dict[str, Ref] = {}
+        self._state: dict[str, Ref] = {}
+
+    def emit(self, instruction: Instruction) -> Ref:
+        """The value of an instruction, emitted only if an equal one is not there yet."""
+        number = self._known.get(instruction)
+        if number is None:
+            number = len(self.instructions)
+            self.instructions.append(replace(instruction, origin=self.origin))
+            self._known[instruction] = number
+        return Ref(number, instruction.dtype, instruction.shape, row_major(instruction.shape))
+
+    # sources
+
+    def const(self, value: Scalar, dtype: DType = DType.F32) -> Ref:
+        """A constant of rank 0."""
+        params = SourceConst(bits=scalar_bits(value, dtype))
+        return self.emit(Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=params))
+
+    def full(self, shape: Sequence[int], value: Scalar, dtype: DType = DType.F32) -> Ref:
+        """A constant read at every coordinate of `shape`; costs no memory."""
+        return self.const(value, dtype).expand(tuple(shape))
+
+    def constant_value(self, ref: Ref) -> int | None:
+        """The bits of a ref that reads one constant everywhere, else None."""
+        params = self.instructions[ref.value].params
+        return params.bits if isinstance(params, SourceConst) else None
+
+    def affine(self, ref: Ref) -> tuple[int, tuple[int, ...]] | None:
+        """Offset and strides of the i64 values that a ref of a constant or an `iota` reads, if they are affine."""
+        instruction = self.instructions[ref.value]
+        match instruction.params:
+            case SourceConst(bits=bits) if ref.dtype == DType.I64:
+                return bits - (bits >> 63 << 64), (0,) * ref.rank
+            case IotaParams(offset=offset, strides=strides):
+                walk = walked(ref.shape, ref.strides, ref.offset, instruction.shape)
+                if walk is not None:
+                    start, moves = walk
+                    found = [0 if move is None else strides[move[0]] * move[1] for move in moves]
+                    return offset + sum(c * s for c, s in zip(start, strides, strict=True)), tuple(found)
+        return None
+
+    def step(self) -> Ref:
+        """The number of the step, from 0; i64 of rank 0."""
+        return self.emit(Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=DType.I64))
+
+    def state(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
+        """A tensor of the state before the step. Its slot is filled in by `finish`."""
+        return self._named(self._state, SourceKind.STATE, name, dtype, shape)
+
+    def data(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
+        """A tensor of the job's data."""
+        return self._named(self._data, SourceKind.DATA, name, dtype, shape)
+
+    def _named(self, known: dict[str, Ref], kind: SourceKind, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
+        if name not in known:
+            self.origin = name
+            params = Slot(slot=0, name=name)
+            known[name] = self.emit(
+                Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=tuple(shape), params=params)
+            )
+        ref = known[name]
+        if (ref.dtype, ref.shape) != (dtype, tuple(shape)):
+            raise ValueError(f"{name}: expected {ref.dtype.name} {ref.shape}, got {dtype.name} {tuple(shape)}")
+        return ref
+
+    # elementwise
+
+    def map(self, function: MapFunction, *operands: Ref, dtype: DType | None = None) -> Ref:
+        """Elementwise function of broadcast operands; `dtype` of the result defaults to the last operand's."""
+        shape = broadcast(*(operand.shape for operand in operands))
+        return self.emit(
+            Instruction(
+                opcode=Opcode.MAP,
+                function=function,
+                dtype=operands[-1].dtype if dtype is None else dtype,
+                shape=shape,
+                operands=tuple(operand.expand(shape).access() for operand in operands),
+            )
+        )
+
+    def add(self, x: Ref, y: Ref) -> Ref:
+        """x + y."""
+        return self.map(MapFunction.ADD, x, y)
+
+    def sub(self, x: Ref, y: Ref) -> Ref:
+        """x - y."""
+        return self.map(MapFunction.SUB, x, y)
+
+    def mul(self, x: Ref, y: Ref) -> Ref:
+        """x * y."""
+        return self.map(MapFunction.MUL, x, y)
+
+    def div(self, x: Ref, y: Ref) -> Ref:
+        """x / y."""
+        return self.map(MapFunction.DIV, x, y)
+
+    def scale(self, x: Ref, factor: Scalar) -> Ref:
+        """x times a constant of x's dtype."""
+        return self.mul(x, self.const(factor, x.dtype))
+
+    def compare(self, function: MapFunction, x: Ref, y: Ref) -> Ref:
+        """lt, le, eq or ne: a bool."""
+        return self.map(function, x, y, dtype=DType.BOOL)
+
+    def where(self, condition: Ref, x: Ref, y: Ref) -> Ref:
+        """x where the condition holds, else y."""
+        return self.map(MapFunction.WHERE, condition, x, y)
+
+    def cast(self, x: Ref, dtype: DType) -> Ref:
+        """x in another dtype; x itself if it has it."""
+        return x if x.dtype == dtype else self.map(MapFunction.CAST, x, dtype=dtype)
+
+    def copy(self, x: Ref) -> Ref:
+        """x laid out row-major, whole: x itself if it already is a value."""
+        base = self.instructions[x.value]
+        if (
+            base.shape == x.shape
+            and x.offset == 0
+            and x.access().strides == x.access_over(x.shape, row_major(x.shape)).strides
+        ):
+            return replace(x, strides=row_major(x.shape))
+        return self.map(MapFunction.COPY, x)
+
+    def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
+        """The same elements in row-major order as another shape (one dim may be -1); copies only if it must."""
+        sizes = list(shape)
+        if -1 in sizes:
+            sizes[sizes.index(-1)] = prod(x.shape) // -prod(sizes)
+        if prod(sizes) != prod(x.shape):
+            raise ValueError(f"cannot reshape {x.shape} to {tuple(shape)}")
+        strides = view_strides(x.shape, x.strides, tuple(sizes))
+        if strides is None:
+            x = self.copy(x)
+            strides = row_major(tuple(sizes))
+        return replace(x, shape=tuple(sizes), strides=strides)
+
+    # reductions
+
+    def reduce(
+        self,
+        function: ReduceFunction,
+        shape: Sequence[int],
+        reduction: Sequence[int],
+        *operands: Access,
+        dtype: DType = DType.F32,
+    ) -> Ref:
+        """A reduction given by its index space and access maps."""
+        return self.emit(
+            Instruction(
+                opcode=Opcode.REDUCE,
+                function=function,
+                dtype=dtype,
+                shape=tuple(shape),
+                reduction=tuple(reduction),
+                operands=operands,
+            )
+        )
+
+    def reduce_dims(self, function: ReduceFunction, dims: Sequence[int], *operands: Ref, keepdim: bool = False) -> Ref:
+        """Reduces `dims` (empty: all) of one ref, or of the product of two of the same shape."""
+        x = operands[0]
+        chosen = sorted({x.dim(d) for d in dims}) if dims else list(range(x.rank))
+        kept = [d for d in range(x.rank) if d not in chosen]
+        moved = [operand.expand(x.shape).permute([*kept, *chosen]) for operand in operands]
+        shape = tuple(x.shape[d] for d in kept)
+        dtype = DType.I64 if function == ReduceFunction.ARGMAX else x.dtype
+        result = self.reduce(
+            function, shape, tuple(x.shape[d] for d in chosen), *(m.access() for m in moved), dtype=dtype
+        )
+        return self.reshape(result, [1 if d in chosen else x.shape[d] for d in range(x.rank)]) if keepdim else result
+
+    def sum(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
+        """Exact sum over dims."""
+        return self.reduce_dims(ReduceFunction.SUM, dims, x, keepdim=keepdim)
+
+    def dot(self, x: Ref, y: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
+        """Exact sum over dims of x * y."""
+        return self.reduce_dims(ReduceFunction.SUM, dims, x, y, keepdim=keepdim)
+
+    def max(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
+        """Greatest over dims."""
+        return self.reduce_dims(ReduceFunction.MAX, dims, x, keepdim=keepdim)
+
+    def mean(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
+        """Sum over dims, divided by the number of terms."""
+        total = self.sum(x, dims, keepdim=keepdim)
+        return self.div(total, self.const(float(prod(x.shape) // prod(total.shape))))
+
+    def matmul(self, a: Ref, b: Ref) -> Ref:
+        """(..., m, k) times (..., k, n), leading dims broadcast."""
+        lead = broadcast(a.shape[:-2], b.shape[:-2])
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        if b.shape[-2] != k:
+            raise ValueError(f"cannot multiply {a.shape} by {b.shape}")
+        left = a.expand((*lead, m, k)).unsqueeze(len(lead) + 1).expand((*lead, m, n, k))
+        right = b.expand((*lead, k, n)).permute([*range(len(lead)), len(lead) + 1, len(lead)])
+        right = right.unsqueeze(len(lead)).expand((*lead, m, n, k))
+        return self.reduce(ReduceFunction.SUM, (*lead, m, n), (k,), left.access(), right.access())
+
+    # indexed
+
+    def gather(self, table: Ref, index: Ref, dim_stride: int, bound: int, table_strides: Sequence[int]) -> Ref:
+        """table at its map (strides over index's coordinates) + index * dim_stride, 0 <= index < bound."""
+        return self.emit(
+            Instruction(
+                opcode=Opcode.GATHER,
+                dtype=table.dtype,
+                shape=index.shape,
+                operands=(table.access_over(index.shape, table_strides), index.access()),
+                params=GatherParams(index_stride=dim_stride, bound=bound),
+            )
+        )
+
+    def rows(self, table: Ref, index: Ref) -> Ref:
+        """table[index]: rows of the first dim of `table`, for an index of any shape."""
+        row = table.shape[1:]
+        spread = index
+        for _ in row:
+            spread = spread.unsqueeze(-1)
+        spread = spread.expand((*index.shape, *row))
+        strides = (0,) * index.rank + table.strides[1:]
+        return self.gather(table, spread, table.strides[0], table.shape[0], strides)
+
+    def scatter_rows(self, source: Ref, index: Ref, rows: int) -> Ref:
+        """Exact sums into `rows` rows: out[v] = sum of source[i...] over index[i...] = v."""
+        lead, row = source.shape[: index.rank], source.shape[index.rank :]
+        shape, reduction = (rows, *row), lead
+        lead_strides, row_strides = source.strides[: index.rank], source.strides[index.rank :]
+        src = source.access_over((*shape, *reduction), (0, *row_strides, *lead_strides))
+        idx = index.access_over((*shape, *reduction), (0, *(0 for _ in row), *index.strides))
+        match = (1, *(0 for _ in row))
+        return self.scatter(shape, reduction, src, idx, match)
+
+    def scatter(
+        self, shape: Sequence[int], reduction: Sequence[int], source: Access, index: Access, match: Sequence[int]
+    ) -> Ref:
+        """A `scatter_sum` given by its maps."""
+        return self.emit(
+            Instruction(
+                opcode=Opcode.SCATTER_SUM,
+                dtype=DType.F32,
+                shape=tuple(shape),
+                reduction=tuple(reduction),
+                operands=(source, index),
+                params=ScatterParams(match=tuple(match)),
+            )
+        )
+
+    def iota(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Ref:
+        """offset + sum(c * stride), i64."""
+        params = IotaParams(offset=offset, strides=tuple(strides))
+        return self.emit(Instruction(opcode=Opcode.IOTA, dtype=DType.I64, shape=tuple(shape), params=params))
+
+    # windows
+
+    def window(
+        self,
+        shape: Sequence[int],
+        inside: Ref,
+        lo: Sequence[int],
+        *,
+        step: Sequence[int] | None = None,
+        fill: Scalar = 0,
+        outside: Ref | None = None,
+    ) -> Ref:
+        """`inside` from `lo` on, every `step`-th element, in a tensor of `shape`; around it `fill` or `outside`."""
+        steps = tuple(step) if step is not None else (1,) * len(lo)
+        hi = tuple(a + (n - 1) * s + 1 for a, n, s in zip(lo, inside.shape, steps, strict=True))
+        operands = [inside.access()] if outside is None else [inside.access(), outside.expand(tuple(shape)).access()]
+        bits = scalar_bits(fill, inside.dtype) if outside is None else 0
+        return self.emit(
+            Instruction(
+                opcode=Opcode.WINDOW,
+                function=WindowFunction.FILL if outside is None else WindowFunction.ELSE,
+                dtype=inside.dtype,
+                shape=tuple(shape),
+                operands=tuple(operands),
+                params=WindowParams(lo=tuple(lo), hi=hi, step=steps, fill=bits),
+            )
+        )
+
+    def cat(self, parts: Sequence[Ref], d: int) -> Ref:
+        """Parts one after the other along dim d."""
+        d = parts[0].dim(d)
+        total = sum(part.shape[d] for part in parts)
+        shape = (*parts[0].shape[:d], total, *parts[0].shape[d + 1 :])
+        result: Ref | None = None
+        start = 0
+        for part in parts:
+            lo = tuple(start if e == d else 0 for e in range(part.rank))
+            result = self.window(shape, part, lo, outside=result)
+            start += part.shape[d]
+        if result is None:
+            raise ValueError("expected at least one tensor to concatenate")
+        return result
+
+    # randomness
+
+    def random(self, shape: Sequence[int]) -> Ref:
+        """Uniform f32 in [0, 1), fresh in every step; keyed by the job's seed."""
+        seed, step = self.seed(), self.step()
+        zeros = (0,) * len(shape)
+        operands = (Access(seed.value, 0, zeros), Access(step.value, 0, zeros))
+        return self.emit(
+            Instruction(
+                opcode=Opcode.RANDOM,
+                dtype=DType.F32,
+                shape=tuple(shape),
+                operands=operands,
+                params=RandomParams(stream=self._next_stream()),
+            )
+        )
+
+    def shuffle(self, index: Ref, epoch: Ref, n: int) -> Ref:
+        """The job's permutation of 0 ... n-1 of the given epoch, at each index."""
+        seed = self.seed()
+        operands = (index.access(), Access(seed.value, 0, (0,) * index.rank), epoch.expand(index.shape).access())
+        return self.emit(
+            Instruction(
+                opcode=Opcode.SHUFFLE,
+                dtype=DType.I64,
+                shape=index.shape,
+                operands=operands,
+                params=ShuffleParams(n=n, stream=self._next_stream()),
+            )
+        )
+
+    def seed(self) -> Ref:
+        """The job's seed: data entry `seed`, i64 of rank 0."""
+        return self.data("seed", DType.I64, ())
+
+    @property
+    def streams(self) -> int:
+        """How many random streams are taken."""
+        return self._streams
+
+    def replay(self, emitted: Sequence[tuple[Instruction, str]], streams: int) -> None:
+        """Emits (instruction, origin) pairs again that another builder in this one's state emitted.
+
+        They get the numbers they had there; `streams` is how many random streams were taken by then.
+        """
+        for instruction, origin in emitted:
+            number, params = len(self.instructions), instruction.params
+            if instruction.opcode == Opcode.SOURCE and isinstance(params, Slot):
+                emit = self.state if instruction.function == SourceKind.STATE else self.data
+                ref = emit(params.name, instruction.dtype, instruction.shape)
+            else:
+                self.origin = origin
+                ref = self.emit(instruction)
+            if ref.value != number:
+                raise ValueError(f"expected instruction {number} to be new here, it is number {ref.value}")
+        self._streams = streams
+
+    def _next_stream(self) -> int:
+        self._streams += 1
+        return self._streams - 1
+
+    def finish(self, state: dict[str, Ref], loss: Ref) -> Program:
+        """The program whose new state is `state`; unused instructions are dropped, slots and numbers are final.
+
+        The whole new state is committed and the loss stands last in the body.
+        """
+        whole = {name: self.copy(state[name]) for name in sorted(state)}
+        live = self._live([ref.value for ref in whole.values()] + [loss.value])
+        renumber = {old: new for new, old in enumerate(live)}
+        slots = {
+            SourceKind.STATE: {name: slot for slot, name in enumerate(whole)},
+            SourceKind.DATA: {
+                name: slot for slot, name in enumerate(sorted(n for n, r in self._data.items() if r.value in renumber))
+            },
+        }
+        body = [_renumbered(self.instructions[old], renumber, slots) for old in live]
+        last = Ref(renumber[loss.value], DType.F32, loss.shape, loss.strides, loss.offset)
+        body.append(
+            Instruction(
+                opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=(last.access(),), origin="loss"
+            )
+        )
+        commits = tuple(
+            Instruction(
+                opcode=Opcode.COMMIT,
+                dtype=ref.dtype,
+                shape=ref.shape,
+                operands=(Access(renumber[ref.value], 0, row_major(ref.shape)),),
+                params=Slot(slot=slot, name=name),
+                origin=name,
+            )
+            for slot, (name, ref) in enumerate(whole.items())
+        )
+        program = Program(tuple(body), commits)
+        program.validate()
+        return program
+
+    def _live(self, roots: Sequence[int]) -> list[int]:
+        needed, stack = set(roots), list(roots)
+        while stack:
+            for operand in self.instructions[stack.pop()].operands:
+                if operand.value not in needed:
+                    needed.add(operand.value)
+                    stack.append(operand.value)
+        return sorted(needed)
+
+
+def _renumbered(
+    instruction: Instruction, renumber: dict[int, int], slots: dict[SourceKind, dict[str, int]]
+) -> Instruction:
+    operands = tuple(replace(operand, value=renumber[operand.value]) for operand in instruction.operands)
+    params = instruction.params
+    if isinstance(params, Slot):
+        params = replace(params, slot=slots[SourceKind(instruction.function)][params.name])
+    return replace(instruction, operands=operands, params=params)
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape of tensors that are broadcast together."""
+    rank = max(len(shape) for shape in shapes)
+    result = []
+    for sizes in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):
+        large = {size for size in sizes if size != 1}
+        if len(large) > 1:
+            raise ValueError(f"cannot broadcast {shapes}")
+        result.append(large.pop() if large else 1)
+    return tuple(result)

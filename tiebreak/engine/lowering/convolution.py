@@ -1,0 +1,322 @@
+"""Convolutions: contractions over overlapping strided views.
+
+Letters: N batch, G groups, O out (per group), C in (per group), then the spatial dims.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import MAX_RANK, ReduceFunction
+
+
+def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
+    """Dim d split into (groups, size / groups)."""
+    return c.b.reshape(x, (*x.shape[:d], groups, x.shape[d] // groups, *x.shape[d + 1 :]))
+
+
+def _padded(c: Context, x: Ref, padding: Sequence[int]) -> Ref:
+    """x with zeros around its spatial dims."""
+    if not any(padding):
+        return x
+    lo = (0, 0, *padding)
+    return c.b.window(tuple(n + 2 * p for n, p in zip(x.shape, lo, strict=True)), x, lo)
+
+
+@lowers("convolution.default")
+def convolution(
+    c: Context,
+    x: Ref,
+    weight: Ref,
+    bias: Ref | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    _output_padding: Sequence[int],
+    groups: int,
+) -> Ref:
+    """out[n, g, o, s] = sum over c, k of x[n, g, c, s * stride + k * dilation] * w[g, o, c, k]."""
+    space = x.rank - 2
+    stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))
+    if transposed:
+        out = input_gradient(c, x, weight, c.shape, stride, padding, dilation, groups)
+    else:
+        out = _correlate(c, _padded(c, x, padding), weight, c.shape, stride, dilation, groups)
+    if bias is None:
+        return out
+    for _ in range(space):
+        bias = bias.unsqueeze(-1)
+    return c.b.add(out, bias)
+
+
+def spread(values: Sequence[int], space: int) -> tuple[int, ...]:
+    """One value per spatial dim, from one for all or one for each."""
+    return tuple(values) * space if len(values) == 1 else tuple(values)
+
+
+def _correlate(
+    c: Context,
+    x: Ref,
+    weight: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """x is (N, G*C, space), already padded; weight (G*O, C, kernel); shape the result's, (N, G*O, space)."""
+    x_NGC = _grouped(c, x, 1, groups)
+    w_GOC = _grouped(c, weight, 0, groups)
+    n, outs, space = shape[0], shape[1] // groups, shape[2:]
+    dims = (n, groups, outs, *space)
+    reduction = (x_NGC.shape[2], *weight.shape[2:])
+    zeros = (0,) * len(space)
+    steps = [s * t for s, t in zip(x_NGC.strides[3:], stride, strict=True)]
+    taps = [s * t for s, t in zip(x_NGC.strides[3:], dilation, strict=True)]
+    x_strides = (x_NGC.strides[0], x_NGC.strides[1], 0, *steps, x_NGC.strides[2], *taps)
+    w_strides = (0, w_GOC.strides[0], w_GOC.strides[1], *zeros, *w_GOC.strides[2:])
+    whole = (*dims, *reduction)
+    out = c.b.reduce(
+        ReduceFunction.SUM,
+        dims,
+        reduction,
+        x_NGC.access_over(whole, x_strides),
+        w_GOC.access_over(whole, w_strides),
+    )
+    return c.b.reshape(out, shape)
+
+
+def input_gradient(
+    c: Context,
+    grad: Ref,
+    weight: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """Gradient of the input, `shape` = (N, G*C, space); grad is (N, G*O, space'), weight (G*O, C, kernel).
+
+    One contraction over all phases of the stride, or, where that has no form, over a gradient spread with zeros.
+    """
+    dilation = [1 if k == 1 else e for k, e in zip(weight.shape[2:], dilation, strict=True)]
+    phases = [
+        Phase.of(*sizes)
+        for sizes in zip(grad.shape[2:], shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    rank = 2 + (groups > 1) + sum(1 + (phase.kept > 1) for phase in phases)
+    if rank > MAX_RANK or any(s > 1 and e > 1 for s, e in zip(stride, dilation, strict=True)):
+        return _spread_gradient(c, grad, weight, shape, stride, padding, dilation, groups)
+    grad, weight = _fitted(c, grad, weight, phases)
+    return _interleaved(c, _phase_sums(c, grad, weight, phases, groups), shape, phases)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One spatial dim of a strided input gradient.
+
+    Input position i takes part in output y through kernel tap i + padding - y * stride (for stride 1: through those
+    that are multiples of the dilation; for stride > 1 the dilation is 1). Written as i = a * stride + r - skipped, it
+    reads tap r + stride * t - front in output y = a - t * dilation + const. Phases r that no tap reaches are zero, and
+    not `kept`.
+    """
+
+    stride: int
+    dilation: int
+    size: int
+    """Of the input."""
+    taps: int
+    """Values of t."""
+    kept: int
+    """Phases that have taps."""
+    count: int
+    """Values of a."""
+    skipped: int
+    """Positions of the first a that lie in front of the input."""
+    front: int
+    """Zeros that the kernel needs in front."""
+    before: int
+    """Zeros that the gradient needs in front (negative: outputs to drop)."""
+    after: int
+
+    @classmethod
+    def of(cls, outputs: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> "Phase":
+        """The phases of a dim with `size` inputs and `outputs` outputs."""
+        taps = -(-kernel // stride)
+        skipped, front = padding % stride, 0
+        if -(-(kernel + -padding % stride) // stride) == taps and kernel >= stride:
+            # Zeros in front of the kernel cost no terms here, and no position in front of the input is computed: its
+            # sum would be over factors that are never both other than zero, and such a sum is the slowest to decide.
+            skipped, front = 0, -padding % stride
+        count = -(-(size + skipped) // stride)
+        first = (padding - skipped + front) // stride
+        return cls(
+            stride=stride,
+            dilation=dilation,
+            size=size,
+            taps=taps,
+            kept=min(stride, kernel),
+            count=count,
+            skipped=skipped,
+            front=front,
+            before=(taps - 1) * dilation - first,
+            after=count - 1 + first - (outputs - 1),
+        )
+
+
+def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase]) -> tuple[Ref, Ref]:
+    """The gradient with all outputs that some input position asks for, the weight with whole rows of phases."""
+    for d, phase in enumerate(phases, start=2):
+        grad = grad.slice(d, max(0, -phase.before), grad.shape[d] - max(0, -phase.after))
+    lo = (0, 0, *(max(0, phase.before) for phase in phases))
+    after = (0, 0, *(max(0, phase.after) for phase in phases))
+    wide = tuple(n + a + z for n, a, z in zip(grad.shape, lo, after, strict=True))
+    if wide != grad.shape:
+        grad = c.b.window(wide, grad, lo)
+    kernel = (*weight.shape[:2], *(phase.kept * phase.taps for phase in phases))
+    if kernel != weight.shape:
+        weight = c.b.window(kernel, weight, (0, 0, *(phase.front for phase in phases)))
+    return grad, weight
+
+
+def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], groups: int) -> Ref:
+    """(N, [G,] C, a, [r,] ...): sums over o and t of grad[n, g, o, a - t] * weight[g, o, c, r + stride * t].
+
+    Dims of size 1 in brackets are left out. t runs backwards, so that the gradient, the larger one, is read forwards.
+    """
+    g_NGO = _grouped(c, grad, 1, groups)
+    w_GOC = _grouped(c, weight, 0, groups)
+    grouped = groups > 1
+    dims = [grad.shape[0], *([groups] if grouped else []), w_GOC.shape[2]]
+    g_strides = [g_NGO.strides[0], *([g_NGO.strides[1]] if grouped else []), 0]
+    w_strides = [0, *([w_GOC.strides[0]] if grouped else []), w_GOC.strides[2]]
+    for phase, g_step, w_step in zip(phases, g_NGO.strides[3:], w_GOC.strides[3:], strict=True):
+        several = phase.kept > 1
+        dims += [phase.count, *([phase.kept] if several else [])]
+        g_strides += [g_step, *([0] if several else [])]
+        w_strides += [0, *([w_step] if several else [])]
+        last = (phase.taps - 1) * phase.kept
+        w_GOC = replace(w_GOC, offset=w_GOC.offset + last * w_step)
+    reduction = (g_NGO.shape[2], *(phase.taps for phase in phases))
+    g_strides += [g_NGO.strides[2], *(p.dilation * s for p, s in zip(phases, g_NGO.strides[3:], strict=True))]
+    w_strides += [w_GOC.strides[1], *(-p.kept * s for p, s in zip(phases, w_GOC.strides[3:], strict=True))]
+    whole = (*dims, *reduction)
+    return c.b.reduce(
+        ReduceFunction.SUM, dims, reduction, g_NGO.access_over(whole, g_strides), w_GOC.access_over(whole, w_strides)
+    )
+
+
+def _interleaved(c: Context, sums: Ref, shape: tuple[int, ...], phases: Sequence[Phase]) -> Ref:
+    """The phases side by side, with zeros for those that no tap reaches."""
+    lead = sums.rank - sum(1 + (phase.kept > 1) for phase in phases)
+    apart = [n for phase in phases for n in (phase.count, phase.kept)]
+    sums = c.b.reshape(sums, (*sums.shape[:lead], *apart))
+    if any(phase.kept < phase.stride for phase in phases):
+        whole = [n for phase in phases for n in (phase.count, phase.stride)]
+        if sums.rank > MAX_RANK:  # groups and channels as one
+            sums = c.b.reshape(sums, (shape[0], shape[1], *apart))
+        sums = c.b.window((*sums.shape[: sums.rank - len(whole)], *whole), sums, (0,) * sums.rank)
+    joined = c.b.reshape(sums, (shape[0], shape[1], *(phase.count * phase.stride for phase in phases)))
+    for d, phase in enumerate(phases, start=2):
+        joined = joined.slice(d, phase.skipped, phase.skipped + phase.size)
+    return joined
+
+
+def _spread_gradient(
+    c: Context,
+    grad: Ref,
+    weight: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """As `input_gradient`: correlate the spread gradient with the flipped kernel.
+
+    The spread gradient holds grad[y] at position y * stride + (k - 1) * dilation - padding of a tensor of size
+    space + (k - 1) * dilation; positions outside are dropped.
+    """
+    kernel = weight.shape[2:]
+    lo, sizes = [0, 0], list(grad.shape[:2])
+    for d, (k, s, p, e) in enumerate(zip(kernel, stride, padding, dilation, strict=True), start=2):
+        size = shape[d] + (k - 1) * e
+        first = (k - 1) * e - p
+        skip = max(0, -(first // s) if first < 0 else 0)
+        fits = max(0, (size - 1 - first) // s + 1)
+        grad = grad.slice(d, skip, min(grad.shape[d], fits))
+        lo.append(first + skip * s)
+        sizes.append(size)
+    zeros = c.b.window(tuple(sizes), grad, lo, step=(1, 1, *stride))
+    w_GOC = _grouped(c, weight, 0, groups)
+    for d in range(len(kernel)):
+        w_GOC = w_GOC.flip(3 + d)
+    w_GCO = w_GOC.permute([0, 2, 1, *range(3, w_GOC.rank)])
+    swapped = c.b.reshape(c.b.copy(w_GCO), (w_GCO.shape[0] * w_GCO.shape[1], *w_GCO.shape[2:]))
+    return _correlate(c, zeros, swapped, shape, (1,) * len(kernel), dilation, groups)
+
+
+def _weight_gradient(
+    c: Context,
+    grad: Ref,
+    x: Ref,
+    shape: tuple[int, ...],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Ref:
+    """dw[g, o, c, k] = sum over n, s of grad[n, g, o, s] * x[n, g, c, s * stride + k * dilation]; x is padded."""
+    g_NGO = _grouped(c, grad, 1, groups)
+    x_NGC = _grouped(c, x, 1, groups)
+    dims = (groups, shape[0] // groups, *shape[1:])
+    reduction = (grad.shape[0], *grad.shape[2:])
+    zeros = (0,) * (len(shape) - 2)
+    steps = [s * t for s, t in zip(x_NGC.strides[3:], stride, strict=True)]
+    taps = [s * t for s, t in zip(x_NGC.strides[3:], dilation, strict=True)]
+    whole = (*dims, *reduction)
+    g_strides = (g_NGO.strides[1], g_NGO.strides[2], 0, *zeros, g_NGO.strides[0], *g_NGO.strides[3:])
+    x_strides = (x_NGC.strides[1], 0, x_NGC.strides[2], *taps, x_NGC.strides[0], *steps)
+    out = c.b.reduce(
+        ReduceFunction.SUM,
+        dims,
+        reduction,
+        g_NGO.access_over(whole, g_strides),
+        x_NGC.access_over(whole, x_strides),
+    )
+    return c.b.reshape(out, shape)
+
+
+@lowers("convolution_backward.default")
+def convolution_backward(
+    c: Context,
+    grad: Ref,
+    x: Ref,
+    weight: Ref,
+    _bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    _output_padding: Sequence[int],
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Ref | None, Ref | None, Ref | None]:
+    """Gradients of input, weight and bias."""
+    space = x.rank - 2
+    stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))
+    d_input = d_weight = d_bias = None
+    if transposed:
+        if wanted[0]:
+            d_input = _correlate(c, _padded(c, grad, padding), weight, x.shape, stride, dilation, groups)
+        if wanted[1]:
+            d_weight = _weight_gradient(c, x, _padded(c, grad, padding), weight.shape, stride, dilation, groups)
+    else:
+        if wanted[0]:
+            d_input = input_gradient(c, grad, weight, x.shape, stride, padding, dilation, groups)
+        if wanted[1]:
+            d_weight = _weight_gradient(c, grad, _padded(c, x, padding), weight.shape, stride, dilation, groups)
+    if wanted[2]:
+        d_bias = c.b.sum(grad, [0, *range(2, grad.rank)])
+    return d_input, d_weight, d_bias

@@ -1,0 +1,281 @@
+"""Elementwise operators: arithmetic, comparison, selection, casts, activations, constants."""
+
+import math
+from typing import Any
+
+from tiebreak.engine.lowering.builder import Ref, Scalar
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+Operand = Ref | Scalar
+
+
+@lowers("add.Tensor", "add.Scalar")
+def add(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
+    """x + alpha * y; the product is an instruction of its own."""
+    scaled = c.ref(y) if alpha == 1 else c.b.mul(c.ref(y), c.ref(alpha))
+    return c.b.add(c.ref(x), scaled)
+
+
+@lowers("sub.Tensor", "sub.Scalar")
+def sub(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
+    """x - alpha * y."""
+    scaled = c.ref(y) if alpha == 1 else c.b.mul(c.ref(y), c.ref(alpha))
+    return c.b.sub(c.ref(x), scaled)
+
+
+@lowers("rsub.Scalar", "rsub.Tensor")
+def rsub(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
+    """y - alpha * x."""
+    return sub(c, y, x, alpha=alpha)
+
+
+@lowers("mul.Tensor", "mul.Scalar")
+def mul(c: Context, x: Operand, y: Operand) -> Ref:
+    """x * y; of bools: and."""
+    if c.dtype == DType.BOOL:
+        return c.b.map(MapFunction.AND, c.ref(x), c.ref(y))
+    return c.b.mul(c.ref(x), c.ref(y))
+
+
+@lowers("div.Tensor", "div.Scalar")
+def div(c: Context, x: Operand, y: Operand) -> Ref:
+    """x / y, correctly rounded: never a product with a reciprocal."""
+    return c.b.div(c.ref(x), c.ref(y))
+
+
+def _integers(c: Context, x: Operand, y: Operand, what: str) -> tuple[Ref, Ref]:
+    if c.dtype != DType.I64:
+        raise NotImplementedError(f"{what} of floats: it is not a correctly rounded function of its operands")
+    return c.ref(x), c.ref(y)
+
+
+@lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def remainder(c: Context, x: Operand, y: Operand) -> Ref:
+    """x mod y of integers, with the sign of y."""
+    return c.b.map(MapFunction.MOD, *_integers(c, x, y, "remainder"))
+
+
+@lowers("fmod.Tensor", "fmod.Scalar")
+def fmod(c: Context, x: Operand, y: Operand) -> Ref:
+    """The remainder of integers with the sign of x."""
+    left, right = _integers(c, x, y, "fmod")
+    return c.b.sub(left, c.b.mul(_quotient(c, left, right), right))
+
+
+def _quotient(c: Context, x: Ref, y: Ref) -> Ref:
+    """x div y of integers, towards zero."""
+    b, zero = c.b, c.b.const(0, DType.I64)
+    size = b.map(MapFunction.FLOORDIV, b.map(MapFunction.ABS, x), b.map(MapFunction.ABS, y))
+    opposite = b.compare(MapFunction.NE, b.compare(MapFunction.LT, x, zero), b.compare(MapFunction.LT, y, zero))
+    return b.where(opposite, b.map(MapFunction.NEG, size), size)
+
+
+@lowers("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
+def divide(c: Context, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> Ref:
+    """x / y; with a rounding mode of integers only: towards minus infinity or towards zero."""
+    if rounding_mode is None:
+        return div(c, x, y)
+    left, right = _integers(c, x, y, f"division with rounding_mode={rounding_mode!r}")
+    return c.b.map(MapFunction.FLOORDIV, left, right) if rounding_mode == "floor" else _quotient(c, left, right)
+
+
+_UNARY = {
+    "neg": MapFunction.NEG,
+    "abs": MapFunction.ABS,
+    "exp": MapFunction.EXP,
+    "log": MapFunction.LOG,
+    "tanh": MapFunction.TANH,
+    "erf": MapFunction.ERF,
+    "sin": MapFunction.SIN,
+    "cos": MapFunction.COS,
+    "sqrt": MapFunction.SQRT,
+}
+
+
+def _unary(function: MapFunction) -> Any:
+    def rule(c: Context, x: Ref) -> Ref:
+        """The function of the same name, correctly rounded."""
+        return c.b.map(function, c.ref(x))
+
+    return rule
+
+
+for _name, _function in _UNARY.items():
+    lowers(f"{_name}.default")(_unary(_function))
+
+
+@lowers("rsqrt.default")
+def rsqrt(c: Context, x: Ref) -> Ref:
+    """1 / sqrt(x), two roundings."""
+    return c.b.div(c.b.const(1.0), c.b.map(MapFunction.SQRT, x))
+
+
+@lowers("reciprocal.default")
+def reciprocal(c: Context, x: Ref) -> Ref:
+    """1 / x."""
+    return c.b.div(c.b.const(1.0), c.ref(x))
+
+
+@lowers("sigmoid.default")
+def sigmoid(c: Context, x: Ref) -> Ref:
+    """1 / (1 + exp(-x))."""
+    one = c.b.const(1.0)
+    return c.b.div(one, c.b.add(one, c.b.map(MapFunction.EXP, c.b.map(MapFunction.NEG, c.ref(x)))))
+
+
+@lowers("silu.default")
+def silu(c: Context, x: Ref) -> Ref:
+    """x * sigmoid(x)."""
+    return c.b.mul(x, sigmoid(c, x))
+
+
+@lowers("gelu.default")
+def gelu(c: Context, x: Ref, *, approximate: str = "none") -> Ref:
+    """0.5 x (1 + erf(x / sqrt 2)), or the tanh form."""
+    b, half, one = c.b, c.b.const(0.5), c.b.const(1.0)
+    if approximate == "tanh":
+        cube = b.mul(b.mul(x, x), x)
+        inner = b.scale(b.add(x, b.scale(cube, 0.044715)), math.sqrt(2 / math.pi))
+        return b.mul(b.mul(half, x), b.add(one, b.map(MapFunction.TANH, inner)))
+    return b.mul(b.mul(half, x), b.add(one, b.map(MapFunction.ERF, b.scale(x, math.sqrt(0.5)))))
+
+
+@lowers("relu.default")
+def relu(c: Context, x: Ref) -> Ref:
+    """max(x, 0); +0 for -0."""
+    return c.b.map(MapFunction.MAX, x, c.b.const(0, x.dtype))
+
+
+@lowers("maximum.default")
+def maximum(c: Context, x: Ref, y: Ref) -> Ref:
+    """The greater; NaN if either is."""
+    return c.b.map(MapFunction.MAX, c.ref(x), c.ref(y))
+
+
+@lowers("minimum.default")
+def minimum(c: Context, x: Ref, y: Ref) -> Ref:
+    """The smaller; NaN if either is."""
+    return c.b.map(MapFunction.MIN, c.ref(x), c.ref(y))
+
+
+@lowers("clamp.default", "clamp.Tensor")
+def clamp(c: Context, x: Ref, low: Operand | None = None, high: Operand | None = None) -> Ref:
+    """min(max(x, low), high)."""
+    x = c.ref(x)
+    if low is not None:
+        x = c.b.map(MapFunction.MAX, x, c.ref(low))
+    return x if high is None else c.b.map(MapFunction.MIN, x, c.ref(high))
+
+
+@lowers("clamp_min.default")
+def clamp_min(c: Context, x: Ref, low: Operand) -> Ref:
+    """max(x, low)."""
+    return clamp(c, x, low)
+
+
+@lowers("pow.Tensor_Scalar")
+def power(c: Context, x: Ref, exponent: Scalar) -> Ref:
+    """x to a constant integer (by repeated products, left to right) or to a half integer of either sign."""
+    x = c.ref(x)
+    doubled = 2 * exponent
+    if doubled != int(doubled) or abs(exponent) > 64:
+        raise NotImplementedError(f"pow with exponent {exponent}: only multiples of 1/2 up to 64")
+    whole, half = divmod(abs(int(doubled)), 2)
+    result: Ref | None = c.b.map(MapFunction.SQRT, x) if half else None
+    for _ in range(whole):
+        result = x if result is None else c.b.mul(result, x)
+    if result is None:
+        return c.b.full(x.shape, 1.0, x.dtype)
+    return c.b.div(c.b.const(1.0), result) if exponent < 0 else result
+
+
+def _common(x: Operand, y: Operand) -> DType:
+    """The dtype in which two operands are compared: the greater of the two in bool < i64 < f32."""
+    order = {DType.BOOL: 0, DType.I64: 1, DType.F32: 2}
+    kinds = [v.dtype if isinstance(v, Ref) else DType.F32 if isinstance(v, float) else DType.I64 for v in (x, y)]
+    return max(kinds, key=order.__getitem__)
+
+
+def _comparison(function: MapFunction, *, swap: bool = False) -> Any:
+    def rule(c: Context, x: Operand, y: Operand) -> Ref:
+        """A comparison in the greater of both dtypes (bool < i64 < f32)."""
+        dtype = _common(x, y)
+        left, right = c.ref(x, dtype), c.ref(y, dtype)
+        return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
+
+    return rule
+
+
+for _name, _function, _swap in (
+    ("lt", MapFunction.LT, False),
+    ("le", MapFunction.LE, False),
+    ("gt", MapFunction.LT, True),
+    ("ge", MapFunction.LE, True),
+    ("eq", MapFunction.EQ, False),
+    ("ne", MapFunction.NE, False),
+):
+    lowers(f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_function, swap=_swap))
+
+
+def _boolean(function: MapFunction) -> Any:
+    def rule(c: Context, x: Ref, y: Ref) -> Ref:
+        """Of bools."""
+        if c.dtype != DType.BOOL:
+            raise NotImplementedError("bitwise operators on integers")
+        return c.b.map(function, c.ref(x), c.ref(y))
+
+    return rule
+
+
+lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default")(_boolean(MapFunction.AND))
+lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default")(_boolean(MapFunction.OR))
+lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default")(_boolean(MapFunction.NE))
+
+
+@lowers("bitwise_not.default", "logical_not.default")
+def logical_not(c: Context, x: Ref) -> Ref:
+    """Not, of bools."""
+    if c.dtype != DType.BOOL:
+        raise NotImplementedError("bitwise_not on integers")
+    return c.b.map(MapFunction.NOT, c.ref(x))
+
+
+@lowers("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(c: Context, condition: Ref, x: Operand, y: Operand) -> Ref:
+    """x where the condition holds, else y."""
+    return c.b.where(condition, c.ref(x), c.ref(y))
+
+
+@lowers("_to_copy.default")
+def to_copy(c: Context, x: Ref, **_: Any) -> Ref:
+    """A cast; device and layout mean nothing here."""
+    return c.ref(x)
+
+
+@lowers("copy.default")
+def copy(c: Context, _into: Ref, source: Ref, _non_blocking: bool = False) -> Ref:
+    """The source, broadcast and cast to what it is copied into."""
+    return c.ref(source).expand(c.shape)
+
+
+def _full(value: Scalar | None) -> Any:
+    def rule(c: Context, *args: Any, **_: Any) -> Ref:
+        """One constant at every place: a source of one element."""
+        return c.b.full(c.shape, args[-1] if value is None else value, c.dtype)
+
+    return rule
+
+
+lowers("scalar_tensor.default", "full.default", "full_like.default", "new_full.default")(_full(None))
+lowers("zeros.default", "zeros_like.default", "new_zeros.default")(_full(0))
+lowers("ones.default", "ones_like.default", "new_ones.default")(_full(1))
+
+
+@lowers("arange.start_step", "arange.start", "arange.default")
+def arange(c: Context, *args: Scalar, **_: Any) -> Ref:
+    """start, start + step, ...: integers, exactly; cast to f32 if asked (exact below 2^24)."""
+    start, _end, step = {1: (0, args[0], 1), 2: (args[0], args[-1], 1), 3: args}[len(args)]
+    if int(start) != start or int(step) != step:
+        raise NotImplementedError("arange with fractions")
+    return c.b.cast(c.b.iota(c.shape, (int(step),), int(start)), c.dtype)

@@ -1,0 +1,215 @@
+"""Indexed reads and their gradients, and dropout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tiebreak.engine.lowering.builder import Ref, Scalar, broadcast
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+
+@lowers("embedding.default")
+def embedding(c: Context, weight: Ref, index: Ref, *_: Scalar) -> Ref:
+    """Rows of the weight."""
+    return c.b.rows(weight, index)
+
+
+@lowers("embedding_dense_backward.default", whole=True)
+def embedding_backward(
+    c: Context, grad: Ref, index: Ref, rows: int, padding_index: int, scale_by_frequency: bool
+) -> Ref:
+    """Exact sums of the rows of grad with the same index; the padding row gets none."""
+    if scale_by_frequency:
+        raise NotImplementedError("embedding with scale_grad_by_freq")
+    if padding_index >= 0:
+        hit = c.b.compare(MapFunction.EQ, index, c.b.const(padding_index, DType.I64))
+        index = c.b.where(hit, c.b.const(-1, DType.I64), index)
+    return c.b.scatter_rows(grad, index, rows)
+
+
+@lowers("index_select.default")
+def index_select(c: Context, x: Ref, d: int, index: Ref) -> Ref:
+    """Chosen indices of a dim."""
+    order = [x.dim(d), *(e for e in range(x.rank) if e != x.dim(d))]
+    rows = c.b.rows(x.permute(order), index)
+    back = [order.index(e) for e in range(x.rank)]
+    return rows.permute(back)
+
+
+@lowers("index.Tensor", "_unsafe_index.Tensor")
+def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
+    """x[index, ...] for integer tensors in any positions; known ranges cost no instruction."""
+    if (several := _Indexed.of(c, x, indices)) is None:
+        return x
+    if (view := several.view()) is not None:
+        return several.placed(view)
+    if len(several.dims) == 1:
+        return several.placed(c.b.rows(several.moved, _from_end(c, several.indices[0], several.moved.shape[0])))
+    rows = c.b.rows(c.b.reshape(several.moved, (-1, *several.rest)), several.row())
+    return several.placed(rows)
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """x under index tensors of one shape: `dims` are those that they index; `moved` is x with those in front."""
+
+    c: Context
+    x: Ref
+    dims: list[int]
+    indices: list[Ref]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, c: Context, x: Ref, indices: Sequence[Ref | None]) -> "_Indexed | None":
+        """None if nothing is indexed. Raises `NotImplementedError` for a mask."""
+        used = {d: index for d, index in enumerate(indices) if index is not None}
+        if any(index.dtype != DType.I64 for index in used.values()):
+            raise NotImplementedError("indexing by a mask: the shape of its result depends on data; use `where`")
+        shape = broadcast(*(index.shape for index in used.values())) if used else ()
+        return cls(c, x, list(used), [index.expand(shape) for index in used.values()], shape) if used else None
+
+    @property
+    def moved(self) -> Ref:
+        return self.x.permute([*self.dims, *(d for d in range(self.x.rank) if d not in self.dims)])
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        return self.moved.shape[len(self.dims) :]
+
+    @property
+    def _order(self) -> list[int]:
+        """Where the dims of (index dims, rest) stand in torch's result: in place if the indexed dims are adjacent."""
+        lead = list(range(len(self.shape)))
+        rest = list(range(len(self.shape), len(self.shape) + len(self.rest)))
+        adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
+        before = self.dims[0] if adjacent else 0
+        return [*rest[:before], *lead, *rest[before:]]
+
+    def placed(self, rows: Ref) -> Ref:
+        """A result of dims (index dims, rest) in torch's order of dims."""
+        return rows.permute(self._order)
+
+    def unplaced(self, values: Ref) -> Ref:
+        """The inverse."""
+        return values.permute([self._order.index(d) for d in range(len(self._order))])
+
+    def view(self) -> Ref | None:
+        """x read at places that are an affine function of the coordinates, if they are known to be."""
+        moved, offset, strides = self.moved, self.x.offset, [0] * len(self.shape)
+        for index, stride, size in zip(self.indices, moved.strides, moved.shape, strict=False):
+            if (places := self.c.b.affine(index)) is None:
+                return None
+            first, steps = places
+            reach = [s * (n - 1) for s, n in zip(steps, self.shape, strict=True)]
+            low, high = first + sum(min(r, 0) for r in reach), first + sum(max(r, 0) for r in reach)
+            if high < 0:
+                first, low, high = first + size, low + size, high + size
+            if low < 0 or high >= size:
+                return None
+            offset += first * stride
+            strides = [a + s * stride for a, s in zip(strides, steps, strict=True)]
+        return Ref(moved.value, moved.dtype, (*self.shape, *self.rest),
+                   (*strides, *moved.strides[len(self.dims):]), offset)  # fmt: skip
+
+    def row(self) -> Ref:
+        """Numbers of rows in row-major order of the indexed dims; -1, which is no row, for an index out of range."""
+        b, zero = self.c.b, self.c.b.const(0, DType.I64)
+        row, right = zero, b.const(True, DType.BOOL)
+        for index, size in zip(self.indices, self.moved.shape, strict=False):
+            limit = b.const(size, DType.I64)
+            at = _from_end(self.c, index, size)
+            fits = b.map(MapFunction.AND, b.compare(MapFunction.LE, zero, at), b.compare(MapFunction.LT, at, limit))
+            right = b.map(MapFunction.AND, right, fits)
+            row = b.add(b.mul(row, limit), at)
+        return b.where(right, row, b.const(-1, DType.I64))
+
+
+def _from_end(c: Context, index: Ref, size: int) -> Ref:
+    """An index with negative ones counted from the end."""
+    negative = c.b.compare(MapFunction.LT, index, c.b.const(0, DType.I64))
+    return c.b.where(negative, c.b.add(index, c.b.const(size, DType.I64)), index)
+
+
+@lowers("gather.default")
+def gather(c: Context, x: Ref, d: int, index: Ref, **_: bool) -> Ref:
+    """x at index along dim d, at the same coordinate elsewhere."""
+    if x.rank == 0:
+        return x
+    d = x.dim(d)
+    strides = tuple(0 if e == d else s for e, s in enumerate(x.strides))
+    return c.b.gather(x, index, x.strides[d], x.shape[d], strides)
+
+
+@lowers("scatter.value", "scatter.src")
+def scatter(c: Context, x: Ref, d: int, index: Ref, value: Ref | Scalar) -> Ref:
+    """x with one element along dim d replaced (an index of size 1 there)."""
+    d = x.dim(d)
+    if index.shape[d] != 1 or any(n != m for e, (n, m) in enumerate(zip(index.shape, x.shape, strict=True)) if e != d):
+        raise NotImplementedError("scatter with more than one index along its dim")
+    positions = c.b.iota(x.shape, tuple(int(e == d) for e in range(x.rank)))
+    hit = c.b.compare(MapFunction.EQ, index.expand(x.shape), positions)
+    if isinstance(value, Ref):
+        value = value.slice(d, 0, 1)
+    return c.b.where(hit, c.ref(value), c.ref(x))
+
+
+@lowers("scatter_add.default")
+def scatter_add(c: Context, x: Ref, d: int, index: Ref, source: Ref) -> Ref:
+    """x plus the exact sums of what lands on each element; index and source of equal shape, full outside d."""
+    d = x.dim(d)
+    if index.shape != source.shape or any(index.shape[e] != x.shape[e] for e in range(x.rank) if e != d):
+        raise NotImplementedError("scatter_add of a part")
+    dims = (*x.shape, index.shape[d])
+
+    def spread(ref: Ref) -> Ref:
+        outer = tuple(0 if e == d else s for e, s in enumerate(ref.strides))
+        return Ref(ref.value, ref.dtype, dims, (*outer, ref.strides[d]), ref.offset)
+
+    match = tuple(int(e == d) for e in range(x.rank))
+    sums = c.b.scatter(x.shape, (index.shape[d],), spread(source).access(), spread(index).access(), match)
+    return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
+
+
+@lowers("index_put.default", "_unsafe_index_put.default")
+def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
+    """x[index, ...] += values with exact sums; or one value put where a mask of leading dims holds."""
+    if not accumulate:
+        return _put_one(c, x, indices, values)
+    several = _Indexed.of(c, x, indices)
+    if several is None:
+        return c.b.add(x, values.expand(x.shape))
+    shape = several.placed(
+        Ref(0, x.dtype, (*several.shape, *several.rest), (0,) * (len(several.shape) + x.rank - len(several.dims)))
+    ).shape
+    source = several.unplaced(values.expand(shape))
+    moved = several.moved
+    if len(several.dims) == 1:
+        sums = c.b.scatter_rows(source, _from_end(c, several.indices[0], moved.shape[0]), moved.shape[0])
+    else:
+        count = prod(moved.shape[: len(several.dims)])
+        sums = c.b.reshape(c.b.scatter_rows(source, several.row(), count), moved.shape)
+    back = [*several.dims, *(d for d in range(x.rank) if d not in several.dims)]
+    sums = sums.permute([back.index(d) for d in range(x.rank)])
+    return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
+
+
+def _put_one(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> Ref:
+    mask = indices[0] if indices else None
+    if len(indices) != 1 or mask is None or mask.dtype != DType.BOOL or prod(value.shape) != 1:
+        raise NotImplementedError("index_put other than accumulation, or one value under one mask; use `where`")
+    for _ in range(x.rank - mask.rank):
+        mask = mask.unsqueeze(-1)
+    return c.b.where(mask.expand(x.shape), c.b.reshape(value, ()), x)
+
+
+@lowers("native_dropout.default")
+def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Ref, Ref]:
+    """x scaled by 1/(1-p) where kept, and the mask. Philox in place of the device's generator."""
+    b = c.b
+    if not train or p == 0:
+        return x, b.full(x.shape, True, DType.BOOL)
+    if p == 1:
+        return b.full(x.shape, 0.0), b.full(x.shape, False, DType.BOOL)
+    kept = b.compare(MapFunction.LT, b.random(x.shape), b.const(1 - p))
+    return b.mul(x, b.scale(b.cast(kept, DType.F32), 1 / (1 - p))), kept

@@ -1,0 +1,154 @@
+"""Batch, instance, group and layer norm, forward, and norms. Backwards are traced as elementwise operators and sums."""
+
+from collections.abc import Sequence
+from math import inf, prod
+from typing import Any
+
+from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+
+def _inverse_deviation(c: Context, variance: Ref, eps: float) -> Ref:
+    root = c.b.map(MapFunction.SQRT, c.b.add(variance, c.b.const(eps)))
+    return c.b.div(c.b.const(1.0), root)
+
+
+def _per_channel(x: Ref, rank: int) -> Ref:
+    """(C,) as (1, C, 1, ...)."""
+    x = x.unsqueeze(0)
+    for _ in range(rank - 2):
+        x = x.unsqueeze(-1)
+    return x
+
+
+def _affine(c: Context, x: Ref, weight: Ref | None, bias: Ref | None) -> Ref:
+    if weight is not None:
+        x = c.b.mul(x, weight)
+    return x if bias is None else c.b.add(x, bias)
+
+
+def _centred(c: Context, x: Ref) -> tuple[Ref, Ref, Ref, int]:
+    """x less its mean by channel (dim 1), that mean, the sum of squares of what is left, and the number of terms."""
+    dims = [0, *range(2, x.rank)]
+    mean = c.b.mean(x, dims)
+    centred = c.b.sub(x, _per_channel(mean, x.rank))
+    return centred, mean, c.b.dot(centred, centred, dims), prod(x.shape) // x.shape[1]
+
+
+@lowers("_native_batch_norm_legit_functional.default")
+def batch_norm(
+    c: Context,
+    x: Ref,
+    weight: Ref | None,
+    bias: Ref | None,
+    running_mean: Ref,
+    running_var: Ref,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Ref, Ref, Ref, Ref, Ref]:
+    """Output, batch mean, inverse deviation, new running mean and (unbiased) variance."""
+    if not training:
+        raise NotImplementedError("batch norm that mutates its statistics outside training")
+    b = c.b
+    centred, mean, squares, count = _centred(c, x)
+    inverse = _inverse_deviation(c, b.div(squares, b.const(float(count))), eps)
+    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
+    out = _affine(c, b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1])
+    unbiased = b.div(squares, b.const(float(max(count - 1, 1))))
+    new_mean = b.add(b.scale(running_mean, 1 - momentum), b.scale(mean, momentum))
+    new_var = b.add(b.scale(running_var, 1 - momentum), b.scale(unbiased, momentum))
+    return out, mean, inverse, new_mean, new_var
+
+
+@lowers("_native_batch_norm_legit_no_training.default")
+def batch_norm_inference(
+    c: Context, x: Ref, weight: Ref | None, bias: Ref | None, mean: Ref, var: Ref, _momentum: float, eps: float
+) -> tuple[Ref, Ref, Ref]:
+    """Output by the running statistics; the two saved statistics are unused."""
+    inverse = _inverse_deviation(c, var, eps)
+    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
+    centred = c.b.sub(x, _per_channel(mean, x.rank))
+    return _affine(c, c.b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1]), mean, inverse
+
+
+@lowers("native_layer_norm.default")
+def layer_norm(
+    c: Context, x: Ref, normalized: Sequence[int], weight: Ref | None, bias: Ref | None, eps: float
+) -> tuple[Ref, Ref, Ref]:
+    """Output, mean and inverse deviation over the last dims."""
+    b = c.b
+    dims = list(range(x.rank - len(normalized), x.rank))
+    mean = b.mean(x, dims, keepdim=True)
+    centred = b.sub(x, mean)
+    variance = b.div(b.dot(centred, centred, dims, keepdim=True), b.const(float(prod(normalized))))
+    inverse = _inverse_deviation(c, variance, eps)
+    return _affine(c, b.mul(centred, inverse), weight, bias), mean, inverse
+
+
+@lowers("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    c: Context, x: Ref, weight: Ref | None, bias: Ref | None, _training: bool, _momentum: float, eps: float
+) -> tuple[Ref, Ref, Ref]:
+    """Output, batch mean and inverse deviation: batch norm that keeps no running statistics, and instance norm."""
+    centred, mean, squares, count = _centred(c, x)
+    inverse = _inverse_deviation(c, c.b.div(squares, c.b.const(float(count))), eps)
+    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
+    return _affine(c, c.b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1]), mean, inverse
+
+
+@lowers("native_group_norm.default")
+def group_norm(
+    c: Context,
+    x: Ref,
+    weight: Ref | None,
+    bias: Ref | None,
+    batch: int,
+    channels: int,
+    _space: int,
+    groups: int,
+    eps: float,
+) -> tuple[Ref, Ref, Ref]:
+    """Output, mean and inverse deviation (N, groups) over the channels of each group and space."""
+    b = c.b
+    x_NGR = b.reshape(x, (batch, groups, -1))
+    mean = b.mean(x_NGR, [2], keepdim=True)
+    centred = b.sub(x_NGR, mean)
+    variance = b.div(b.dot(centred, centred, [2], keepdim=True), b.const(float(x_NGR.shape[2])))
+    inverse = _inverse_deviation(c, variance, eps)
+    normal = b.reshape(b.mul(centred, inverse), x.shape)
+    shaped = [None if p is None else _per_channel(b.reshape(p, (channels,)), x.rank) for p in (weight, bias)]
+    return _affine(c, normal, shaped[0], shaped[1]), mean.squeeze([2]), inverse.squeeze([2])
+
+
+@lowers("linalg_vector_norm.default")
+def vector_norm(
+    c: Context, x: Ref, order: float = 2, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any
+) -> Ref:
+    """sqrt of the exact sum of squares; sum of magnitudes for 1, greatest for inf, number of others than 0 for 0."""
+    b = c.b
+    chosen = list(dims) if dims is not None else list(range(x.rank))
+    size = b.map(MapFunction.ABS, x)
+    if x.rank == 0:
+        return size
+    if order == 2:
+        return b.map(MapFunction.SQRT, b.dot(x, x, chosen, keepdim=keepdim))
+    if order == 1:
+        return b.sum(size, chosen, keepdim=keepdim)
+    if order == inf:
+        return b.max(size, chosen, keepdim=keepdim)
+    if order == 0:
+        other = b.cast(b.compare(MapFunction.NE, x, b.const(0.0)), DType.F32)
+        return b.sum(other, chosen, keepdim=keepdim)
+    raise NotImplementedError(f"a vector norm of order {order}: only 0, 1, 2 and inf")
+
+
+@lowers("_weight_norm_interface_backward.default")
+def weight_norm_backward(c: Context, grad: Ref, v: Ref, g: Ref, norms: Ref, d: int) -> tuple[Ref, Ref]:
+    """dg = sum(grad * v) / |v| and dv = (g / |v|) * (grad - v * (dg / |v|)) over the dims other than d."""
+    b = c.b
+    others = [e for e in range(v.rank) if e != v.dim(d)]
+    dg = b.div(b.dot(grad, v, others, keepdim=True), norms)
+    dv = b.mul(b.div(g, norms), b.sub(grad, b.mul(v, b.div(dg, norms))))
+    return dv, dg

@@ -1,0 +1,345 @@
+"""Pooling in one, two and three dims: reductions over overlapping windows.
+
+Shapes are (lead..., space...); the number of spatial dims is that of the kernel.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.lowering.convolution import input_gradient, spread
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, row_major
+
+Sizes = tuple[int, ...]
+
+
+def _windows(
+    c: Context, x: Ref, out: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, fill: float
+) -> Ref:
+    """A view (lead, out, kernel) of x padded with `fill` as far as the last window reaches."""
+    rank = len(kernel)
+    lead, space = x.shape[:-rank], x.shape[-rank:]
+    reach = [(o - 1) * s + (k - 1) * e + 1 for o, s, k, e in zip(out, stride, kernel, dilation, strict=True)]
+    sizes = tuple(max(n + p, r) for n, p, r in zip(space, padding, reach, strict=True))
+    if sizes != space:
+        x = c.b.window((*lead, *sizes), x, (*(0 for _ in lead), *padding), fill=fill)
+    steps = x.strides[-rank:]
+    moves = (s * t for s, t in zip(steps, stride, strict=True))
+    taps = (s * t for s, t in zip(steps, dilation, strict=True))
+    return Ref(x.value, x.dtype, (*lead, *out, *kernel), (*x.strides[:-rank], *moves, *taps), x.offset)
+
+
+@lowers("max_pool2d_with_indices.default")
+def max_pool2d(c: Context, x: Ref, *settings: Any) -> tuple[Ref, Ref]:
+    """Greatest of each window, and its first index in the input's plane; two reductions over overlapping windows."""
+    return _max_pool(c, 2, x, *settings)
+
+
+@lowers("max_pool3d_with_indices.default")
+def max_pool3d(c: Context, x: Ref, *settings: Any) -> tuple[Ref, Ref]:
+    """As in two dims."""
+    return _max_pool(c, 3, x, *settings)
+
+
+def _max_pool(
+    c: Context,
+    rank: int,
+    x: Ref,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    _ceil_mode: bool = False,
+) -> tuple[Ref, Ref]:
+    k, s = spread(kernel, rank), spread(stride or kernel, rank)
+    p, e = spread(padding, rank), spread(dilation, rank)
+    out = c.shape[-rank:]
+    view = _windows(c, x, out, k, s, p, e, float("-inf"))
+    space = row_major(x.shape[-rank:])
+    corner = c.b.iota(
+        c.shape,
+        (*(0 for _ in c.shape[:-rank]), *(a * n for a, n in zip(s, space, strict=True))),
+        -sum(a * n for a, n in zip(p, space, strict=True)),
+    )
+    return _greatest(c, view, k, corner, [a * n for a, n in zip(e, space, strict=True)])
+
+
+def _greatest(c: Context, view: Ref, kernel: Sizes, corner: Ref, steps: Sequence[int]) -> tuple[Ref, Ref]:
+    """Greatest of each window of a view (..., kernel) and its index: corner + sum of kernel coordinates * steps."""
+    b = c.b
+    dims, access = view.shape[: -len(kernel)], view.access()
+    values = b.reduce(ReduceFunction.MAX, dims, kernel, access)
+    rest = b.reduce(ReduceFunction.ARGMAX, dims, kernel, access, dtype=DType.I64)
+    index = corner
+    for size, step in zip(reversed(kernel), reversed(steps), strict=True):
+        width = b.const(size, DType.I64)
+        coordinate = b.map(MapFunction.MOD, rest, width)
+        rest = b.map(MapFunction.FLOORDIV, rest, width)
+        index = b.add(index, coordinate if step == 1 else b.mul(coordinate, b.const(step, DType.I64)))
+    return values, index
+
+
+def _unpool(c: Context, grad: Ref, indices: Ref, shape: Sizes, rank: int) -> Ref:
+    reduction = grad.shape[-rank:]
+    dims = (*shape, *reduction)
+
+    def over(ref: Ref) -> Access:
+        return ref.access_over(dims, (*ref.strides[:-rank], *(0,) * rank, *ref.strides[-rank:]))
+
+    match = (*(0,) * (len(shape) - rank), *row_major(shape[-rank:]))
+    return c.b.scatter(shape, reduction, over(grad), over(indices), match)
+
+
+@lowers("max_pool2d_with_indices_backward.default", "adaptive_max_pool2d_backward.default")
+def max_pool2d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Ref:
+    """Each gradient goes to the element that its window chose."""
+    indices = arguments[-1]
+    assert isinstance(indices, Ref)  # the last argument of both operators
+    return _unpool(c, grad, indices, x.shape, 2)
+
+
+@lowers("max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default")
+def max_pool3d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Ref:
+    """Each gradient goes to the element that its window chose."""
+    indices = arguments[-1]
+    assert isinstance(indices, Ref)  # the last argument of both operators
+    return _unpool(c, grad, indices, x.shape, 3)
+
+
+def _clamped_ramp(c: Context, size: int, step: int, offset: int, low: int, high: int) -> Ref:
+    """min(max(offset + step * o, low), high), i64 (size,)."""
+    ramp = c.b.iota((size,), (step,), offset)
+    raised = c.b.map(MapFunction.MAX, ramp, c.b.const(low, DType.I64))
+    return c.b.map(MapFunction.MIN, raised, c.b.const(high, DType.I64))
+
+
+def _outer(c: Context, parts: Sequence[Ref]) -> Ref:
+    """The product of vectors (A,), (B,), ... as (A, B, ...)."""
+    product: Ref | None = None
+    for part in parts:
+        product = part if product is None else c.b.mul(product.unsqueeze(-1), part)
+    assert product is not None  # every pooling has a spatial dim
+    return product
+
+
+def _divisor(
+    c: Context, out: Sizes, space: Sizes, k: Sizes, s: Sizes, p: Sizes, counts_padding: bool, fixed: int | None
+) -> Ref:
+    """How many elements each window is divided by, f32: torch's rule, parts outside the padding never count."""
+    if fixed is not None:
+        return c.b.const(float(fixed))
+    inside = all(
+        (o - 1) * b + a <= n + (2 * q if counts_padding else 0) and (counts_padding or q == 0)
+        for o, n, a, b, q in zip(out, space, k, s, p, strict=True)
+    )
+    if inside:
+        return c.b.const(float(prod(k)))
+    counts = []
+    for o, n, a, b, q in zip(out, space, k, s, p, strict=True):
+        low, high = (-q, n + q) if counts_padding else (0, n)
+        end = _clamped_ramp(c, o, b, a - q, low, n + q)
+        first = _clamped_ramp(c, o, b, -q, low, high)
+        counts.append(c.b.sub(c.b.map(MapFunction.MIN, end, c.b.const(high, DType.I64)), first))
+    return c.b.cast(_outer(c, counts), DType.F32)
+
+
+@lowers("avg_pool2d.default")
+def avg_pool2d(c: Context, x: Ref, *settings: Any) -> Ref:
+    """Sum of each window, divided by its size."""
+    return _avg_pool(c, 2, x, *settings)
+
+
+@lowers("avg_pool3d.default")
+def avg_pool3d(c: Context, x: Ref, *settings: Any) -> Ref:
+    """As in two dims."""
+    return _avg_pool(c, 3, x, *settings)
+
+
+def _avg_pool(
+    c: Context,
+    rank: int,
+    x: Ref,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    _ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Ref:
+    k, s, p = spread(kernel, rank), spread(stride or kernel, rank), spread(padding, rank)
+    out = c.shape[-rank:]
+    view = _windows(c, x, out, k, s, p, (1,) * rank, 0.0)
+    total = c.b.reduce(ReduceFunction.SUM, c.shape, k, view.access())
+    return c.b.div(total, _divisor(c, out, x.shape[-rank:], k, s, p, count_include_pad, divisor))
+
+
+@lowers("avg_pool2d_backward.default")
+def avg_pool2d_backward(c: Context, grad: Ref, x: Ref, *settings: Any) -> Ref:
+    """Each element gets the sum of the shares of the windows that hold it: a convolution's gradient, with ones."""
+    return _avg_pool_backward(c, 2, grad, x, *settings)
+
+
+@lowers("avg_pool3d_backward.default")
+def avg_pool3d_backward(c: Context, grad: Ref, x: Ref, *settings: Any) -> Ref:
+    """As in two dims."""
+    return _avg_pool_backward(c, 3, grad, x, *settings)
+
+
+def _avg_pool_backward(
+    c: Context,
+    rank: int,
+    grad: Ref,
+    x: Ref,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    _ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Ref:
+    k, s, p = spread(kernel, rank), spread(stride or kernel, rank), spread(padding, rank)
+    space = x.shape[-rank:]
+    share = c.b.div(grad, _divisor(c, grad.shape[-rank:], space, k, s, p, count_include_pad, divisor))
+    return _summed_windows(c, share, x.shape, k, s, p)
+
+
+def _summed_windows(c: Context, share: Ref, shape: Sizes, k: Sizes, s: Sizes, p: Sizes) -> Ref:
+    """For each element of `shape` the sum of the shares of the windows that hold it."""
+    rank = len(k)
+    lead, space = shape[:-rank], shape[-rank:]
+    out = share.shape[-rank:]
+    if k == s and not any(p):  # windows side by side: every element is in at most one
+        for d in range(rank):
+            share = share.unsqueeze(len(lead) + 2 * d + 1)
+        apart = [n for o, a in zip(out, k, strict=True) for n in (o, a)]
+        tiled = c.b.reshape(share.expand((*lead, *apart)), (*lead, *(o * a for o, a in zip(out, k, strict=True))))
+        for d, n in enumerate(space):
+            tiled = tiled.slice(len(lead) + d, 0, n)
+        return tiled if tiled.shape == shape else c.b.window(shape, tiled, (0,) * len(shape))
+    ones = c.b.full((1, 1, *k), 1.0)
+    flat = c.b.reshape(share, (prod(lead), 1, *out))
+    found = input_gradient(c, flat, ones, (prod(lead), 1, *space), s, p, (1,) * rank, 1)
+    return c.b.reshape(found, shape)
+
+
+def _bounds(c: Context, size: int, out: int) -> tuple[Ref, Ref]:
+    """First element of each of `out` adaptive windows over `size` elements, and the one after its last; i64 (out,)."""
+    count = c.b.const(out, DType.I64)
+    first = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,)), count)
+    end = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,), size + out - 1), count)
+    return first, end
+
+
+def _belongs(c: Context, size: int, out: int) -> Ref:
+    """Whether element i lies in adaptive window o: 1 or 0, f32 (out, size)."""
+    first, end = (bound.unsqueeze(1) for bound in _bounds(c, size, out))
+    place = c.b.iota((size,), (1,))
+    inside = c.b.map(
+        MapFunction.AND, c.b.compare(MapFunction.LE, first, place), c.b.compare(MapFunction.LT, place, end)
+    )
+    return c.b.cast(inside, DType.F32)
+
+
+def _masks(c: Context, space: Sizes, out: Sizes) -> tuple[Ref, Ref]:
+    """Membership (out, space) of all dims at once, and the sizes (out) of the windows; f32."""
+    rank = len(space)
+    mask: Ref | None = None
+    for d, (n, o) in enumerate(zip(space, out, strict=True)):
+        belongs = _belongs(c, n, o)
+        for e in range(rank):
+            if e != d:
+                belongs = belongs.unsqueeze(e)
+        for e in range(rank):
+            if e != d:
+                belongs = belongs.unsqueeze(rank + e)
+        mask = belongs if mask is None else c.b.mul(mask, belongs)
+    assert mask is not None  # every pooling has a spatial dim
+    counts = [c.b.sub(end, first) for first, end in (_bounds(c, n, o) for n, o in zip(space, out, strict=True))]
+    return mask, c.b.cast(_outer(c, counts), DType.F32)
+
+
+def _weighted(c: Context, x: Ref, mask: Ref, shape: Sizes, rank: int) -> Ref:
+    """sum over the space of x (lead, space) times mask (out, space), as (lead, out)."""
+    lead, space = x.shape[:-rank], x.shape[-rank:]
+    whole = (*shape, *space)
+    zeros = (0,) * rank
+    left = x.access_over(whole, (*x.strides[:-rank], *zeros, *x.strides[-rank:]))
+    right = mask.access_over(whole, (*(0 for _ in lead), *mask.strides))
+    return c.b.reduce(ReduceFunction.SUM, shape, space, left, right)
+
+
+def _divides(space: Sizes, out: Sizes) -> Sizes | None:
+    """The kernel with which adaptive pooling is plain pooling, if it is."""
+    if any(n % o for n, o in zip(space, out, strict=True)):
+        return None
+    return tuple(n // o for n, o in zip(space, out, strict=True))
+
+
+@lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+def adaptive_avg_pool(c: Context, x: Ref, out: Sequence[int]) -> Ref:
+    """Sum of each window over its size; where sizes do not divide, a product with a matrix of ones and zeros."""
+    rank = len(out)
+    space = x.shape[-rank:]
+    kernel = _divides(space, tuple(out))
+    if kernel is not None:
+        view = _windows(c, x, tuple(out), kernel, kernel, (0,) * rank, (1,) * rank, 0.0)
+        total = c.b.reduce(ReduceFunction.SUM, c.shape, kernel, view.access())
+        return c.b.div(total, c.b.const(float(prod(kernel))))
+    mask, counts = _masks(c, space, tuple(out))
+    return c.b.div(_weighted(c, x, mask, c.shape, rank), counts)
+
+
+@lowers("_adaptive_avg_pool2d_backward.default")
+def adaptive_avg_pool2d_backward(c: Context, grad: Ref, x: Ref) -> Ref:
+    """Each element gets the sum of the shares of the windows that hold it."""
+    return _adaptive_avg_pool_backward(c, 2, grad, x)
+
+
+@lowers("_adaptive_avg_pool3d_backward.default")
+def adaptive_avg_pool3d_backward(c: Context, grad: Ref, x: Ref) -> Ref:
+    """As in two dims."""
+    return _adaptive_avg_pool_backward(c, 3, grad, x)
+
+
+def _adaptive_avg_pool_backward(c: Context, rank: int, grad: Ref, x: Ref) -> Ref:
+    space, out = x.shape[-rank:], grad.shape[-rank:]
+    kernel = _divides(space, out)
+    if kernel is not None:
+        share = c.b.div(grad, c.b.const(float(prod(kernel))))
+        return _summed_windows(c, share, x.shape, kernel, kernel, (0,) * rank)
+    mask, counts = _masks(c, space, out)
+    swapped = mask.permute([*range(rank, 2 * rank), *range(rank)])
+    return _weighted(c, c.b.div(grad, counts), swapped, x.shape, rank)
+
+
+@lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(c: Context, x: Ref, out: Sequence[int]) -> tuple[Ref, Ref]:
+    """Greatest of each window, and its index in the input's space.
+
+    Windows that are smaller than the largest are read as if their last element came again: neither the greatest nor
+    its first place changes.
+    """
+    b = c.b
+    rank = len(out)
+    lead, space = x.shape[:-rank], x.shape[-rank:]
+    strides = row_major(space)
+    kernel = tuple(
+        max(-(-(o + 1) * n // size) - o * n // size for o in range(size)) for n, size in zip(space, out, strict=True)
+    )
+    place, corner = b.const(0, DType.I64), b.const(0, DType.I64)
+    for n, size, k, stride in zip(space, out, kernel, strides, strict=True):
+        first, end = _bounds(c, n, size)
+        last = b.sub(end, b.const(1, DType.I64)).unsqueeze(1)
+        inside = b.map(MapFunction.MIN, b.add(first.unsqueeze(1), b.iota((k,), (1,))), last)
+        step = b.const(stride, DType.I64)
+        place = b.add(place.unsqueeze(-1).unsqueeze(-1), b.mul(inside, step))
+        corner = b.add(corner.unsqueeze(-1), b.mul(first, step))
+    # place is (out, kernel) of each dim in turn; all outs come first
+    place = place.permute([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
+    x = b.copy(x)
+    wide = (*lead, *out, *kernel)
+    table = (*x.strides[:-rank], *(0 for _ in range(2 * rank)))
+    view = b.gather(x, place.expand(wide), 1, prod(space), table)
+    return _greatest(c, view, kernel, corner.expand(c.shape), strides)

@@ -1,0 +1,137 @@
+"""Sums, means, maxima, matrix products, softmax."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tiebreak.engine.lowering.builder import Ref, Scalar
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
+
+
+def _dims(x: Ref, dims: Sequence[int] | int | None) -> Sequence[int]:
+    chosen = [dims] if isinstance(dims, int) else list(dims or [])
+    return chosen or list(range(x.rank))
+
+
+@lowers("sum.dim_IntList", "sum.default")
+def sum_(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
+    """Exact sum; of bools and integers an i64."""
+    x = c.ref(x)
+    return c.b.sum(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
+
+
+@lowers("mean.dim", "mean.default")
+def mean(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
+    """Sum, then a division."""
+    return c.b.mean(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
+
+
+@lowers("max.default", "amax.default")
+def amax(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
+    """Greatest."""
+    return c.b.max(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
+
+
+@lowers("argmax.default")
+def argmax(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
+    """First index of the greatest."""
+    x = c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
+    return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), x, keepdim=keepdim)
+
+
+@lowers("max.dim")
+def max_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
+    """Greatest and its first index."""
+    x = c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
+    values = c.b.max(x, [d], keepdim=keepdim)
+    return c.ref(values), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
+
+
+def _negated(c: Context, x: Ref) -> Ref:
+    return c.b.map(MapFunction.NEG, x)
+
+
+@lowers("min.default", "amin.default")
+def amin(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
+    """Least: the greatest of -x, negated."""
+    return _negated(c, c.b.max(_negated(c, x), _dims(x, dims), keepdim=keepdim)) if x.rank else x
+
+
+@lowers("argmin.default")
+def argmin(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
+    """First index of the least."""
+    return argmax(c, _negated(c, x), d, keepdim)
+
+
+@lowers("min.dim")
+def min_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
+    """Least and its first index."""
+    greatest, index = max_dim(c, _negated(c, x), d, keepdim)
+    return _negated(c, greatest), index
+
+
+@lowers("any.dim", "any.default", "any.dims")
+def any_(c: Context, x: Ref, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> Ref:
+    """Whether any element is true."""
+    counts = c.b.cast(c.b.cast(x, DType.BOOL), DType.I64)
+    return c.b.cast(c.b.max(counts, _dims(x, dims), keepdim=keepdim), DType.BOOL)
+
+
+@lowers("var_mean.correction")
+def var_mean(
+    c: Context, x: Ref, dims: Sequence[int] | None = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> tuple[Ref, Ref]:
+    """Variance (divided by n - correction) and mean."""
+    chosen = _dims(x, dims)
+    average = c.b.mean(x, chosen, keepdim=True)
+    centred = c.b.sub(x, average)
+    squares = c.b.dot(centred, centred, chosen, keepdim=keepdim)
+    count = prod(x.shape) // prod(squares.shape)
+    divisor = count - (1 if correction is None else correction)
+    flat = average if keepdim else average.squeeze(chosen)
+    return c.b.div(squares, c.b.const(float(divisor))), flat
+
+
+@lowers("var.correction")
+def var(
+    c: Context, x: Ref, dims: Sequence[int] | None = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> Ref:
+    """Variance (divided by n - correction)."""
+    return var_mean(c, x, dims, correction=correction, keepdim=keepdim)[0]
+
+
+@lowers("mm.default", "bmm.default", "matmul.default")
+def matmul(c: Context, a: Ref, b: Ref) -> Ref:
+    """A product of matrices, or of batches of them."""
+    return c.b.matmul(a, b)
+
+
+@lowers("addmm.default", "baddbmm.default")
+def addmm(c: Context, bias: Ref, a: Ref, b: Ref, *, beta: Scalar = 1, alpha: Scalar = 1) -> Ref:
+    """beta * bias + alpha * (a @ b): the product is rounded before the sum."""
+    product = c.b.matmul(a, b)
+    if alpha != 1:
+        product = c.b.scale(product, alpha)
+    if beta == 0:
+        return product
+    return c.b.add(product, bias if beta == 1 else c.b.scale(bias, beta))
+
+
+def _shifted(c: Context, x: Ref, d: int) -> Ref:
+    return c.b.sub(x, c.b.max(x, [d], keepdim=True))
+
+
+@lowers("_softmax.default")
+def softmax(c: Context, x: Ref, d: int, _half_to_float: bool = False) -> Ref:
+    """exp(x - max) / sum."""
+    powers = c.b.map(MapFunction.EXP, _shifted(c, x, d))
+    return c.b.div(powers, c.b.sum(powers, [d], keepdim=True))
+
+
+@lowers("_log_softmax.default")
+def log_softmax(c: Context, x: Ref, d: int, _half_to_float: bool = False) -> Ref:
+    """(x - max) - log(sum(exp(x - max)))."""
+    shifted = _shifted(c, x, d)
+    total = c.b.sum(c.b.map(MapFunction.EXP, shifted), [d], keepdim=True)
+    return c.b.sub(shifted, c.b.map(MapFunction.LOG, total))

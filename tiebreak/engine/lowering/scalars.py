@@ -1,0 +1,183 @@
+"""Scalar functions that are several instructions: rounding to integers, exp and log near their zeros, activations.
+
+Each instruction rounds once, so what stands here *is* the definition; the sequences are chosen so that the result keeps
+full relative precision (a few ulp) wherever the function itself is well conditioned.
+"""
+
+import math
+
+from tiebreak.engine.lowering.builder import Builder, Ref, Scalar
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+_WHOLE = float(1 << 23)
+"""From here on every f32 is an integer."""
+
+
+def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
+    """An i64 as an integer of so many bits, the least of which is `low`, wraps around: congruent mod 2^bits."""
+    least, size = b.const(low, DType.I64), b.const(1 << bits, DType.I64)
+    return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
+
+
+def _less(c: Context, x: Ref, y: Ref) -> Ref:
+    return c.b.compare(MapFunction.LT, x, y)
+
+
+def _same(c: Context, x: Ref, y: Ref) -> Ref:
+    return c.b.compare(MapFunction.EQ, x, y)
+
+
+@lowers("sign.default", "sgn.default")
+def sign(c: Context, x: Ref) -> Ref:
+    """1, -1, or 0 for zeros and NaN."""
+    zero, one = c.b.const(0, x.dtype), c.b.const(1, x.dtype)
+    negative = c.b.where(_less(c, x, zero), c.b.const(-1, x.dtype), zero)
+    return c.b.where(_less(c, zero, x), one, negative)
+
+
+@lowers("isnan.default")
+def isnan(c: Context, x: Ref) -> Ref:
+    """x is not equal to itself."""
+    return c.b.compare(MapFunction.NE, x, x)
+
+
+@lowers("isinf.default")
+def isinf(c: Context, x: Ref) -> Ref:
+    """The magnitude equals infinity."""
+    return _same(c, c.b.map(MapFunction.ABS, x), c.b.const(math.inf, x.dtype))
+
+
+def _if_fraction(c: Context, x: Ref, rounded: Ref) -> Ref:
+    """`rounded` where x may have a fraction, else x (also infinities and NaN)."""
+    return c.b.where(_less(c, c.b.map(MapFunction.ABS, x), c.b.const(_WHOLE)), rounded, x)
+
+
+def _truncated(c: Context, x: Ref) -> Ref:
+    return c.b.cast(c.b.cast(x, DType.I64), DType.F32)
+
+
+@lowers("trunc.default")
+def trunc(c: Context, x: Ref) -> Ref:
+    """Towards zero, exactly (through i64); a result of zero is +0."""
+    return _if_fraction(c, x, _truncated(c, x)) if x.dtype == DType.F32 else x
+
+
+@lowers("floor.default")
+def floor(c: Context, x: Ref) -> Ref:
+    """Downwards, exactly; a result of zero is +0."""
+    if x.dtype != DType.F32:
+        return x
+    whole = _truncated(c, x)
+    return _if_fraction(c, x, c.b.where(_less(c, x, whole), c.b.sub(whole, c.b.const(1.0)), whole))
+
+
+@lowers("ceil.default")
+def ceil(c: Context, x: Ref) -> Ref:
+    """Upwards, exactly; a result of zero is +0."""
+    if x.dtype != DType.F32:
+        return x
+    whole = _truncated(c, x)
+    return _if_fraction(c, x, c.b.where(_less(c, whole, x), c.b.add(whole, c.b.const(1.0)), whole))
+
+
+@lowers("round.default")
+def round_(c: Context, x: Ref) -> Ref:
+    """To nearest, ties to even, exactly: |x| + 2^23 - 2^23, with the sign put back."""
+    if x.dtype != DType.F32:
+        return x
+    shift = c.b.const(_WHOLE)
+    nearest = c.b.sub(c.b.add(c.b.map(MapFunction.ABS, x), shift), shift)
+    signed = c.b.where(_less(c, x, c.b.const(0.0)), c.b.map(MapFunction.NEG, nearest), nearest)
+    return _if_fraction(c, x, signed)
+
+
+@lowers("expm1.default")
+def expm1(c: Context, x: Ref) -> Ref:
+    """With u = exp(x): (u - 1) * x / log(u), which keeps its digits near 0; x where u is 1, u - 1 where that is -1."""
+    b = c.b
+    one, infinity = b.const(1.0), b.const(math.inf)
+    u = b.map(MapFunction.EXP, x)
+    less = b.sub(u, one)
+    found = b.div(b.mul(less, x), b.map(MapFunction.LOG, u))
+    plain = b.map(MapFunction.OR, _same(c, less, b.const(-1.0)), _same(c, u, infinity))
+    return b.where(_same(c, u, one), x, b.where(plain, less, found))
+
+
+@lowers("log1p.default")
+def log1p(c: Context, x: Ref) -> Ref:
+    """With u = 1 + x: log(u) * (x / (u - 1)), which keeps its digits near 0; x where u is 1."""
+    b = c.b
+    one, infinity = b.const(1.0), b.const(math.inf)
+    u = b.add(one, x)
+    logarithm = b.map(MapFunction.LOG, u)
+    found = b.mul(logarithm, b.div(x, b.sub(u, one)))
+    return b.where(_same(c, u, one), x, b.where(_same(c, u, infinity), logarithm, found))
+
+
+@lowers("exp2.default")
+def exp2(c: Context, x: Ref) -> Ref:
+    """exp(x * log 2)."""
+    return c.b.map(MapFunction.EXP, c.b.scale(x, math.log(2)))
+
+
+@lowers("log2.default")
+def log2(c: Context, x: Ref) -> Ref:
+    """log(x) / log 2."""
+    return c.b.div(c.b.map(MapFunction.LOG, x), c.b.const(math.log(2)))
+
+
+@lowers("log10.default")
+def log10(c: Context, x: Ref) -> Ref:
+    """log(x) / log 10."""
+    return c.b.div(c.b.map(MapFunction.LOG, x), c.b.const(math.log(10)))
+
+
+@lowers("sinh.default")
+def sinh(c: Context, x: Ref) -> Ref:
+    """(m + m / (m + 1)) / 2 with m = expm1(|x|), the sign put back; infinite from exp's overflow on."""
+    b = c.b
+    m = expm1(c, b.map(MapFunction.ABS, x))
+    rest = b.where(_same(c, m, b.const(math.inf)), b.const(1.0), b.div(m, b.add(m, b.const(1.0))))
+    size = b.scale(b.add(m, rest), 0.5)
+    return b.where(_less(c, x, b.const(0.0)), b.map(MapFunction.NEG, size), size)
+
+
+@lowers("cosh.default")
+def cosh(c: Context, x: Ref) -> Ref:
+    """(exp(x) + exp(-x)) / 2; infinite from exp's overflow on."""
+    b = c.b
+    powers = b.add(b.map(MapFunction.EXP, x), b.map(MapFunction.EXP, b.map(MapFunction.NEG, x)))
+    return b.scale(powers, 0.5)
+
+
+@lowers("tan.default")
+def tan(c: Context, x: Ref) -> Ref:
+    """sin(x) / cos(x)."""
+    return c.b.div(c.b.map(MapFunction.SIN, x), c.b.map(MapFunction.COS, x))
+
+
+@lowers("erfc.default")
+def erfc(c: Context, x: Ref) -> Ref:
+    """1 - erf(x): no relative precision where it is small."""
+    return c.b.sub(c.b.const(1.0), c.b.map(MapFunction.ERF, x))
+
+
+@lowers("leaky_relu.default")
+def leaky_relu(c: Context, x: Ref, slope: Scalar = 0.01) -> Ref:
+    """x where it is positive, else slope * x."""
+    return c.b.where(_less(c, c.b.const(0.0), x), x, c.b.scale(x, slope))
+
+
+@lowers("elu.default")
+def elu(c: Context, x: Ref, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Ref:
+    """scale * x where x is positive, else (alpha * scale) * expm1(input_scale * x)."""
+    b = c.b
+    negative = b.scale(expm1(c, x if input_scale == 1 else b.scale(x, input_scale)), float(alpha) * float(scale))
+    return b.where(_less(c, b.const(0.0), x), x if scale == 1 else b.scale(x, scale), negative)
+
+
+@lowers("hardtanh.default")
+def hardtanh(c: Context, x: Ref, low: Scalar = -1, high: Scalar = 1) -> Ref:
+    """min(max(x, low), high)."""
+    return c.b.map(MapFunction.MIN, c.b.map(MapFunction.MAX, x, c.b.const(low)), c.b.const(high))

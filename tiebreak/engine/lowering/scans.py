@@ -1,0 +1,64 @@
+"""Cumulative sums and products."""
+
+from typing import Any
+
+from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
+
+
+@lowers("cumsum.default")
+def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
+    """Every prefix's exact sum, one reduction: a product with a triangle of ones (i64: over windows of a padded x)."""
+    x = c.ref(x)
+    if x.rank == 0:
+        return x
+    d = x.dim(d)
+    return _prefixes(c, x, d) if x.dtype == DType.F32 else _window_sums(c, x, d)
+
+
+def _prefixes(c: Context, x: Ref, d: int) -> Ref:
+    n = x.shape[d]
+    place = c.b.iota((n,), (1,))
+    ones = c.b.cast(c.b.compare(MapFunction.LE, place, place.unsqueeze(1)), DType.F32)
+    whole = (*x.shape, n)
+    left = x.access_over(whole, (*(0 if e == d else s for e, s in enumerate(x.strides)), x.strides[d]))
+    right = ones.access_over(whole, (*(n if e == d else 0 for e in range(x.rank)), 1))
+    return c.b.reduce(ReduceFunction.SUM, x.shape, (n,), left, right)
+
+
+def _window_sums(c: Context, x: Ref, d: int) -> Ref:
+    n = x.shape[d]
+    shape = tuple(2 * n - 1 if e == d else m for e, m in enumerate(x.shape))
+    padded = c.b.window(shape, x, tuple(n - 1 if e == d else 0 for e in range(x.rank)))
+    access = padded.access_over((*x.shape, n), (*padded.strides, padded.strides[d]))
+    return c.b.reduce(ReduceFunction.SUM, x.shape, (n,), access, dtype=x.dtype)
+
+
+@lowers("cumprod.default")
+def cumprod(c: Context, x: Ref, d: int, **_: Any) -> Ref:
+    """Every prefix's product, by doubling: p[i] = p[i] * p[i - 2^k], k = 0, 1, ..."""
+    x = c.ref(x)
+    if x.rank == 0:
+        return x
+    d = x.dim(d)
+    n, step = x.shape[d], 1
+    while step < n:
+        lo = tuple(step if e == d else 0 for e in range(x.rank))
+        x = c.b.mul(x, c.b.window(x.shape, x.slice(d, 0, n - step), lo, fill=1))
+        step *= 2
+    return x
+
+
+@lowers("prod.dim_int", "prod.default")
+def prod(c: Context, x: Ref, d: int | None = None, keepdim: bool = False, **_: Any) -> Ref:
+    """The product along a dim (or of all), by halves: the first half times the second, the odd one kept for later."""
+    x = c.ref(x)
+    if d is None:
+        x, d = c.b.reshape(x, (-1,)), 0
+    d = x.dim(d)
+    while (n := x.shape[d]) > 1:
+        half = n // 2
+        product = c.b.mul(x.slice(d, 0, half), x.slice(d, half, 2 * half))
+        x = c.b.cat([product, x.slice(d, 2 * half, n)], d) if n % 2 else product
+    return x if keepdim else x.squeeze([d])

@@ -1,0 +1,166 @@
+"""Operators that only change how data is read: no instruction, or a window where parts are put together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tiebreak.engine.lowering.builder import Ref, Scalar
+from tiebreak.engine.lowering.registry import Context, lowers
+
+
+@lowers("view.default", "_unsafe_view.default", "reshape.default")
+def view(c: Context, x: Ref, _shape: Sequence[int]) -> Ref:
+    """The same elements in another shape."""
+    return c.b.reshape(x, c.shape)
+
+
+@lowers("permute.default")
+def permute(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
+    """Dims in another order."""
+    return x.permute(dims)
+
+
+@lowers("transpose.int")
+def transpose(_c: Context, x: Ref, a: int, b: int) -> Ref:
+    """Two dims exchanged."""
+    order = list(range(x.rank))
+    a, b = x.dim(a), x.dim(b)
+    order[a], order[b] = order[b], order[a]
+    return x.permute(order)
+
+
+@lowers("t.default")
+def t(_c: Context, x: Ref) -> Ref:
+    """A matrix transposed."""
+    return x.permute(list(range(x.rank))[::-1])
+
+
+@lowers("expand.default")
+def expand(c: Context, x: Ref, _shape: Sequence[int], **_: Any) -> Ref:
+    """Broadcast."""
+    return x.expand(c.shape)
+
+
+@lowers("unsqueeze.default")
+def unsqueeze(_c: Context, x: Ref, d: int) -> Ref:
+    """A dim of size 1."""
+    return x.unsqueeze(d)
+
+
+@lowers("squeeze.dims", "squeeze.dim")
+def squeeze(_c: Context, x: Ref, dims: Sequence[int] | int) -> Ref:
+    """Without dims of size 1."""
+    return x.squeeze([dims] if isinstance(dims, int) else dims)
+
+
+@lowers("slice.Tensor")
+def slice_(_c: Context, x: Ref, d: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Ref:
+    """Part of a dim."""
+    size = x.shape[x.dim(d)]
+    return x.slice(d, 0 if start is None else start, size if end is None else end, step)
+
+
+@lowers("select.int")
+def select(_c: Context, x: Ref, d: int, index: int) -> Ref:
+    """One index of a dim."""
+    return x.select(d, index)
+
+
+@lowers("diagonal.default")
+def diagonal(c: Context, x: Ref, offset: int = 0, d1: int = 0, d2: int = 1) -> Ref:
+    """Elements whose indices of two dims differ by `offset`, as a last dim."""
+    d1, d2 = x.dim(d1), x.dim(d2)
+    rest = [d for d in range(x.rank) if d not in (d1, d2)]
+    strides = (*(x.strides[d] for d in rest), x.strides[d1] + x.strides[d2])
+    first = x.strides[d2] * offset if offset > 0 else -x.strides[d1] * offset
+    return Ref(x.value, x.dtype, c.shape, strides, x.offset + first)
+
+
+@lowers("diagonal_scatter.default")
+def diagonal_scatter(c: Context, x: Ref, src: Ref, offset: int = 0, d1: int = 0, d2: int = 1) -> Ref:
+    """x with a diagonal replaced: in the row-major order of the two dims its elements are equally far apart."""
+    d1, d2 = x.dim(d1), x.dim(d2)
+    order = [*(d for d in range(x.rank) if d not in (d1, d2)), d1, d2]
+    moved = c.ref(x).permute(order)
+    *rest, rows, columns = moved.shape
+    start = offset if offset > 0 else -columns * offset
+    flat = c.b.reshape(moved, (*rest, rows * columns))
+    step = (*(1 for _ in rest), columns + 1)
+    replaced = c.b.window(flat.shape, c.ref(src), (*(0 for _ in rest), start), step=step, outside=flat)
+    return c.b.reshape(replaced, moved.shape).permute([order.index(d) for d in range(x.rank)])
+
+
+@lowers("split_with_sizes.default")
+def split_with_sizes(_c: Context, x: Ref, sizes: Sequence[int], d: int = 0) -> list[Ref]:
+    """Consecutive parts of a dim."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [x.slice(d, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+@lowers("split.Tensor")
+def split(_c: Context, x: Ref, size: int, d: int = 0) -> list[Ref]:
+    """Consecutive parts of equal size."""
+    return [x.slice(d, start, start + size) for start in range(0, x.shape[x.dim(d)], size)]
+
+
+@lowers("unbind.int")
+def unbind(_c: Context, x: Ref, d: int = 0) -> list[Ref]:
+    """Every index of a dim."""
+    return [x.select(d, index) for index in range(x.shape[x.dim(d)])]
+
+
+@lowers("alias.default", "detach.default", "clone.default", "lift_fresh_copy.default", "contiguous.default")
+def same(_c: Context, x: Ref, **_: Any) -> Ref:
+    """The same values."""
+    return x
+
+
+@lowers("flip.default")
+def flip(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
+    """Dims backwards."""
+    for d in dims:
+        x = x.flip(d)
+    return x
+
+
+@lowers("cat.default")
+def cat(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
+    """One after the other; parts of size 0 are skipped as in torch."""
+    return c.b.cat([c.ref(part) for part in parts if 0 not in part.shape], d)
+
+
+@lowers("stack.default")
+def stack(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
+    """Along a new dim."""
+    return c.b.cat([c.ref(part).unsqueeze(d) for part in parts], d)
+
+
+@lowers("constant_pad_nd.default")
+def constant_pad_nd(c: Context, x: Ref, pad: Sequence[int], value: Scalar = 0) -> Ref:
+    """A border of a constant; negative widths crop."""
+    lo = [0] * x.rank
+    for i in range(len(pad) // 2):
+        d = x.rank - 1 - i
+        before, after = pad[2 * i], pad[2 * i + 1]
+        x = x.slice(d, max(0, -before), x.shape[d] - max(0, -after))
+        lo[d] = max(0, before)
+    return x if x.shape == c.shape else c.b.window(c.shape, x, lo, fill=value)
+
+
+@lowers("slice_scatter.default")
+def slice_scatter(
+    c: Context, x: Ref, src: Ref, d: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Ref:
+    """x with part of a dim replaced."""
+    d = x.dim(d)
+    span = range(x.shape[d])[start:end:step]
+    lo = [span.start if e == d else 0 for e in range(x.rank)]
+    steps = [step if e == d else 1 for e in range(x.rank)]
+    return c.b.window(x.shape, c.ref(src), lo, step=steps, outside=c.ref(x))
+
+
+@lowers("select_scatter.default")
+def select_scatter(c: Context, x: Ref, src: Ref, d: int, index: int) -> Ref:
+    """x with one index of a dim replaced."""
+    d = x.dim(d)
+    index = range(x.shape[d])[index]
+    return slice_scatter(c, x, src.unsqueeze(d), d, index, index + 1)

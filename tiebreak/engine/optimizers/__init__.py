@@ -1,0 +1,48 @@
+"""Optimizers as instructions. Nothing here calls `pow`: powers of the betas are state, multiplied once a step."""
+
+from torch import Tensor
+
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.optimizers.adafactor import TABLE, adafactor, second_moment_weights
+from tiebreak.engine.optimizers.adam import adam
+from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Optimizer, settings_of
+from tiebreak.engine.optimizers.sgd import sgd
+from tiebreak.engine.optimizers.update import Trained, Update
+
+__all__ = ["Update", "tables", "update"]
+
+
+def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
+    """Data entries that the optimizer reads, beside the learning rates."""
+    return {TABLE: second_moment_weights(steps, optimizer.beta2_decay)} if isinstance(optimizer, Adafactor) else {}
+
+
+def update(
+    builder: Builder,
+    optimizer: Optimizer,
+    rate: Ref,
+    steps: int,
+    parameters: dict[str, Ref],
+    gradients: dict[str, Ref],
+) -> Update:
+    """Emits the optimizer's step for every parameter that has a gradient; the others stay as they are.
+
+    rate: this step's learning rate without the groups' factors. steps: of the job, the length of tables.
+    """
+    result = Update(parameters=dict(parameters))
+    trained = [_trained(builder, optimizer, rate, n, p, gradients[n]) for n, p in parameters.items() if n in gradients]
+    match optimizer:
+        case SGD():
+            sgd(builder, optimizer, trained, result)
+        case Adam() | AdamW():
+            adam(builder, optimizer, trained, result)
+        case Adafactor():
+            adafactor(builder, optimizer, steps, trained, result)
+    return result
+
+
+def _trained(b: Builder, optimizer: Optimizer, rate: Ref, name: str, value: Ref, gradient: Ref) -> Trained:
+    factor, weight_decay = settings_of(optimizer, name)
+    b.origin = "schedule"
+    own = rate if factor == 1 else b.scale(rate, factor)
+    return Trained(name=name, value=value, gradient=gradient, rate=own, weight_decay=weight_decay)

@@ -1,0 +1,59 @@
+"""Adam and AdamW: 12 elementwise instructions a parameter, 1 (AdamW) or 2 (Adam) more with weight decay.
+
+With b1, b2 the betas as FP32 numbers and t the step from 1:
+
+    m = b1 * m + (1 - b1) * g                  v = b2 * v + (1 - b2) * (g * g)
+    p = p - rate * sqrt(1 - b2^t) / (1 - b1^t) * (m / (sqrt(v) + eps * sqrt(1 - b2^t)))
+
+which is torch's p - rate / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps), numerator and denominator times sqrt(1 -
+b2^t) (Kingma and Ba, end of section 2): one root and one division are left per element. The powers of the betas are
+state, multiplied once a step: no `pow`. 1 - b is that of the FP32 number b (exact from 1/2 on), so that the weights of
+a moving average and its correction agree.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.optimizers.settings import Adam, AdamW, f32
+from tiebreak.engine.optimizers.update import Trained, Update
+from tiebreak.protocol.program.isa import MapFunction
+
+
+def adam(b: Builder, o: Adam | AdamW, trained: Sequence[Trained], result: Update) -> None:
+    """One step of Adam (decay added to the gradient) or AdamW (decay of the parameter itself)."""
+    first, second = (_correction(b, i, beta, result) for i, beta in enumerate(o.betas, start=1))
+    root = b.map(MapFunction.SQRT, second)
+    eps, scale = b.mul(root, b.const(o.eps)), b.div(root, first)
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = p.value, p.gradient
+        if p.weight_decay and isinstance(o, AdamW):
+            value = b.mul(value, b.sub(b.const(1.0), b.scale(p.rate, p.weight_decay)))
+        elif p.weight_decay:
+            g = b.add(g, b.scale(value, p.weight_decay))
+        m = _average(b, f"exp_avg.{p.name}", o.betas[0], g, result)
+        v = _average(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
+        deviation = b.add(b.map(MapFunction.SQRT, v), eps)
+        result.parameters[p.name] = b.sub(value, b.mul(b.div(m, deviation), b.mul(p.rate, scale)))
+
+
+def _complement(b: Builder, beta: float) -> Ref:
+    """1 - beta of the FP32 number beta."""
+    return b.const(1.0 - f32(beta))
+
+
+def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
+    """1 - beta^t, with the power kept as state."""
+    b.origin = f"optimizer:beta{number}_power"
+    key = f"beta{number}_power"
+    power = result.state[key] = b.scale(result.entry(b, key, torch.ones(())), beta)
+    return b.sub(b.const(1.0), power)
+
+
+def _average(b: Builder, key: str, beta: float, new: Ref, result: Update) -> Ref:
+    """beta * average + (1 - beta) * new."""
+    kept = b.scale(result.moment(b, key, new.shape), beta)
+    average = result.state[key] = b.add(kept, b.mul(new, _complement(b, beta)))
+    return average

@@ -1,0 +1,117 @@
+"""Learning-rate schedules: the factors of a job's rate, step by step. They become a table, which is data of the job.
+
+Every schedule begins with a warm-up of `warmup` steps, (s + 1) / (warmup + 1) for s = 0, 1, ...; factor 1 is reached in
+step `warmup` (from 0). What follows ends in the last step. Only correctly rounded operations and integers are used (no
+cosine of a C library), so that whoever makes the table again gets the same bytes.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite, sqrt
+from typing import Final
+
+from tiebreak.engine.optimizers.settings import require
+
+Factors = tuple[float, ...]
+_BITS: Final = 160
+"""Of the fixed point that cosines are computed in; a step loses less than 2 of its last units."""
+
+
+def constant(steps: int, warmup: int = 0) -> Factors:
+    """1 after the warm-up."""
+    return _warmed(steps, warmup, [1.0] * (steps - warmup))
+
+
+def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factors:
+    """Falls from 1 in equal parts to `floor` at the last step."""
+    _check(steps, warmup, floor)
+    fall = [1.0 - (1.0 - floor) * s / max(1, steps - 1 - warmup) for s in range(steps - warmup)]
+    return _warmed(steps, warmup, fall)
+
+
+warmup_linear = linear
+
+
+def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factors:
+    """Falls from 1 along half a cosine to `floor` at the last step (`CosineAnnealingLR`)."""
+    _check(steps, warmup, floor)
+    return _warmed(steps, warmup, _half_cosine(1.0, floor, steps - warmup))
+
+
+def inverse_sqrt(steps: int, warmup: int = 0) -> Factors:
+    """sqrt((warmup + 1) / (s + 1)) in step s (from 0): 1 at the end of the warm-up, as in the first Transformer."""
+    return _warmed(steps, warmup, [sqrt((warmup + 1) / (s + 1)) for s in range(warmup, steps)])
+
+
+def step_decay(steps: int, milestones: Sequence[int], gamma: float = 0.1, warmup: int = 0) -> Factors:
+    """Multiplied by `gamma` at each milestone (a step from 0), as `MultiStepLR`."""
+    rising = all(a < b for a, b in pairwise(milestones))
+    require(rising and all(warmup < m < steps for m in milestones), f"milestones in {warmup + 1} ... {steps - 1}, "
+            "ascending", list(milestones))  # fmt: skip
+    require(isfinite(gamma) and 0 <= gamma <= 1, "0 <= gamma <= 1", gamma)
+    factors, factor = [], 1.0
+    for s in range(warmup, steps):
+        if s in milestones:
+            factor *= gamma
+        factors.append(factor)
+    return _warmed(steps, warmup, factors)
+
+
+def one_cycle(steps: int, warmup: int, start: float = 1 / 25, final: float = 1 / 25e4) -> Factors:
+    """Along half a cosine from `start` up to 1 in step `warmup`, along another down to `final` (`OneCycleLR`)."""
+    _check(steps, warmup, final)
+    require(isfinite(start) and 0 <= start <= 1, "0 <= start <= 1", start)
+    rise = _half_cosine(start, 1.0, warmup + 1)[:-1] if warmup else []
+    return (*rise, *_half_cosine(1.0, final, steps - warmup))
+
+
+def _check(steps: int, warmup: int, floor: float) -> None:
+    require(0 <= warmup < steps, f"0 <= warmup < {steps} steps", warmup)
+    require(isfinite(floor) and 0 <= floor <= 1, "a floor in 0 ... 1", floor)
+
+
+def _warmed(steps: int, warmup: int, after: Sequence[float]) -> Factors:
+    _check(steps, warmup, 0.0)
+    return (*((s + 1) / (warmup + 1) for s in range(warmup)), *after)
+
+
+def _half_cosine(first: float, last: float, count: int) -> list[float]:
+    """`count` values from `first` to `last`: last + (first - last) * (1 + cos) / 2, each operation rounded."""
+    shares = [((1 << _BITS) + c) / (2 << _BITS) for c in _cosines(count - 1)] if count > 1 else [1.0]
+    return [last + (first - last) * share for share in shares]
+
+
+def _cosines(n: int) -> list[int]:
+    """cos(pi k / n) in units of 2^-160, k = 0 ... n: by the addition theorem from the first angle."""
+    angle = _pi() // n
+    turn_c, turn_s = _series(angle, 0), _series(angle, 1)
+    c, s, found = 1 << _BITS, 0, []
+    for _ in range(n):
+        found.append(c)
+        c, s = (c * turn_c - s * turn_s) >> _BITS, (s * turn_c + c * turn_s) >> _BITS
+    return [*found, -(1 << _BITS)]
+
+
+def _series(x: int, odd: int) -> int:
+    """The series of cos (0) or sin (1) at x, in fixed point."""
+    term = x if odd else 1 << _BITS
+    total, k, sign = 0, odd, 1
+    while term:
+        total += sign * term
+        term = ((term * x >> _BITS) * x >> _BITS) // ((k + 1) * (k + 2))
+        k, sign = k + 2, -sign
+    return total
+
+
+def _pi() -> int:
+    """pi = 16 atan(1/5) - 4 atan(1/239) (Machin), in fixed point."""
+    return 4 * (4 * _atan_inverse(5) - _atan_inverse(239))
+
+
+def _atan_inverse(q: int) -> int:
+    total, power, k = 0, (1 << _BITS) // q, 0
+    while power:
+        total += (-power if k % 2 else power) // (2 * k + 1)
+        power //= q * q
+        k += 1
+    return total

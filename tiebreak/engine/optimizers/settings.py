@@ -1,0 +1,223 @@
+"""What a user writes down about the update: optimizer, parameter groups, gradient clipping.
+
+Every number here becomes an FP32 constant of the program: the float64 that Python read, rounded once to nearest. Those
+that FP32 would turn into another setting (an eps of zero, a beta of one) are refused.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import escape
+from math import inf, isfinite
+from typing import Final
+
+from torch import nn
+
+from tiebreak.protocol.errors import ConfigurationError
+
+MIN_EPS: Final = 2.0**-126
+"""The smallest normal FP32 number."""
+
+
+def require(condition: bool, expected: str, got: object) -> None:
+    """Raises `ConfigurationError` that says what was expected and what came."""
+    if not condition:
+        raise ConfigurationError(f"expected {expected}, got {got!r}")
+
+
+def f32(value: float) -> float:
+    """The FP32 number nearest to a float64; infinite where FP32 has none."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return -inf if value < 0 else inf
+    return rounded
+
+
+def require_count(value: object, expected: str) -> None:
+    """Requires an integer of at least 1."""
+    require(isinstance(value, int) and not isinstance(value, bool) and value >= 1, expected, value)
+
+
+def require_number(value: object, expected: str, condition: Callable[[float], bool]) -> None:
+    """Requires a finite number (also in FP32) that fulfils the condition."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(number and isfinite(f32(value)) and condition(value), expected, value)  # type: ignore[arg-type]
+
+
+def _require_tuple(values: object, kind: type, expected: str, length: int | None = None) -> None:
+    """Requires a tuple of one type of things, of that length (None: any)."""
+    whole = isinstance(values, tuple) and len(values) == (len(values) if length is None else length)
+    require(whole and all(isinstance(v, kind) for v in values), expected, values)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Parameters that are trained otherwise: names that match one of the patterns, as in `fnmatch` (`*.bias`).
+
+    A parameter belongs to the first group of the optimizer that matches it; without one, it has the optimizer's own
+    settings. lr_factor multiplies the learning rate (0: the parameter stays as it is). weight_decay
+    replaces the optimizer's; None keeps it.
+    """
+
+    match: tuple[str, ...]
+    lr_factor: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_tuple(self.match, str, "a tuple of name patterns in a group")
+        require(len(self.match) > 0, "at least one name pattern in a group", self.match)
+        require_number(self.lr_factor, "lr_factor >= 0 in a group", lambda x: x >= 0)
+        if self.weight_decay is not None:
+            require_number(self.weight_decay, "weight_decay >= 0 in a group", lambda x: x >= 0)
+
+    def matches(self, name: str) -> bool:
+        """Whether one of the patterns is the name's."""
+        return any(fnmatchcase(name, pattern) for pattern in self.match)
+
+
+def no_decay(model: nn.Module) -> Group:
+    """The usual exception from weight decay: parameters of fewer than two dims, i.e. biases and norms' gains."""
+    names = [name for name, parameter in model.named_parameters() if parameter.ndim < 2]
+    require(bool(names), "parameters of fewer than two dims (biases, norms)", "none")
+    return Group(match=tuple(escape(name) for name in names), weight_decay=0.0)
+
+
+def _check(lr: float, weight_decay: float, groups: tuple[Group, ...]) -> None:
+    require_number(lr, "a positive lr", lambda x: x > 0)
+    require_number(weight_decay, "weight_decay >= 0", lambda x: x >= 0)
+    _require_tuple(groups, Group, "a tuple of groups")
+
+
+def _check_adam(betas: tuple[float, float], eps: float) -> None:
+    _require_tuple(betas, object, "two betas in [0, 1)", 2)
+    for beta in betas:
+        require_number(beta, "two betas in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
+    require_number(eps, "a positive eps, at least 2^-126", lambda x: x >= MIN_EPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD:
+    """`torch.optim.SGD`: buf = momentum * buf + (1 - dampening) * (grad + weight_decay * p); p -= lr * buf.
+
+    As there, dampening does not touch the first step. `lr` is the base rate that the task's schedule multiplies.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        require_number(self.momentum, "0 <= momentum < 1", lambda x: 0 <= x < 1)
+        require_number(self.dampening, "0 <= dampening <= 1", lambda x: 0 <= x <= 1)
+        require(not self.nesterov or self.momentum > 0, "momentum > 0 with nesterov", self.momentum)
+        require(not self.nesterov or self.dampening == 0, "no dampening with nesterov", self.dampening)
+        require(self.momentum > 0 or self.dampening == 0, "momentum > 0 with dampening", self.momentum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam:
+    """`torch.optim.Adam`: weight decay is added to the gradient (L2). No amsgrad.
+
+    `lr` is the base rate that the task's schedule multiplies.
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        _check_adam(self.betas, self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """`torch.optim.AdamW` (decoupled weight decay, no amsgrad). `lr` is the base rate that the schedule multiplies."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        _check_adam(self.betas, self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adafactor:
+    """`torch.optim.Adafactor`: second moments kept as a row and a column, steps relative to the parameter's own size.
+
+    lr: the greatest relative step; the step is min(lr, 1 / sqrt(t)) * max(eps[1], RMS(p)). The schedule multiplies lr.
+    beta2_decay: the newest squared gradient weighs t ** beta2_decay. eps: (floor of the second moment's root, None for
+    FP32's 2^-23; floor of RMS(p)). d: updates of a root mean square beyond d are scaled down to it.
+
+    `transformers.Adafactor` is another algorithm: it adds eps[0] (1e-30) to squared gradients instead of bounding the
+    second moment, may keep a first moment, and with `relative_step` has lr = min(1e-2, 1 / sqrt(t)) by default.
+    """
+
+    lr: float = 1e-2
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    d: float = 1.0
+    weight_decay: float = 0.0
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.groups)
+        require_number(self.beta2_decay, "-1 <= beta2_decay <= 0", lambda x: -1 <= x <= 0)
+        require_number(self.d, "d >= 1", lambda x: x >= 1)
+        _require_tuple(self.eps, object, "two numbers as eps", 2)
+        if self.eps[0] is not None:
+            require_number(self.eps[0], "eps[0] >= 2^-63 (its square must be normal)", lambda x: x >= 2.0**-63)
+        require_number(self.eps[1], "a positive eps[1], at least 2^-126", lambda x: x >= MIN_EPS)
+
+
+Optimizer = SGD | Adam | AdamW | Adafactor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """Gradient clipping, before the optimizer reads them: by value, then by global norm; each may be left out.
+
+    value: `torch.nn.utils.clip_grad_value_`. norm: `torch.nn.utils.clip_grad_norm_` (the 2-norm over all gradients).
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.norm is not None or self.value is not None, "a norm or a value to clip to", None)
+        for limit, name in ((self.norm, "norm"), (self.value, "value")):
+            if limit is not None:
+                require_number(limit, f"a positive {name} to clip to, at least 2^-126", lambda x: x >= MIN_EPS)
+
+
+def group_of(optimizer: Optimizer, name: str) -> Group | None:
+    """The group of a parameter: the first that matches."""
+    return next((group for group in optimizer.groups if group.matches(name)), None)
+
+
+def settings_of(optimizer: Optimizer, name: str) -> tuple[float, float]:
+    """(factor of the learning rate, weight decay) of a parameter."""
+    group = group_of(optimizer, name)
+    if group is None:
+        return 1.0, optimizer.weight_decay
+    return group.lr_factor, optimizer.weight_decay if group.weight_decay is None else group.weight_decay
+
+
+def check_groups(optimizer: Optimizer, names: Sequence[str]) -> None:
+    """Raises `ConfigurationError` for a pattern that matches no parameter."""
+    for group in optimizer.groups:
+        for pattern in group.match:
+            found = any(fnmatchcase(name, pattern) for name in names)
+            require(found, f"a group's pattern to match one of the parameters {sorted(names)}", pattern)

@@ -1,0 +1,30 @@
+"""SGD with momentum: 2 elementwise instructions a parameter, 2 more with weight decay, 2 to 4 more with momentum."""
+
+from collections.abc import Sequence
+
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.optimizers.settings import SGD
+from tiebreak.engine.optimizers.update import Trained, Update
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+
+def sgd(b: Builder, o: SGD, trained: Sequence[Trained], result: Update) -> None:
+    """buf = momentum * buf + g; p -= rate * buf (or g + momentum * buf with Nesterov), g with weight decay added."""
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        g = p.gradient
+        if p.weight_decay:
+            g = b.add(g, b.scale(p.value, p.weight_decay))
+        if o.momentum:
+            key = f"momentum.{p.name}"
+            kept = b.scale(result.moment(b, key, p.value.shape), o.momentum)
+            buffer = b.add(kept, b.mul(g, _share(b, o.dampening)) if o.dampening else g)
+            result.state[key] = buffer
+            g = b.add(g, b.scale(buffer, o.momentum)) if o.nesterov else buffer
+        result.parameters[p.name] = b.sub(p.value, b.mul(g, p.rate))
+
+
+def _share(b: Builder, dampening: float) -> Ref:
+    """1 in the first step, as in torch, then 1 - dampening."""
+    first = b.compare(MapFunction.EQ, b.step(), b.const(0, DType.I64))
+    return b.where(first, b.const(1.0), b.const(1 - dampening))

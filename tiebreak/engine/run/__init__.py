@@ -1,0 +1,1 @@
+"""A run: its directory, the step loop, training, auditing, commitments and evidence."""

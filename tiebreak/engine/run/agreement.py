@@ -1,0 +1,99 @@
+"""From a captured task to the job that client and trainer sign."""
+
+from dataclasses import dataclass
+
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.data import FactsCache, data_identities
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import PRECISION_F32, Job, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.rounding import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the parties bargain over. Amounts in wei, times in seconds.
+
+    challenge_window: how long after the last head a challenge may start. clock: what each side has in one game, in all.
+    replay_time: what a move that needs re-execution (a segment, a step, a long sum) may take beside it, three a side.
+    descent_levels: levels of a tree that one move reveals, 1 (Truebit's binary game) to 5.
+    """
+
+    reward: int = 10**18
+    trainer_stake: int = 10**18
+    challenger_stake: int = 10**17
+    challenge_window: int = 24 * 3600
+    clock: int = 6 * 3600
+    replay_time: int = 3600
+    descent_levels: int = 1
+    nonce: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What of a policy is in a job: it says what a result is."""
+
+    policy: Policy = Policy.EXACT
+    precision: int = PRECISION_F32
+    tolerances: int = 0
+
+    @classmethod
+    def of(cls, policy: LoggedPolicy | None = None, precision: int | None = None) -> "Rules":
+        """Policy `logged` by a policy file, or `exact`; precision: that of the file, or 32, if None.
+
+        Raises `ConfigurationError` for another precision than the file's.
+        """
+        if policy is None:
+            return cls(precision=PRECISION_F32 if precision is None else precision)
+        if precision not in (None, policy.precision):
+            raise ConfigurationError(
+                f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"
+            )
+        return cls(policy=Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
+
+
+def draft_job(
+    compiled: Compiled, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms,
+    policy: Policy = Policy.EXACT, precision: int = PRECISION_F32, tolerances: int = 0,
+) -> Job:  # fmt: skip
+    """The job over a captured task. Hashes the initial state and the data once.
+
+    tolerances: of logged sums, as `tiebreak.protocol.program.rounding.pack_tolerances` makes them; 0 under policy
+    `exact`.
+    """
+    program = compiled.program
+    return Job(
+        client=client,
+        trainer=trainer,
+        program_root=program.root,
+        body_count=len(program.body),
+        state_count=len(program.commits),
+        data_count=len(program.data_slots),
+        initial_state_root=state_tree(identities(compiled.state)).root,
+        data_root=data_tree(data_identities(compiled.data, cache=FactsCache())).root,
+        steps=steps,
+        checkpoint_interval=checkpoint_interval,
+        policy=int(policy),
+        precision=precision,
+        tolerances=tolerances,
+        reward=terms.reward,
+        trainer_stake=terms.trainer_stake,
+        challenger_stake=terms.challenger_stake,
+        challenge_window=terms.challenge_window,
+        clock=terms.clock,
+        replay_time=terms.replay_time,
+        descent_levels=terms.descent_levels,
+        nonce=terms.nonce,
+    )
+
+
+def sign_job(job: Job, domain: Domain, *, client: PrivateKey, trainer: PrivateKey) -> SignedJob:
+    """The job with both signatures; for when both keys are at hand (demo, tests)."""
+    digest = job.digest(domain)
+    return SignedJob(
+        domain=domain, job=job, client_signature=client.sign(digest), trainer_signature=trainer.sign(digest)
+    )

@@ -1,0 +1,300 @@
+"""Auditing: replay and compare (Algorithm 2 of the paper; under policy `exact` there is no log to follow).
+
+A *whole* audit computes the run again from the initial state, in the auditor's own directory, and compares roots. An
+audit of *segments* (one, a range, a random sample) starts each at one of the trainer's checkpoints and replays to the
+next record. Numbered plan of the latter, each step of which everything after it relies on:
+(1) the records are those that a signed head commits; records beyond that head are not looked at;
+(2) a state is used only if it hashes to its record; else the audit goes back to an earlier one that does;
+(3) the data are the job's, the program is the job's (checked when the run is opened);
+(4) under policy `logged`, the trainer's logs of a segment have the log root of its record, and are followed
+    (`tiebreak.engine.logged`); logs that are withheld or others than committed leave the segment unchecked, for
+    nobody can say what is right without them;
+(5) the state after a segment's last step, and its loss, give the record that the trainer committed.
+A segment that passes leads from one committed state to the next. Nothing is said about segments that were not replayed.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import prod
+from typing import Final
+
+from tiebreak.engine.data import check_unchanged
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.following import LogReport
+from tiebreak.engine.run.directory import RunDirectory, read_tensors
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.train import make_record
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, VerificationError
+from tiebreak.protocol.tags import Digest
+
+_DRAW: Final = b"tiebreak: segments of an audit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A signed head against the auditor's own replay."""
+
+    count: int
+    committed: Digest
+    replayed: Digest
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the trainer's root is the true one."""
+        return self.committed == self.replayed
+
+
+def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
+    """Checks a head against the auditor's own run. Raises `StateError` if that has not come as far."""
+    head.verify(replay.job, replay.agreement.domain)
+    records = replay.records()
+    count = head.head.count
+    if len(records) < count:
+        raise StateError(f"the replay has {len(records)} checkpoints; replay to {count} before comparing")
+    job = replay.job
+    root = run_tree([record.digest for record in records[:count]], job.steps, job.checkpoint_interval).root
+    return Comparison(count=count, committed=head.head.run_root, replayed=root)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentReport:
+    """One checkpoint of a trainer's run against a replay of its segment."""
+
+    checkpoint: int
+    first_step: int
+    last_step: int
+    committed: StepRecord
+    replayed: StepRecord
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the segment leads from the checkpoint before to this one."""
+        return self.committed == self.replayed
+
+
+@dataclass(kw_only=True)
+class SegmentAudit:
+    """What an audit of segments did. It ends at the first segment that disagrees.
+
+    total: segments that are committed. wanted: those that were to be checked. checked: reports of every segment that
+    was replayed whole, in order (more than wanted where the trainer dropped checkpoints). starts: steps whose states
+    replays started from. refused: steps whose states are there and are not what their records say. log: what following
+    the logs came to.
+    """
+
+    total: int
+    wanted: tuple[int, ...]
+    checked: list[SegmentReport] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    log: LogReport = field(default_factory=LogReport)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every segment that was replayed is what the program produces."""
+        return all(report.agrees for report in self.checked)
+
+    @property
+    def fraud(self) -> SegmentReport | None:
+        """The segment that disagrees, if one does."""
+        return next((report for report in self.checked if not report.agrees), None)
+
+
+def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
+    """The records that the run's last signed head commits, and that head: step (1) of the plan.
+
+    Raises `ConfigurationError` if nothing is signed yet, `CannotCheck` if the records are not the head's.
+    """
+    heads = run.heads()
+    if not heads:
+        raise ConfigurationError(f"{run.path}: expected at least one signed head, got none; nothing to audit yet")
+    head, job = heads[-1], run.job
+    records = run.records()[: head.head.count]
+    root = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root
+    if len(records) < head.head.count or root != head.head.run_root:
+        raise CannotCheck(
+            f"expected {head.head.count} records with the signed root {head.head.run_root.hex()}, got {len(records)} "
+            f"with {root.hex()}; a whole audit needs none of them"
+        )
+    return records, head
+
+
+def kept_steps(run: RunDirectory, count: int) -> list[int]:
+    """Steps, ascending, of the first `count` checkpoints (and the initial state) whose states the run still holds."""
+    held = {path.stem for path in run.state_path(0).parent.glob("*.safetensors")}
+    steps = [0, *(run.job.last_step(checkpoint) for checkpoint in range(count))]
+    return [step for step in steps if run.state_path(step).stem in held]
+
+
+def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
+    """How many steps an audit of these segments computes if every state that is there is good."""
+    job, kept = run.job, kept_steps(run, max(checkpoints, default=-1) + 1)
+    total, at = 0, -1
+    for checkpoint in sorted(checkpoints):
+        place = bisect_right(kept, job.first_step(checkpoint) - 1)
+        start = max(at, kept[place - 1] if place else 0)
+        at = job.last_step(checkpoint)
+        total += at - start
+    return total
+
+
+def audit_segments(
+    run: RunDirectory,
+    interpreter: Interpreter,
+    checkpoints: Sequence[int],
+    records: Sequence[StepRecord],
+    on_step: Callable[[int, float], None] = lambda _step, _loss: None,
+) -> SegmentAudit:
+    """Replays the segments of these checkpoints (from 0), each from the nearest state the trainer kept before it.
+
+    records: what is committed, see `signed_records`. on_step: called with how many steps are done and the loss. Raises
+    `CannotCheck` if no state before a segment is good or a log is not the committed one, `VerificationError` for data
+    that are not the job's, `ConfigurationError` for an interpreter that computes by other rules than the job's.
+    """
+    interpreter.check_job(run.job)
+    wanted = tuple(sorted(set(checkpoints)))
+    if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
+        raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
+    return _SegmentAuditor(run, interpreter, records, SegmentAudit(total=len(records), wanted=wanted), on_step).run()
+
+
+class _SegmentAuditor:
+    """Holds the one state between segments that follow each other."""
+
+    def __init__(
+        self, run: RunDirectory, interpreter: Interpreter, records: Sequence[StepRecord], audit: SegmentAudit,
+        on_step: Callable[[int, float], None],
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._interpreter = interpreter
+        self._records = records
+        self._audit = audit
+        self._on_step = on_step
+        self._kept = kept_steps(run, len(records))
+        self._logs = CommittedLogs(run, records.__getitem__)
+        self._at: int | None = None
+        self._state: State = {}
+
+    def run(self) -> SegmentAudit:
+        started = time.perf_counter()
+        data = self._interpreter.place_data(self._run.data())  # (3)
+        for checkpoint in self._audit.wanted:
+            if not self._one(checkpoint, data):
+                break
+        check_unchanged(data.values())  # else an honest record might seem false
+        self._audit.seconds = time.perf_counter() - started
+        return self._audit
+
+    def _one(self, checkpoint: int, data: State) -> bool:
+        """Goes to a state before the segment, then to its end; whether all records on the way are true."""
+        job = self._run.job
+        self._go_to(job.first_step(checkpoint) - 1)
+        assert self._at is not None  # it was just set
+        while self._at < job.last_step(checkpoint):
+            self._at += 1
+            sums = self._logs.follower(self._at, self._interpreter.arithmetic)  # (4)
+            result = self._interpreter.step(self._at, self._state, data, check_finite=False, sums=sums)
+            self._state = result.state
+            if sums is not None:
+                self._audit.log.add(sums.report)
+            self._audit.steps += 1
+            self._on_step(self._audit.steps, result.loss)
+            if self._at == job.last_step(job.checkpoint_of(self._at)) and not self._compare(result.loss_bits):
+                return False
+        return True
+
+    def _compare(self, loss_bits: int) -> bool:  # (5)
+        assert self._at is not None  # a step was computed
+        job = self._run.job
+        checkpoint = job.checkpoint_of(self._at)
+        log_root = self._logs.log_root(checkpoint)
+        report = SegmentReport(
+            checkpoint=checkpoint,
+            first_step=job.first_step(checkpoint),
+            last_step=self._at,
+            committed=self._records[checkpoint],
+            replayed=make_record(self._at, self._state, loss_bits, log_root),
+        )
+        self._audit.checked.append(report)
+        return report.agrees
+
+    def _go_to(self, step: int) -> None:
+        """Loads the nearest good state at or before a step, unless the one at hand is as near."""
+        for kept in reversed(self._kept[: bisect_right(self._kept, step)]):
+            if self._at is not None and kept <= self._at <= step:
+                return
+            state = self._good_state(kept)
+            if state is not None:
+                self._at, self._state = kept, state
+                self._audit.starts.append(kept)
+                return
+        if self._at is None or self._at > step:
+            raise CannotCheck(f"expected a state at or before step {step} that is what was committed, got none")
+
+    def _good_state(self, step: int) -> State | None:  # (2)
+        """A state of the trainer's on the device, or None if it is not what the record says."""
+        expected = self._run.job.initial_state_root if step == 0 else self._record_of(step).state_root
+        try:
+            tensors = read_tensors(self._run.state_path(step), self._run.program.state_spec())
+        except VerificationError:
+            self._refuse(step)
+            return None
+        if state_tree(identities(tensors)).root != expected:
+            self._refuse(step)
+            return None
+        return self._interpreter.to_device(tensors)
+
+    def _refuse(self, step: int) -> None:
+        self._audit.refused.append(step)
+        self._kept = [kept for kept in self._kept if kept != step]
+
+    def _record_of(self, step: int) -> StepRecord:
+        return self._records[self._run.job.checkpoint_of(step)]
+
+
+def audit_segment(
+    run: RunDirectory, interpreter: Interpreter, checkpoint: int, on_step: Callable[[int], None] = lambda _: None
+) -> SegmentReport:
+    """Replays the segment of one checkpoint (from 0) and returns the first report that disagrees, else the segment's.
+
+    Against the run's records, signed or not. Raises `CannotCheck` if no state before it is what the trainer committed.
+    """
+    audit = audit_segments(run, interpreter, [checkpoint], run.records(), lambda step, _: on_step(step))
+    return audit.fraud or audit.checked[-1]
+
+
+def draw_segments(total: int, sample: int, seed: bytes, run_root: Digest) -> tuple[int, ...]:
+    """`sample` different segments of 0 ... total-1, each choice equally likely; ascending.
+
+    Number i of the draw is the first 8 bytes of SHA-256(seed and run root, i), taken modulo `total` where that is fair;
+    one drawn before is drawn again. Who knows the seed before the head of this root is signed can choose where to
+    cheat: keep it secret until then. The root is part of it so that one seed means other places in other runs.
+    """
+    if not 1 <= sample <= total:
+        raise ConfigurationError(f"expected a sample of 1 to {total} segments, got {sample}")
+    key = sha256(_DRAW + sha256(seed).digest() + run_root).digest()
+    fair = (1 << 64) // total * total
+    chosen: set[int] = set()
+    number = 0
+    while len(chosen) < sample:
+        word = int.from_bytes(sha256(key + number.to_bytes(8, "big")).digest()[:8], "big")
+        number += 1
+        if word < fair:
+            chosen.add(word % total)
+    return tuple(sorted(chosen))
+
+
+def detection_probability(total: int, checked: int, tampered: int) -> float:
+    """Chance that a sample of `checked` of `total` segments holds at least one of `tampered`: 1 - C(n-x, s)/C(n, s)."""
+    few, many = sorted((checked, tampered))
+    if few + many > total:
+        return 1.0
+    return 1.0 - prod((total - many - i) / (total - i) for i in range(few))

@@ -1,0 +1,162 @@
+"""Commits checkpoints: hashes the state, writes it, appends its record, signs the head, in this order.
+
+One thread of its own does this while the next step is computed, for one checkpoint at a time. A head is signed only
+when the record that it binds, and the state before that, are safely on disk. What fails there is raised by a later call
+here; everything committed before stays valid.
+
+The state that is being committed is only read, and referred to until it is on disk. So whoever computes on may not
+write into tensors of a state, nor use their memory again while anything refers to them.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import State
+from tiebreak.engine.run.retention import ALL, Keep
+from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_tree
+from tiebreak.protocol.commitments.trees import Frontier
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.tags import Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A checkpoint that is safe. `head` is set where it was signed; times are in seconds."""
+
+    record: StepRecord
+    count: int
+    """Checkpoints so far."""
+    run_root: Digest
+    """Root of the run tree over them."""
+    head: SignedHead | None
+    hashing: float
+    writing: float
+    """Until state, record and head were safe."""
+
+
+def make_record(step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> StepRecord:
+    """The record of a step; log_root: of its segment, under policy `logged`."""
+    root = state_tree(identities(state)).root
+    return StepRecord(step=step, state_root=root, loss_bits=loss_bits, log_root=log_root)
+
+
+class Committer:
+    """Commits the checkpoints of one run, in order. Used by one thread, inside `with`."""
+
+    def __init__(
+        self, run: RunDirectory, *, key: PrivateKey | None = None, keep: Keep = ALL, overlap: bool = True
+    ) -> None:
+        """Without a key nothing is signed. Without `overlap` the caller's own thread does the work."""
+        self._run = run
+        self._key = key
+        self._keep = keep
+        self._frontier = Frontier()
+        self._newest = 0
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if overlap else None
+        self._flying: Future[Commit] | None = None
+
+    @contextmanager
+    def from_step(self, step: int) -> Iterator["Committer"]:
+        """Goes on after a step whose checkpoint is whole (0: the initial state). At the end nothing is in flight."""
+        count = self._run.job.checkpoint_of(step) + 1 if step else 0
+        for digest in self._run.record_digests(count):
+            self._frontier.append(digest)
+        self._newest = step
+        self._run.drop_parts()
+        self._keep.prune(self._run, step)
+        if count:  # after a crash between a record and its head, the head is still owed
+            self._sign()
+        try:
+            yield self
+        finally:
+            if self._executor is not None:
+                _join(self._executor)
+
+    def submit(self, step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> None:
+        """Begins to commit a state, which nobody may change until that is done. Call `wait` before.
+
+        log_root: of the segment, whose logs are on disk already.
+        """
+        assert self._flying is None
+        if self._executor is None:
+            done: Future[Commit] = Future()
+            done.set_result(self._commit(step, state, loss_bits, log_root))
+            self._flying = done
+        else:
+            self._flying = self._executor.submit(self._commit, step, state, loss_bits, log_root)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a state is being read here. Then no state may be donated: two may share tensors."""
+        return self._flying is not None and not self._flying.done()
+
+    def finished(self) -> Commit | None:
+        """What was committed since the last call, if anything. Raises what went wrong."""
+        return self.wait() if self._flying is not None and self._flying.done() else None
+
+    def wait(self) -> Commit | None:
+        """As `finished`, but waits for what is in flight."""
+        if self._flying is None:
+            return None
+        wait([self._flying])  # if this is interrupted, it is still in flight
+        done, self._flying = self._flying, None
+        return done.result()
+
+    def _commit(self, step: int, state: State, loss_bits: int, log_root: Digest) -> Commit:
+        started = time.perf_counter()
+        state = {name: tensor.to("cpu") for name, tensor in state.items()}  # once: it is read twice
+        record = make_record(step, state, loss_bits, log_root)
+        hashed = time.perf_counter()
+        checkpoint, recorded = self._run.job.checkpoint_of(step), self._run.recorded()
+        if checkpoint < recorded and (known := self._run.record_at(checkpoint)) != record:
+            raise StateError(
+                f"step {step}: expected the record committed before, {known.digest.hex()}, got {record.digest.hex()}; "
+                "this machine does not compute what it computed, qualify it again"
+            )
+        self._run.write_state(step, state)
+        if checkpoint == recorded:
+            self._run.append_record(record)
+        self._frontier.append(record.digest)
+        head = self._sign()
+        if self._newest and not self._keep.keeps(self._run.job.checkpoint_of(self._newest)):
+            self._run.drop_state(self._newest)
+        self._newest = step
+        return Commit(
+            record=record,
+            count=self._frontier.count,
+            run_root=self._root(),
+            head=head,
+            hashing=hashed - started,
+            writing=time.perf_counter() - hashed,
+        )
+
+    def _root(self) -> Digest:
+        return self._frontier.root(self._run.job.run_depth)
+
+    def _sign(self) -> SignedHead | None:
+        if self._key is None:
+            return None
+        head = Head(job_id=self._run.job.id, count=self._frontier.count, run_root=self._root())
+        signed = SignedHead.sign(head, self._run.agreement.domain, self._key)
+        self._run.write_head(signed)
+        return signed
+
+
+def _join(executor: ThreadPoolExecutor) -> None:
+    """Waits for the thread, whatever interrupts that: the run must not be unlocked while anything writes into it."""
+    interrupted = None
+    while True:
+        try:
+            executor.shutdown(wait=True)
+            break
+        except KeyboardInterrupt as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted

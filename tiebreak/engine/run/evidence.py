@@ -1,0 +1,225 @@
+"""What a party can show of its run in a dispute: every tree of SPEC section 10, computed again when it is asked for.
+
+Nothing of this is stored during training, but for the rounding logs of policy `logged`, which every replay follows. A
+disputed segment is replayed once for the records of its steps; a disputed step once for the ids of its values, and once
+more for each value that is opened (so memory stays that of training). A checkpoint that was not kept is computed again
+from the last one before it that was.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Protocol
+
+from torch import Tensor
+
+from tiebreak.engine.data.tensors import identity, tensor_bytes
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult
+from tiebreak.engine.run.train import Tamper, honest, make_record
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import LogTree, StepLog
+from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_leaf
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.program.isa import Slot
+from tiebreak.protocol.program.program import Program, half_and_half
+from tiebreak.protocol.tags import Digest
+
+
+class Source(Protocol):
+    """What a party has of its run: a run directory, or what stands for one."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    @property
+    def program(self) -> Program:
+        """Its program."""
+
+    @property
+    def path(self) -> object:
+        """Where it is, for messages."""
+
+    def records(self) -> list[StepRecord]:
+        """The records of the checkpoints so far."""
+
+    def kept_before(self, step: int) -> int:
+        """The last step, up to this one, whose state is kept."""
+
+    def state(self, step: int) -> Mapping[str, Tensor]:
+        """A kept state."""
+
+    def data(self) -> Mapping[str, Tensor]:
+        """The job's data."""
+
+    def step_log(self, step: int) -> StepLog:
+        """The rounding log of a step; asked only of jobs of policy `logged`."""
+
+
+class _Found(Exception):
+    """Stops a replay once the wanted value is there."""
+
+
+class Evidence:
+    """Answers `sides.Oracle` from a run directory. A cheat's evidence is tampered as its run was."""
+
+    def __init__(self, run: Source, interpreter: Interpreter, tamper: Tamper = honest) -> None:
+        interpreter.check_job(run.job)
+        self.run = run
+        self._interpreter = interpreter
+        self._tamper = tamper
+        self._data: State | None = None
+        self._held: tuple[int, State] | None = None
+        self._records: dict[int, StepRecord] = {}
+        self._value_tree = lru_cache(maxsize=4)(self._make_value_tree)
+        self._tensor = lru_cache(maxsize=64)(self._make_tensor)
+        self._accumulators = lru_cache(maxsize=1)(self._make_accumulators)
+        self._logs = CommittedLogs(run, lambda checkpoint: run.records()[checkpoint])
+        self._log_tree = lru_cache(maxsize=2)(self._make_log_tree)
+        self.replayed_steps = 0
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.run.job
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self.run.program
+
+    def run_tree(self, count: int) -> Tree:
+        """The run tree of this party's first `count` checkpoints."""
+        records = self.run.records()
+        if len(records) < count:
+            raise StateError(f"expected {count} checkpoints in {self.run.path}, got {len(records)}")
+        return run_tree([record.digest for record in records[:count]], self.job.steps, self.job.checkpoint_interval)
+
+    def steps_tree(self, checkpoint: int) -> Tree:
+        """The tree over the records of a segment's steps."""
+        steps = range(self.job.first_step(checkpoint), self.job.last_step(checkpoint) + 1)
+        return Tree([self.record(step).digest for step in steps])
+
+    def record(self, step: int) -> StepRecord:
+        """The record of any step (0: the initial one)."""
+        if step == 0:
+            return self.job.initial_record
+        if step not in self._records:
+            self._replay_segment(self.job.checkpoint_of(step))
+        return self._records[step]
+
+    def value_tree(self, step: int) -> Tree:
+        """The value tree of a step, of depth D + 1."""
+        return self._value_tree(step)
+
+    def tensor(self, step: int, value: int) -> bytes:
+        """The data of a body value of a step."""
+        return self._tensor(step, value)
+
+    def state_leaves(self, step: int) -> Tree:
+        """The state tree after a step (0: the initial one)."""
+        state = self._state_after(step)
+        return Tree([state_leaf(name, identity(state[name])) for name in self.program.state_spec()])
+
+    def state_id(self, step: int, name: str) -> Digest:
+        """Id of a state entry after a step."""
+        return identity(self._state_after(step)[name])
+
+    def data_id(self, name: str) -> Digest:
+        """Id of a data entry."""
+        return identity(self._inputs()[name])
+
+    def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        """The accumulator tree of one output element of a reduction.
+
+        Kept for the last element: a walk asks for it at every move, and making it takes about 0.1 microseconds a term.
+        """
+        return self._accumulators(step, value, element)
+
+    def log_tree(self, step: int) -> LogTree:
+        """The tree over the rounding log of a step. Raises `CannotCheck` if the log is not the recorded one."""
+        return self._log_tree(step)
+
+    def _make_log_tree(self, step: int) -> LogTree:
+        return LogTree(self.program, self._logs.step_log(step))
+
+    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        instruction = self.program.body[value]
+        tensors = [self.tensor(step, operand.value) for operand in instruction.operands]
+        return AccumulatorTree.of(instruction, element, tensors, self.program.operand_dtypes(instruction))
+
+    def _inputs(self) -> State:
+        if self._data is None:
+            self._data = self._interpreter.place_data(self.run.data())
+        return self._data
+
+    def _step(self, step: int, state: State, observe: Observer | None) -> StepResult:
+        self.replayed_steps += 1
+        tampered = self._tamper(step)
+        both = _both(tampered, observe) if tampered and observe else tampered or observe
+        follower = self._logs.follower(step, self._interpreter.arithmetic)
+        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False, sums=follower)
+
+    def _replay_segment(self, checkpoint: int) -> None:
+        """Fills in the records of a segment's steps; of its states only one is in memory at a time."""
+        first, last = self.job.first_step(checkpoint), self.job.last_step(checkpoint)
+        state = self._state_after(first - 1)
+        for step in range(first, last + 1):
+            result = self._step(step, state, None)
+            state = result.state
+            self._records[step] = make_record(step, state, result.loss_bits, self._logs.log_root(checkpoint))
+
+    def _state_after(self, step: int) -> State:
+        """The state after a step; the last one asked for is kept, as a dispute stays with one step once it has one."""
+        if self._held is None or self._held[0] != step:
+            self._held = step, self._reach(step)
+        return self._held[1]
+
+    def _reach(self, step: int) -> State:
+        before = self.run.kept_before(step)
+        if self._held is not None and before <= self._held[0] < step:
+            before, state = self._held
+        else:
+            state = self._interpreter.to_device(self.run.state(before))
+        for number in range(before + 1, step + 1):
+            state = self._step(number, state, None).state
+        return state
+
+    def _make_value_tree(self, step: int) -> Tree:
+        ids: dict[int, Digest] = {}
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            ids[leaf] = identity(tensor)
+            return tensor
+
+        self._step(step, self._state_after(step - 1), observe)
+        body = [ids[i] for i in range(len(self.program.body))]
+        commits = []
+        for slot, commit in enumerate(self.program.commits):
+            assert isinstance(commit.params, Slot)
+            commits.append(state_leaf(commit.params.name, ids[self.program.leaf_of_commit(slot)]))
+        return half_and_half(body, commits, self.program.half_depth)
+
+    def _make_tensor(self, step: int, value: int) -> bytes:
+        found: list[bytes] = []
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            if leaf == value:
+                found.append(bytes(tensor_bytes(tensor)))
+                raise _Found
+            return tensor
+
+        try:
+            self._step(step, self._state_after(step - 1), observe)
+        except _Found:
+            return found[0]
+        raise StateError(f"step {step} has no value {value}")
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        return second(leaf, first(leaf, tensor))
+
+    return observe

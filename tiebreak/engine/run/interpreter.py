@@ -1,0 +1,269 @@
+"""Runs a program, step by step, on one device. A value is freed after its last use."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.elementwise_native import Chain, Member, all_finite
+from tiebreak.engine.arithmetic.near_ties import NearTies
+from tiebreak.engine.data.tensors import canonical, check_spec
+from tiebreak.engine.run import schedule
+from tiebreak.engine.run.placement import place
+from tiebreak.engine.run.schedule import Unit
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
+
+State = dict[str, Tensor]
+"""Name -> tensor on the interpreter's device, contiguous."""
+
+Observer = Callable[[int, Tensor], Tensor]
+"""Called with each leaf of the value tree (a body value or a commit) and its tensor; what it returns is used."""
+
+
+NOTHING_NEAR: Final = NearTies(elements=np.empty(0, np.int64), values=np.empty(0), errors=np.empty(0))
+"""No element is too near a middle."""
+
+
+class Sums(Protocol):
+    """What becomes of logged sums (SPEC section 5.1): a trainer records how they went, an auditor follows a log."""
+
+    def settle(
+        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+    ) -> None:
+        """Told of each logged sum of a step as soon as it is there, and before anything reads it; may write into it.
+
+        near: the elements that the arithmetic rounded from a value too near a middle to know what the exact one does.
+        """
+
+
+class NotFiniteError(StateError):
+    """A step left infinities or NaN in the state. Training stops; nothing of that step is committed."""
+
+    def __init__(self, step: int, name: str) -> None:
+        self.step = step
+        self.name = name
+        super().__init__(
+            f"step {step}: {name} is no longer finite; look at the learning rate and at the data of that step"
+        )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The state after a step, and the bits of its loss."""
+
+    state: State
+    loss_bits: int
+
+    @property
+    def loss(self) -> float:
+        """The loss as a number."""
+        return torch.tensor(self.loss_bits, dtype=torch.int64).to(torch.int32).view(torch.float32).item()
+
+
+def loss_bits(loss: Tensor) -> int:
+    """The bits of an f32 of rank 0, with the one NaN."""
+    return int(canonical(loss).reshape(1).view(torch.int32).item()) & 0xFFFFFFFF
+
+
+class Interpreter:
+    """Executes the steps of one program.
+
+    Without an observer instructions are executed in the order of `tiebreak.engine.run.schedule`, and where there is a
+    compiled
+    kernel for chains, their intermediate results are never made. With one, in the program's own order, each for itself.
+    """
+
+    def __init__(self, program: Program, arithmetic: Arithmetic) -> None:
+        self.program = program
+        self.arithmetic = arithmetic
+        self._committed = [commit.operands[0].value for commit in program.commits]
+        self._in_order = schedule.in_order(program)
+        self._planned = schedule.plan(program)
+        self._chains = self._make_chains()
+
+    def to_device(self, tensors: Mapping[str, Tensor]) -> State:
+        """Tensors on this interpreter's device, contiguous."""
+        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
+
+    def place_data(self, data: Mapping[str, Tensor]) -> State:
+        """The job's data for the steps: on this interpreter's device, but for tables that it has no room for."""
+        return place(self.program, data, self.arithmetic.device)
+
+    def step(
+        self,
+        number: int,
+        state: State,
+        data: State,
+        observe: Observer | None = None,
+        *,
+        check_finite: bool = True,
+        donate: bool = False,
+        sums: Sums | None = None,
+    ) -> StepResult:
+        """Runs step `number` (from 1) on the state before it.
+
+        `state` is on the device, `data` where `place_data` put them, and both fit the program. With `check_finite`, a
+        state that is no longer finite raises `NotFiniteError`; replays of a disputed step switch that off. With
+        `donate`, the memory of `state` may become that of the new state, also if the step fails: it must be writable,
+        and nothing, no other thread either, may read its tensors again. Without, nothing that is passed is written to.
+        `sums` has the last word on logged sums; without, each is the arithmetic's own (policy `exact`).
+        """
+        given = self._given(state, data) if donate and self._chains else frozenset[int]()  # chains alone make use of it
+        run = _Run(self, number, state, data, observe, given, sums)
+        for position, unit in enumerate(self._planned if observe is None else self._in_order):
+            chain = None if observe is not None else self._chains.get(position)
+            if chain is None:
+                run.one_by_one(unit)
+            else:
+                run.at_once(unit, chain)
+        new = {
+            _slot(commit).name: run.commit(value, self.program.leaf_of_commit(slot))
+            for slot, (commit, value) in enumerate(zip(self.program.commits, self._committed, strict=True))
+        }
+        if check_finite:
+            for name, value in zip(new, self._committed, strict=True):
+                if not run.is_finite(value, new[name]):
+                    raise NotFiniteError(number, name)
+        result = StepResult(new, loss_bits(run.values[len(self.program.body) - 1]))
+        if self.arithmetic.chains is not None:
+            self.arithmetic.chains.buffers.end_step()
+        return result
+
+    def check_inputs(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> None:
+        """Raise `EncodingError` unless state and data have the program's names, dtypes and shapes."""
+        check_spec("state", state, self.program.state_spec())
+        check_spec("data", data, self.program.data_spec())
+
+    def check_job(self, job: Job) -> None:
+        """Raise `ConfigurationError` unless this computes by the rules of the job: its precision and its tolerances."""
+        precision, logging = self.arithmetic.options.precision, self.arithmetic.options.logging
+        if precision != job.precision:
+            raise ConfigurationError(
+                f"expected an arithmetic of the job's precision {job.precision}, got one of precision {precision}"
+            )
+        if logging is not None and pack_tolerances(dict(logging.tolerances)) != job.tolerances:
+            raise ConfigurationError(
+                f"expected an arithmetic with the job's tolerances {job.tolerances:#08x}, got "
+                f"{pack_tolerances(dict(logging.tolerances)):#08x}"
+            )
+
+    def _make_chains(self) -> dict[int, Chain]:
+        """The chains of the planned order, by position in it."""
+        if self.arithmetic.chains is None:
+            return {}
+        committed, body = set(self._committed), self.program.body
+        replaces = schedule.replacements(self.program, self._planned)
+        made = {}
+        for position, unit in enumerate(self._planned):
+            if schedule.is_elementwise(body[unit.members[0]]):
+                members = tuple(
+                    Member(
+                        number=n,
+                        instruction=body[n],
+                        operand_dtypes=self.program.operand_dtypes(body[n]),
+                        operand_numels=tuple(body[operand.value].numel for operand in body[n].operands),
+                        exported=n in unit.outputs,
+                        sealed=n in committed,
+                        replaces=replaces.get(n),
+                    )
+                    for n in unit.members
+                )
+                made[position] = self.arithmetic.chains.make(members)
+        return made
+
+    def _given(self, state: State, data: State) -> frozenset[int]:
+        """The sources of state entries whose memory is theirs alone."""
+        owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
+        return frozenset(
+            n
+            for n, i in enumerate(self.program.body)
+            if i.opcode == Opcode.SOURCE
+            and i.function == SourceKind.STATE
+            and owners[state[_slot(i).name].untyped_storage().data_ptr()] == 1
+        )
+
+
+class _Run:
+    """One step while it runs: the values that are still needed, and what is known of them."""
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        number: int,
+        state: State,
+        data: State,
+        observe: Observer | None,
+        given: frozenset[int],
+        sums: Sums | None,
+    ) -> None:
+        self._body, self._arithmetic = interpreter.program.body, interpreter.arithmetic
+        self._number, self._state, self._data, self._observe = number, state, data, observe
+        self._given, self._sums = given, sums
+        self._finite: dict[int, bool] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def one_by_one(self, unit: Unit) -> None:
+        """Executes the members of a unit one after the other."""
+        for n, dying in zip(unit.members, unit.dying, strict=True):
+            value = self._value(n)
+            self.values[n] = value if self._observe is None else self._observe(n, value)
+            del value
+            for dead in dying:
+                del self.values[dead]
+
+    def at_once(self, unit: Unit, chain: Chain) -> None:
+        """Executes a unit in one pass."""
+        result = chain.run(self.values, self._given)
+        self.values |= result.tensors
+        self._finite |= result.finite
+        for dying in unit.dying:
+            for dead in dying:
+                self.values.pop(dead, None)  # intermediate results never were
+
+    def commit(self, value: int, leaf: int) -> Tensor:
+        """The tensor that a commit of a body value puts into the state."""
+        tensor = self.values[value] if value in self._finite else self._sealed(value)
+        return tensor if self._observe is None else self._observe(leaf, tensor)
+
+    def is_finite(self, value: int, tensor: Tensor) -> bool:
+        """Whether a committed tensor holds neither infinities nor NaN."""
+        if self._observe is None and value in self._finite:
+            return self._finite[value]
+        return tensor.dtype != torch.float32 or bool(torch.isfinite(tensor).all())
+
+    def _sealed(self, value: int) -> Tensor:
+        """The value with the one NaN, and whether it is finite."""
+        tensor, chains = self.values[value], self._arithmetic.chains
+        if chains is not None and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
+            self._finite[value] = True
+            return tensor
+        return canonical(tensor)
+
+    def _value(self, number: int) -> Tensor:
+        instruction = self._body[number]
+        if instruction.opcode == Opcode.SOURCE:
+            if instruction.function == SourceKind.STATE:
+                return self._state[_slot(instruction).name]
+            if instruction.function == SourceKind.DATA:
+                return self._data[_slot(instruction).name]
+        operands = [self.values[operand.value] for operand in instruction.operands]
+        if self._sums is None or sum_kind(instruction) is None:
+            return self._arithmetic.execute(instruction, operands, self._number - 1)
+        open_: list[NearTies] = []
+        result = self._arithmetic.execute(instruction, operands, self._number - 1, open_.append)
+        self._sums.settle(number, instruction, operands, result, open_[0] if open_ else NOTHING_NEAR)
+        return result
+
+
+def _slot(instruction: Instruction) -> Slot:
+    assert isinstance(instruction.params, Slot)  # the program was validated
+    return instruction.params

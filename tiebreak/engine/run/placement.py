@@ -1,0 +1,48 @@
+"""Where a job's data are while its steps run: on the device, but for tables that it has no room for.
+
+A batch is gathered from its dataset. A dataset that only gathers read may therefore stay on the CPU, mapped from its
+file: the indices go there, and what they fetch comes back. Nothing of the result depends on it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
+from tiebreak.protocol.program.program import Program
+
+SHARE: Final = 2
+"""Tables may take one part in so many of the memory that is free on the device: the rest is for the steps."""
+
+
+def tables(program: Program) -> frozenset[str]:
+    """Names of the data that nothing but gathers reads, and those as their table."""
+    named, otherwise = {}, {commit.operands[0].value for commit in program.commits}
+    for number, instruction in enumerate(program.body):
+        if instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.DATA:
+            assert isinstance(instruction.params, Slot)
+            named[number] = instruction.params.name
+        first = 1 if instruction.opcode == Opcode.GATHER else 0
+        otherwise |= {operand.value for operand in instruction.operands[first:]}
+    return frozenset(name for number, name in named.items() if number not in otherwise)
+
+
+def place(
+    program: Program, data: Mapping[str, Tensor], device: torch.device, room: int | None = None
+) -> dict[str, Tensor]:
+    """The data, contiguous, on the device; of its tables the smallest ones that fit into `room` bytes together.
+
+    room: by default half of what is free on a CUDA device, and without limit elsewhere.
+    """
+    if room is None and device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0] // SHARE
+    left = {name for name in data if name in tables(program)} if room is not None else set()
+    for name in sorted(left, key=lambda name: (data[name].nbytes, name)):
+        assert room is not None
+        if data[name].nbytes > room:
+            break
+        room -= data[name].nbytes
+        left.discard(name)
+    return {name: (tensor.cpu() if name in left else tensor.to(device)).contiguous() for name, tensor in data.items()}

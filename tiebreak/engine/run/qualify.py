@@ -1,0 +1,460 @@
+"""Device qualification: before a device computes anything that is committed, it must reproduce the integer reference.
+
+1. Every function of `map`, on every signature, over all pairs (triples) of edge values, and transcendentals also at
+   many arguments.
+2. Sums, plain, of products and scattered: ties, results next to ties, cancellation, subnormals, overflow, non-finite
+   terms, long and wide enough that the device takes its fast kernels.
+   On devices other than CPUs also one large matrix product: where a vendor's library may emulate FP64.
+3. max and argmax (zeros, NaN, equals), gather, window, iota, casts, random, shuffle.
+
+An arithmetic that logs near ties is asked for them too: what it reports must lie within the error that it claims, and
+what it does not report must be exact.
+
+What may stand in a chain of elementwise instructions is also run by the compiled kernel for these, where there is one.
+
+The oracle is `tiebreak.protocol.program.reference`, in integers. The first mismatch is a `ConfigurationError` that
+names the operation, the operand bits and both results: such a device would fork the run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from math import prod
+from time import perf_counter
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic, NearTies
+from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
+from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, canonical, from_bytes
+from tiebreak.engine.run.schedule import is_elementwise
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
+from tiebreak.protocol.numbers.philox import random_bits
+from tiebreak.protocol.program.isa import (
+    MAP_SIGNATURES,
+    TRANSCENDENTALS,
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    WindowFunction,
+    WindowParams,
+    row_major,
+)
+from tiebreak.protocol.program.reference import element, needed_elements, pack, to_raw, unpack
+from tiebreak.protocol.program.rounding import Rounding, sum_kind
+
+_EDGES: Final[dict[DType, tuple[int, ...]]] = {
+    DType.F32: (
+        *(0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x807FFFFF, 0x3F800000, 0xBF800000, 0x3F800001, 0x3F7FFFFF),
+        *(0x33800000, 0x33800001, 0x34000000, 0x40400000, 0x7F7FFFFF, 0xFF7FFFFF, 0x4B800000, 0x5F000000, 0xDF000000),
+        *(0x42B17218, 0xC2CFF1B5, 0x40490FDB, 0x3FC90FDB, 0x6E51A3B7, 0x7F800000, 0xFF800000, 0x7FC00000),
+    ),
+    DType.I64: (
+        *(0, 1, -1, 2, 7, -7, (1 << 63) - 1, -(1 << 63), (1 << 53) + 1, (1 << 24) + 1, (1 << 60) + (1 << 36) + 1),
+        *((1 << 54) + (1 << 30) + 1, -((1 << 60) + (1 << 36))),
+    ),
+    DType.BOOL: (0, 1),
+}
+_ONE: Final = 0x3F800000
+_SIGN: Final = 0x80000000
+_HARD_ROWS: Final[tuple[tuple[int, ...], ...]] = (
+    (_ONE, 0x33800000),
+    (_ONE + 1, 0x33800000),
+    (_ONE, 0x33800000, 1),
+    (_ONE, 0x33800000, 1 | _SIGN),
+    (_ONE, 0x33800000, 1, 0x0E800000, 0x0E800000 | _SIGN),
+    (_ONE, 0x33800000, 1 | _SIGN, 0x0E800000, 0x0E800000 | _SIGN),
+    (0x7F7FFFFF, 0x7F7FFFFF, 0xFF7FFFFF),
+    (0x7F7FFFFF, 0x73000000),
+    (0x7F7FFFFF, 0x73000000, 1 | _SIGN),
+    (_ONE, 0xBF800000),
+    (_SIGN, _SIGN),
+    (1, 1, 1),
+    (0x7F7FFFFF, 0xFF7FFFFF, 0x7FFFFF, 3),
+    (1 | _SIGN,),
+    (0x7F800000, _ONE),
+    (0x7F800000, 0xFF800000),
+    (0x7FC00000, _ONE),
+)
+"""Ties, next to ties, cancellation, overflow, zeros, subnormals, infinities: rows to be padded with zeros."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A device that passed."""
+
+    device: str
+    cases: int
+    """Elements compared."""
+    operations: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """An instruction, its operands, and which elements are compared (none given: all)."""
+
+    name: str
+    instruction: Instruction
+    operands: tuple[tuple[DType, tuple[int, ...]], ...]
+    elements: tuple[int, ...] = ()
+
+
+def qualify(arithmetic: Arithmetic) -> Report:
+    """Runs the conformance vectors on the arithmetic's device; raises `ConfigurationError` at the first mismatch."""
+    started = perf_counter()
+    operations: dict[str, int] = {}
+    precision = arithmetic.options.precision
+    large = () if arithmetic.device.type == "cpu" else _large_vectors(precision)
+    for case, right in (*_vectors(precision), *large):
+        operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
+    return Report(
+        device=str(arithmetic.device),
+        cases=sum(operations.values()),
+        operations=tuple(operations),
+        seconds=perf_counter() - started,
+    )
+
+
+def qualified(device: torch.device | str) -> Report:
+    """`qualify` a plain `Arithmetic` of the device, once per process."""
+    return _qualified(str(torch.device(device)))
+
+
+@cache
+def _qualified(device: str) -> Report:
+    return qualify(Arithmetic(device))
+
+
+def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
+    tensors = [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
+    i = case.instruction
+    _compare_result(arithmetic, case, right, arithmetic.execute(i, tensors, 0))
+    if arithmetic.options.logging is not None and sum_kind(i) is not None:
+        _compare_logged(arithmetic, replace(case, name=f"{case.name} (logged)"), right, tensors)
+    if arithmetic.chains is not None and is_elementwise(i):
+        chained = replace(case, name=f"{case.name} (compiled)")
+        _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
+    return len(right)
+
+
+def _compare_logged(arithmetic: Arithmetic, case: _Case, right: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    """What is reported may differ from the exact result, but c may not from the exact sum by more than e."""
+    i, ties = case.instruction, list[NearTies]()
+    result = arithmetic.execute(i, tensors, 0, ties.append)
+    near = {
+        int(at): (float(c), float(e)) for t in ties for at, c, e in zip(t.elements, t.values, t.errors, strict=True)
+    }
+    found = _elements(result)
+    sums = dict(zip(near, arithmetic.exact_sums(i, tensors, list(near)), strict=True))
+    for at, want in zip(case.elements or range(i.numel), right, strict=True):
+        exact = sums.get(at)
+        if exact is None:
+            if found[at] != want:
+                raise ConfigurationError(_mismatch(arithmetic, case, at, want, found[at]))
+            continue
+        c, e = near[at]
+        x = Fraction(exact[0]) * Fraction(2) ** exact[1]
+        rounded = plus_zero(round_ratio(*c.as_integer_ratio(), precision=arithmetic.options.precision))
+        if abs(Fraction(c) - x) > Fraction(e) or found[at] != rounded:
+            raise ConfigurationError(
+                f"{arithmetic.device}: {case.name}: expected a sum within {e} of the exact {float(x)}, rounded, for a "
+                f"near tie, got {c} as {found[at]:#x}. Thresholds may be too small for this device: calibrate again"
+            )
+
+
+def _compare_result(arithmetic: Arithmetic, case: _Case, right: Sequence[int], result: Tensor) -> None:
+    i = case.instruction
+    if result.shape != i.shape or result.dtype != TORCH_DTYPES[i.dtype] or not result.is_contiguous():
+        raise ConfigurationError(
+            f"{arithmetic.device}: {case.name}: expected a contiguous {i.dtype.name} {i.shape}, got {result.dtype} "
+            f"{tuple(result.shape)}"
+        )
+    found = _elements(result)
+    for at, want in zip(case.elements or range(i.numel), right, strict=True):
+        if found[at] != want:
+            raise ConfigurationError(_mismatch(arithmetic, case, at, want, found[at]))
+
+
+def _mismatch(arithmetic: Arithmetic, case: _Case, at: int, want: int, got: int) -> str:
+    i = case.instruction
+    types = [t for t, _ in case.operands]
+    read = needed_elements(i, at, None, lambda o, where: case.operands[o][1][where], types)
+    bits = [f"{to_raw(types[o], case.operands[o][1][where]):#x}" for o, where in read[:8]]
+    more = f" and {len(read) - 8} more" if len(read) > 8 else ""
+    return (
+        f"{arithmetic.device} does not compute {case.name} exactly: expected {to_raw(i.dtype, want):#x}, got "
+        f"{to_raw(i.dtype, got):#x} for the operands {', '.join(bits)}{more}. It would fork the run: use another "
+        f"device, driver or build of torch; check that FP64 emulation and flushing of subnormals are off"
+    )
+
+
+def _elements(tensor: Tensor) -> list[int]:
+    tensor = canonical(tensor).cpu().contiguous()
+    return unpack(PROTOCOL_DTYPES[tensor.dtype], tensor.numpy().tobytes())
+
+
+@cache
+def _vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
+    """Every case with its right answers, worked out once per process."""
+    return tuple((case, _right(case, precision)) for case in _cases())
+
+
+@cache
+def _large_vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
+    """A product so large that a vendor's library may put FP64 together from smaller formats, if it does that at all."""
+    return tuple((case, _right(case, precision)) for case in (_large_product(),))
+
+
+def _right(case: _Case, precision: int) -> tuple[int, ...]:
+    types = [t for t, _ in case.operands]
+    values = [x for _, x in case.operands]
+    i, rounding = case.instruction, Rounding(precision=precision)
+    return tuple(
+        element(i, at, lambda o, where: values[o][where], types, rounding=rounding)
+        for at in case.elements or range(i.numel)
+    )
+
+
+def _cases() -> Iterator[_Case]:
+    yield from _maps()
+    yield from _transcendentals()
+    yield from _sums()
+    yield from _products()
+    yield from _scatters()
+    yield from _extremes()
+    yield from _selections()
+    yield from _draws()
+
+
+def _draw(count: int, seed: int) -> tuple[int, ...]:
+    """`count` f32 bit patterns in (-2, 2) without zeros, drawn by the engine's own generator's rule."""
+    words = (random_bits(seed, 0, 0, n) for n in range(count))
+    return tuple(word | (_SIGN if n % 3 == 0 else 0) if word else _ONE for n, word in enumerate(words))
+
+
+def _maps() -> Iterator[_Case]:
+    for function, signatures in MAP_SIGNATURES.items():
+        for types, result in signatures:
+            edges = [_EDGES[t][:: 3 if len(types) == 3 and t != DType.BOOL else 1] for t in types]
+            # Broadcast over the product, and once more as whole vectors (other kernels).
+            grid = list(product(*edges))
+            count = len(grid)
+            operands = tuple((t, tuple(row[o] for row in grid)) for o, t in enumerate(types))
+            accesses = tuple(Access(o, 0, (1,)) for o in range(len(types)))
+            name = f"map {function.name.lower()} {'*'.join(t.name for t in types)} to {result.name}"
+            yield _Case(name, _map(function, result, (count,), accesses), operands)
+            if len(types) == 2:
+                shape = tuple(map(len, edges))
+                spread = (Access(0, 0, (1, 0)), Access(1, 0, (0, 1)))
+                yield _Case(name, _map(function, result, shape, spread), tuple(zip(types, edges, strict=True)))
+
+
+def _map(function: MapFunction, result: DType, shape: tuple[int, ...], operands: tuple[Access, ...]) -> Instruction:
+    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
+
+
+def _transcendentals() -> Iterator[_Case]:
+    near_one = tuple(exponent << 23 | fraction for exponent in range(100, 136, 3) for fraction in (0, 0x123456))
+    x = (*_draw(40, 1), *near_one, *(n | _SIGN for n in near_one))
+    for function in (*sorted(TRANSCENDENTALS), MapFunction.SQRT):
+        i = _map(function, DType.F32, (len(x),), (Access(0, 0, (1,)),))
+        yield _Case(f"map {function.name.lower()}", i, ((DType.F32, x),))
+
+
+def _rows(width: int, seed: int) -> tuple[int, ...]:
+    """The hard rows, each spread over `width` terms at places that depend on the row, zeros between."""
+    found: list[int] = []
+    for n, row in enumerate(_HARD_ROWS):
+        line = [0] * width
+        for k, bits in enumerate(row):
+            line[(k * 7 + n * seed) % width] = bits
+        found += line
+    return tuple(found)
+
+
+def _reduce(
+    function: ReduceFunction, dtype: DType, shape: tuple[int, ...], reduction: tuple[int, ...], *operands: Access
+) -> Instruction:
+    return Instruction(
+        opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=shape, reduction=reduction, operands=operands
+    )
+
+
+def _sums() -> Iterator[_Case]:
+    count = len(_HARD_ROWS)
+    for width in (5, 64, 333):
+        x = _rows(width, width % 5 + 1)
+        inner = _reduce(ReduceFunction.SUM, DType.F32, (count,), (width,), Access(0, 0, (width, 1)))
+        yield _Case("reduce sum", inner, ((DType.F32, x),))
+        turned = tuple(x[r * width + c] for c in range(width) for r in range(count))
+        outer = _reduce(ReduceFunction.SUM, DType.F32, (count,), (width,), Access(0, 0, (1, count)))
+        yield _Case("reduce sum", outer, ((DType.F32, turned),))
+        whole = _reduce(ReduceFunction.SUM, DType.F32, (), (width * 9,), Access(0, 0, (1,)))
+        yield _Case("reduce sum", whole, ((DType.F32, x),))
+    wrapping = _reduce(ReduceFunction.SUM, DType.I64, (), (len(_EDGES[DType.I64]),), Access(0, 0, (1,)))
+    yield _Case("reduce sum of i64", wrapping, ((DType.I64, _EDGES[DType.I64]),))
+
+
+def _products() -> Iterator[_Case]:
+    """Rows of the left against columns of ones, powers of two and drawn numbers; cancelling rows of drawn numbers."""
+    for width, columns in ((5, 3), (96, 17), (700, 40)):
+        drawn = _draw(width // 2, width)
+        cancelling = (*drawn, *(bits ^ _SIGN for bits in drawn), *((1,) * (width % 2)))
+        left = (*_rows(width, 3), *cancelling, *_draw(width, 9))
+        rows = len(_HARD_ROWS) + 2
+        spare = _draw(width * (columns - 2), 5)
+        right = [
+            (_ONE if c == 0 else 0x34800000 if c == 1 else spare[(c - 2) * width + k % (width // 2)])
+            for k in range(width)
+            for c in range(columns)
+        ]
+        i = _reduce(
+            ReduceFunction.SUM,
+            DType.F32,
+            (rows, columns),
+            (width,),
+            Access(0, 0, (width, 0, 1)),
+            Access(1, 0, (0, 1, columns)),
+        )
+        chosen = tuple(r * columns + c for r in range(rows) for c in {0, 1, 2, columns - 1})
+        yield _Case("reduce sum of products", i, ((DType.F32, left), (DType.F32, tuple(right))), chosen)
+    # A convolution: overlapping views, a batch dim, a reversed filter.
+    image, filters = _draw(2 * 2 * 36, 11), _draw(3 * 2 * 9, 12)
+    i = _reduce(
+        ReduceFunction.SUM,
+        DType.F32,
+        (2, 3, 4, 4),
+        (2, 3, 3),
+        Access(0, 0, (72, 0, 6, 1, 36, 6, 1)),
+        Access(1, 8, (0, 18, 0, 0, 9, -3, -1)),
+    )
+    yield _Case("reduce sum of products", i, ((DType.F32, image), (DType.F32, filters)))
+    # No dim of its own for either side: a row by row product.
+    flat = _rows(48, 5)
+    i = _reduce(ReduceFunction.SUM, DType.F32, (len(_HARD_ROWS),), (48,), Access(0, 0, (48, 1)), Access(1, 0, (48, 1)))
+    yield _Case("reduce sum of products", i, ((DType.F32, flat), (DType.F32, tuple(_ONE for _ in flat))))
+
+
+def _large_product() -> _Case:
+    """Hard and cancelling rows, many times over, against columns of ones, powers of two and drawn numbers."""
+    width, columns, copies = 1024, 512, 28
+    drawn = _draw(width // 2, width)
+    once = (*_rows(width, 3), *drawn, *(bits ^ _SIGN for bits in drawn))
+    rows, spare = len(once) // width, _draw(1009, 5)
+    right = tuple(
+        _ONE if c == 0 else 0x34800000 if c == 1 else spare[(c * 31 + k % (width // 2)) % len(spare)]
+        for k in range(width)
+        for c in range(columns)
+    )
+    accesses = Access(0, 0, (width, 0, 1)), Access(1, 0, (0, 1, columns))
+    i = _reduce(ReduceFunction.SUM, DType.F32, (rows * copies, columns), (width,), *accesses)
+    first, last = range(rows), range(rows * (copies - 1), rows * copies)
+    chosen = tuple(r * columns + c for r in (*first, *last) for c in (0, 1, 2, columns - 1))
+    return _Case("reduce sum of products (large)", i, ((DType.F32, once * copies), (DType.F32, right)), chosen)
+
+
+def _scatters() -> Iterator[_Case]:
+    """Term k of hard row n goes to output n, in an order that mixes the rows; and whole rows of an embedding."""
+    terms = [(n, bits) for n, row in enumerate(_HARD_ROWS) for bits in row]
+    terms = [terms[k * 11 % len(terms)] for k in range(len(terms))] if len(terms) % 11 else terms
+    terms += [(-1, _ONE), (len(_HARD_ROWS), _ONE)]
+    count = len(terms)
+    source, index = tuple(bits for _, bits in terms), tuple(n for n, _ in terms)
+    for width in (1, 6):
+        i = Instruction(
+            opcode=Opcode.SCATTER_SUM,
+            dtype=DType.F32,
+            shape=(len(_HARD_ROWS), width),
+            reduction=(count,),
+            operands=(Access(0, 0, (0, 0, 1)), Access(1, 0, (0, 0, 1))),
+            params=ScatterParams(match=(1, 0)),
+        )
+        yield _Case("scatter_sum", i, ((DType.F32, source), (DType.I64, index)))
+
+
+def _extremes() -> Iterator[_Case]:
+    rows = (
+        (0x80000000, 0),
+        (0, 0x80000000),
+        (0x7FC00000, 0x7F800000),
+        (1, 0x7FC00000),
+        (0xFF800000, 0xFF800000),
+        (3, 3),
+    )
+    x = tuple(bits for row in rows for k in range(20) for bits in row)
+    for function, dtype in ((ReduceFunction.MAX, DType.F32), (ReduceFunction.ARGMAX, DType.I64)):
+        name = f"reduce {function.name.lower()}"
+        for width in (2, 40):
+            i = _reduce(function, dtype, (len(rows),), (width,), Access(0, 0, (40, 1)))
+            yield _Case(name, i, ((DType.F32, x),))
+        i = _reduce(function, DType.I64, (), (4, 3), Access(0, 0, (3, 1)))
+        yield _Case(f"{name} of i64", i, ((DType.I64, _EDGES[DType.I64]),))
+
+
+def _selections() -> Iterator[_Case]:
+    for dtype, table in ((DType.F32, _draw(24, 3)), (DType.I64, tuple(range(24))), (DType.BOOL, (0, 1, 1) * 8)):
+        for strides in ((0, 1), (1, 0)):  # whole rows, single elements
+            i = Instruction(
+                opcode=Opcode.GATHER,
+                dtype=dtype,
+                shape=(7, 4),
+                operands=(Access(0, 0, strides), Access(1, 0, (1, 0))),
+                params=GatherParams(index_stride=4, bound=4),
+            )
+            yield _Case("gather", i, ((dtype, table), (DType.I64, (3, 0, 3, -1, 4, 1, -(1 << 63)))))
+        for function in WindowFunction:
+            shape, fill = (5, 4), 1 if function == WindowFunction.FILL else 0
+            params = WindowParams(lo=(1, 0), hi=(5, 4), step=(2, 1), fill=fill)
+            outside = (Access(1, 0, row_major(shape)),)[:function]
+            i = Instruction(
+                opcode=Opcode.WINDOW,
+                function=function,
+                dtype=dtype,
+                shape=shape,
+                operands=(Access(0, 7, (-4, 1)), *outside),
+                params=params,
+            )
+            yield _Case("window", i, ((dtype, table), (dtype, table[::-1][: prod(shape)]))[: 1 + function])
+    i = Instruction(
+        opcode=Opcode.IOTA,
+        dtype=DType.I64,
+        shape=(3, 5),
+        params=IotaParams(offset=(1 << 63) - 3, strides=(1, -(1 << 63))),
+    )
+    yield _Case("iota", i, ())
+
+
+def _draws() -> Iterator[_Case]:
+    zeros = ((DType.I64, (-5,)), (DType.I64, ((1 << 40) + 3,)))
+    i = Instruction(
+        opcode=Opcode.RANDOM,
+        dtype=DType.F32,
+        shape=(11, 13),
+        operands=(Access(0, 0, (0, 0)), Access(1, 0, (0, 0))),
+        params=RandomParams(stream=(1 << 32) - 1),
+    )
+    yield _Case("random", i, zeros)
+    for n in (1, 5, 60, 1 << 40):
+        index = (*range(min(n, 30)), n - 1, n, -1)
+        i = Instruction(
+            opcode=Opcode.SHUFFLE,
+            dtype=DType.I64,
+            shape=(len(index),),
+            operands=(Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,))),
+            params=ShuffleParams(n=n, stream=9),
+        )
+        yield _Case("shuffle", i, ((DType.I64, index), *zeros))

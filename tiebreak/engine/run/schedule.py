@@ -1,0 +1,277 @@
+"""When each instruction of a program is executed, and which ones together. Pure analysis; no tensor in here.
+
+Values are pure, so a program may be executed in any order that computes operands before their uses. The plan:
+
+1. *Sources* come first. Instructions that are neither sources nor elementwise (sums, gathers, ...: *barriers*) keep the
+   program's order. The time between two barriers is a *gap*; gap g ends with barrier g.
+2. An elementwise instruction is executed in the last gap that is early enough for all its uses, next to them. But if
+   executing it frees more memory than its result takes (adding up gradients, say), then in the first gap that has its
+   operands.
+3. Within a gap, elementwise instructions that read each other's results element by element form a *chain*, executed in
+   one pass; results used inside the chain alone need no memory. Instructions that read a result in another way
+   (broadcast, permuted) belong to a later *level* of the gap, so a chain never waits for itself.
+4. At last, units that free at least as much as they add, apart from what is committed, move up to where their operands
+   are there. So the optimizer updates a parameter as soon as its gradient is known, and frees it.
+
+Everything is linear in the program's size up to sorting: programs come from strangers.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, Slot, SourceKind, row_major
+from tiebreak.protocol.program.program import Program
+
+CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
+"""Functions of `map` that may stand in a chain."""
+MAX_MEMBERS: Final = 64
+"""Instructions in one chain."""
+EAGER_BYTES: Final = 1 << 20
+"""Memory freed, over that of its result, for which an instruction is executed early (rule 2)."""
+SMALL_BYTES: Final = 1 << 16
+"""Results up to this size are made as early as possible (rule 4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Instructions executed together, in this order."""
+
+    members: tuple[int, ...]
+    outputs: tuple[int, ...]
+    """Members whose results are used by others, committed or the loss."""
+    dying: tuple[tuple[int, ...], ...]
+    """For each member, the values that nothing after it reads."""
+
+
+def is_elementwise(instruction: Instruction) -> bool:
+    """Whether an instruction may stand in a chain: element k of its result needs only element k of its operands."""
+    if instruction.opcode == Opcode.MAP:
+        return instruction.function in CHAINED
+    return instruction.opcode in (Opcode.IOTA, Opcode.RANDOM)
+
+
+def reads_in_place(access: Access, instruction: Instruction, operand: Instruction) -> bool:
+    """Whether element k of the instruction reads element k of the operand, and all of them are read."""
+    plain = zip(instruction.shape, access.strides, row_major(instruction.shape), strict=True)
+    return (
+        access.offset == 0
+        and instruction.numel == operand.numel
+        and all(stride == want for size, stride, want in plain if size > 1)
+    )
+
+
+def in_order(program: Program) -> tuple[Unit, ...]:
+    """The program's own order, one instruction at a time."""
+    return _with_lifetimes(program, [(index,) for index in range(len(program.body))])
+
+
+def plan(program: Program) -> tuple[Unit, ...]:
+    """The order described above."""
+    return _with_lifetimes(program, _Planner(program).units())
+
+
+class _Planner:
+    """Working state of one `plan`; lists are by body index."""
+
+    def __init__(self, program: Program) -> None:
+        self.body = program.body
+        self.committed = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+        self.renewed = _renewed(program)
+        self.users: list[list[int]] = [[] for _ in self.body]
+        for index, instruction in enumerate(self.body):
+            for value in {operand.value for operand in instruction.operands}:
+                self.users[value].append(index)
+        self.source = [i.opcode == Opcode.SOURCE for i in self.body]
+        self.elementwise = [is_elementwise(i) for i in self.body]
+        self.bytes = [0 if self.source[n] else i.numel * i.dtype.size for n, i in enumerate(self.body)]
+        self.barriers = [n for n in range(len(self.body)) if not self.source[n] and not self.elementwise[n]]
+        self.gap = [0] * len(self.body)
+        self.level = [0] * len(self.body)
+
+    def units(self) -> list[tuple[int, ...]]:
+        """The members of each unit, in the order of execution."""
+        self._place()
+        units: list[tuple[int, ...]] = [(n,) for n, is_source in enumerate(self.source) if is_source]
+        units += self._between_barriers()
+        return self._move_up(units)
+
+    def _place(self) -> None:
+        """Rules 1 and 2: gap and level of every elementwise instruction."""
+        first, eager = self._earliest()
+        number = {n: b for b, n in enumerate(self.barriers)}
+        for n in range(len(self.body) - 1, -1, -1):
+            if n in number:
+                self.gap[n] = number[n]
+            elif self.elementwise[n]:
+                self.gap[n] = first[n] if n in eager else min((self.gap[u] for u in self.users[n]), default=len(number))
+                self.level[n] = max((self._level_under(n, u) for u in self.users[n]), default=0)
+
+    def _level_under(self, n: int, user: int) -> int:
+        if not self.elementwise[user] or self.gap[user] != self.gap[n]:
+            return 0
+        return self.level[user] + (0 if self._joined(n, user) else 1)
+
+    def _joined(self, n: int, user: int) -> bool:
+        """Whether `user` reads n element by element, and in no other way."""
+        reads = [a for a in self.body[user].operands if a.value == n]
+        return all(reads_in_place(a, self.body[user], self.body[n]) for a in reads)
+
+    def _earliest(self) -> tuple[list[int], set[int]]:
+        """The first gap that has an instruction's operands, and the instructions that go there (rule 2)."""
+        first, freed, eager = [0] * len(self.body), [0] * len(self.body), set()
+        barriers = 0
+        for n, instruction in enumerate(self.body):
+            operands = {operand.value for operand in instruction.operands}
+            if not self.elementwise[n]:
+                barriers += not self.source[n]
+                first[n] = 0 if self.source[n] else barriers
+                continue
+            first[n] = max((first[p] for p in operands), default=0)
+            for p in operands:
+                if self.users[p] == [n] and p not in self.committed:
+                    lazy = self.elementwise[p] and p not in eager and self._joined(p, n)
+                    freed[n] += freed[p] if lazy else self.bytes[p]
+            if freed[n] >= self.bytes[n] + EAGER_BYTES:
+                eager.add(n)
+        return first, eager
+
+    def _between_barriers(self) -> list[tuple[int, ...]]:
+        """Rule 3: chains by gap, those of higher level first, and after each gap its barrier."""
+        parent = list(range(len(self.body)))
+
+        def root(n: int) -> int:
+            while parent[n] != n:
+                parent[n] = n = parent[parent[n]]
+            return n
+
+        members = [n for n, found in enumerate(self.elementwise) if found]
+        for n in members:
+            for user in self.users[n]:
+                same = self.elementwise[user] and (self.gap[n], self.level[n]) == (self.gap[user], self.level[user])
+                if same and self._joined(n, user):
+                    parent[root(n)] = root(user)
+        chains: dict[int, list[int]] = {}
+        for n in members:
+            chains.setdefault(root(n), []).append(n)
+        placed: list[tuple[tuple[int, int, int], tuple[int, ...]]] = []
+        for chain in chains.values():
+            # SAFETY: pieces of a chain in program order never wait for later ones.
+            for begin in range(0, len(chain), MAX_MEMBERS):
+                piece = tuple(chain[begin : begin + MAX_MEMBERS])
+                placed.append(((self.gap[piece[0]], -self.level[piece[0]], piece[0]), piece))
+        placed += [((b, 1, n), (n,)) for b, n in enumerate(self.barriers)]
+        return [unit for _, unit in sorted(placed)]
+
+    def _move_up(self, units: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Rule 4. A unit that moves stands directly after the last of those it needs.
+
+        It stays behind what reads the old value of an entry that it renews, so that it may have that memory.
+        """
+        key = [(-1, -1)] * len(self.body)
+        order = []
+        placed: set[int] = set()
+        for position, unit in enumerate(units):
+            inside = set(unit)
+            operands = {a.value for n in unit for a in self.body[n].operands} - inside
+            frees = sum(self.bytes[p] for p in operands - self.committed if inside.issuperset(self.users[p]))
+            adds = sum(self.bytes[n] for n in inside - self.committed if not inside.issuperset(self.users[n]))
+            place = position
+            if adds <= max(SMALL_BYTES, frees):
+                old = {self.renewed[n] for n in unit if n in self.renewed}
+                readers = {user for value in old for user in self.users[value]} - inside
+                after = operands | readers if readers <= placed else operands
+                place = max((key[n][0] for n in after), default=-1)
+            for n in unit:
+                key[n] = (place, position)
+            placed |= inside
+            order.append(((place, position), unit))
+        return [unit for _, unit in sorted(order)]
+
+
+def replacements(program: Program, units: Sequence[Unit]) -> dict[int, int]:
+    """For results that are the new value of a state entry: the source of its old value, whose memory they may have.
+
+    That is so if nothing after the chain that makes the result reads the old value, and the chain only in place.
+    """
+    unit_of = {n: k for k, unit in enumerate(units) for n in unit.members}
+    dies_in = {value: k for k, unit in enumerate(units) for dying in unit.dying for value in dying}
+    found = {}
+    for value, source in _renewed(program).items():
+        unit = unit_of[value]
+        reads = ((program.body[n], a) for n in units[unit].members for a in program.body[n].operands)
+        if (
+            is_elementwise(program.body[value])
+            and dies_in.get(source) == unit
+            and all(reads_in_place(a, i, program.body[source]) for i, a in reads if a.value == source)
+        ):
+            found[value] = source
+    return found
+
+
+def _renewed(program: Program) -> dict[int, int]:
+    """For values that are committed once, as the new value of a state entry: the source of the old one."""
+    old = {
+        i.params.name: n
+        for n, i in enumerate(program.body)
+        if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE and isinstance(i.params, Slot)
+    }
+    commits = Counter(commit.operands[0].value for commit in program.commits)
+    return {
+        commit.operands[0].value: old[commit.params.name]
+        for commit in program.commits
+        if isinstance(commit.params, Slot) and commit.params.name in old and commits[commit.operands[0].value] == 1
+    }
+
+
+def _with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
+    """Outputs, and what dies after each member. Committed values and the loss live on."""
+    kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+    unit_of = {n: k for k, unit in enumerate(units) for n in unit}
+    last, exported = {}, set(kept)
+    for unit in units:
+        for n in unit:
+            last[n] = n
+            for operand in program.body[n].operands:
+                last[operand.value] = n
+                if unit_of[operand.value] != unit_of[n]:
+                    exported.add(operand.value)
+    dying: dict[int, list[int]] = {}
+    for value, n in last.items():
+        if value not in kept:
+            dying.setdefault(n, []).append(value)
+    return tuple(
+        Unit(unit, tuple(n for n in unit if n in exported), tuple(tuple(dying.get(n, ())) for n in unit))
+        for unit in units
+    )
+
+
+def peak_bytes(
+    program: Program,
+    units: Sequence[Unit],
+    fused: Callable[[Unit], bool] = lambda _: True,
+    replaced: Collection[int] = (),
+) -> int:
+    """The most memory that values other than sources take at once.
+
+    Intermediate results of `fused` units take none, nor do results that have `replaced` old values in their memory.
+    """
+    size = {n: 0 if i.opcode == Opcode.SOURCE else i.numel * i.dtype.size for n, i in enumerate(program.body)}
+    size |= dict.fromkeys(replaced, 0)
+    held = most = 0
+    alive: set[int] = set()
+    for unit in units:
+        if fused(unit):
+            alive.update(unit.outputs)
+            held += sum(size[n] for n in unit.outputs)
+            most = max(most, held)
+        for n, dead in zip(unit.members, unit.dying, strict=True):
+            if not fused(unit):
+                alive.add(n)
+                held += size[n]
+                most = max(most, held)
+            gone = alive.intersection(dead)
+            held -= sum(size[value] for value in gone)
+            alive -= gone
+    return most

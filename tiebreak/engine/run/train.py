@@ -1,0 +1,179 @@
+"""Training and replay: the same loop. A trainer signs heads as it goes; an auditor only computes.
+
+This is Algorithm 1 of the paper (`train`): every instruction's result is rounded, every k steps the state is committed
+and the head of the run tree signed. Under policy `exact` each result is rounded from its exact value; under `logged`
+sums near a tie are rounded as they come out, and which way goes into the step's log (`tiebreak.engine.logged`,
+Algorithms 4 and 2), whose root is in the record.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiebreak.engine.data import check_unchanged
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.following import Follower, LogReport
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.run.commit import Commit, Committer, make_record
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter, Observer, StepResult
+from tiebreak.engine.run.retention import ALL, Keep
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.trees import Frontier
+from tiebreak.protocol.tags import Digest
+
+__all__ = ["Commit", "Progress", "Tamper", "Worker", "honest", "make_record"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Told after every step. Times are in seconds."""
+
+    step: int
+    steps: int
+    loss: float
+    loss_bits: int
+    seconds: float
+    """Computing the step."""
+    resolving: float
+    """Part of that: elements that FP64 did not decide."""
+    waiting: float
+    """After the step: for a checkpoint, where it did not fit beside the computation."""
+    entries: int = 0
+    """In the step's rounding log."""
+
+
+OnCommit = Callable[[Commit], None]
+"""Told of each checkpoint once it is safe, in order, between two steps: with `overlap`, of later ones."""
+OnProgress = Callable[[Progress], None]
+Tamper = Callable[[int], Observer | None]
+"""For a step, what a cheat puts in place of honest values (None: nothing)."""
+
+
+def honest(_step: int) -> Observer | None:
+    """The tampering of an honest party."""
+    return None
+
+
+class Worker:
+    """Computes a run into its directory, from the last checkpoint that is whole."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        interpreter: Interpreter,
+        *,
+        key: PrivateKey | None = None,
+        on_progress: OnProgress = lambda _: None,
+        on_commit: OnCommit = lambda _: None,
+        tamper: Tamper = honest,
+        stop_if_not_finite: bool = True,
+        keep: Keep = ALL,
+        overlap: bool = True,
+        logs: CommittedLogs | None = None,
+    ) -> None:
+        """`key` is the trainer's; without one this is an auditor's replay, which no diverging run may stop.
+
+        A trainer whose run diverges and who wants its reward nevertheless (the program is what was agreed on) sets
+        `stop_if_not_finite` to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while the next
+        step is computed, which takes memory for one more state. logs: under policy `logged` an auditor's, those of the
+        trainer, which are followed and copied; without, logs are made. Raises `ConfigurationError` for an interpreter
+        that computes by other rules than the job's.
+        """
+        interpreter.check_job(run.job)
+        self.run = run
+        self.interpreter = interpreter
+        self._key = key
+        self._on_progress = on_progress
+        self._on_commit = on_commit
+        self._tamper = tamper
+        # SAFETY: an auditor goes on. Else a cheat whose true run diverges commits any finite state and is never caught.
+        self._check_finite = stop_if_not_finite and key is not None
+        self._keep = keep
+        self._overlap = overlap
+        self._logs = logs
+        self.log_report = LogReport()
+        """What the logs that were followed came to."""
+
+    def work(self, until: int | None = None) -> Digest:
+        """Runs to step `until` (default: the end) and returns the root of the run tree so far.
+
+        Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`, and `CannotCheck` where the trainer's
+        logs are not those it committed; in each case everything committed so far stays valid and a later call resumes.
+        With `overlap`, what goes wrong with a checkpoint is raised after a later step: before the next checkpoint, at
+        the latest.
+        """
+        with self.run.lock():
+            step = self.run.last_complete()
+            committer = Committer(self.run, key=self._key, keep=self._keep, overlap=self._overlap)
+            with committer.from_step(step):
+                try:
+                    self._compute(step, self.run.job.steps if until is None else until, committer)
+                except BaseException as error:
+                    self._settle(committer, error)
+                    raise
+        return self.root()
+
+    def root(self) -> Digest:
+        """Root of the run tree over the checkpoints so far."""
+        frontier = Frontier()
+        for digest in self.run.record_digests(self.run.recorded()):
+            frontier.append(digest)
+        return frontier.root(self.run.job.run_depth)
+
+    def _compute(self, step: int, last: int, committer: Committer) -> None:
+        state = self.interpreter.to_device(self.run.state(step))
+        data = self.interpreter.place_data(self.run.data())
+        job, stats = self.run.job, self.interpreter.arithmetic.stats
+        journal = Journal(self.run, self.interpreter.arithmetic, self._logs)
+        self.log_report = journal.report
+        while step < last:
+            step += 1
+            started, resolving = time.perf_counter(), stats.seconds_resolving
+            sums, donate = journal.before(step), not committer.in_flight
+            result = self.interpreter.step(
+                step, state, data, self._tamper(step), check_finite=self._check_finite, donate=donate, sums=sums
+            )
+            state = result.state
+            journal.after(step, sums)
+            seconds = time.perf_counter() - started
+            commits = [committer.finished()]
+            if step == job.last_step(job.checkpoint_of(step)):
+                commits.append(committer.wait())
+                check_unchanged(data.values())
+                committer.submit(step, state, result.loss_bits, journal.log_root(step))
+            waiting = time.perf_counter() - started - seconds
+            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, sums)
+            self._told(*commits)
+        self._told(committer.wait())
+
+    def _tell(
+        self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float,
+        sums: Recorder | Follower | None,
+    ) -> None:  # fmt: skip
+        self.run.add_metric(step, result.loss, seconds)
+        self._on_progress(
+            Progress(
+                step=step,
+                steps=self.run.job.steps,
+                loss=result.loss,
+                loss_bits=result.loss_bits,
+                seconds=seconds,
+                resolving=resolving,
+                waiting=waiting,
+                entries=0 if sums is None else sums.log.count,
+            )
+        )
+
+    def _told(self, *commits: Commit | None) -> None:
+        for commit in commits:
+            if commit is not None:
+                self._on_commit(commit)
+
+    def _settle(self, committer: Committer, error: BaseException) -> None:
+        """When the computation stops: the checkpoint in flight is still finished, and told of, or what became of it."""
+        try:
+            self._told(committer.wait())
+        except Exception as other:  # a second error must not hide the first
+            error.add_note(f"nor is the checkpoint before it committed: {other}")

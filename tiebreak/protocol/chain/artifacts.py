@@ -1,0 +1,47 @@
+"""The compiled contracts, as checked in under `contracts/artifacts` (no Node needed to use them).
+
+An artifact is a JSON object with `abi` (a list), `bytecode` (creation code) and `deployedBytecode`, hex with 0x.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.protocol.errors import ConfigurationError
+
+ARTIFACTS: Final = Path(__file__).resolve().parents[3] / "contracts" / "artifacts"
+BOARD: Final = "Tiebreak"
+REFEREE: Final = "Referee"
+TRANSCENDENTALS: Final = "Transcendentals"
+CONTRACTS: Final = (TRANSCENDENTALS, REFEREE, BOARD)
+"""In the order in which they are deployed: each is made with the address of the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled contract: its interface, and the code that creates it."""
+
+    name: str
+    abi: tuple[dict[str, Any], ...]
+    bytecode: bytes
+    """Creation code, without the constructor's arguments."""
+    code_bytes: int
+    """Length of the code that it creates."""
+
+
+@cache
+def load_artifact(name: str) -> Artifact:
+    """Read one artifact. Raises `ConfigurationError` if it is missing or broken."""
+    path = ARTIFACTS / f"{name}.json"
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        bytecode, deployed = (
+            bytes.fromhex(content[key].removeprefix("0x")) for key in ("bytecode", "deployedBytecode")
+        )
+        return Artifact(name, tuple(content["abi"]), bytecode, len(deployed))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}; is this a whole checkout?") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{path}: expected a JSON object with abi and bytecode; restore the file") from error

@@ -1,0 +1,335 @@
+"""The contracts as typed methods: one per function of `IJobBoard` and `IGame`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+from eth_abi.exceptions import DecodingError
+from web3 import HTTPProvider, IPCProvider, Web3
+from web3.types import TxReceipt
+
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.abi import Function
+from tiebreak.protocol.chain.accounts import Signer
+from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS
+from tiebreak.protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read_move
+from tiebreak.protocol.chain.creation import creation_code, creation_gas
+from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
+from tiebreak.protocol.chain.node import Node, node_errors
+from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.game.moves import Move, Prove
+from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.tags import Digest
+
+RPC_SECONDS = 30
+PROOF_SECONDS: Final = 60
+"""How long a proof waits for a second later than its seal's: some blocks of any chain."""
+R = TypeVar("R")
+_LOGS: Final = {log.topic(): log for log in g.EVENTS}
+_CALLS: Final = {call.selector(): call for call in g.FUNCTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Where the contracts stand."""
+
+    transcendentals: Address
+    referee: Address
+    board: Address
+
+    def named(self) -> dict[str, Address]:
+        """By the contracts' names, in the order in which they are deployed."""
+        return {TRANSCENDENTALS: self.transcendentals, REFEREE: self.referee, BOARD: self.board}
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A contract that was put on the chain."""
+
+    name: str
+    address: Address
+    transaction: bytes
+    block: int
+    gas_used: int
+
+
+class Chain:
+    """The board of one chain. Transactions are signed by a `Signer`, tried first, sent, and waited for.
+
+    Every method that sends raises `Reverted` (with the contract's own error), `InsufficientFunds` or `NodeError`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._deployment: Deployment | None = None
+
+    @classmethod
+    def connect(cls, endpoint: str) -> Self:
+        """A chain behind an http(s) URL or a node's IPC socket. Raises `NodeError` if nobody answers."""
+        if urlsplit(endpoint).scheme in ("http", "https"):
+            return cls(Node(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS}))))
+        if Path(endpoint).is_socket():
+            return cls(Node(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS))))
+        raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
+
+    # ------------------------------------------------------------------ contracts
+
+    def deploy(self, signer: Signer, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:
+        """Put the contracts on the chain and attach to them. Calls `on_contract` after each.
+
+        Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
+        """
+        self._node.require_gas(signer.address, sum(map(creation_gas, CONTRACTS)))
+        made: list[Address] = []
+        for name in CONTRACTS:
+            creation = self._create(signer, name, creation_code(name, made[-1] if made else None))
+            made.append(creation.address)
+            on_contract(creation)
+        self._deployment = Deployment(*made)
+        return self._deployment
+
+    def attach(self, board: Address) -> Deployment:
+        """Use a board that is there. Raises `ContractMismatch` unless it and what it calls are of this version."""
+        referee = self._constant(BOARD, board, g.RefereeCall())
+        transcendentals = self._constant(REFEREE, referee, g.TranscendentalsCall())
+        # Creating a contract in a call, without sending, gives the code that must stand there, constants included.
+        self._require_code(TRANSCENDENTALS, transcendentals, creation_code(TRANSCENDENTALS))
+        self._require_code(REFEREE, referee, creation_code(REFEREE, transcendentals))
+        self._require_code(BOARD, board, creation_code(BOARD, referee))
+        self._deployment = Deployment(transcendentals, referee, board)
+        return self._deployment
+
+    @property
+    def chain_id(self) -> int:
+        """EIP-155."""
+        return self._node.chain_id
+
+    def code(self, address: Address) -> bytes:
+        """What stands at an address; empty for an account without code."""
+        return self._node.code(address)
+
+    @property
+    def deployment(self) -> Deployment:
+        """Raises `StateError` before `deploy` or `attach`."""
+        if self._deployment is None:
+            raise StateError("expected a deployed board; call deploy() or attach() first")
+        return self._deployment
+
+    @property
+    def domain(self) -> Domain:
+        """The EIP-712 domain of jobs and heads on this board."""
+        return Domain(chain_id=self._node.chain_id, contract=self.deployment.board)
+
+    # ------------------------------------------------------------------ jobs
+
+    def create_job(self, client: Signer, job: Job, trainer_signature: bytes) -> Receipt:
+        """Offer a job and pay its reward."""
+        return self._send(client, g.CreateJobCall(job_struct(job), trainer_signature), job.reward)
+
+    def cancel_job(self, client: Signer, job_id: Digest) -> Receipt:
+        """Take back an offer that was not accepted."""
+        return self._send(client, g.CancelJobCall(job_id))
+
+    def accept_job(self, trainer: Signer, job_id: Digest) -> Receipt:
+        """Accept an offer and pay the trainer's stake."""
+        return self._send(trainer, g.AcceptJobCall(job_id), self.job_state(job_id).trainer_stake)
+
+    def post_head(self, sender: Signer, head: SignedHead) -> Receipt:
+        """Post a head that the trainer signed."""
+        return self._send(sender, g.PostHeadCall(head_struct(head.head), head.signature))
+
+    def report_equivocation(self, reporter: Signer, first: SignedHead, second: SignedHead) -> Receipt:
+        """Report two heads of one count with different roots."""
+        call = g.ReportEquivocationCall(
+            job_id=first.head.job_id,
+            count=first.head.count,
+            first_root=first.head.run_root,
+            first_signature=first.signature,
+            second_root=second.head.run_root,
+            second_signature=second.signature,
+        )
+        return self._send(reporter, call)
+
+    def settle(self, sender: Signer, job_id: Digest) -> Receipt:
+        """End a job whose final head stood a whole window."""
+        return self._send(sender, g.SettleCall(job_id))
+
+    def abandon(self, client: Signer, job_id: Digest) -> Receipt:
+        """End a job whose trainer posts no heads."""
+        return self._send(client, g.AbandonCall(job_id))
+
+    def withdraw(self, owner: Signer, to: Address | None = None) -> Receipt:
+        """Pull the owner's whole credit, to itself by default."""
+        return self._send(owner, g.WithdrawCall(owner.address if to is None else to))
+
+    # ------------------------------------------------------------------ games
+
+    def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
+        """Start a game against a head and pay the challenger's stake; the game's id and the receipt."""
+        stake = self.job_state(head.head.job_id).challenger_stake
+        receipt = self._send(challenger, g.ChallengeCall(head_struct(head.head), head.signature, nonce), stake)
+        started = receipt.event("GameStarted").log
+        assert isinstance(started, g.GameStartedEvent)  # the name is this class's
+        return started.game_id, receipt
+
+    def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
+        """Make a move. `state`: the game before it, as the mover knows it; a proof shows again what was opened.
+
+        A proof is illegal in the second of its seal, so it waits up to `PROOF_SECONDS` for a later one.
+        """
+        call = move_call(state, move)
+        for _ in range(PROOF_SECONDS if isinstance(move, Prove) else 0):
+            try:
+                return self._send(mover, call)
+            except Reverted as early:
+                if early.name != "TooEarly":
+                    raise
+                time.sleep(1)
+        return self._send(mover, call)
+
+    def concede(self, mover: Signer, game_id: Digest) -> Receipt:
+        """Lose a game whose next move is the signer's."""
+        return self._send(mover, g.ConcedeCall(game_id))
+
+    def timeout(self, sender: Signer, game_id: Digest) -> Receipt:
+        """Claim that the side to move has run out of time."""
+        return self._send(sender, g.TimeoutCall(game_id))
+
+    def reclaim(self, sender: Signer, game_id: Digest) -> Receipt:
+        """Give back the challenger's stake of a game whose job was slashed meanwhile."""
+        return self._send(sender, g.ReclaimCall(game_id))
+
+    # ------------------------------------------------------------------ reading
+
+    def job_state(self, job_id: Digest) -> JobRecord:
+        """Status NONE if there is no such job."""
+        return self._read(g.JobCall(job_id))
+
+    def game_state(self, game_id: Digest) -> GameRecord:
+        """Phase 0 if there is no such game."""
+        return self._read(g.GameCall(game_id))
+
+    def mover(self, game_id: Digest) -> Address | None:
+        """Whose move it is, None if nobody's."""
+        found = self._read(g.MoverCall(game_id))
+        return None if found == bytes(20) else found
+
+    def credit(self, account: Address) -> int:
+        """Wei that an account can withdraw."""
+        return self._read(g.CreditCall(account))
+
+    def balance(self, account: Address) -> int:
+        """Wei that an account has."""
+        return self._node.balance(account)
+
+    def now(self) -> int:
+        """Time of the newest block, in seconds."""
+        return self._node.timestamp()
+
+    def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
+        """The board's log, oldest first; of one game only, if given."""
+        topics: list[Any] = [None, game_id] if game_id is not None else []
+        with node_errors():
+            logs = self._node.web3.eth.get_logs(
+                {
+                    "address": Web3.to_checksum_address(self.deployment.board),
+                    "fromBlock": first_block,
+                    "toBlock": "latest",
+                    "topics": topics,
+                }
+            )
+        return [event for log in logs if (event := self._event(log)) is not None]
+
+    def moves(self, game_id: Digest, first_block: int = 0) -> list[Move]:
+        """The moves made in a game since a block, read from the transactions' calldata, in order.
+
+        Raises `ChainError` for a move that was not made by a plain transaction to the board; the log (`events`) has
+        what it revealed nevertheless.
+        """
+        order = list(dict.fromkeys(event.transaction for event in self.events(game_id, first_block)))
+        calls = [self._call_of(transaction) for transaction in order]
+        return [read_move(call) for call in calls if isinstance(call, MOVES) and call.named()["gameId"] == game_id]
+
+    # ------------------------------------------------------------------ inner workings
+
+    def _send(self, signer: Signer, call: Function[Any], value: int = 0) -> Receipt:
+        data = call.data
+        return self._receipt(self._node.send(signer, self.deployment.board, data, value), len(data))
+
+    def _read(self, call: Function[R], contract: Address | None = None) -> R:
+        data = self._node.call(self.deployment.board if contract is None else contract, call.data)
+        try:
+            return call.result(data)
+        except DecodingError as error:
+            raise NodeError(f"expected the result of {call.NAME}, got {len(data)} bytes that are none") from error
+
+    def _constant(self, name: str, contract: Address, call: Function[Address]) -> Address:
+        """The contract that another one was made with."""
+        self._require_code(name, contract, None)
+        try:
+            return self._read(call, contract)
+        except ChainError as error:
+            raise ContractMismatch(name, contract, f"a contract without {call.NAME}") from error
+
+    def _create(self, signer: Signer, name: str, code: bytes) -> Creation:
+        receipt = self._node.send(signer, None, code)
+        created = receipt["contractAddress"]
+        if created is None:
+            raise NodeError("expected the address of a new contract, got none")
+        return Creation(
+            name=name,
+            address=_address(created),
+            transaction=bytes(receipt["transactionHash"]),
+            block=int(receipt["blockNumber"]),
+            gas_used=int(receipt["gasUsed"]),
+        )
+
+    def _require_code(self, name: str, address: Address, creation: bytes | None) -> None:
+        found = self._node.code(address)
+        if not found:
+            raise ContractMismatch(name, address, "an account without code")
+        if creation is not None and found != self._node.call(None, creation):
+            raise ContractMismatch(name, address, "another contract or version")
+
+    def _receipt(self, receipt: TxReceipt, calldata_bytes: int) -> Receipt:
+        block = int(receipt["blockNumber"])
+        return Receipt(
+            transaction=bytes(receipt["transactionHash"]),
+            block=block,
+            timestamp=self._node.timestamp(block),
+            gas_used=int(receipt["gasUsed"]),
+            calldata_bytes=calldata_bytes,
+            events=tuple(event for log in receipt["logs"] if (event := self._event(log)) is not None),
+        )
+
+    def _event(self, log: Any) -> Event | None:
+        topics = [bytes(topic) for topic in log["topics"]]
+        kind = _LOGS.get(topics[0]) if topics else None
+        if kind is None:
+            return None
+        try:
+            found = kind.read(topics[1:], bytes(log["data"]))
+        except DecodingError as error:
+            raise NodeError(f"expected the event {kind.NAME}, got a log that is none: {error}") from error
+        return Event(found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
+
+    def _call_of(self, transaction: bytes) -> Function[Any]:
+        with node_errors():
+            data = bytes(self._node.web3.eth.get_transaction(transaction)["input"])  # type: ignore[arg-type]
+        kind = _CALLS.get(data[:4])
+        try:
+            if kind is not None:
+                return kind.decode(data[4:])
+        except DecodingError:
+            pass
+        raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}, got another")
+
+
+def _address(text: str) -> Address:
+    return Address(bytes.fromhex(text.removeprefix("0x")))

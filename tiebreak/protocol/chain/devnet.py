@@ -1,0 +1,62 @@
+"""A chain for development on this machine: anvil where it is installed, else the embedded EVM behind JSON-RPC.
+
+Accounts come from one mnemonic that everybody knows: never use their keys anywhere else.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
+
+from tiebreak.protocol.chain.anvil import HOST, Anvil, find_anvil
+from tiebreak.protocol.chain.embedded import ACCOUNTS_PATH, new_tester
+from tiebreak.protocol.chain.rpc import RpcNode, RpcServer
+
+MNEMONIC: Final = "test test test test test test test test test test test junk"
+"""The one of anvil and its relatives."""
+BALANCE: Final = 10_000 * 10**18
+"""Wei of each account at the start, in both kinds of node."""
+MAX_ACCOUNTS: Final = 100
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RunningNode:
+    """A node that answers at `url`."""
+
+    url: str
+    kind: str
+    """anvil, or embedded."""
+    check: Callable[[], None]
+    """Raises `NodeError` if it has ended."""
+
+
+def dev_secrets(count: int) -> list[int]:
+    """Private keys of the accounts, by BIP-32 from the mnemonic."""
+    seed = seed_from_mnemonic(MNEMONIC, "")
+    return [int.from_bytes(key_from_seed(seed, f"{ACCOUNTS_PATH}/{index}"), "big") for index in range(count)]
+
+
+@contextmanager
+def running_node(*, port: int, accounts: int, block_seconds: int = 0, embedded: bool = False) -> Iterator[RunningNode]:
+    """A node with funded accounts, while the context lasts. `embedded`: do not look for anvil.
+
+    Raises `NodeError` for a port that is taken and an anvil that does not start.
+    """
+    binary = None if embedded else find_anvil()
+    if binary is None:
+        tester = new_tester(MNEMONIC, accounts, BALANCE)
+        with RpcServer(RpcNode(tester, block_seconds), port) as server:
+            yield RunningNode(server.url, "embedded", lambda: None)
+        return
+    with Anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts, block_seconds=block_seconds) as anvil:
+        yield RunningNode(anvil.url, "anvil", anvil.check)

@@ -1,0 +1,150 @@
+"""A node: calls and transactions as bytes, with its many ways of failing turned into ours."""
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from eth_tester.exceptions import TransactionFailed
+from eth_typing import Hash32
+from eth_utils.exceptions import ValidationError
+from requests.exceptions import RequestException
+from web3 import Web3
+from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3Exception, Web3ValueError
+from web3.types import TxParams, TxReceipt
+
+from tiebreak.protocol.chain.accounts import Signer, sign_transaction
+from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError
+from tiebreak.protocol.chain.reverts import decode_revert
+from tiebreak.protocol.commitments.eip712 import Address
+
+RECEIPT_SECONDS: Final = 180
+"""How long to wait for a transaction to be mined."""
+_EMBEDDED_PREFIX: Final = "execution reverted: "
+
+
+class Node:
+    """Bytes in, bytes out. `gas_limit`: of every transaction; None asks the node for an estimate."""
+
+    def __init__(self, web3: Web3, gas_limit: int | None = None) -> None:
+        self.web3 = web3
+        self._gas_limit = gas_limit
+        with node_errors():
+            self.chain_id = int(web3.eth.chain_id)
+
+    def call(self, to: Address | None, data: bytes, sender: Address | None = None, value: int = 0) -> bytes:
+        """What a call would return, on top of the newest block; `to` None: what a creation would deploy."""
+        tx = self._transaction(to, data, value)
+        if sender is not None:
+            tx["from"] = Web3.to_checksum_address(sender)
+        with node_errors():
+            return bytes(self.web3.eth.call(tx, "pending"))
+
+    def code(self, address: Address) -> bytes:
+        """Deployed code, empty for an account without."""
+        with node_errors():
+            return bytes(self.web3.eth.get_code(Web3.to_checksum_address(address)))
+
+    def balance(self, address: Address) -> int:
+        """In wei."""
+        with node_errors():
+            return int(self.web3.eth.get_balance(Web3.to_checksum_address(address)))
+
+    def timestamp(self, block: int | None = None) -> int:
+        """Of a block, the newest by default."""
+        with node_errors():
+            return int(self.web3.eth.get_block("latest" if block is None else block)["timestamp"])
+
+    def send(self, signer: Signer, to: Address | None, data: bytes, value: int = 0) -> TxReceipt:
+        """Try a transaction, sign it, send it and wait for its receipt.
+
+        It is tried first, so a move that the contract refuses costs nothing. Raises `Reverted`, `InsufficientFunds`
+        or `NodeError`.
+        """
+        tx = self._transaction(to, data, value)
+        tx["from"] = Web3.to_checksum_address(signer.address)
+        self._check_funds(signer.address, value)
+        sent = self.post(signer, to, data, value, gas=self._try(tx))
+        with node_errors():
+            receipt = self.web3.eth.wait_for_transaction_receipt(Hash32(sent), timeout=RECEIPT_SECONDS)
+        if receipt["status"] != 1:
+            # The chain moved on between trying and mining: trying again says what changed.
+            self._try(tx)
+            raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
+        return receipt
+
+    def post(self, signer: Signer, to: Address | None, data: bytes, value: int = 0, *, gas: int) -> bytes:
+        """Sign a transaction and send it, without trying it and without waiting: its hash."""
+        fees = self._fees()
+        self._check_funds(signer.address, value + gas * fees["maxFeePerGas"])
+        with node_errors():
+            nonce = int(self.web3.eth.get_transaction_count(Web3.to_checksum_address(signer.address), "pending"))
+            fields: dict[str, Any] = {"chainId": self.chain_id, "nonce": nonce, "value": value, "data": data}
+            if to is not None:
+                fields["to"] = to
+            return bytes(self.web3.eth.send_raw_transaction(sign_transaction(signer, {**fields, **fees, "gas": gas})))
+
+    def require_gas(self, account: Address, gas: int) -> None:
+        """Raise `InsufficientFunds` unless an account can pay for so much gas."""
+        self._check_funds(account, gas * self._fees()["maxFeePerGas"])
+
+    def _transaction(self, to: Address | None, data: bytes, value: int) -> TxParams:
+        tx: TxParams = {"data": data, "value": Web3.to_wei(value, "wei")}
+        if to is not None:
+            tx["to"] = Web3.to_checksum_address(to)
+        return tx
+
+    def _fees(self) -> dict[str, int]:
+        with node_errors():
+            base = self.web3.eth.get_block("latest").get("baseFeePerGas")
+            if base is None:
+                raise NodeError("expected a chain with a base fee (EIP-1559), got blocks without one")
+            tip = int(self.web3.eth.max_priority_fee)
+        return {"maxFeePerGas": 2 * int(base) + tip, "maxPriorityFeePerGas": tip}
+
+    def _try(self, tx: TxParams) -> int:
+        """Gas limit for the transaction. Raises `Reverted` if it would fail now."""
+        with node_errors():
+            if self._gas_limit is None:
+                # A proof is refused in the second of its seal: it is tried at the next block's time.
+                return int(self.web3.eth.estimate_gas(tx, "pending")) * 5 // 4
+            self.web3.eth.call({**tx, "gas": self._gas_limit}, "pending")
+            return self._gas_limit
+
+    def _check_funds(self, account: Address, needed: int) -> None:
+        if (available := self.balance(account)) < needed:
+            raise InsufficientFunds(account, needed, available)
+
+
+@contextmanager
+def node_errors() -> Iterator[None]:
+    """Turn what web3, the embedded chain and HTTP raise into `Reverted` and `NodeError`."""
+    try:
+        yield
+    except ContractLogicError as error:
+        raise decode_revert(_hex_data(error.data), str(error)) from error
+    except TransactionFailed as error:
+        raise decode_revert(embedded_revert_data(str(error)), str(error)) from error
+    except (Web3Exception, Web3ValueError, BadFunctionCallOutput, ValidationError) as error:
+        raise NodeError(f"the node refused: {error}") from error
+    except (RequestException, OSError) as error:
+        raise NodeError(f"cannot reach the node: {error}; is it running at this address?") from error
+
+
+def _hex_data(data: object) -> bytes:
+    try:
+        return bytes.fromhex(data.removeprefix("0x")) if isinstance(data, str) else b""
+    except ValueError:
+        return b""
+
+
+def embedded_revert_data(message: str) -> bytes:
+    """eth-tester gives the revert data as the text of a bytes literal."""
+    text = message.removeprefix(_EMBEDDED_PREFIX)
+    if not text.startswith(("b'", 'b"')):
+        return b""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return b""
+    return value if isinstance(value, bytes) else b""

@@ -1,0 +1,238 @@
+"""A chain in simulated time: every block is made by hand, of transactions and at an instant of the caller's choice.
+
+The embedded EVM without what stands before it (JSON-RPC, the tester's own mempool), of which nothing here depends on
+the machine's clock or on random numbers: the same transactions at the same instants give the same gas and the same
+logs, in any process. A simulation deploys the contracts once and starts each of its games from there (`begin`).
+
+A block in the making (`Draft`) is what nodes call the pending state: transactions are executed as they come, so whoever
+wants to know beforehand whether one would revert has executed it already once it stands in the block.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from eth.abc import (
+    BlockAPI,
+    BlockHeaderAPI,
+    ComputationAPI,
+    MiningChainAPI,
+    ReceiptAPI,
+    SignedTransactionAPI,
+    StateAPI,
+    VirtualMachineAPI,
+)
+from eth.db.atomic import AtomicDB
+from eth.db.backends.memory import MemoryDB
+from eth.vm.message import Message
+from eth_typing import Address as EvmAddress
+from eth_utils.exceptions import ValidationError
+
+from tiebreak.protocol.chain.abi import Function
+from tiebreak.protocol.chain.accounts import Signer, sign_transaction
+from tiebreak.protocol.chain.embedded import GAS_LIMIT, EmbeddedChain
+from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError, Reverted
+from tiebreak.protocol.chain.records import Event
+from tiebreak.protocol.chain.reverts import decode_revert
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.errors import StateError
+
+_NOBODY: Final = EvmAddress(bytes(20))
+BASE_FEE: Final = 10**9
+"""Wei a gas, in every block: what a party pays then follows from its gas alone."""
+_READ_GAS: Final = 10**8
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A transaction that was executed in a block. `reverted`: with what, if it changed nothing but cost its gas."""
+
+    hash: bytes
+    block: int
+    gas_used: int
+    calldata_bytes: int
+    fee: int
+    """Wei that its sender paid for the gas."""
+    events: tuple[Event, ...]
+    reverted: Reverted | None
+
+
+class Draft:
+    """A block in the making, at a fixed instant, on top of the newest block."""
+
+    def __init__(self, chain: "SimulatedChain", timestamp: int) -> None:
+        self._chain = chain
+        self._header: BlockHeaderAPI = chain.evm.header.copy(timestamp=timestamp)
+        self.vm: VirtualMachineAPI = chain.evm.get_vm(self._header)
+        self._transactions: list[SignedTransactionAPI] = []
+        self._receipts: list[ReceiptAPI] = []
+        self.timestamp = timestamp
+
+    @property
+    def number(self) -> int:
+        """Of the block."""
+        return int(self._header.block_number)
+
+    @property
+    def room(self) -> int:
+        """Gas that the block has left."""
+        return int(self._header.gas_limit - self._header.gas_used)
+
+    def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Applied:
+        """Execute a transaction to the board as the next of the block.
+
+        Raises `InsufficientFunds`, `NodeError` for one that no block takes, and `Reverted` for one that the contract
+        refuses. Then it is not in the block, unless it is to be there nevertheless, as if it was not tried.
+        """
+        state = self.vm.state
+        needed, available = value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))
+        if available < needed:
+            raise InsufficientFunds(signer.address, needed, available)
+        transaction = self._sign(signer, data, value)
+        state.lock_changes()
+        before = state.snapshot()
+        try:
+            self.vm.validate_transaction_against_header(self._header, transaction)
+            computation = state.apply_transaction(transaction)
+        except ValidationError as error:
+            state.revert(before)
+            raise NodeError(f"the chain refused the transaction: {error}") from error
+        refusal = _refusal(computation)
+        if refusal is not None and not even_if_it_reverts:
+            state.revert(before)
+            raise refusal
+        state.commit(before)
+        receipt = self.vm.make_receipt(self._header, transaction, computation, state)
+        gas_used = int(receipt.gas_used - self._header.gas_used)
+        self._header = self.vm.add_receipt_to_header(self._header, receipt)
+        self._transactions.append(transaction)
+        self._receipts.append(receipt)
+        return self._applied(transaction, computation, gas_used, refusal)
+
+    def read(self, call: Function[R]) -> R:
+        """What a call of the board returns after the transactions so far."""
+        return self._chain.read_from(self.vm.state, call)
+
+    def _applied(
+        self, transaction: SignedTransactionAPI, computation: ComputationAPI, gas_used: int, refusal: Reverted | None
+    ) -> Applied:
+        digest = bytes(transaction.hash)
+        return Applied(
+            hash=digest,
+            block=self.number,
+            gas_used=gas_used,
+            calldata_bytes=len(transaction.data),
+            fee=gas_used * BASE_FEE,
+            events=() if refusal else self._chain.events_in(computation, self.number, digest),
+            reverted=refusal,
+        )
+
+    def _sign(self, signer: Signer, data: bytes, value: int) -> SignedTransactionAPI:
+        fields: dict[str, Any] = {
+            "chainId": self._chain.chain_id,
+            "nonce": self.vm.state.get_nonce(EvmAddress(signer.address)),
+            "to": self._chain.deployment.board,
+            "value": value,
+            "data": data,
+            "gas": GAS_LIMIT,
+            "maxFeePerGas": BASE_FEE,
+            "maxPriorityFeePerGas": 0,
+        }
+        return self.vm.get_transaction_builder().decode(sign_transaction(signer, fields))
+
+    def seal(self) -> None:
+        """Make it the newest block."""
+        vm = self.vm
+        block = vm.set_block_transactions_and_withdrawals(
+            vm.get_block(), self._header, self._transactions, self._receipts
+        )
+        self._chain.extend(vm.finalize_block(block).block)
+
+
+def _refusal(computation: ComputationAPI) -> Reverted | None:
+    """What a transaction reverted with."""
+    if computation.is_success:
+        return None
+    return decode_revert(bytes(computation.output), str(computation.error))
+
+
+class SimulatedChain(EmbeddedChain):
+    """An embedded chain with the contracts, from which chains in simulated time `begin`, each of its own."""
+
+    def __init__(self, deployer: Signer) -> None:
+        super().__init__()
+        self.fund(deployer.address)
+        self.deploy(deployer)
+        self._deployed: MiningChainAPI = self._tester.backend.chain
+        self._evm: MiningChainAPI | None = None
+
+    @property
+    def evm(self) -> MiningChainAPI:
+        """The EVM and its blocks, since `begin`."""
+        if self._evm is None:
+            raise StateError("expected a chain that has begun; call begin() first")
+        return self._evm
+
+    def begin(self, balances: Mapping[Address, int], timestamp: int) -> "SimulatedChain":
+        """A chain of its own with the contracts and nothing else on it; a first block gives accounts their wei."""
+        head = self._deployed.header
+        # Nodes of a trie are named by their content and never change: a shallow copy is a chain of its own.
+        database = AtomicDB(MemoryDB(dict(self._deployed.chaindb.db.wrapped_db.kv_store)))  # type: ignore[attr-defined]
+        begun = copy(self)
+        begun._evm = type(self._deployed)(database, head.copy(timestamp=timestamp, base_fee_per_gas=BASE_FEE))
+        draft = Draft(begun, timestamp)
+        for account, wei in balances.items():
+            draft.vm.state.set_balance(EvmAddress(account), wei)
+        draft.seal()
+        return begun
+
+    def extend(self, block: BlockAPI) -> None:
+        """Append a block that a `Draft` made. It is not validated again: nobody else's blocks come here."""
+        evm = self.evm
+        evm.chaindb.persist_block(block)
+        header = evm.create_header_from_parent(block.header)
+        self._evm = type(evm)(evm.chaindb.db, header.copy(base_fee_per_gas=BASE_FEE))
+
+    def draft(self, timestamp: int) -> Draft:
+        """The next block. Raises `ValueError` for an instant that is not after the newest block's."""
+        if timestamp <= self.now():
+            raise ValueError(f"expected a time after {self.now()}, got {timestamp}")
+        return Draft(self, timestamp)
+
+    def now(self) -> int:
+        """Time of the newest block, in seconds."""
+        return int(self.evm.get_canonical_head().timestamp)
+
+    def balance(self, account: Address) -> int:
+        """Wei that an account has."""
+        return int(self._state().get_balance(EvmAddress(account)))
+
+    def events_in(self, computation: ComputationAPI, block: int, transaction: bytes) -> tuple[Event, ...]:
+        """What the board logged in a transaction."""
+        found = []
+        for address, topics, data in computation.get_log_entries():
+            if bytes(address) == self.deployment.board:
+                log = {"topics": [int(topic).to_bytes(32, "big") for topic in topics], "data": data}
+                found.append(self._event({**log, "blockNumber": block, "transactionHash": transaction}))
+        return tuple(event for event in found if event is not None)
+
+    def _state(self) -> StateAPI:
+        return self.evm.get_vm().state
+
+    def read_from(self, state: StateAPI, call: Function[R], contract: Address | None = None) -> R:
+        """What a call returns in a state, which stays as it is. Raises `Reverted`."""
+        to = EvmAddress(self.deployment.board if contract is None else contract)
+        before = state.snapshot()
+        message = Message(_READ_GAS, to, _NOBODY, 0, call.data, state.get_code(to), is_static=True)
+        context = state.get_transaction_context_class()(gas_price=0, origin=_NOBODY)
+        computation = state.computation_class.apply_message(state, message, context)
+        state.revert(before)
+        refusal = _refusal(computation)
+        if refusal is not None:
+            raise refusal
+        return call.result(bytes(computation.output))
+
+    def _read(self, call: Function[R], contract: Address | None = None) -> R:
+        return self.read_from(self._state(), call, contract)

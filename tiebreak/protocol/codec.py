@@ -1,0 +1,78 @@
+"""A strict reader and a writer for the big-endian binary formats of SPEC sections 3 to 6."""
+
+from tiebreak.protocol.errors import EncodingError
+
+
+class Reader:
+    """Reads fixed-width fields from bytes; every shortage or excess is an `EncodingError`."""
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytes(data)
+        self._position = 0
+
+    @property
+    def remaining(self) -> int:
+        """Bytes not read yet."""
+        return len(self._data) - self._position
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self.remaining:
+            raise EncodingError(f"expected {count} more bytes at offset {self._position}, got {self.remaining}")
+        start, self._position = self._position, self._position + count
+        return self._data[start : self._position]
+
+    def unsigned(self, width: int) -> int:
+        """An unsigned integer of `width` bytes."""
+        return int.from_bytes(self.take(width), "big")
+
+    def signed(self, width: int) -> int:
+        """A two's complement integer of `width` bytes."""
+        return int.from_bytes(self.take(width), "big", signed=True)
+
+    def finish(self) -> None:
+        """Raise unless everything was read."""
+        if self.remaining:
+            raise EncodingError(f"expected the end at offset {self._position}, got {self.remaining} more bytes")
+
+
+def unsigned(value: int, width: int) -> bytes:
+    """`value` as an unsigned big-endian integer of `width` bytes."""
+    try:
+        return value.to_bytes(width, "big")
+    except OverflowError:
+        raise EncodingError(f"expected an unsigned integer of {width} bytes, got {value}") from None
+
+
+def signed(value: int, width: int) -> bytes:
+    """`value` as a two's complement big-endian integer of `width` bytes."""
+    try:
+        return value.to_bytes(width, "big", signed=True)
+    except OverflowError:
+        raise EncodingError(f"expected a signed integer of {width} bytes, got {value}") from None
+
+
+def encode_name(name: str) -> bytes:
+    """u16 length and the bytes of a state or data name."""
+    raw = name.encode("ascii", "replace")
+    check_name(raw, name)
+    return unsigned(len(raw), 2) + raw
+
+
+def decode_name(reader: Reader) -> str:
+    """The inverse of `encode_name`."""
+    raw = reader.take(reader.unsigned(2))
+    check_name(raw, raw)
+    return raw.decode("ascii")
+
+
+def check_name(raw: bytes, shown: object) -> None:
+    """Names are 1 to 255 bytes of printable ASCII without blanks."""
+    if (
+        not 1 <= len(raw) <= 255
+        or any(not 0x21 <= byte <= 0x7E for byte in raw)
+        or (isinstance(shown, str) and raw.decode("ascii") != shown)
+    ):
+        raise EncodingError(f"expected a name of 1 to 255 printable ASCII characters, got {shown!r}")

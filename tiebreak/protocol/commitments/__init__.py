@@ -1,0 +1,1 @@
+"""What is hashed and signed: trees, chunks, records, rounding logs, jobs and heads."""

@@ -1,0 +1,134 @@
+"""The accumulator tree of one element (SPEC section 6) in memory that hardly grows with its terms.
+
+Kept are the tree's levels above blocks of 4096 leaves, and the accumulator before each block. What lies inside a block
+is computed again when it is asked for; the last blocks asked for are held, since a walk stays in one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from tiebreak.protocol.commitments.digests import DIGEST_BYTES, record_level
+from tiebreak.protocol.commitments.trees import KERNEL_NODES, depth_of, empty_root, level_above
+from tiebreak.protocol.native.hashing import hasher
+from tiebreak.protocol.program.isa import DType, Instruction
+from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, Prefixes, Terms
+from tiebreak.protocol.tags import Digest, Tag
+
+BLOCKS_HELD: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The encodings of the leaves of a block, one after the other, and its subtree's levels by height."""
+
+    encodings: bytes
+    width: int
+    """Bytes of each."""
+    levels: list[bytes]
+
+
+class AccumulatorTree:
+    """What `merkle.Tree` is, over accumulators given block by block; `at` tells what stands in a leaf."""
+
+    def __init__(self, count: int, block: Callable[[int], bytes]) -> None:
+        """`count`: leaves; `block(n)`: the encodings, all of one length, of the leaves n * 4096 and on."""
+        if count < 1:
+            raise ValueError(f"expected at least one leaf, got {count}")
+        self.count = count
+        self.depth = depth_of(count)
+        self._encodings = block
+        self._height = min(self.depth, BLOCK_HEIGHT)
+        """Of the subtree over a block."""
+        self._block = lru_cache(maxsize=BLOCKS_HELD)(self._make_block)
+        self._levels = [b"".join(self._make_block(n).levels[-1] for n in range(-(-count // BLOCK_LEAVES)))]
+        """By height above the blocks: the nodes that are above a leaf, one after the other."""
+        for height in range(self._height, self.depth):
+            self._levels.append(level_above(self._levels[-1], height))
+
+    @classmethod
+    def of(
+        cls, instruction: Instruction, index: int, tensors: Sequence[bytes | memoryview], dtypes: Sequence[DType]
+    ) -> "AccumulatorTree":
+        """That of element `index` of a reduction; `tensors` and `dtypes`: data and dtype of each operand's value."""
+        prefixes = Prefixes(Terms(instruction, index, tensors, dtypes))
+        return cls(prefixes.count, prefixes.block)
+
+    @classmethod
+    def over(cls, encoded: Sequence[bytes]) -> "AccumulatorTree":
+        """The tree over these accumulators."""
+        starts = range(0, len(encoded), BLOCK_LEAVES)
+        blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
+        return cls(len(encoded), blocks.__getitem__)
+
+    @property
+    def root(self) -> Digest:
+        """The root digest."""
+        return Digest(self._levels[-1])
+
+    @property
+    def last(self) -> bytes:
+        """The encoded accumulator after all terms."""
+        return self.at(self.count - 1)
+
+    def at(self, leaf: int) -> bytes:
+        """The encoded accumulator of a leaf."""
+        if not 0 <= leaf < self.count:
+            raise ValueError(f"expected a leaf below {self.count}, got {leaf}")
+        number, place = divmod(leaf, BLOCK_LEAVES)
+        found = self._block(number)
+        return found.encodings[place * found.width : (place + 1) * found.width]
+
+    def block(self, number: int) -> list[bytes]:
+        """The encoded accumulators of the leaves number * 4096 and on: 4096 of them, fewer in the last block."""
+        found = self._block(number)
+        return [found.encodings[at : at + found.width] for at in range(0, len(found.encodings), found.width)]
+
+    def node(self, height: int, position: int) -> Digest:
+        """The node `height` levels above the leaves."""
+        if not (0 <= height <= self.depth and 0 <= position < 1 << (self.depth - height)):
+            raise ValueError(f"no node at height {height}, position {position} in a tree of depth {self.depth}")
+        if position << height >= self.count:
+            return empty_root(height)
+        if height >= self._height:
+            level = self._levels[height - self._height]
+        else:
+            above = self._height - height
+            level = self._block(position >> above).levels[height]
+            position &= (1 << above) - 1
+        return Digest(level[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
+
+    def below(self, height: int, position: int, levels: int) -> list[Digest]:
+        """The 2^levels nodes `levels` below node (height, position), left to right."""
+        first = position << levels
+        return [self.node(height - levels, first + i) for i in range(1 << levels)]
+
+    def proof(self, position: int) -> list[Digest]:
+        """Siblings of a leaf, from the leaf upwards."""
+        return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
+
+    def forget(self) -> None:
+        """Lets go of the blocks that are held."""
+        self._block.cache_clear()
+
+    def _leaves(self, number: int) -> int:
+        return min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)
+
+    def _make_block(self, number: int) -> _Block:
+        encodings = self._encodings(number)
+        leaves = self._leaves(number)
+        if not encodings or len(encodings) % leaves:
+            raise ValueError(f"expected {leaves} encodings of one length, got {len(encodings)} bytes")
+        width = len(encodings) // leaves
+        levels = [_leaf_level(encodings, width)]
+        for height in range(self._height):
+            levels.append(level_above(levels[-1], height))
+        return _Block(encodings, width, levels)
+
+
+def _leaf_level(encodings: bytes, width: int) -> bytes:
+    """The leaves' digests. Few are hashed here: a call of the kernel costs more."""
+    if len(encodings) < KERNEL_NODES * width or (kernel := hasher()) is None:
+        return record_level(Tag.ACCUMULATOR, encodings, width)
+    return kernel.record_level(Tag.ACCUMULATOR, encodings, width)

@@ -1,0 +1,186 @@
+"""secp256k1 keys: signatures that both `cryptography` and the EVM's `ecrecover` accept, and the files they live in.
+
+Signature format (SPEC section 8), 65 bytes:
+
+    offset  width  field
+    0       32     r, big-endian, 1 <= r < n
+    32      32     s, big-endian, 1 <= s <= n/2 (the lower half: one signature per nonce, EIP-2)
+    64      1      v, 27 + parity of R's y coordinate
+
+Numbered plan of `verify`: (1) the format above, (2) the key is recovered from signature and digest, (3) the
+signature is checked against that key by `cryptography`, independently of the recovery, (4) its address is the one
+expected.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+from eth_hash.auto import keccak
+from eth_keys.datatypes import Signature
+from eth_keys.exceptions import BadSignature
+from eth_utils.exceptions import ValidationError
+
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.errors import ConfigurationError, SignatureError
+
+ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+"""n, the order of secp256k1's base point (SEC 2, 2.4.1)."""
+SIGNATURE_BYTES: Final = 65
+MIN_PASSPHRASE_BYTES: Final = 8
+
+# The digest is already a hash. SHA-256 names its length (32 bytes), and is the hash of RFC 6979's nonce derivation.
+_PREHASHED: Final = utils.Prehashed(hashes.SHA256())
+_SIGN: Final = ec.ECDSA(_PREHASHED, deterministic_signing=True)
+_VERIFY: Final = ec.ECDSA(_PREHASHED)
+
+
+def address_of(key: ec.EllipticCurvePublicKey) -> Address:
+    """Ethereum address: the last 20 bytes of keccak-256 of the uncompressed point without its 0x04."""
+    point = key.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
+    return Address(bytes(keccak(point[1:])[12:]))
+
+
+class PrivateKey:
+    """A signing key. Never printed: its `repr` shows the address."""
+
+    __slots__ = ("_key", "address")
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        if not isinstance(key.curve, ec.SECP256K1):
+            raise ConfigurationError(f"expected a secp256k1 key, got one on {key.curve.name}")
+        self._key = key
+        self.address = address_of(key.public_key())
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(address=0x{self.address.hex()})"
+
+    @classmethod
+    def generate(cls) -> "PrivateKey":
+        """A new key from the operating system's random numbers."""
+        return cls(ec.generate_private_key(ec.SECP256K1()))
+
+    @classmethod
+    def from_int(cls, secret: int) -> "PrivateKey":
+        """The key with this scalar, 1 <= secret < n: for tests and for the funded accounts of a development chain."""
+        if not 1 <= secret < ORDER:
+            raise ConfigurationError("expected a secret between 1 and the order of secp256k1")
+        return cls(ec.derive_private_key(secret, ec.SECP256K1()))
+
+    def sign(self, digest: bytes) -> bytes:
+        """65 bytes r || s || v over a 32-byte digest; deterministic (RFC 6979), s in the lower half."""
+        _check_digest(digest)
+        r, s = utils.decode_dss_signature(self._key.sign(digest, _SIGN))
+        s = min(s, ORDER - s)
+        # The holder of the secret d knows the nonce k = (z + r d) / s, so R = kG needs no point recovery.
+        # The sign that the lower s chose is the sign of this k.
+        z = int.from_bytes(digest, "big")
+        nonce = (z + r * self._key.private_numbers().private_value) * pow(s, -1, ORDER) % ORDER
+        point = ec.derive_private_key(nonce, ec.SECP256K1()).public_key().public_numbers()
+        assert point.x == r, "R's x coordinate exceeds the group order (chance 2^-128), or the nonce is wrong"
+        return r.to_bytes(32, "big") + s.to_bytes(32, "big") + bytes([27 + point.y % 2])
+
+    def to_pem(self, passphrase: str) -> bytes:
+        """Encrypted PKCS#8 PEM (AES-256, key derived by `cryptography`'s best PKCS#8 scheme)."""
+        encryption = serialization.BestAvailableEncryption(_passphrase_bytes(passphrase))
+        return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+    @classmethod
+    def from_pem(cls, pem: bytes, passphrase: str) -> "PrivateKey":
+        """Decrypt. Raises `ConfigurationError` for a wrong passphrase, a key in the clear or another kind of key."""
+        if b"BEGIN ENCRYPTED PRIVATE KEY" not in pem:
+            raise ConfigurationError("expected an encrypted PKCS#8 PEM file, got something else; make a new key")
+        try:
+            key = serialization.load_pem_private_key(pem, _passphrase_bytes(passphrase))
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError("the key file does not decrypt: wrong passphrase or damaged file") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigurationError(f"expected a secp256k1 key, got {type(key).__name__}")
+        return cls(key)
+
+    def save(self, path: Path, passphrase: str) -> None:
+        """Write a new file with mode 0600: complete or not at all. Raises `ConfigurationError` if the file exists."""
+        pem = self.to_pem(passphrase)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(pem)
+                file.flush()
+                os.fsync(file.fileno())
+            # A hard link, unlike a rename, never replaces a key that is already there.
+            os.link(temporary, path)
+        except FileExistsError as error:
+            raise ConfigurationError(f"{path} already exists; choose another name for the new key") from error
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+
+    @classmethod
+    def load(cls, path: Path, passphrase: str) -> "PrivateKey":
+        """Read a key file. Raises `ConfigurationError` if anyone but its owner may read or write it."""
+        try:
+            with path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                if mode & 0o077:
+                    raise ConfigurationError(f"expected mode 0600, got {mode:04o}; run chmod 600 {path}")
+                pem = file.read()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read key file {path}: {error.strerror}") from error
+        return cls.from_pem(pem, passphrase)
+
+
+def new_secret() -> bytes:
+    """32 bytes from the operating system's random numbers."""
+    return secrets.token_bytes(32)
+
+
+def recover(digest: bytes, signature: bytes) -> Address:
+    """The address whose key made the signature. Raises `SignatureError` unless it is well-formed and valid."""
+    _check_digest(digest)
+    r, s, v = _parse(signature)  # (1)
+    try:  # (2)
+        public = Signature(vrs=(v - 27, r, s)).recover_public_key_from_msg_hash(digest)
+        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), b"\x04" + public.to_bytes())
+        key.verify(utils.encode_dss_signature(r, s), digest, _VERIFY)  # (3)
+    except (BadSignature, ValidationError, ValueError, InvalidSignature) as error:
+        raise SignatureError("no secp256k1 key makes this signature over this digest") from error
+    return address_of(key)
+
+
+def verify(digest: bytes, signature: bytes, address: bytes) -> None:
+    """Raise `SignatureError` unless `signature` over `digest` is by `address`."""
+    found = recover(digest, signature)
+    if found != address:  # (4)
+        raise SignatureError(f"expected a signature by 0x{address.hex()}, got one by 0x{found.hex()}")
+
+
+def _check_digest(digest: bytes) -> None:
+    if len(digest) != 32:
+        raise SignatureError(f"expected a digest of 32 bytes, got {len(digest)}")
+
+
+def _parse(signature: bytes) -> tuple[int, int, int]:
+    if len(signature) != SIGNATURE_BYTES:
+        raise SignatureError(f"expected a signature of {SIGNATURE_BYTES} bytes, got {len(signature)}")
+    r, s, v = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big"), signature[64]
+    if not 1 <= r < ORDER:
+        raise SignatureError("expected r between 1 and the group order")
+    if not 1 <= s <= ORDER // 2:
+        raise SignatureError("expected s in the lower half of the group order")
+    if v not in (27, 28):
+        raise SignatureError(f"expected v of 27 or 28, got {v}")
+    return r, s, v
+
+
+def _passphrase_bytes(passphrase: str) -> bytes:
+    data = passphrase.encode("utf-8")
+    if len(data) < MIN_PASSPHRASE_BYTES:
+        raise ConfigurationError(f"expected a passphrase of at least {MIN_PASSPHRASE_BYTES} bytes, got {len(data)}")
+    return data

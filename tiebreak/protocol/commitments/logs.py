@@ -1,0 +1,232 @@
+"""The rounding log of one step: what it says of each element, and the tree that commits to it (SPEC section 5.1).
+
+The tree has a place for every element that could be logged, so nothing about a committed log can be out of order, twice
+there or out of range. Those are faults of the *files* in which logs travel (`tiebreak.engine.logged`), or of whoever
+made a `StepLog`; `StepLog.check` names them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiebreak.protocol.commitments.digests import DIGEST_BYTES, record_level
+from tiebreak.protocol.commitments.records import chunk_count
+from tiebreak.protocol.commitments.trees import KERNEL_NODES, Tree, depth_of, empty_root
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.native.hashing import hasher
+from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction, sum_kind
+from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
+
+WORD_BYTES: Final = 32
+WORD_ELEMENTS: Final = CHUNK_BYTES // DType.F32.size
+NO_WORD: Final = bytes(WORD_BYTES)
+assert WORD_ELEMENTS * 2 == WORD_BYTES * 8, "a word has two bits for each element of a chunk"
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+_Bytes = NDArray[np.uint8]
+
+
+class LogError(VerificationError):
+    """A rounding log that cannot be one. Names step, instruction and element as far as they are known."""
+
+    def __init__(
+        self, rule: str, *, step: int | None = None, value: int | None = None, element: int | None = None
+    ) -> None:
+        self.rule = rule
+        self.step = step
+        self.value = value
+        self.element = element
+        parts = (("step", step), ("instruction", value), ("element", element))
+        where = ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+        super().__init__(f"rounding log{' of ' if where else ''}{where}: {rule}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What a log says of one value: row-major element numbers, strictly ascending, and for each whether it went up."""
+
+    elements: Integers
+    up: Mask
+
+    __hash__ = None  # type: ignore[assignment]  # arrays can change
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Entries):
+            return NotImplemented
+        return np.array_equal(self.elements, other.elements) and np.array_equal(self.up, other.up)
+
+    def directions(self) -> Iterator[tuple[int, Direction]]:
+        """Element by element."""
+        for element, up in zip(self.elements.tolist(), self.up.tolist(), strict=True):
+            yield element, Direction.UP if up else Direction.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """Entries by body value, values ascending; a value without entries is left out."""
+
+    entries: Mapping[int, Entries] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Entries in all."""
+        return sum(map(len, self.entries.values()))
+
+    def check(self, program: Program, step: int) -> None:
+        """Raise `LogError` unless this can be a log of the program: what it names exists, in order and once."""
+        before = -1
+        for value, entries in self.entries.items():
+            if value <= before:
+                rule = "instruction twice" if value == before else f"expected instructions after {before} in order"
+                raise LogError(rule, step=step, value=value)
+            before = value
+            if value >= len(program.body) or sum_kind(program.body[value]) is None:
+                raise LogError("expected a sum of f32, which alone is logged", step=step, value=value)
+            _check_entries(entries, program.body[value].numel, step, value)
+
+
+NO_LOG: Final = StepLog()
+"""That of a step in which nothing was logged."""
+
+
+def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:
+    if not len(entries) or entries.elements.shape != entries.up.shape:
+        raise LogError(
+            f"expected as many directions as elements, at least one, got {len(entries)}", step=step, value=value
+        )
+    wrong = np.flatnonzero(np.diff(entries.elements) <= 0)
+    if wrong.size:
+        first, second = (int(entries.elements[wrong[0] + k]) for k in (0, 1))
+        rule = "element twice" if first == second else f"unsorted: comes after element {first}"
+        raise LogError(rule, step=step, value=value, element=second)
+    for element in (int(entries.elements[0]), int(entries.elements[-1])):
+        if not 0 <= element < numel:
+            raise LogError(f"out of range: expected an element below {numel}", step=step, value=value, element=element)
+
+
+class LogTree:
+    """The log tree of a step: its root, its words and their proofs. Memory goes with the entries.
+
+    `log` has been checked. Within a value's subtree, of the depth of its chunk tree, only nodes above entries are held.
+    """
+
+    def __init__(self, program: Program, log: StepLog) -> None:
+        self._program = program
+        self._values = {
+            value: _Subtree(depth_of_value(program, value), entries) for value, entries in log.entries.items()
+        }
+        leaves = [
+            self._values[value].root if value in self._values
+            else EMPTY if sum_kind(instruction) is None
+            else empty_root(depth_of_value(program, value))
+            for value, instruction in enumerate(program.body)
+        ]  # fmt: skip
+        self._top = Tree(leaves, program.half_depth)
+
+    @property
+    def root(self) -> Digest:
+        """The step log."""
+        return self._top.root
+
+    def word(self, value: int, chunk: int) -> bytes:
+        """The codes of the elements of one chunk of a value."""
+        found = self._values.get(value)
+        return NO_WORD if found is None else found.word(chunk)
+
+    def proof(self, value: int, chunk: int) -> list[Digest]:
+        """Siblings of that word's leaf: up the subtree of its value, then up to the step log."""
+        depth = depth_of_value(self._program, value)
+        found = self._values.get(value)
+        below = [empty_root(height) for height in range(depth)] if found is None else found.proof(chunk)
+        return below + self._top.proof(value)
+
+
+class _Subtree:
+    """The subtree of one value: by height the positions, ascending, and digests of the nodes above an entry."""
+
+    def __init__(self, depth: int, entries: Entries) -> None:
+        self.depth = depth
+        chunks, self._words = _words(entries)
+        self._positions = [chunks]
+        self._nodes = [_digests(Tag.LOG_WORD, self._words)]
+        for height in range(depth):
+            positions, nodes = _above(self._positions[-1], self._nodes[-1], height)
+            self._positions.append(positions)
+            self._nodes.append(nodes)
+
+    @property
+    def root(self) -> Digest:
+        return Digest(self._nodes[-1].tobytes())
+
+    def word(self, chunk: int) -> bytes:
+        place = int(np.searchsorted(self._positions[0], chunk))
+        if place < len(self._positions[0]) and self._positions[0][place] == chunk:
+            return bytes(self._words[place])
+        return NO_WORD
+
+    def proof(self, chunk: int) -> list[Digest]:
+        return [self._node(height, chunk >> height ^ 1) for height in range(self.depth)]
+
+    def _node(self, height: int, position: int) -> Digest:
+        place = int(np.searchsorted(self._positions[height], position))
+        if place < len(self._positions[height]) and self._positions[height][place] == position:
+            return Digest(self._nodes[height][place].tobytes())
+        return empty_root(height)
+
+
+def depth_of_value(program: Program, value: int) -> int:
+    """Depth of a value's chunk tree, and of its part of the log tree."""
+    instruction = program.body[value]
+    return depth_of(chunk_count(instruction.dtype, instruction.shape))
+
+
+def _words(entries: Entries) -> tuple[Integers, _Bytes]:
+    """Chunks with an entry, ascending, and their words (chunks, 32)."""
+    chunks, first = np.unique(entries.elements // WORD_ELEMENTS, return_index=True)
+    rows = np.repeat(np.arange(len(chunks)), np.diff(np.append(first, len(entries))))
+    inside = entries.elements % WORD_ELEMENTS
+    codes = np.where(entries.up, Direction.UP, Direction.DOWN).astype(np.uint8) << (2 * (inside % 4)).astype(np.uint8)
+    words = np.zeros((len(chunks), WORD_BYTES), dtype=np.uint8)
+    np.bitwise_or.at(words, (rows, inside // 4), codes)
+    return chunks, words
+
+
+def _above(positions: Integers, nodes: _Bytes, height: int) -> tuple[Integers, _Bytes]:
+    """The level above; a node that is not there is the empty one of its height."""
+    parents, rows = np.unique(positions >> 1, return_inverse=True)
+    pairs = np.tile(np.frombuffer(empty_root(height), dtype=np.uint8), (len(parents), 2))
+    pairs.reshape(len(parents), 2, DIGEST_BYTES)[rows, positions & 1] = nodes
+    return parents, _digests(Tag.NODE, pairs)
+
+
+def _digests(tag: Tag, records: _Bytes) -> _Bytes:
+    """Digests (rows, 32) of the rows of `records`."""
+    data, width = records.tobytes(), records.shape[1]
+    kernel = hasher() if len(records) >= KERNEL_NODES else None
+    found = record_level(tag, data, width) if kernel is None else kernel.record_level(tag, data, width)
+    return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def logs_tree(step_logs: Sequence[bytes]) -> Tree:
+    """The tree over the step logs of a segment: its root is the log root of the segment's records."""
+    return Tree(step_logs)
+
+
+def word_leaf(word: bytes) -> Digest:
+    """The leaf of a log word."""
+    return EMPTY if word == NO_WORD else tagged_hash(Tag.LOG_WORD, word)
+
+
+def code_in(word: bytes, place: int) -> Direction:
+    """What a log word says of element `place` of its chunk."""
+    code = word[place // 4] >> 2 * (place % 4) & 3
+    return Direction(code) if code <= Direction.UP else Direction.NONE

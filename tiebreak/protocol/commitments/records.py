@@ -1,0 +1,152 @@
+"""What is hashed and how (SPEC section 3): chunks, tensors, state and data entries, step records, runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from tiebreak.protocol.codec import encode_name, unsigned
+from tiebreak.protocol.commitments.digests import leaf_level, one_nan
+from tiebreak.protocol.commitments.trees import Tree, depth_of
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.native.hashing import Data, hasher
+from tiebreak.protocol.program.isa import CHUNK_BYTES, MAX_NUMEL, MAX_RANK, NAN_BITS, DType
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+
+ZERO_DIGEST = Digest(bytes(32))
+"""The rounding-log root of a step under policy `exact`."""
+
+KERNEL_BYTES: Final = 1 << 14
+"""Less than that is hashed here: a call of the kernel costs more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorData:
+    """A tensor to identify. `data`: its bytes, little-endian, row-major; not to change until they are hashed."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def chunk_count(dtype: DType, shape: Sequence[int]) -> int:
+    """Leaves of the chunk tree of a tensor."""
+    return -(-prod(shape) * dtype.size // CHUNK_BYTES)
+
+
+def chunk_length(dtype: DType, shape: Sequence[int], chunk: int) -> int:
+    """Bytes of chunk number `chunk`: 512, fewer in the last."""
+    return min(CHUNK_BYTES, prod(shape) * dtype.size - chunk * CHUNK_BYTES)
+
+
+def chunk_digest(data: bytes | memoryview) -> Digest:
+    """Digest of one chunk."""
+    return tagged_hash(Tag.CHUNK, bytes(data))
+
+
+def tensor_tree(data: bytes | memoryview, threads: int = 1) -> Tree:
+    """The chunk tree of a tensor's data (little-endian, row-major, NaN canonical; at least one byte)."""
+    view = memoryview(data).cast("B")
+    if not view.nbytes:
+        raise EncodingError("expected a tensor with at least one element, got none")
+    kernel = hasher() if view.nbytes >= KERNEL_BYTES else None
+    return Tree.over(leaf_level(view) if kernel is None else kernel.leaf_level(Data(view), threads))
+
+
+def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
+    """Id of a tensor with this chunk-tree root. `shape` has rank <= 8 and dims >= 1."""
+    if len(shape) > MAX_RANK or any(dim < 1 for dim in shape) or prod(shape) > MAX_NUMEL:
+        raise EncodingError(f"expected rank <= {MAX_RANK}, dims >= 1, at most 2^40 elements; got {tuple(shape)}")
+    dims = b"".join(unsigned(dim, 8) for dim in shape)
+    return tagged_hash(Tag.TENSOR, unsigned(dtype, 1), unsigned(len(shape), 1), dims, root)
+
+
+def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Digest:
+    """Id of a tensor given by its data."""
+    expected = prod(shape) * dtype.size
+    if memoryview(data).nbytes != expected:
+        raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {memoryview(data).nbytes}")
+    return tensor_id(dtype, shape, tensor_tree(data).root)
+
+
+def identify_all(tensors: Sequence[TensorData], threads: int = 1) -> list[Digest]:
+    """The ids of many tensors at once, by so many threads. An f32 NaN of any payload counts as `0x7fc00000`."""
+    for tensor in tensors:
+        if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
+            raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")
+    roots = chunk_roots([Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors], threads)
+    return [tensor_id(tensor.dtype, tensor.shape, root) for tensor, root in zip(tensors, roots, strict=True)]
+
+
+def chunk_roots(inputs: Sequence[Data], threads: int = 1) -> list[Digest]:
+    """The root of the chunk tree of each input, which has at least one byte; hashed by so many threads."""
+    kernel = hasher()
+    if kernel is None:
+        return [_plain_root(data) for data in inputs]
+    return [Digest(root) for root in kernel.roots(inputs, threads)]
+
+
+def _plain_root(data: Data) -> Digest:
+    return Tree.over(leaf_level(one_nan(data.view) if data.floats else data.view)).root
+
+
+def state_leaf(name: str, tensor: bytes) -> Digest:
+    """Leaf of the state tree."""
+    return tagged_hash(Tag.STATE_ENTRY, encode_name(name), tensor)
+
+
+def data_leaf(name: str, tensor: bytes) -> Digest:
+    """Leaf of the data tree."""
+    return tagged_hash(Tag.DATA_ENTRY, encode_name(name), tensor)
+
+
+def state_tree(ids: Mapping[str, bytes]) -> Tree:
+    """The tree over the entries of a state, in name order."""
+    return Tree([state_leaf(name, ids[name]) for name in sorted(ids)])
+
+
+def data_tree(ids: Mapping[str, bytes]) -> Tree:
+    """The tree over the entries of a job's data, in name order. A job without data has the root of one empty leaf."""
+    return Tree([data_leaf(name, ids[name]) for name in sorted(ids)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What is committed of one step (the state after it, its loss, its rounding log)."""
+
+    step: int
+    state_root: Digest
+    loss_bits: int
+    log_root: Digest = ZERO_DIGEST
+
+    @property
+    def digest(self) -> Digest:
+        """The record's digest: a leaf of the steps tree and of the run tree."""
+        return tagged_hash(
+            Tag.STEP_RECORD, unsigned(self.step, 8), self.state_root, unsigned(self.loss_bits, 4), self.log_root
+        )
+
+
+def initial_record(state_root: bytes) -> StepRecord:
+    """Record 0: the initial state, no loss yet."""
+    return StepRecord(step=0, state_root=Digest(bytes(state_root)), loss_bits=NAN_BITS)
+
+
+def scalar_id(dtype: DType, data: bytes) -> Digest:
+    """Id of a tensor of rank 0."""
+    return identify(dtype, (), data)
+
+
+def loss_id(loss_bits: int) -> Digest:
+    """Id of the loss value: f32, rank 0."""
+    return scalar_id(DType.F32, loss_bits.to_bytes(4, "little"))
+
+
+def checkpoint_count(steps: int, interval: int) -> int:
+    """Leaves of the run tree."""
+    return -(-steps // interval)
+
+
+def run_tree(records: Sequence[bytes], steps: int, interval: int) -> Tree:
+    """The run tree of a head of count len(records)."""
+    return Tree(records, depth_of(checkpoint_count(steps, interval)))

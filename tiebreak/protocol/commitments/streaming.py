@@ -1,0 +1,79 @@
+"""The id of a tensor whose bytes come piece by piece (SPEC section 3), in memory that does not grow with them.
+
+The chunk tree is cut into subtrees of 4096 chunks. Each is hashed as soon as its bytes are there, and only its root
+kept; a growing tree over those roots, one node per level, gives the root of the whole.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+from tiebreak.protocol.commitments.records import chunk_roots, tensor_id
+from tiebreak.protocol.commitments.trees import Frontier, depth_of, pad
+from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.native.hashing import Data
+from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.tags import Digest
+
+SUBTREE_HEIGHT: Final = 12
+SUBTREE_BYTES: Final = CHUNK_BYTES << SUBTREE_HEIGHT
+"""4 MiB: also what is held back at most until more comes."""
+
+
+class TensorStream:
+    """Takes a tensor's data (little-endian, row-major) in pieces of any length, then tells its id.
+
+    An f32 NaN of any payload counts as `0x7fc00000`. Bytes of bools are hashed as they are.
+    """
+
+    def __init__(self, dtype: DType, shape: Sequence[int], threads: int = 1) -> None:
+        self._dtype, self._shape, self._threads = dtype, tuple(shape), threads
+        self._expected = prod(shape) * dtype.size
+        self._taken = 0
+        self._held = bytearray()
+        self._subtrees = Frontier(SUBTREE_HEIGHT)
+
+    def update(self, piece: bytes | memoryview) -> None:
+        """Takes the next bytes. They are not needed any more once this returns."""
+        view = memoryview(piece).cast("B")
+        self._taken += view.nbytes
+        if self._taken > self._expected:
+            raise EncodingError(f"expected {self._expected} bytes for {self._what()}, got more")
+        if self._held:
+            missing = SUBTREE_BYTES - len(self._held)
+            self._held += view[:missing]
+            view = view[missing:]
+            if len(self._held) < SUBTREE_BYTES:
+                return
+            self._append([memoryview(self._held)])
+            self._held = bytearray()
+        whole = view.nbytes // SUBTREE_BYTES * SUBTREE_BYTES
+        self._append([view[start : start + SUBTREE_BYTES] for start in range(0, whole, SUBTREE_BYTES)])
+        self._held += view[whole:]
+
+    def identity(self) -> Digest:
+        """The tensor's id, once all of its bytes have come. Raises `EncodingError` before that."""
+        if self._taken != self._expected:
+            raise EncodingError(f"expected {self._expected} bytes for {self._what()}, got {self._taken}")
+        return tensor_id(self._dtype, self._shape, self._root())
+
+    def _root(self) -> Digest:
+        chunks = -(-self._expected // CHUNK_BYTES)
+        if self._held:
+            (last,) = self._roots([memoryview(self._held)])
+            if not self._subtrees.count:
+                return last
+            height = depth_of(-(-len(self._held) // CHUNK_BYTES))
+            self._subtrees.append(pad(last, height, SUBTREE_HEIGHT))
+            self._held = bytearray()
+        return self._subtrees.root(max(SUBTREE_HEIGHT, depth_of(chunks)) - SUBTREE_HEIGHT)
+
+    def _append(self, pieces: Sequence[memoryview]) -> None:
+        for root in self._roots(pieces):
+            self._subtrees.append(root)
+
+    def _roots(self, pieces: Sequence[memoryview]) -> list[Digest]:
+        return chunk_roots([Data(piece, floats=self._dtype == DType.F32) for piece in pieces], self._threads)
+
+    def _what(self) -> str:
+        return f"{self._dtype.name} {self._shape}"

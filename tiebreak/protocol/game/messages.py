@@ -1,0 +1,155 @@
+"""Messages: moves that are signed and chained (SPEC section 9).
+
+    message   msgpack array [1, job id, game id, sequence, hash of the message answered, kind, body]
+    hash      H(`tb.messg` || message)
+    on wire   msgpack array [message (bin), signature (bin 65)], over EIP-712 Message(hash)
+
+Numbered plan of `Transcript.append`, for bytes from anyone: (1) one canonical encoding within the size limit,
+(2) of this job and game, (3) next in sequence, (4) answering the last message, (5) of a kind that the party whose turn
+it is can send, and signed by it: else one side could concede for the other. A message that fails changes nothing.
+Whether the move is legal is for `tiebreak.protocol.game.rules`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.eip712 import (
+    MESSAGE_TYPE,
+    Address,
+    Domain,
+    check_bytes,
+    check_uint,
+    hash_struct,
+    typed_digest,
+)
+from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.game.moves import Concede, Move, Side, kind_name, pack_body, unpack_body
+from tiebreak.protocol.packing import Fields, pack, unpack
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+
+VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 1 << 17
+"""On the wire. The greatest proof (4 terms of 2 operands, 8 tensors and chunks) has less than half of that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One move in its place. `previous` is the hash of the message answered, the game id in the first."""
+
+    job_id: Digest
+    game_id: Digest
+    sequence: int
+    previous: Digest
+    move: Move
+
+    def __post_init__(self) -> None:
+        check_bytes("job id", self.job_id, 32)
+        check_bytes("game id", self.game_id, 32)
+        check_uint("sequence", self.sequence, 64)
+        check_bytes("previous", self.previous, 32)
+
+    def encode(self) -> bytes:
+        """The bytes that are hashed."""
+        kind, body = int(self.move.KIND), pack_body(self.move)
+        return pack([VERSION, self.job_id, self.game_id, self.sequence, self.previous, kind, body])
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Message":
+        """The inverse of `encode`; refuses every other encoding. Raises `EncodingError`."""
+        f = Fields("message", unpack(data, MAX_MESSAGE_BYTES), 7)
+        if (version := f.uint()) != VERSION:
+            raise EncodingError(f"message version: expected {VERSION}, got {version}")
+        job_id, game_id = Digest(f.raw(32)), Digest(f.raw(32))
+        sequence, previous = f.uint(), Digest(f.raw(32))
+        move = unpack_body(f.uint(8), f.array()[1])
+        return cls(job_id=job_id, game_id=game_id, sequence=sequence, previous=previous, move=move)
+
+    @property
+    def hash(self) -> Digest:
+        """What the next message answers."""
+        return message_hash(self.encode())
+
+
+def message_hash(encoded: bytes) -> Digest:
+    """Hash of an encoded message."""
+    return tagged_hash(Tag.MESSAGE, encoded)
+
+
+def signing_digest(domain: Domain, encoded: bytes) -> Digest:
+    """What the sender signs: EIP-712 `Message(messageHash)`."""
+    return typed_digest(domain, hash_struct(MESSAGE_TYPE, (message_hash(encoded),)))
+
+
+def seal(message: Message, domain: Domain, key: keys.PrivateKey) -> bytes:
+    """The message on the wire, signed."""
+    encoded = message.encode()
+    return pack([encoded, key.sign(signing_digest(domain, encoded))])
+
+
+def open_wire(wire: bytes) -> tuple[bytes, bytes]:
+    """Encoded message and signature of a message on the wire. Raises `EncodingError`."""
+    f = Fields("wire message", unpack(wire, MAX_MESSAGE_BYTES), 2)
+    return f.data(MAX_MESSAGE_BYTES), f.raw(keys.SIGNATURE_BYTES)
+
+
+class Transcript:
+    """The signed messages of one game, in order: what either party can show to anyone."""
+
+    def __init__(self, *, job_id: Digest, game_id: Digest, domain: Domain, defender: Address, challenger: Address):
+        self.job_id = job_id
+        self.game_id = game_id
+        self.domain = domain
+        self._parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
+        self._wires: list[bytes] = []
+        self._previous = game_id
+
+    @property
+    def challenger(self) -> Address:
+        """The challenger's address."""
+        return self._parties[Side.CHALLENGER]
+
+    @property
+    def wires(self) -> tuple[bytes, ...]:
+        """The messages as they travelled."""
+        return tuple(self._wires)
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return len(self._wires)
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, signatures included."""
+        return sum(map(len, self._wires))
+
+    def next_message(self, move: Move) -> Message:
+        """The message that carries a move as the next of this game."""
+        return Message(
+            job_id=self.job_id, game_id=self.game_id, sequence=self.messages, previous=self._previous, move=move
+        )
+
+    def append(self, wire: bytes, turn: Side) -> Move:
+        """Check a message and keep it; its move. `turn`: whose move it is, by the state of the game.
+
+        Raises `VerificationError` and keeps nothing if it does not fit.
+        """
+        encoded, signature = open_wire(wire)  # (1)
+        message = Message.decode(encoded)
+        for name, expected, found in (
+            ("job", self.job_id, message.job_id),  # (2)
+            ("game", self.game_id, message.game_id),
+            ("message answered", self._previous, message.previous),  # (4)
+        ):
+            if found != expected:
+                raise VerificationError(f"{name}: expected {expected.hex()}, got {found.hex()}")
+        if message.sequence != self.messages:  # (3)
+            raise VerificationError(f"sequence: expected {self.messages}, got {message.sequence}")
+        if not isinstance(message.move, Concede) and message.move.KIND.mover is not turn:  # (5)
+            kind = kind_name(message.move)
+            raise VerificationError(f"expected a move of the {turn.name.lower()}, got one of its opponent ({kind})")
+        keys.verify(signing_digest(self.domain, encoded), signature, self._parties[turn])  # (5)
+        self._wires.append(bytes(wire))
+        self._previous = message_hash(encoded)
+        return message.move

@@ -1,0 +1,254 @@
+"""The referee: what one element, or one leaf of its accumulators, must be, from openings alone (SPEC 9 and 10, PROVE).
+
+Everything here comes from a party to a dispute. Numbered plan of `Openings`, in order:
+(1) each tensor has a known dtype and a shape that can exist, and no value is opened twice;
+(2) its id stands at the position of its value in the body half of the defender's value tree;
+(3) each chunk names an opened tensor, lies inside it, is opened once, and has the length that the shape says;
+(4) it stands at its index under the tensor's chunk root;
+(5) its bools are 0 or 1. (NaN payloads are no reason to refuse: every f32 NaN is read as the one NaN.)
+And of judging: (6) the operands' dtypes fit the instruction; (7) every element that is read is open.
+
+What is not checked, and why: that the instruction obeys SPEC section 4 (both parties validated the program before they
+signed its root, and the game checks that the instruction stands under it), and that all openings are used (a
+superfluous one proves nothing and harms nobody).
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from tiebreak.protocol.commitments.records import (
+    chunk_count,
+    chunk_digest,
+    chunk_length,
+    identify,
+    tensor_id,
+    tensor_tree,
+)
+from tiebreak.protocol.commitments.trees import Tree, depth_of, verify
+from tiebreak.protocol.errors import EncodingError, ProofError
+from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
+from tiebreak.protocol.program.accumulator import decode, encode, kind_of
+from tiebreak.protocol.program.isa import CHUNK_BYTES, TERMS_PER_LEAF, DType, Instruction, Opcode, signatures
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.reference import (
+    Reader,
+    accumulate_leaf,
+    element,
+    needed_elements,
+    pack,
+    to_raw,
+    unpack,
+)
+from tiebreak.protocol.program.rounding import NEAREST, Rounding
+from tiebreak.protocol.tags import Digest
+
+TensorBytes = Callable[[int], bytes | memoryview]
+"""Value number -> its data."""
+
+
+class Openings:
+    """Verified openings of one proof. Raises `ProofError` or `EncodingError` unless all of them hold."""
+
+    __slots__ = ("_chunks", "_sizes", "_types")
+
+    def __init__(
+        self,
+        *,
+        body_root: bytes,
+        half_depth: int,
+        tensors: Sequence[TensorOpening],
+        chunks: Sequence[ChunkOpening],
+    ) -> None:
+        """`body_root` is the root of the body half of the value tree, `half_depth` its depth D."""
+        self._types: dict[int, DType] = {}
+        self._sizes: dict[int, int] = {}
+        self._chunks: dict[tuple[int, int], list[int]] = {}
+        for tensor in tensors:
+            self._add_tensor(tensor, body_root, half_depth)
+        for chunk in chunks:
+            if not 0 <= chunk.tensor < len(tensors):  # (3)
+                raise ProofError(f"expected the index of one of {len(tensors)} opened tensors, got {chunk.tensor}")
+            self._add_chunk(chunk, tensors[chunk.tensor])
+
+    def _add_tensor(self, tensor: TensorOpening, body_root: bytes, half_depth: int) -> None:
+        dtype = _dtype(tensor)
+        if tensor.value in self._types:  # (1)
+            raise ProofError(f"expected each value to be opened once, got value {tensor.value} twice")
+        identity = tensor_id(dtype, tensor.dims, tensor.chunk_root)  # (1)
+        _verify(f"value {tensor.value}", body_root, half_depth, tensor.value, identity, tensor.siblings)  # (2)
+        self._types[tensor.value] = dtype
+        self._sizes[tensor.value] = prod(tensor.dims)
+
+    def _add_chunk(self, chunk: ChunkOpening, tensor: TensorOpening) -> None:
+        what = f"chunk {chunk.chunk} of value {tensor.value}"
+        dtype = self._types[tensor.value]
+        count = chunk_count(dtype, tensor.dims)
+        if not 0 <= chunk.chunk < count:  # (3)
+            raise ProofError(f"{what}: expected one of {count} chunks")
+        if (tensor.value, chunk.chunk) in self._chunks:  # (3)
+            raise ProofError(f"{what}: expected each chunk to be opened once, got it twice")
+        length = chunk_length(dtype, tensor.dims, chunk.chunk)
+        if len(chunk.data) != length:  # (3)
+            raise ProofError(f"{what}: expected {length} bytes, got {len(chunk.data)}")
+        leaf = chunk_digest(chunk.data)
+        _verify(what, tensor.chunk_root, depth_of(count), chunk.chunk, leaf, chunk.siblings)  # (4)
+        self._chunks[tensor.value, chunk.chunk] = unpack(dtype, chunk.data)  # (5)
+
+    def operand_dtypes(self, instruction: Instruction) -> tuple[DType, ...]:
+        """The operands' dtypes, known from the openings or forced by the instruction; `ProofError` if they clash."""
+        opened = [self._types.get(access.value) for access in instruction.operands]
+        for expected in _signatures(instruction):
+            matches = zip(opened, expected, strict=True)
+            if all(found in (None, wanted) for found, wanted in matches):
+                return expected
+        names = [found.name if found is not None else "not open" for found in opened]
+        raise ProofError(f"expected operand dtypes that fit {_name(instruction)}, got {', '.join(names)}")  # (6)
+
+    def reader(self, instruction: Instruction) -> Reader:
+        """Reads elements of the instruction's operands; what is not open is a `ProofError` that names it."""
+
+        def read(operand: int, where: int) -> int:
+            value = instruction.operands[operand].value
+            if value not in self._types:  # (7)
+                raise ProofError(f"expected operand {operand} (value {value}) to be opened for element {where}")
+            if not 0 <= where < self._sizes[value]:  # (7)
+                size = self._sizes[value]
+                raise ProofError(f"expected an element of operand {operand} (value {value}) below {size}, got {where}")
+            chunk, offset = divmod(where * self._types[value].size, CHUNK_BYTES)
+            elements = self._chunks.get((value, chunk))
+            if elements is None:  # (7)
+                raise ProofError(f"expected chunk {chunk} of operand {operand} (value {value}) for element {where}")
+            return elements[offset // self._types[value].size]
+
+        return read
+
+
+def _dtype(tensor: TensorOpening) -> DType:
+    try:
+        return DType(tensor.dtype)
+    except ValueError:
+        raise EncodingError(f"value {tensor.value}: expected a dtype of 0 to 2, got {tensor.dtype}") from None
+
+
+def _verify(what: str, root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequence[bytes]) -> None:
+    try:
+        verify(root, depth, position, leaf, siblings)
+    except ProofError as error:
+        raise ProofError(f"{what}: {error}") from None
+
+
+def _name(instruction: Instruction) -> str:
+    return f"{instruction.opcode.name} {instruction.function} to {instruction.dtype.name}"
+
+
+def _signatures(instruction: Instruction) -> list[tuple[DType, ...]]:
+    """The operand dtypes of an instruction whose result has its dtype and that has as many operands."""
+    if instruction.opcode in (Opcode.SOURCE, Opcode.COMMIT):
+        raise ProofError(f"expected an instruction that is judged by element, got {_name(instruction)}")
+    count = len(instruction.operands)
+    accepted = signatures(instruction) or ()
+    return [types for types, result in accepted if result == instruction.dtype and len(types) == count]
+
+
+def _check_index(instruction: Instruction, index: int) -> None:
+    if not 0 <= index < instruction.numel:
+        raise ProofError(f"expected an element below {instruction.numel}, got {index}")
+
+
+def judge_element(
+    instruction: Instruction, index: int, openings: Openings, *, step: int = 1, rounding: Rounding = NEAREST
+) -> int:
+    """The right bits (unsigned, as in tensor data) of element `index` of an instruction's result.
+
+    Raises `ProofError` if the openings do not show what is needed, and for a reduction of more than one leaf of terms:
+    that is judged leaf by leaf.
+    """
+    _check_index(instruction, index)
+    if instruction.is_reduction and instruction.terms > TERMS_PER_LEAF:
+        raise ProofError(f"expected at most {TERMS_PER_LEAF} terms, got {instruction.terms}: judge a leaf instead")
+    types = openings.operand_dtypes(instruction)
+    found = element(instruction, index, openings.reader(instruction), types, step=step, rounding=rounding)
+    return to_raw(instruction.dtype, found)
+
+
+def judge_leaf(instruction: Instruction, index: int, leaf: int, previous: bytes, openings: Openings) -> bytes:
+    """The right encoding of leaf `leaf` of the accumulator tree of element `index`.
+
+    `previous` is the encoding in leaf - 1, empty for leaf 0. Raises `ProofError` or `EncodingError`.
+    """
+    _check_index(instruction, index)
+    if not instruction.is_reduction:
+        raise ProofError(f"expected a reduction, got {_name(instruction)}")
+    leaves = -(-instruction.terms // TERMS_PER_LEAF)
+    if not 0 <= leaf < leaves:
+        raise ProofError(f"expected a leaf below {leaves}, got {leaf}")
+    if leaf == 0 and previous:
+        raise EncodingError(f"expected no previous accumulator at leaf 0, got {len(previous)} bytes")
+    types = openings.operand_dtypes(instruction)
+    before = decode(kind_of(instruction, types[0]), previous) if leaf else None
+    return encode(accumulate_leaf(instruction, index, leaf, before, openings.reader(instruction), types))
+
+
+def judge_scalar_source(instruction: Instruction, step: int) -> Digest:
+    """The right tensor id of a `source` const or of the step number, in step `step` (from 1)."""
+    found = element(instruction, 0, _no_operands, (), step=step)
+    return identify(instruction.dtype, instruction.shape, pack(instruction.dtype, [found]))
+
+
+def _no_operands(operand: int, where: int) -> int:
+    raise ProofError(f"expected no operand, got a read of operand {operand}, element {where}")
+
+
+def build_openings(
+    program: Program,
+    instruction: Instruction,
+    index: int,
+    leaf: int | None,
+    *,
+    body_tree: Tree,
+    tensor_bytes: TensorBytes,
+    chunk_tree: Callable[[int], Tree] | None = None,
+) -> tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]:
+    """What `judge_element` (`leaf` None) or `judge_leaf` needs: tensors by value, chunks by tensor, each once.
+
+    `body_tree` is the value tree of the prover, or its body half; `tensor_bytes` gives a value's data and
+    `chunk_tree` its chunk tree (made from the data if not given).
+    """
+    data: dict[int, bytes | memoryview] = {}
+
+    def read(operand: int, where: int) -> int:
+        value = instruction.operands[operand].value
+        if value not in data:
+            data[value] = tensor_bytes(value)
+        dtype = program.body[value].dtype
+        return unpack(dtype, data[value][where * dtype.size : (where + 1) * dtype.size])[0]
+
+    needed = needed_elements(instruction, index, leaf, read, program.operand_dtypes(instruction))
+    places = set()
+    for operand, where in needed:
+        value = instruction.operands[operand].value
+        places.add((value, where * program.body[value].dtype.size // CHUNK_BYTES))
+    values = sorted({value for value, _ in places})
+    trees = {value: chunk_tree(value) if chunk_tree else tensor_tree(data[value]) for value in values}
+    tensors = tuple(_open_tensor(program, value, trees[value], body_tree) for value in values)
+    chunks = tuple(
+        ChunkOpening(
+            tensor=values.index(value),
+            chunk=chunk,
+            data=bytes(data[value][chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]),
+            siblings=tuple(trees[value].proof(chunk)),
+        )
+        for value, chunk in sorted(places)
+    )
+    return tensors, chunks
+
+
+def _open_tensor(program: Program, value: int, tree: Tree, body_tree: Tree) -> TensorOpening:
+    produced_by = program.body[value]
+    return TensorOpening(
+        value=value,
+        dtype=int(produced_by.dtype),
+        dims=produced_by.shape,
+        chunk_root=tree.root,
+        siblings=tuple(body_tree.proof(value)[: program.half_depth]),
+    )

@@ -1,0 +1,463 @@
+"""The game: one walk down run, steps, values, chunks, terms, as a pure state machine (SPEC section 10).
+
+`apply(state, move, now)` returns the next state or raises `IllegalMove`, and then nothing has changed. It touches no
+clock, no key and no file: `now` is given (seconds), and that a move comes from the side whose turn it is, is what the
+signature of its message (`tiebreak.protocol.game.messages`) or the sender of its transaction says.
+
+Invariants, each with a test of its number:
+
+ 1. `node` is the defender's: revealed by it, and tied to the signed head by every move on the way.
+ 2. position < 2^(depth - height), 0 <= height <= depth, in every tree.
+ 3. Exactly one side is to move, a function of the phase; a move of another kind is illegal, but for conceding.
+ 4. An illegal move changes nothing.
+ 5. Clocks never rise, `last` never falls, and defender's rest + challenger's rest + time charged = 2 * clock, where a
+    move is charged for what of its time lies beyond its allowance.
+ 6. At every instant exactly one of "a move is in time" and "`timeout` is legal" holds, until the game is over.
+ 7. Every move uses up the walk: a game ends within `max_moves(job)` moves.
+ 8. There is a verdict exactly when the phase is OVER, and then every move and `timeout` is illegal.
+ 9. An honest defender (its head true, in time) never loses, whatever legal moves the challenger makes.
+10. An honest challenger (the head false, in time) never loses, whatever legal moves the defender makes.
+11. Nobody proves what it had not sealed: a PROVE that is legal at t gives the answer to a seal of this very game that
+    its challenger posted before t. So nothing that becomes visible at t can be proved by another at t.
+12. Only moves that need re-execution have an allowance (the job's `replay_time`), three a side at most: a game that
+    started at s can be over, if by `timeout`, at s + 2 * clock + 6 * replay_time + 1, whatever anybody does.
+
+"In time" of an honest challenger includes that one second of its clock is left for PROVE, which may not come at the
+instant of the move before it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from tiebreak.protocol.commitments.eip712 import check_bytes
+from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.commitments.logs import NO_WORD, code_in, word_leaf
+from tiebreak.protocol.commitments.records import (
+    ZERO_DIGEST,
+    StepRecord,
+    chunk_count,
+    chunk_digest,
+    chunk_length,
+    loss_id,
+    tensor_id,
+)
+from tiebreak.protocol.commitments.trees import depth_of, fold, fold_nodes, pad
+from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
+from tiebreak.protocol.game import proof, seals
+from tiebreak.protocol.game.moves import (
+    NO_SEAL,
+    Concede,
+    Descend,
+    Move,
+    OpenChunk,
+    OpenSteps,
+    OpenTensor,
+    OpenTerms,
+    OpenValues,
+    Phase,
+    Prove,
+    Select,
+    SelectElement,
+    Side,
+)
+from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
+from tiebreak.protocol.program.isa import CHUNK_BYTES, MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode
+from tiebreak.protocol.program.program import decode_alone, instruction_digest
+from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.tags import EMPTY, Digest
+
+__all__ = [
+    "GameState",
+    "Level",
+    "Reason",
+    "Verdict",
+    "apply",
+    "judge",
+    "max_moves",
+    "start",
+    "timeout",
+    "walk_moves",
+]
+
+
+class _BrokenTieError(Exception):
+    """A link that the defender posted does not hold."""
+
+
+def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
+    """The game against a signed head at its first instant. Raises `VerificationError` for a head of another job.
+
+    game_id: `tiebreak.protocol.commitments.job.game_id` of the head and of who challenges it.
+    """
+    head.check_job(job)
+    check_bytes("game id", game_id, 32)
+    state = GameState(job=job, head=head, game_id=game_id, defender_rest=job.clock, challenger_rest=job.clock, last=now)
+    return _enter(state, Level.RUN, head.run_root, job.run_depth)
+
+
+def apply(state: GameState, move: Move, now: int) -> GameState:
+    """The state after a move at instant `now`. Raises `IllegalMove`; a lost tie is no error but the end of the game."""
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    if move.KIND not in (state.phase, Phase.OVER):
+        raise IllegalMove(f"expected a move of kind {state.phase.name}, got {move.KIND.name}")
+    timed = _spend(state, now)
+    if isinstance(move, Concede):
+        detail = f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
+        return _end(timed, state.mover.other, Reason.CONCEDED, detail)
+    if state.phase is Phase.PROVE and now == state.last:
+        # INVARIANT 11: else who sees a proof on its way seals its answer and proves it at the same instant.
+        raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
+    try:
+        return _RULES[move.KIND](timed, move)
+    except _BrokenTieError as broken:
+        return _end(timed, Side.CHALLENGER, Reason.BROKEN_TIE, str(broken))
+    except IllegalMove:
+        raise
+    except VerificationError as error:
+        raise IllegalMove(str(error)) from error
+
+
+def timeout(state: GameState, now: int) -> GameState:
+    """The end of a game whose mover has used more than its clock. Raises `IllegalMove` before that."""
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    if _used(state, now) <= state.rest:
+        raise IllegalMove(f"expected an instant after {state.deadline}, got {now}")
+    within = f"{state.rest} seconds" + (f" and {state.allowance} of replay" if state.allowance else "")
+    return _end(state, state.mover.other, Reason.TIMEOUT, f"{state.phase.name} did not come within {within}")
+
+
+def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: int) -> int:
+    """Moves of a walk through trees of these depths down to one partial sum, `levels` levels a move."""
+
+    def pairs(depth: int) -> int:
+        """Two moves for every `levels` levels: nodes are shown, one is selected."""
+        return 2 * -(-depth // levels)
+
+    # Opening a tree shows its first nodes; of a tensor of one chunk there is an opening and nothing to select.
+    walks = pairs(run) + pairs(steps) + pairs(values) + max(pairs(chunks), 1) + pairs(terms)
+    return walks + len((Phase.OPEN_CHUNK, Phase.SELECT_ELEMENT, Phase.PROVE))
+
+
+def max_moves(job: Job) -> int:
+    """No game of the job has more moves (invariant 7)."""
+    return walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.checkpoint_interval),
+        values=job.half_depth + 1,
+        chunks=depth_of(MAX_NUMEL * max(dtype.size for dtype in DType) // CHUNK_BYTES),
+        terms=depth_of(MAX_TERMS // TERMS_PER_LEAF),
+    )
+
+
+# ---------------------------------------------------------------- clocks
+
+
+def _used(state: GameState, now: int) -> int:
+    """Seconds that a move at `now` takes of its maker's clock."""
+    if now < state.last:
+        raise IllegalMove(f"expected an instant not before {state.last}, got {now}")
+    return max(0, now - state.last - state.allowance)
+
+
+def _spend(state: GameState, now: int) -> GameState:
+    """Charge the mover's clock. Exactly the rest may be used; a second more is `timeout`'s."""
+    used, rest = _used(state, now), state.rest
+    if used > rest:
+        raise IllegalMove(f"expected a move not after {state.deadline}, got one at {now}")
+    if state.mover is Side.DEFENDER:
+        return replace(state, defender_rest=rest - used, last=now, moves=state.moves + 1)
+    return replace(state, challenger_rest=rest - used, last=now, moves=state.moves + 1)
+
+
+# ---------------------------------------------------------------- the walk
+
+
+def _end(
+    state: GameState, winner: Side, reason: Reason, detail: str, committed: bytes = b"", correct: bytes = b""
+) -> GameState:
+    verdict = Verdict(winner=winner, reason=reason, detail=detail, committed=committed, correct=correct)
+    return replace(state, phase=Phase.OVER, verdict=verdict)
+
+
+def _enter(state: GameState, level: Level, root: bytes, depth: int) -> GameState:
+    # The nodes of the run tree are still to be shown; whoever opened another tree has shown its first ones.
+    phase = Phase.DESCEND if level is Level.RUN else Phase.SELECT
+    state = replace(state, level=level, node=root, height=depth, position=0, phase=phase)
+    return state if depth else _leaf(state)
+
+
+def _leaf(state: GameState) -> GameState:
+    """The walk reached a leaf of the current tree."""
+    position = state.position
+    if _is_padding(state):
+        # The right leaf is known here without any opening.
+        winner = Side.DEFENDER if state.node == EMPTY else Side.CHALLENGER
+        detail = f"position {position} of the {state.level.name} tree must be empty"
+        return _end(state, winner, Reason.PADDING, detail, state.node, EMPTY)
+    match state.level:
+        case Level.RUN:
+            state = replace(state, checkpoint=position)
+            if state.job.segment_steps(position) == 1:
+                return _enter_steps(state, state.node, 0)
+            return replace(state, phase=Phase.OPEN_STEPS)
+        case Level.STEPS:
+            step = state.job.first_step(state.checkpoint) + position
+            return replace(state, step=step, phase=Phase.OPEN_VALUES)
+        case Level.VALUES:
+            is_commit = position >> state.job.half_depth
+            return replace(state, leaf=position, phase=Phase.PROVE if is_commit else Phase.OPEN_TENSOR)
+        case Level.CHUNKS:
+            return replace(state, chunk=position, phase=Phase.OPEN_CHUNK)
+        case Level.TERMS:
+            return replace(state, phase=Phase.PROVE)
+
+
+def _is_padding(state: GameState) -> bool:
+    if state.level is not Level.VALUES:
+        return state.position >= state.leaves
+    half = 1 << state.job.half_depth
+    if state.position < half:
+        return state.position >= state.job.body_count
+    return state.position - half >= state.job.state_count
+
+
+def _enter_steps(state: GameState, root: bytes, depth: int) -> GameState:
+    return _enter(replace(state, steps_root=root), Level.STEPS, root, depth)
+
+
+# ---------------------------------------------------------------- the moves
+
+
+def _tie(holds: bool, what: str) -> None:
+    if not holds:
+        raise _BrokenTieError(what)
+
+
+def _require_count(what: str, expected: int, found: int) -> None:
+    if found != expected:
+        raise IllegalMove(f"expected {expected} {what}, got {found}")
+
+
+def _require_no_seal(seal: bytes, what: str) -> None:
+    if seal != NO_SEAL:
+        raise IllegalMove(f"expected no seal at {what}, where nothing is judged yet, got {seal.hex()}")
+
+
+def _require_no_log(what: str, holds: bool) -> None:
+    if not holds:
+        raise IllegalMove(f"expected nothing of a rounding log with {what}, got some")
+
+
+def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
+    """The root of a tree of this depth, by the nodes that whoever opens it shows."""
+    _require_count("nodes", 1 << min(job.descent_levels, depth), len(nodes))
+    return fold_nodes(nodes)
+
+
+def _descend(state: GameState, move: Descend) -> GameState:
+    root = _root_over(state.job, move.nodes, state.height)
+    _tie(root == state.node, "the revealed nodes do not fold to the node above them")
+    return replace(state, phase=Phase.SELECT)
+
+
+def _select(state: GameState, move: Select) -> GameState:
+    _require_count("siblings", state.levels, len(move.siblings))
+    if move.index >= 1 << state.levels:
+        raise IllegalMove(f"expected an index below {1 << state.levels}, got {move.index}")
+    if fold(move.node, move.index, move.siblings) != state.node:
+        raise IllegalMove("expected a node that the defender revealed, got another")
+    height = state.height - state.levels
+    position = state.position << state.levels | move.index
+    state = replace(state, node=move.node, height=height, position=position, phase=Phase.DESCEND)
+    if not height and state.level is Level.VALUES and not _is_padding(state):
+        state = replace(state, value_seal=move.seal)
+    elif not height and state.level is Level.TERMS and not _is_padding(state):
+        state = replace(state, seal=move.seal)
+    else:
+        _require_no_seal(move.seal, f"height {height}, position {position} of the {state.level.name} tree")
+    return state if height else _leaf(state)
+
+
+def _open_steps(state: GameState, move: OpenSteps) -> GameState:
+    steps = state.job.segment_steps(state.checkpoint)
+    _require_count("siblings", depth_of(steps), len(move.siblings))
+    root = _root_over(state.job, move.nodes, depth_of(steps))
+    if not state.job.is_logged:
+        named = (move.state_root, move.loss_bits, move.log_root)
+        _require_no_log("the steps under policy exact", named == (ZERO_DIGEST, 0, ZERO_DIGEST))
+    found = fold(state.node, steps - 1, move.siblings)
+    _tie(found == root, "the checkpoint is not the last record under the steps root")
+    if state.job.is_logged:
+        record = _record(state.job.last_step(state.checkpoint), move)
+        _tie(record.digest == state.node, "the last record is not the checkpoint")
+        state = replace(state, log_root=move.log_root)
+    return _enter_steps(state, root, depth_of(steps))
+
+
+def _record(step: int, move: OpenSteps | OpenValues) -> StepRecord:
+    return StepRecord(
+        step=step, state_root=Digest(move.state_root), loss_bits=move.loss_bits, log_root=Digest(move.log_root)
+    )
+
+
+def _open_values(state: GameState, move: OpenValues) -> GameState:
+    job, depth = state.job, state.job.half_depth
+    _require_count("siblings", depth, len(move.siblings))
+    value_root = _root_over(job, move.nodes, depth + 1)
+    half = len(move.nodes) // 2
+    body_root, commit_root = fold_nodes(move.nodes[:half]), fold_nodes(move.nodes[half:])
+    _check_log_shape(state, move)
+    _tie(_record(state.step, move).digest == state.node, "the step record is not the disputed one")
+    _tie_step_log(state, move)
+    loss_root = fold(loss_id(move.loss_bits), job.body_count - 1, move.siblings)
+    _tie(loss_root == body_root, "the loss is not the last value under the body root")
+    _tie(commit_root == pad(move.state_root, job.state_depth, depth), "the state is not the right half of the values")
+    state = replace(
+        state, state_root=move.state_root, body_root=body_root, log_root=move.log_root, step_log=move.step_log
+    )
+    return _enter(state, Level.VALUES, value_root, depth + 1)
+
+
+def _check_log_shape(state: GameState, move: OpenValues) -> None:
+    if state.job.is_logged:
+        _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
+    else:
+        is_empty = move.step_log == ZERO_DIGEST and not move.log_siblings
+        _require_no_log("the values under policy exact", is_empty)
+
+
+def _tie_step_log(state: GameState, move: OpenValues) -> None:
+    """The step's log under the record's log root, which is that of the checkpoint, so of all records of the segment."""
+    job = state.job
+    if not job.is_logged:
+        _tie(move.log_root == ZERO_DIGEST, "the policy is exact, but there is a rounding log")
+        return
+    if job.segment_steps(state.checkpoint) > 1:  # else the record is the checkpoint
+        _tie(move.log_root == state.log_root, "the log root of the record is not the checkpoint's")
+    place = state.step - job.first_step(state.checkpoint)
+    found = fold(move.step_log, place, move.log_siblings)
+    _tie(found == move.log_root, "the step log is not the step's under the log root")
+
+
+def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
+    _require_count("siblings", state.job.half_depth + 1, len(move.siblings))
+    digest = instruction_digest(move.instruction)
+    found = fold(digest, state.leaf, move.siblings)
+    _tie(found == state.job.program_root, "the instruction is not the program's")
+    instruction = decode_alone(move.instruction)
+    state = replace(state, instruction=digest, operation=instruction)
+    if instruction.opcode == Opcode.SOURCE:
+        _require_count("nodes of a source", 0, len(move.nodes))
+        return replace(state, phase=Phase.PROVE)
+    depth = depth_of(chunk_count(instruction.dtype, instruction.shape))
+    root = _root_over(state.job, move.nodes, depth)
+    identity = tensor_id(instruction.dtype, instruction.shape, root)
+    _tie(identity == state.node, "the chunk root is not that of the committed tensor")
+    return _enter(state, Level.CHUNKS, root, depth)
+
+
+def _open_chunk(state: GameState, move: OpenChunk) -> GameState:
+    if state.is_logged_sum:
+        _require_count("log siblings", state.depth + state.job.half_depth, len(move.siblings))
+    else:
+        is_empty = move.word == NO_WORD and not move.siblings
+        _require_no_log("a chunk of what is not logged", is_empty)
+    length = chunk_length(state.dtype, state.shape, state.chunk)
+    _tie(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
+    _tie(chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
+    if state.is_logged_sum:
+        # Each value's words have the shape of its chunks, so one position says both which value and which chunk.
+        found = fold(word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
+        _tie(found == state.step_log, "the log word is not the chunk's under the step log")
+    return replace(state, word=move.word, phase=Phase.SELECT_ELEMENT)
+
+
+def _select_element(state: GameState, move: SelectElement) -> GameState:
+    if chunk_digest(move.chunk) != state.node:
+        raise IllegalMove("expected the chunk that the defender opened, got another")
+    size = state.dtype.size
+    if move.index >= len(move.chunk) // size:
+        raise IllegalMove(f"expected an index below {len(move.chunk) // size}, got {move.index}")
+    state = replace(
+        state,
+        element=state.chunk * (CHUNK_BYTES // size) + move.index,
+        claimed=move.chunk[move.index * size : (move.index + 1) * size],
+        direction=code_in(state.word, move.index) if state.is_logged_sum else Direction.NONE,
+    )
+    if state.terms:
+        _require_no_seal(move.seal, f"an element of {state.terms} terms")
+        return replace(state, phase=Phase.OPEN_TERMS)
+    return replace(state, seal=move.seal, phase=Phase.PROVE)
+
+
+def _open_terms(state: GameState, move: OpenTerms) -> GameState:
+    assert state.operation is not None  # opened in OPEN_TENSOR
+    leaves = -(-state.terms // TERMS_PER_LEAF)
+    _require_count("siblings", depth_of(leaves), len(move.siblings))
+    root = _root_over(state.job, move.nodes, depth_of(leaves))
+    try:
+        leaf, value = proof.finish(state.operation, move.accumulator, state.rounding)
+    except EncodingError as error:
+        raise _BrokenTieError(f"the last accumulator is not canonical: {error}") from error
+    _tie(value == state.claimed, "the last accumulator is not the claimed element")
+    found = fold(leaf, leaves - 1, move.siblings)
+    _tie(found == root, "the last accumulator is not the last leaf under its root")
+    return _enter(replace(state, accumulator_root=root), Level.TERMS, root, depth_of(leaves))
+
+
+def _prove(state: GameState, move: Prove) -> GameState:
+    committed, correct = state.claimed if state.level is Level.CHUNKS else state.node, judge(state, move)
+    winner = Side.DEFENDER if committed == correct else Side.CHALLENGER
+    found = "agrees with" if committed == correct else "contradicts"
+    return _end(state, winner, Reason.RECOMPUTED, f"recomputing {found} the defender", committed, correct)
+
+
+def judge(state: GameState, move: Prove) -> bytes:
+    """What must stand at the leaf that is judged: a digest, or (where CHUNKS ends) the element's data.
+
+    Recomputed from a proof in phase PROVE. Raises `VerificationError` unless every opening verifies and the seal holds.
+    """
+    correct = _recompute(state, move)
+    is_element = state.level is Level.CHUNKS
+    answer = seals.element_answer(correct) if is_element else correct
+    sealed = state.value_seal if state.level is Level.VALUES else state.seal
+    if seals.seal(state.game_id, answer, move.salt) != sealed:
+        # The answer is the referee's: who proves has shown all it takes to find it.
+        raise IllegalMove(f"expected the seal of the right answer {answer.hex()}, got {sealed.hex()}")
+    return correct
+
+
+def _recompute(state: GameState, move: Prove) -> bytes:
+    job = state.job
+    if state.leaf >> job.half_depth:
+        return proof.judge_commit(job, state.leaf, state.body_root, move)
+    if instruction_digest(move.instruction) != state.instruction or state.operation is None:
+        raise IllegalMove("expected the disputed instruction, got another")
+    instruction = state.operation
+    if state.level is Level.VALUES:
+        place = proof.record_place(job, state.step, state.head.run_root, state.steps_root)
+        return proof.judge_source(job, instruction, state.step, place, move)
+    if state.level is Level.CHUNKS:
+        where = proof.ElementPlace(step=state.step, element=state.element, rounding=state.rounding)
+        return proof.judge_element(job, instruction, where, state.body_root, move)
+    terms = proof.TermsPlace(
+        element=state.element, leaf=state.position, leaves=state.leaves, root=state.accumulator_root
+    )
+    return proof.judge_terms(job, instruction, terms, state.body_root, move)
+
+
+_RULES: Final[dict[Phase, Callable[[GameState, Move], GameState]]] = {
+    Phase.DESCEND: _descend,  # type: ignore[dict-item]  # the kind of a move fixes its type
+    Phase.SELECT: _select,  # type: ignore[dict-item]
+    Phase.OPEN_STEPS: _open_steps,  # type: ignore[dict-item]
+    Phase.OPEN_VALUES: _open_values,  # type: ignore[dict-item]
+    Phase.OPEN_TENSOR: _open_tensor,  # type: ignore[dict-item]
+    Phase.OPEN_CHUNK: _open_chunk,  # type: ignore[dict-item]
+    Phase.SELECT_ELEMENT: _select_element,  # type: ignore[dict-item]
+    Phase.OPEN_TERMS: _open_terms,  # type: ignore[dict-item]
+    Phase.PROVE: _prove,  # type: ignore[dict-item]
+}

@@ -1,0 +1,480 @@
+"""The two parties of a game: what each must be able to compute, and the move each then makes.
+
+A party answers from its own run (`Oracle`). The defender reveals its own trees. The challenger walks into the first
+node that differs from its own, so everything left of its path is agreed; for its proofs it needs the defender's
+siblings, and those right of the path it cannot compute: it keeps what the defender revealed (`Path`). What it will
+prove it seals before (`tiebreak.protocol.game.seals`), with salts that follow from its secret and the state of the
+game, so that a
+game can be taken up again after a crash with nothing but the secret and the defender's moves (`Challenger.learn`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Protocol
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.logs import LogTree, logs_tree
+from tiebreak.protocol.commitments.records import StepRecord, data_leaf, tensor_tree
+from tiebreak.protocol.commitments.trees import Tree, parent
+from tiebreak.protocol.errors import StateError, VerificationError
+from tiebreak.protocol.game import seals
+from tiebreak.protocol.game.moves import (
+    NO_SEAL,
+    Concede,
+    Descend,
+    Move,
+    OpenChunk,
+    Opening,
+    OpenSteps,
+    OpenTensor,
+    OpenTerms,
+    OpenValues,
+    Phase,
+    Prove,
+    Select,
+    SelectElement,
+    Side,
+    StateWitness,
+    TensorWitness,
+    Witness,
+    kind_name,
+)
+from tiebreak.protocol.game.proof import record_place
+from tiebreak.protocol.game.referee import build_openings
+from tiebreak.protocol.game.rules import GameState, Level, Reason, apply, judge
+from tiebreak.protocol.program.isa import CHUNK_BYTES, Instruction, Opcode, Slot, SourceKind, unravel
+from tiebreak.protocol.program.program import Program, decode_instruction
+from tiebreak.protocol.tags import Digest
+
+
+class Oracle(Protocol):
+    """What a party can compute of its run. Steps count from 1; state 0 and record 0 are the initial ones."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    @property
+    def program(self) -> Program:
+        """Its program."""
+
+    def run_tree(self, count: int) -> Tree:
+        """The run tree with the first `count` checkpoints set, of the job's depth."""
+
+    def steps_tree(self, checkpoint: int) -> Tree:
+        """The tree over the records of a checkpoint's segment."""
+
+    def record(self, step: int) -> StepRecord:
+        """The record of a step."""
+
+    def value_tree(self, step: int) -> Tree:
+        """The value tree of a step, of depth D + 1."""
+
+    def tensor(self, step: int, value: int) -> bytes:
+        """The data of a body value."""
+
+    def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        """The accumulator tree of one output element of a reduction. Asked for at every move of a walk down it."""
+
+    def log_tree(self, step: int) -> LogTree:
+        """The tree of a step's rounding log; asked only of a job of policy `logged`."""
+
+    def state_leaves(self, step: int) -> Tree:
+        """The state tree after a step."""
+
+    def state_id(self, step: int, name: str) -> Digest:
+        """The id of a state entry after a step."""
+
+    def data_id(self, name: str) -> Digest:
+        """The id of a data entry."""
+
+
+class Party(Protocol):
+    """One side of a game."""
+
+    def move(self, state: GameState, answered: Move | None) -> Move:
+        """The next move in `state`, whose mover this is; `answered` is the opponent's last move, if there is one."""
+
+
+def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
+    """A party's own version of the tree in which the current node stands."""
+    match state.level:
+        case Level.RUN:
+            return oracle.run_tree(state.head.count)
+        case Level.STEPS:
+            return oracle.steps_tree(state.checkpoint)
+        case Level.VALUES:
+            return oracle.value_tree(state.step)
+        case Level.CHUNKS:
+            return tensor_tree(oracle.tensor(state.step, state.leaf))
+        case Level.TERMS:
+            return oracle.accumulators(state.step, state.leaf, state.element)
+
+
+def first_nodes(tree: Tree | AccumulatorTree, job: Job) -> tuple[Digest, ...]:
+    """What whoever opens a tree shows of it at once: its nodes min(r, depth) levels below the root."""
+    return tuple(tree.below(tree.depth, 0, min(job.descent_levels, tree.depth)))
+
+
+def choose(nodes: Sequence[bytes], index: int, seal: bytes = NO_SEAL) -> Select:
+    """The selection of one of the nodes that were shown."""
+    return Select(node=nodes[index], index=index, siblings=tuple(Tree(nodes).proof(index)), seal=seal)
+
+
+class Defender:
+    """Reveals its own trees. Honest if its oracle is: a cheat defends with the oracle of its tampered run."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def move(self, state: GameState, answered: Move | None) -> Move:  # noqa: ARG002  # the state says it all
+        """The next move."""
+        match state.phase:
+            case Phase.DESCEND:
+                tree = level_tree(self.oracle, state)
+                return Descend(nodes=tuple(tree.below(state.height, state.position, state.levels)))
+            case Phase.OPEN_STEPS:
+                return self._open_steps(state)
+            case Phase.OPEN_VALUES:
+                return self._open_values(state)
+            case Phase.OPEN_TENSOR:
+                return self._open_tensor(state)
+            case Phase.OPEN_CHUNK:
+                return self._open_chunk(state)
+            case Phase.OPEN_TERMS:
+                return self._open_terms(state)
+        raise StateError(f"expected a phase in which the defender moves, got {state.phase.name}")
+
+    def _open_steps(self, state: GameState) -> OpenSteps:
+        tree, last = self.oracle.steps_tree(state.checkpoint), state.job.segment_steps(state.checkpoint) - 1
+        plain = OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(last)))
+        if not state.job.is_logged:
+            return plain
+        record = self.oracle.record(state.job.last_step(state.checkpoint))
+        return replace(plain, state_root=record.state_root, loss_bits=record.loss_bits, log_root=record.log_root)
+
+    def _open_values(self, state: GameState) -> OpenValues:
+        plain = self._open_record(state)
+        if not state.job.is_logged:
+            return plain
+        first, last = state.job.first_step(state.checkpoint), state.job.last_step(state.checkpoint)
+        logs = [self.oracle.log_tree(step).root for step in range(first, last + 1)]
+        place = state.step - first
+        return replace(plain, step_log=logs[place], log_siblings=tuple(logs_tree(logs).proof(place)))
+
+    def _open_chunk(self, state: GameState) -> OpenChunk:
+        chunk = _chunk(self.oracle, state)
+        if not state.is_logged_sum:
+            return OpenChunk(chunk=chunk)
+        tree = self.oracle.log_tree(state.step)
+        siblings = tuple(tree.proof(state.leaf, state.chunk))
+        return OpenChunk(chunk=chunk, word=tree.word(state.leaf, state.chunk), siblings=siblings)
+
+    def _open_record(self, state: GameState) -> OpenValues:
+        record, tree = self.oracle.record(state.step), self.oracle.value_tree(state.step)
+        depth = state.job.half_depth
+        return OpenValues(
+            state_root=record.state_root,
+            loss_bits=record.loss_bits,
+            log_root=record.log_root,
+            nodes=first_nodes(tree, state.job),
+            siblings=tuple(tree.proof(state.job.body_count - 1)[:depth]),
+        )
+
+    def _open_tensor(self, state: GameState) -> OpenTensor:
+        program = self.oracle.program
+        encoded, siblings = program.encoded_at(state.leaf), tuple(program.tree.proof(state.leaf))
+        if program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
+            return OpenTensor(instruction=encoded, siblings=siblings, nodes=())
+        tree = tensor_tree(self.oracle.tensor(state.step, state.leaf))
+        return OpenTensor(instruction=encoded, siblings=siblings, nodes=first_nodes(tree, state.job))
+
+    def _open_terms(self, state: GameState) -> OpenTerms:
+        tree = self.oracle.accumulators(state.step, state.leaf, state.element)
+        return OpenTerms(
+            nodes=first_nodes(tree, state.job),
+            accumulator=tree.last,
+            siblings=tuple(tree.proof(tree.count - 1)),
+        )
+
+
+class Path:
+    """Nodes of one of the defender's trees, as far as it revealed them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, int], bytes] = {}
+
+    def add(self, height: int, position: int, nodes: tuple[bytes, ...]) -> None:
+        """The nodes some levels below (height, position), left to right, and all between."""
+        height -= (len(nodes) - 1).bit_length()
+        first, level = position * len(nodes), list(nodes)
+        while True:
+            self._nodes.update({(height, first + k): node for k, node in enumerate(level)})
+            if len(level) == 1:
+                return
+            level = [parent(level[k], level[k + 1]) for k in range(0, len(level), 2)]
+            height, first = height + 1, first // 2
+
+    def proof(self, own: Tree | AccumulatorTree, leaf: int, depth: int) -> tuple[bytes, ...]:
+        """Siblings of a leaf left of the path: the revealed ones, and the own, agreed ones beside them."""
+        places = [(height, (leaf >> height) ^ 1) for height in range(depth)]
+        return tuple(self._nodes.get(place) or own.node(*place) for place in places)
+
+
+class Challenger:
+    """Walks into the first node that differs from its own. One object per game: it remembers what it was shown.
+
+    Where nothing differs (the challenge has no ground) it goes left: it plays on, and loses. Where its own answer turns
+    out to be wrong (its run was), it has nothing to prove, and concedes.
+    """
+
+    def __init__(self, oracle: Oracle, secret: bytes | None = None) -> None:
+        """secret: 32 bytes that nobody else can guess, to be kept until the game is over; by default new ones."""
+        self.oracle = oracle
+        self._secret = keys.new_secret() if secret is None else secret
+        self._paths = {level: Path() for level in Level}
+
+    def learn(self, state: GameState, answered: Move | None) -> None:
+        """Remember what the defender showed with a move; `state` is the one after it.
+
+        `move` does so itself. To take up a game that another object played, call this for all moves so far, in order.
+        """
+        if isinstance(answered, Opening) and state.phase is Phase.SELECT:
+            self._paths[state.level].add(state.height, state.position, answered.nodes)
+
+    def move(self, state: GameState, answered: Move | None) -> Move:
+        """The next move."""
+        self.learn(state, answered)
+        match state.phase, answered:
+            case Phase.SELECT, Descend() | OpenSteps() | OpenValues() | OpenTensor() | OpenTerms():
+                plain = choose(answered.nodes, self.pick(state, answered.nodes))
+                return replace(plain, seal=self._seal(apply(state, plain, state.last)))
+            case Phase.SELECT_ELEMENT, OpenChunk(chunk=chunk):
+                element = SelectElement(index=self.pick_element(state, chunk), chunk=chunk)
+                return replace(element, seal=self._seal(apply(state, element, state.last)))
+            case Phase.PROVE, _:
+                return self._prove(state)
+        kind = "nothing" if answered is None else kind_name(answered)
+        raise StateError(f"expected a phase in which the challenger moves, got {state.phase.name} after {kind}")
+
+    def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
+        """Which of the nodes shown to dispute."""
+        return _first_difference(
+            nodes, level_tree(self.oracle, state).below(state.height, state.position, state.levels)
+        )
+
+    def pick_element(self, state: GameState, chunk: bytes) -> int:
+        """Which element of the chunk shown to dispute."""
+        own, size = _chunk(self.oracle, state), state.dtype.size
+        starts = range(0, len(chunk), size)
+        return _first_difference([chunk[k : k + size] for k in starts], [own[k : k + size] for k in starts])
+
+    # -- what it seals, and opens
+
+    def _seal(self, reached: GameState) -> bytes:
+        """What goes with a selection that leads to this state."""
+        answer = self._answer(reached)
+        return NO_SEAL if answer is None else seals.seal(reached.game_id, answer, self._salt(reached))
+
+    def _answer(self, state: GameState) -> bytes | None:
+        """What its own run has where the walk stands, if that is what it will prove; else None."""
+        match state.phase, state.level:
+            case Phase.PROVE, Level.CHUNKS:
+                size = state.dtype.size
+                data = self.oracle.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size]
+                return seals.element_answer(bytes(data))
+            case (Phase.PROVE, Level.TERMS) | (Phase.PROVE, Level.VALUES):
+                return level_tree(self.oracle, state).node(0, state.position)
+            case Phase.OPEN_TENSOR, _ if self.oracle.program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
+                return level_tree(self.oracle, state).node(0, state.position)
+        return None
+
+    def _salt(self, state: GameState) -> bytes:
+        """The same for a state in which something is sealed and for the one in which it is proved."""
+        place = (state.level, state.checkpoint, state.step, state.leaf, state.element, state.position)
+        return seals.derive_salt(self._secret, state.game_id, place)
+
+    # -- what it proves
+
+    def _prove(self, state: GameState) -> Prove | Concede:
+        move = replace(self._proof(state), salt=self._salt(state))
+        try:
+            judge(state, move)
+        except VerificationError:
+            return Concede()  # the rules would refuse it until the clock runs out
+        return move
+
+    def _proof(self, state: GameState) -> Prove:
+        program = self.oracle.program
+        instruction, encoded = program.instruction_at(state.leaf), program.encoded_at(state.leaf)
+        if instruction.opcode == Opcode.COMMIT:
+            value = instruction.operands[0].value
+            tree = self.oracle.value_tree(state.step)
+            witness = TensorWitness(tensor_id=tree.node(0, value), siblings=self._body_proof(state, tree, value))
+            return Prove(instruction=encoded, siblings=tuple(program.tree.proof(state.leaf)), witness=witness)
+        if instruction.opcode == Opcode.SOURCE:
+            return Prove(instruction=encoded, witness=self._source_witness(state, instruction))
+        return self._prove_computed(state, instruction, encoded)
+
+    def _prove_computed(self, state: GameState, instruction: Instruction, encoded: bytes) -> Prove:
+        oracle, tree = self.oracle, self.oracle.value_tree(state.step)
+        terms_leaf = state.position if state.level is Level.TERMS else None
+        tensors, chunks = build_openings(
+            oracle.program,
+            instruction,
+            state.element,
+            terms_leaf,
+            body_tree=tree,
+            tensor_bytes=lambda value: oracle.tensor(state.step, value),
+        )
+        tensors = tuple(replace(t, siblings=self._body_proof(state, tree, t.value)) for t in tensors)
+        if not terms_leaf:
+            return Prove(instruction=encoded, tensors=tensors, chunks=chunks)
+        terms = oracle.accumulators(state.step, state.leaf, state.element)
+        siblings = self._paths[Level.TERMS].proof(terms, terms_leaf - 1, terms.depth)
+        previous = terms.at(terms_leaf - 1)
+        return Prove(instruction=encoded, previous=previous, siblings=siblings, tensors=tensors, chunks=chunks)
+
+    def _body_proof(self, state: GameState, own: Tree, value: int) -> tuple[bytes, ...]:
+        return self._paths[Level.VALUES].proof(own, value, state.job.half_depth)
+
+    def _source_witness(self, state: GameState, instruction: Instruction) -> Witness:
+        if not isinstance(instruction.params, Slot):
+            return None
+        slot, name = instruction.params.slot, instruction.params.name
+        if instruction.function == SourceKind.DATA:
+            entries = [entry.params.name for entry in self.oracle.program.data_slots if isinstance(entry.params, Slot)]
+            tree = Tree([data_leaf(entry, self.oracle.data_id(entry)) for entry in entries])
+            return TensorWitness(tensor_id=self.oracle.data_id(name), siblings=tuple(tree.proof(slot)))
+        record = self.oracle.record(state.step - 1)
+        return StateWitness(
+            step=record.step,
+            state_root=record.state_root,
+            loss_bits=record.loss_bits,
+            log_root=record.log_root,
+            record_siblings=self._record_proof(state),
+            tensor_id=self.oracle.state_id(record.step, name),
+            siblings=tuple(self.oracle.state_leaves(record.step).proof(slot)),
+        )
+
+    def _record_proof(self, state: GameState) -> tuple[bytes, ...]:
+        """Siblings of record s-1 in the defender's run tree or steps tree; none for record 0."""
+        place = record_place(state.job, state.step, state.head.run_root, state.steps_root)
+        if state.step == 1:
+            return ()
+        if (state.step - 1) % state.job.checkpoint_interval == 0:
+            run = self.oracle.run_tree(state.head.count)
+            return self._paths[Level.RUN].proof(run, place.position, place.depth)
+        steps = self.oracle.steps_tree(state.checkpoint)
+        return self._paths[Level.STEPS].proof(steps, place.position, place.depth)
+
+
+def _chunk(oracle: Oracle, state: GameState) -> bytes:
+    start = state.chunk * CHUNK_BYTES
+    return bytes(oracle.tensor(state.step, state.leaf)[start : start + CHUNK_BYTES])
+
+
+def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
+    return next((k for k, (a, b) in enumerate(zip(theirs, own, strict=False)) if a != b), 0)
+
+
+# ---------------------------------------------------------------- what a game came to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Where a game ended, for people and for tables. What was not reached is None."""
+
+    winner: str
+    reason: str
+    detail: str
+    level: str
+    checkpoint: int | None = None
+    step: int | None = None
+    leaf: int | None = None
+    """Leaf of the value tree."""
+    instruction: str | None = None
+    origin: str | None = None
+    """Where in the captured model the instruction comes from."""
+    element: int | None = None
+    coordinates: tuple[int, ...] | None = None
+    term_leaf: int | None = None
+    committed: str = ""
+    """Hex: the element's bits as a number, or what was compared."""
+    correct: str = ""
+
+
+def describe(state: GameState, program: Program, truth: Oracle | None = None) -> Summary:
+    """The result of a game. With the winner's oracle, `correct` is known also where only a partial sum was judged."""
+    if state.verdict is None:
+        raise StateError("expected a game with a verdict")
+    verdict = state.verdict
+    summary = Summary(
+        winner=verdict.winner.name.lower(),
+        reason=verdict.reason.name.lower(),
+        detail=verdict.detail,
+        level=state.level.name.lower(),
+        checkpoint=state.checkpoint if state.level > Level.RUN else None,
+        step=state.step or None,
+        committed=verdict.committed.hex(),
+        correct=verdict.correct.hex(),
+    )
+    at_padding = state.level is Level.VALUES and verdict.reason is Reason.PADDING
+    if not state.body_root or at_padding or (state.level is Level.VALUES and state.height):
+        return summary
+    # Decoded anew: a program built by hand may hold its functions as plain numbers.
+    name = _name(decode_instruction(program.encoded_at(state.leaf)))
+    origin = program.instruction_at(state.leaf).origin or None
+    summary = replace(summary, leaf=state.leaf, instruction=name, origin=origin)
+    if not state.claimed:
+        return summary
+    return replace(
+        summary,
+        element=state.element,
+        coordinates=unravel(state.element, state.shape),
+        term_leaf=state.position if state.level is Level.TERMS and not state.height else None,
+        committed=state.claimed[::-1].hex(),
+        correct=_correct_element(state, truth),
+    )
+
+
+def _name(instruction: Instruction) -> str:
+    function = instruction.function
+    suffix = f" {function.name.lower()}" if isinstance(function, IntEnum) else ""
+    return f"{instruction.opcode.name.lower()}{suffix}"
+
+
+def _correct_element(state: GameState, truth: Oracle | None) -> str:
+    if truth is not None:
+        size = state.dtype.size
+        data = truth.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size]
+        return bytes(data)[::-1].hex()
+    # What a leaf of terms is compared with is a digest, not the element.
+    is_element = state.verdict is not None and state.level is Level.CHUNKS
+    return state.verdict.correct[::-1].hex() if is_element and state.verdict is not None else ""
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a game cost in messages."""
+
+    messages: int = 0
+    bytes: int = 0
+    rounds: int = 0
+    """Times that the turn went to the challenger."""
+    by_kind: dict[str, int] = field(default_factory=dict)
+    """Bytes on the wire by kind of move."""
+
+    def count(self, by: Side, move: Move, size: int) -> None:
+        """One more message of this many bytes."""
+        self.messages += 1
+        self.bytes += size
+        self.rounds += by is Side.CHALLENGER
+        self.by_kind[kind_name(move)] = self.by_kind.get(kind_name(move), 0) + size
+
+
+Clock = Callable[[], int]
+"""Seconds; the caller's."""

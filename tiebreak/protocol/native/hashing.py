@@ -1,0 +1,191 @@
+"""Chunk trees by the compiled hasher, hashing.c, which keeps several streams of SHA-256 going on each core.
+
+Everything here returns None where there is no kernel: then `tiebreak.protocol.commitments.digests`, its oracle,
+computes the same bytes. A kernel that does not give what the oracle gives when it is loaded is not used.
+"""
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tiebreak.protocol.commitments.digests import DIGEST_BYTES, leaf_level, one_nan, parent_level, record_level
+from tiebreak.protocol.native import load
+from tiebreak.protocol.program.isa import CHUNK_BYTES
+from tiebreak.protocol.tags import EMPTY, Tag
+
+_SOURCE: Final = Path(__file__).with_name("hashing.c")
+_HEIGHTS: Final = 64
+MAX_RECORD_BYTES: Final = 111
+"""With tag, padding and length that makes two blocks of SHA-256."""
+SERIAL_BYTES: Final = 1 << 20
+"""Up to which one thread is as fast as several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes to hash, at least one; of `floats` every NaN counts as the one NaN. Not to change until it is hashed."""
+
+    view: memoryview
+    floats: bool = False
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bytes", "floats", "height")),
+        ("out", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True)
+class Hasher:
+    """The loaded kernel."""
+
+    library: ctypes.CDLL
+    span: int
+    """Chunks of one piece of work at most: a power of two."""
+
+    @property
+    def implementation(self) -> str:
+        """Which instructions it uses."""
+        return bytes(self.library.implementation()).decode()
+
+    def roots(self, inputs: Sequence[Data], threads: int) -> list[bytes]:
+        """The root of the chunk tree of each input, hashed by so many threads."""
+        piece_bytes = self.span * CHUNK_BYTES
+        counts = [-(-data.view.nbytes // piece_bytes) for data in inputs]
+        out = np.empty((sum(counts), DIGEST_BYTES), dtype=np.uint8)
+        work: list[_Piece] = []
+        for data, count in zip(inputs, counts, strict=True):
+            height = _depth(self.span if count > 1 else -(-data.view.nbytes // CHUNK_BYTES))
+            address = _address(data.view)
+            for start in range(0, data.view.nbytes, piece_bytes):
+                size = min(piece_bytes, data.view.nbytes - start)
+                work.append(
+                    _Piece(address + start, size, data.floats, height, out.ctypes.data + DIGEST_BYTES * len(work))
+                )
+        self._run(work, threads, (inputs, out))
+        ends = np.cumsum(counts)
+        return [self._top(bytes(out[end - n : end].data)) for end, n in zip(ends, counts, strict=True)]
+
+    def leaf_level(self, data: Data, threads: int) -> bytes:
+        """The digests of all chunks."""
+        size, piece_bytes = data.view.nbytes, self.span * CHUNK_BYTES
+        out = np.empty((-(-size // CHUNK_BYTES), DIGEST_BYTES), dtype=np.uint8)
+        address, to = _address(data.view), out.ctypes.data
+        work = [
+            _Piece(address + start, min(piece_bytes, size - start), data.floats, -1,
+                   to + start // CHUNK_BYTES * DIGEST_BYTES)
+            for start in range(0, size, piece_bytes)
+        ]  # fmt: skip
+        self._run(work, threads, (data, out))
+        return out.tobytes()
+
+    def parent_level(self, below: bytes, empty: bytes) -> bytes:
+        """As `tiebreak.protocol.commitments.digests.parent_level`."""
+        count = len(below) // DIGEST_BYTES
+        out = ctypes.create_string_buffer((count + 1) // 2 * DIGEST_BYTES)
+        self.library.parents(below, count, empty, out)
+        return out.raw
+
+    def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
+        """As `tiebreak.protocol.commitments.digests.record_level`."""
+        if not 1 <= width <= MAX_RECORD_BYTES or len(records) % width:
+            expected = f"expected records of one width, 1 to {MAX_RECORD_BYTES} bytes"
+            raise ValueError(f"{expected}, got {len(records)} bytes of records of {width}")
+        count = len(records) // width
+        out = ctypes.create_string_buffer(count * DIGEST_BYTES)
+        self.library.records(tag.value, records, count, width, out)
+        return out.raw
+
+    def _top(self, level: bytes) -> bytes:
+        """The root above nodes of the height of a whole piece (or the one node there is)."""
+        height = _depth(self.span)
+        while len(level) > DIGEST_BYTES:
+            level = self.parent_level(level, _empties()[height * DIGEST_BYTES : (height + 1) * DIGEST_BYTES])
+            height += 1
+        return level
+
+    def _run(self, work: list[_Piece], threads: int, memory: object) -> None:
+        """Each thread takes the next piece until there are none. `memory` is what the pieces point into."""
+        pieces, taken = (_Piece * len(work))(*work), ctypes.c_int64(0)
+
+        def run(held: object = memory) -> None:  # noqa: ARG001 - held as long as any thread runs, whatever interrupts us
+            self.library.hash_pieces(pieces, len(work), _empties(), ctypes.byref(taken))
+
+        if sum(piece.bytes for piece in work) <= SERIAL_BYTES:
+            threads = 1
+        others = [threading.Thread(target=run, name=f"hashing-{n}") for n in range(1, min(threads, len(work)))]
+        for thread in others:
+            thread.start()
+        run()
+        for thread in others:
+            thread.join()
+
+
+def hasher() -> Hasher | None:
+    """The kernel, or None: no compiler, switched off, or it does not compute what the oracle computes."""
+    library = load(_SOURCE).library
+    return None if library is None else _checked(library)
+
+
+@cache
+def _checked(library: ctypes.CDLL) -> Hasher | None:
+    library.hash_pieces.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p]
+    library.hash_pieces.restype = None
+    library.parents.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p]
+    library.parents.restype = None
+    library.records.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
+    library.records.restype = None
+    library.implementation.restype = ctypes.c_char_p
+    library.span.restype = ctypes.c_int64
+    found = Hasher(library, library.span())
+    return found if agrees(found) else None
+
+
+def agrees(found: Hasher) -> bool:
+    """Whether a kernel gives what the oracle gives, on each way through it; NaN among the data."""
+    words = np.arange(found.span * CHUNK_BYTES // 4 + 1200, dtype=np.uint32) * np.uint32(2654435761)
+    words[::301] = 0xFFC00001
+    view = memoryview(words.astype("<u4").view(np.uint8).data)
+    sizes = (1, 7, 55, 56, 504, 511, 512, 516, 1024, 1536, 2572, view.nbytes)
+    wanted = [one_nan(view[:size]) if size % 4 == 0 else view[:size] for size in sizes]
+    inputs = [Data(view[:size], size % 4 == 0) for size in sizes]
+    levels = [leaf_level(data) for data in wanted]
+    records = [(Tag.ACCUMULATOR, view[: 7 * width].tobytes(), width) for width in (1, 47, 48, MAX_RECORD_BYTES)]
+    if any(found.record_level(*record) != record_level(*record) for record in records):
+        return False
+    return found.roots(inputs, 2) == [_oracle_root(level) for level in levels] and all(
+        found.leaf_level(data, 2) == level for data, level in zip(inputs, levels, strict=True)
+    )
+
+
+def _oracle_root(level: bytes) -> bytes:
+    height = 0
+    while len(level) > DIGEST_BYTES:
+        level = parent_level(level, _empties()[height * DIGEST_BYTES : (height + 1) * DIGEST_BYTES])
+        height += 1
+    return level
+
+
+@cache
+def _empties() -> bytes:
+    """The empty root of each height."""
+    roots = [bytes(EMPTY)]
+    while len(roots) < _HEIGHTS:
+        roots += [parent_level(roots[-1], roots[-1])]
+    return b"".join(roots)
+
+
+def _depth(leaves: int) -> int:
+    return (leaves - 1).bit_length()
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)

@@ -1,0 +1,1 @@
+"""FP32 in integers: rounding, transcendental functions, Philox."""

@@ -1,0 +1,68 @@
+"""Random numbers as a function of position (SPEC section 7): Philox4x32-10 (Salmon et al. 2011) and a keyed shuffle."""
+
+from typing import Final
+
+from tiebreak.protocol.numbers.float32 import round_f32
+
+Block = tuple[int, int, int, int]
+
+_M0: Final = 0xD2511F53
+_M1: Final = 0xCD9E8D57
+_W0: Final = 0x9E3779B9
+_W1: Final = 0xBB67AE85
+_MASK: Final = 0xFFFFFFFF
+_ROUNDS: Final = 10
+_SHUFFLE_ROUNDS: Final = 8
+_SHUFFLE_MARK: Final = 1 << 31
+"""Second counter word of shuffle blocks; `random` cannot reach it (2^40 elements / 4 / 2^32 < 2^31)."""
+
+
+def philox4x32(counter: Block, key: tuple[int, int]) -> Block:
+    """The block of four 32-bit words at a counter, constants and rounds as in Random123."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = divmod(_M0 * c0, 1 << 32)
+        high1, low1 = divmod(_M1 * c2, 1 << 32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def key_of(seed: int) -> tuple[int, int]:
+    """The key of an i64 seed."""
+    return seed & _MASK, seed >> 32 & _MASK
+
+
+def random_bits(seed: int, step: int, stream: int, index: int) -> int:
+    """f32 bits of element `index` of a `random` instruction: a multiple of 2^-24 in [0, 1)."""
+    block = index // 4
+    words = philox4x32((block & _MASK, block >> 32 & _MASK, step & _MASK, stream), key_of(seed))
+    return round_f32(words[index % 4] >> 8, -24)
+
+
+def half_width(n: int) -> int:
+    """Bits of each Feistel half for a permutation of 0 ... n-1."""
+    return max(1, ((n - 1).bit_length() + 1) // 2)
+
+
+def shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int:
+    """Where the permutation of 0 ... n-1 keyed by (seed, epoch, stream) takes `index`; -1 outside.
+
+    A Feistel network is a permutation of 0 ... 4^w - 1 >= n, so walking its cycle from inside comes back inside; 4^w is
+    at most 4n (8 for n = 1 or 2), so few steps are expected.
+    """
+    if not 0 <= index < n:
+        return -1
+    width = half_width(n)
+    mask = (1 << width) - 1
+    key = key_of(seed)
+    x = index
+    while True:
+        left, right = x >> width, x & mask
+        for q in range(_SHUFFLE_ROUNDS):
+            word = philox4x32((right, _SHUFFLE_MARK + q, epoch & _MASK, stream), key)[0]
+            left, right = right, left ^ word & mask
+        x = left << width | right
+        if x < n:
+            return x

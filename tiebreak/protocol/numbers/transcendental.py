@@ -1,0 +1,337 @@
+"""Correctly rounded exp, log, tanh, erf, sin and cos of an f32, in integers (SPEC 4.4 and 5).
+
+Ziv's strategy: a function is evaluated in fixed point with p working bits and a bound on its error; if both ends of
+the error interval round to the same f32, that is the answer, else p is doubled. None of the six functions takes a
+value that lies on a rounding boundary except at the arguments that are answered without evaluation, so the loop ends.
+
+Conventions. An evaluation at p returns `Estimate(n, e, error)`: the exact magnitude lies strictly between
+(n - error) * 2^e and (n + error) * 2^e. "ulp" below is one unit of the fixed point in use, 2^-w with w working bits.
+Every `>>` and `//` truncates by less than one ulp. A Taylor term obtained from the one before by one product, one shift
+and one division carries at most (its predecessor's error times their ratio) + 2 ulp; each bound says how that adds up.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import isqrt
+from typing import Final, NamedTuple
+
+from tiebreak.protocol.numbers.float32 import (
+    INF,
+    MAX_PRECISION,
+    ONE,
+    SIGN,
+    decode,
+    is_inf,
+    is_nan,
+    is_negative,
+    is_zero,
+    round_f32,
+)
+from tiebreak.protocol.program.isa import NAN_BITS, MapFunction
+
+_FIRST_BITS: Final = 64
+_MOST_BITS: Final = 1 << 14
+"""Far beyond what any f32 argument needs (the smallest arguments need about 450); more is a bug here."""
+_GUARD: Final = 40
+
+
+class Estimate(NamedTuple):
+    """The exact magnitude lies strictly between (n - error) * 2^e and (n + error) * 2^e."""
+
+    n: int
+    e: int
+    error: int
+
+
+def _ziv(estimate: Callable[[int], Estimate], precision: int) -> int:
+    """The f32 that both ends of the error interval round to, with as many working bits as that takes."""
+    bits = _FIRST_BITS
+    while bits <= _MOST_BITS:
+        n, e, error = estimate(bits)
+        if n > error:
+            low = round_f32(n - error, e, precision=precision)
+            if low == round_f32(n + error, e, precision=precision):
+                return low
+        bits *= 2
+    raise AssertionError(f"no decision with {_MOST_BITS} bits: an exact case was not treated apart")
+
+
+@lru_cache(maxsize=64)
+def _ln2(w: int) -> int:
+    """ln 2 in 2^-w, error < 2 ulp: 2 atanh(1/3), computed with 32 more bits (fewer than w terms of 3 ulp)."""
+    return 2 * _atanh_inverse(3, w + 32) >> 32
+
+
+def _atanh_inverse(q: int, w: int) -> int:
+    """Sum of q^-(2k+1) / (2k+1), each term truncated."""
+    total, power, k = 0, (1 << w) // q, 1
+    while power:
+        total += power // k
+        power //= q * q
+        k += 2
+    return total
+
+
+def _atan_inverse(q: int, w: int) -> int:
+    """arctan(1/q) in 2^-w, each term truncated."""
+    total, power, k, sign = 0, (1 << w) // q, 1, 1
+    while power:
+        total += sign * (power // k)
+        power //= q * q
+        k, sign = k + 2, -sign
+    return total
+
+
+@lru_cache(maxsize=64)
+def _pi_at(w: int) -> int:
+    """Pi in 2^-w, error < 2 ulp: Machin's formula with 32 more bits (fewer than w terms of 3 ulp, times 20)."""
+    return (16 * _atan_inverse(5, w + 32) - 4 * _atan_inverse(239, w + 32)) >> 32
+
+
+@lru_cache(maxsize=256)
+def _pi(w: int) -> int:
+    """Pi in 2^-w, error < 2 ulp."""
+    stored = -(-w // 256) * 256
+    return _pi_at(stored) >> (stored - w)
+
+
+@lru_cache(maxsize=64)
+def _two_over_root_pi(w: int) -> int:
+    """2 / sqrt(pi) in 2^-w, error < 2 ulp."""
+    return isqrt((1 << (4 * w + 2)) // _pi(2 * w))
+
+
+def _fixed(n: int, e: int, w: int) -> int:
+    """n * 2^e in 2^-w, rounded down: error < 1 ulp, none if w + e >= 0."""
+    shift = e + w
+    return n << shift if shift >= 0 else n >> -shift
+
+
+def _exp_series(r: int, w: int) -> tuple[int, int]:
+    """(exp(r * 2^-w) in 2^-w, error in ulp) for |r| < 2^w.
+
+    The j-th ratio of terms is below 1/j, so the errors of terms stay below 2, 3, 3, 3 ... < 6 ulp, and so does the
+    first term left out; those after it add up to less.
+    """
+    total = term = 1 << w
+    j = 1
+    while term not in (0, -1):
+        term = (term * r >> w) // j
+        total += term
+        j += 1
+    return total, 6 * j + 16
+
+
+def _exp_estimate(n: int, e: int, bits: int) -> Estimate:
+    """exp(n * 2^e) for |n * 2^e| < 128.
+
+    x = k ln 2 + r. The error of r is below 1 (x) + 2 |k| < 310 ulp, which exp multiplies by less than 2.
+    """
+    w = bits + 16
+    x = _fixed(n, e, w)
+    ln2 = _ln2(w)
+    k = (2 * x + ln2) // (2 * ln2)
+    value, error = _exp_series(x - k * ln2, w)
+    return Estimate(value, k - w, error + 620)
+
+
+def exp(x: int, precision: int = MAX_PRECISION) -> int:
+    """RN(e^x)."""
+    if is_nan(x):
+        return NAN_BITS
+    if is_zero(x):
+        return ONE
+    n, e = decode(x)
+    if is_inf(x) or not -104 << 23 < _fixed(n, e, 23) < 89 << 23:
+        # e^89 > 2^128; e^-104 < 2^-150, half of the smallest subnormal.
+        return 0 if is_negative(x) else INF
+    return _ziv(lambda bits: _exp_estimate(n, e, bits), precision)
+
+
+def _log_estimate(m: int, e: int, bits: int) -> Estimate:
+    """|log(m * 2^(e-23))| for 2^23 <= m < 2^24; not for 1.
+
+    With a mantissa above sqrt(2) halved, log = e ln 2 + 2 atanh(z), z = (mantissa - 1) / (mantissa + 1), |z| < 0.1716.
+    The sum is at least 2^-25 (m next to 1), so `_GUARD` bits cover the cancellation. Powers of z fall by 34 a term and
+    carry < 3 ulp each; (k - 1)/2 terms of < 4 ulp, doubled; the rest < 4 ulp; e ln 2 < 300 ulp.
+    """
+    w = bits + _GUARD
+    one = 1 << 23
+    if m > 11863283:  # sqrt(2) * 2^23, rounded up; any value near it would do
+        one, e = 1 << 24, e + 1
+    top = m - one
+    power = (abs(top) << w) // (m + one)
+    square = power * power >> w
+    total, k = 0, 1
+    while power:
+        total += power // k
+        power = power * square >> w
+        k += 2
+    value = e * _ln2(w) + (-2 * total if top < 0 else 2 * total)
+    return Estimate(abs(value), -w, 4 * k + 310)
+
+
+def log(x: int, precision: int = MAX_PRECISION) -> int:
+    """RN(ln x); -inf for zeros, NaN below."""
+    if is_zero(x):
+        return SIGN | INF
+    if is_nan(x) or is_negative(x):
+        return NAN_BITS
+    if is_inf(x):
+        return INF
+    if x == ONE:
+        return 0
+    n, e = decode(x)
+    shift = 24 - n.bit_length()
+    magnitude = _ziv(lambda bits: _log_estimate(n << shift, e - shift + 23, bits), precision)
+    return magnitude | (SIGN if x < ONE else 0)
+
+
+def _odd_series(y: int, w: int, sign: int, first: int) -> tuple[int, int]:
+    """Sum of sign^k y^k / ((first + 1)(first + 2) ... (first + 2k)) for 0 <= y < 2^w, in 2^-w; and its error in ulp.
+
+    first = 1: sinh(x)/x or sin(x)/x, first = 0: cosh(x) or cos(x), y = x^2. Ratios of terms are at most 1/2, so their
+    errors stay below 4 ulp; y may itself be off by 2 ulp, which moves the sum by at most 2; the rest is below 4 ulp.
+    """
+    total = term = 1 << w
+    k = first
+    while term:
+        term = (term * y >> w) // ((k + 1) * (k + 2))
+        total += sign * term if k - first & 2 == 0 else term
+        k += 2
+    return total, 4 * k + 12
+
+
+def _tanh_estimate(n: int, e: int, bits: int) -> Estimate:
+    """tanh(n * 2^e) for 0 < n * 2^e < 16.
+
+    Below 1: x * S / C, S = sinh(x)/x and C = cosh(x), relative precision for any x. Both are at least 1 and less than
+    2, so the quotient (between 1/2 and 1) errs by less than error(S) + error(C) + 1. Else with t = exp(-2x) < 0.14:
+    (1 - t) / (1 + t), whose derivative is below 2.
+    """
+    w = bits + 16
+    if n.bit_length() + e <= 0:
+        y = _fixed(n * n, 2 * e, w)
+        s, s_error = _odd_series(y, w, 1, 1)
+        c, c_error = _odd_series(y, w, 1, 0)
+        return Estimate(n * ((s << w) // c), e - w, n * (s_error + c_error + 1))
+    t, te, t_error = _exp_estimate(-2 * n, e, w)
+    drop = -te - w
+    t >>= drop
+    return Estimate((((1 << w) - t) << w) // ((1 << w) + t), -w, 2 * (t_error >> drop) + 6)
+
+
+def tanh(x: int, precision: int = MAX_PRECISION) -> int:
+    """RN(tanh x), the sign of a zero kept."""
+    if is_nan(x) or is_zero(x):
+        return NAN_BITS if is_nan(x) else x
+    sign, magnitude = x & SIGN, x & ~SIGN
+    if magnitude >= 0x41800000:  # 16, and inf: 1 - tanh(16) < 2^-45
+        return sign | ONE
+    n, e = decode(magnitude)
+    return sign | _ziv(lambda bits: _tanh_estimate(n, e, bits), precision)
+
+
+def _erf_estimate(n: int, e: int, bits: int) -> Estimate:
+    """erf(n * 2^e) for 0 < n * 2^e < 4: 2x / sqrt(pi) * S, S = sum of (-y)^k / (k! (2k+1)), y = x^2 < 16.
+
+    S is between 0.22 and 1, so the error of S is relative. y off by 1 ulp moves S by less than 1/3. An error of 2 ulp
+    made in one term grows by at most e^y < 2^24 over all later ones (e^y < 4 below 1); `_GUARD` bits cover that.
+    2 / sqrt(pi) < 1.13 errs by < 2 ulp.
+    """
+    w = bits + _GUARD
+    y = _fixed(n * n, 2 * e, w)
+    total = term = 1 << w
+    k = 0
+    while term:
+        k += 1
+        term = (term * y >> w) // k
+        total += -(term // (2 * k + 1)) if k & 1 else term // (2 * k + 1)
+    growth = 1 << (24 if n.bit_length() + e > 0 else 2)
+    scale = _two_over_root_pi(w)
+    return Estimate(n * (total * scale >> w), e - w, n * (3 * growth * (k + 2) + 8))
+
+
+def erf(x: int, precision: int = MAX_PRECISION) -> int:
+    """RN(erf x), the sign of a zero kept."""
+    if is_nan(x) or is_zero(x):
+        return NAN_BITS if is_nan(x) else x
+    sign, magnitude = x & SIGN, x & ~SIGN
+    if magnitude >= 0x40800000:  # 4, and inf: 1 - erf(4) < 2^-25.9
+        return sign | ONE
+    n, e = decode(magnitude)
+    return sign | _ziv(lambda bits: _erf_estimate(n, e, bits), precision)
+
+
+def _reduce(n: int, e: int, w: int) -> tuple[int, int]:
+    """(k, r) with |n * 2^e| = k pi/2 + r * 2^-w, |r * 2^-w| < 0.79; the error of r is below 3 ulp.
+
+    pi/2 is taken with as many more bits as k has and 4: then k times its error is below 1 ulp. |n * 2^e| >= 1, so it
+    is exact in 2^-v.
+    """
+    v = w + max(0, n.bit_length() + e) + 4
+    x, pi = n << (e + v), _pi(v)
+    k = (2 * x + pi // 2) // pi
+    return k, (2 * x - k * pi) >> (v - w + 1)
+
+
+def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> tuple[Estimate, int]:
+    """|sin(|n * 2^e| + quarter pi/2)| and its sign; n * 2^e is not 0 in the case of sin.
+
+    An absolute error of 3 ulp in r moves either function by 3 ulp at most; sin is |r| * sin(r)/r with |r| < 1.
+    """
+    w = bits + 16
+    if quarter == 0 and n.bit_length() + e <= 0:  # sin below 1: relative precision for any x
+        s, error = _odd_series(_fixed(n * n, 2 * e, w), w, -1, 1)
+        return Estimate(n * s, e - w, n * error), 1
+    k, r = _reduce(n, e, w) if n.bit_length() + e > 0 else (0, _fixed(n, e, w))
+    k += quarter
+    y = r * r >> w
+    series, error = _odd_series(y, w, -1, 1 - (k & 1))
+    sign = -1 if k & 2 else 1
+    if k & 1:
+        return Estimate(series, -w, error + 3), sign
+    return Estimate(abs(r) * series >> w, -w, error + 5), -sign if r < 0 else sign
+
+
+def _sine(magnitude: int, quarter: int, precision: int) -> int:
+    """RN of the sine or cosine of a positive finite f32."""
+    n, e = decode(magnitude)
+    sign = 0
+
+    def estimate(bits: int) -> Estimate:
+        nonlocal sign
+        found, direction = _sine_estimate(n, e, bits, quarter)
+        sign = SIGN if direction < 0 else 0
+        return found
+
+    return _ziv(estimate, precision) | sign
+
+
+def sin(x: int, precision: int = MAX_PRECISION) -> int:
+    """RN(sin x), the sign of a zero kept; NaN for infinities."""
+    if is_nan(x) or is_inf(x):
+        return NAN_BITS
+    if is_zero(x):
+        return x
+    return _sine(x & ~SIGN, 0, precision) ^ (x & SIGN)
+
+
+def cos(x: int, precision: int = MAX_PRECISION) -> int:
+    """RN(cos x); NaN for infinities."""
+    if is_nan(x) or is_inf(x):
+        return NAN_BITS
+    if is_zero(x):
+        return ONE
+    return _sine(x & ~SIGN, 1, precision)
+
+
+FUNCTIONS: Final[dict[MapFunction, Callable[[int, int], int]]] = {
+    MapFunction.EXP: exp,
+    MapFunction.LOG: log,
+    MapFunction.TANH: tanh,
+    MapFunction.ERF: erf,
+    MapFunction.SIN: sin,
+    MapFunction.COS: cos,
+}
+"""Each function of (bits, precision)."""

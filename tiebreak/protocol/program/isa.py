@@ -1,0 +1,320 @@
+"""The instruction set (SPEC section 4): the one registry of opcodes, functions and dtypes.
+
+Python, torch, the Solidity constants and the tables of the documents are derived from, or checked against, this
+module. Nothing here computes; `tiebreak.protocol.program.reference` gives the meaning in integers.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+from typing import Final
+
+CHUNK_BYTES: Final = 512
+"""Bytes of tensor data in one leaf of a chunk tree."""
+TERMS_PER_LEAF: Final = 4
+"""Terms of a reduction in one leaf of an accumulator tree."""
+NAN_BITS: Final = 0x7FC00000
+"""The one NaN."""
+
+MAX_RANK: Final = 8
+MAX_NUMEL: Final = 1 << 40
+MAX_TERMS: Final = 1 << 32
+MAX_OPERANDS: Final = 3
+MAX_INSTRUCTIONS: Final = 1 << 20
+MAX_INSTRUCTION_BYTES: Final = 4096
+MAX_NAME_BYTES: Final = 255
+
+
+class DType(IntEnum):
+    """Element types. The value is the code in encodings."""
+
+    F32 = 0
+    I64 = 1
+    BOOL = 2
+
+    @property
+    def size(self) -> int:
+        """Bytes of one element."""
+        return (4, 8, 1)[self]
+
+
+class Opcode(IntEnum):
+    """Instruction families (SPEC 4.3)."""
+
+    SOURCE = 1
+    MAP = 2
+    REDUCE = 3
+    GATHER = 4
+    SCATTER_SUM = 5
+    WINDOW = 6
+    IOTA = 7
+    RANDOM = 8
+    SHUFFLE = 9
+    COMMIT = 10
+
+
+class SourceKind(IntEnum):
+    """Functions of `source`."""
+
+    CONST = 0
+    STEP = 1
+    STATE = 2
+    DATA = 3
+
+
+class MapFunction(IntEnum):
+    """Functions of `map` (SPEC 4.4)."""
+
+    COPY = 0
+    ADD = 1
+    SUB = 2
+    MUL = 3
+    DIV = 4
+    SQRT = 5
+    NEG = 6
+    ABS = 7
+    MAX = 8
+    MIN = 9
+    EXP = 10
+    LOG = 11
+    TANH = 12
+    ERF = 13
+    SIN = 14
+    COS = 15
+    LT = 20
+    LE = 21
+    EQ = 22
+    NE = 23
+    AND = 24
+    OR = 25
+    NOT = 26
+    WHERE = 27
+    CAST = 28
+    FLOORDIV = 30
+    MOD = 31
+
+
+class ReduceFunction(IntEnum):
+    """Functions of `reduce`."""
+
+    SUM = 0
+    MAX = 1
+    ARGMAX = 2
+
+
+class WindowFunction(IntEnum):
+    """Functions of `window`: what stands outside the box."""
+
+    FILL = 0
+    ELSE = 1
+
+
+_F, _I, _B = DType.F32, DType.I64, DType.BOOL
+_ANY = (_F, _I, _B)
+
+Signature = tuple[tuple[DType, ...], DType]
+
+
+def _same(arity: int, types: tuple[DType, ...]) -> tuple[Signature, ...]:
+    return tuple(((t,) * arity, t) for t in types)
+
+
+def _predicate(arity: int, types: tuple[DType, ...]) -> tuple[Signature, ...]:
+    return tuple(((t,) * arity, _B) for t in types)
+
+
+TRANSCENDENTALS: Final = frozenset(
+    {MapFunction.EXP, MapFunction.LOG, MapFunction.TANH, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
+)
+
+MAP_SIGNATURES: Final[dict[MapFunction, tuple[Signature, ...]]] = {
+    MapFunction.COPY: _same(1, _ANY),
+    MapFunction.ADD: _same(2, (_F, _I)),
+    MapFunction.SUB: _same(2, (_F, _I)),
+    MapFunction.MUL: _same(2, (_F, _I)),
+    MapFunction.DIV: _same(2, (_F,)),
+    MapFunction.SQRT: _same(1, (_F,)),
+    MapFunction.NEG: _same(1, (_F, _I)),
+    MapFunction.ABS: _same(1, (_F, _I)),
+    MapFunction.MAX: _same(2, (_F, _I)),
+    MapFunction.MIN: _same(2, (_F, _I)),
+    **{f: _same(1, (_F,)) for f in sorted(TRANSCENDENTALS)},
+    MapFunction.LT: _predicate(2, (_F, _I)),
+    MapFunction.LE: _predicate(2, (_F, _I)),
+    MapFunction.EQ: _predicate(2, _ANY),
+    MapFunction.NE: _predicate(2, _ANY),
+    MapFunction.AND: _same(2, (_B,)),
+    MapFunction.OR: _same(2, (_B,)),
+    MapFunction.NOT: _same(1, (_B,)),
+    MapFunction.WHERE: tuple(((_B, t, t), t) for t in _ANY),
+    MapFunction.CAST: tuple(((a,), b) for a in _ANY for b in _ANY if a != b),
+    MapFunction.FLOORDIV: _same(2, (_I,)),
+    MapFunction.MOD: _same(2, (_I,)),
+}
+"""For each function the operand dtypes and result dtype it accepts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An affine access map: element `offset + sum(c * stride)` of the row-major data of value `value`.
+
+    `strides` has one entry per coordinate of the index space (output dims, then reduction dims), in elements.
+    """
+
+    value: int
+    offset: int
+    strides: tuple[int, ...]
+
+    def extent(self, dims: tuple[int, ...]) -> tuple[int, int]:
+        """Smallest and greatest element index read over the box of `dims`."""
+        steps = [stride * (dim - 1) for stride, dim in zip(self.strides, dims, strict=True)]
+        return self.offset + sum(s for s in steps if s < 0), self.offset + sum(s for s in steps if s > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceConst:
+    """Parameters of `source` const: the raw bits (f32 in the low 32)."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Parameters of `source` state, `source` data and `commit`."""
+
+    slot: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherParams:
+    """The element read is at (table map) + j * index_stride for 0 <= j < bound."""
+
+    index_stride: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterParams:
+    """A source reaches output c iff its index equals sum(c * match)."""
+
+    match: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowParams:
+    """A box (per output dim lo <= c < hi, every step-th) and the fill bits outside it (function FILL)."""
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+    step: tuple[int, ...]
+    fill: int = 0
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Size of the box in its own coordinates."""
+        return tuple(-(-(hi - lo) // step) for lo, hi, step in zip(self.lo, self.hi, self.step, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IotaParams:
+    """offset + sum(c * stride)."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomParams:
+    """The Philox stream, different for every random and shuffle instruction of a program."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffleParams:
+    """A permutation of 0 ... n-1."""
+
+    n: int
+    stream: int
+
+
+Params = (
+    SourceConst | Slot | GatherParams | ScatterParams | WindowParams | IotaParams | RandomParams | ShuffleParams | None
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One instruction; its result is the value with the instruction's number."""
+
+    opcode: Opcode
+    function: int = 0
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    reduction: tuple[int, ...] = ()
+    operands: tuple[Access, ...] = ()
+    params: Params = None
+    origin: str = field(default="", compare=False)
+    """Where in the captured model it comes from; for people only, not part of the encoding."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of the result."""
+        return prod(self.shape)
+
+    @property
+    def terms(self) -> int:
+        """Terms of one output element of a reduction."""
+        return prod(self.reduction)
+
+    @property
+    def index_space(self) -> tuple[int, ...]:
+        """Output dims followed by reduction dims."""
+        return self.shape + self.reduction
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether an output element has an accumulator tree."""
+        return self.opcode in (Opcode.REDUCE, Opcode.SCATTER_SUM)
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of the contiguous layout of a shape."""
+    strides = []
+    step = 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
+def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Coordinates of a row-major index."""
+    coordinates = []
+    for dim in reversed(shape):
+        index, c = divmod(index, dim)
+        coordinates.append(c)
+    return tuple(reversed(coordinates))
+
+
+_SIGNATURES: Final[dict[tuple[Opcode, int], tuple[Signature, ...]]] = {
+    (Opcode.REDUCE, ReduceFunction.SUM): (((_F,), _F), ((_F, _F), _F), ((_I,), _I)),
+    (Opcode.REDUCE, ReduceFunction.MAX): _same(1, (_F, _I)),
+    (Opcode.REDUCE, ReduceFunction.ARGMAX): (((_F,), _I), ((_I,), _I)),
+    (Opcode.GATHER, 0): tuple(((t, _I), t) for t in _ANY),
+    (Opcode.SCATTER_SUM, 0): (((_F, _I), _F),),
+    (Opcode.WINDOW, WindowFunction.FILL): _same(1, _ANY),
+    (Opcode.WINDOW, WindowFunction.ELSE): _same(2, _ANY),
+    (Opcode.IOTA, 0): (((), _I),),
+    (Opcode.RANDOM, 0): (((_I, _I), _F),),
+    (Opcode.SHUFFLE, 0): _same(3, (_I,)),
+    (Opcode.COMMIT, 0): _same(1, _ANY),
+}
+
+
+def signatures(instruction: Instruction) -> tuple[Signature, ...] | None:
+    """The operand dtypes and result dtypes that an instruction may have; None for `source`, which has no operands."""
+    if instruction.opcode == Opcode.MAP:
+        return MAP_SIGNATURES[MapFunction(instruction.function)]
+    return _SIGNATURES.get((instruction.opcode, instruction.function))

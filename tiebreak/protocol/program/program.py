@@ -1,0 +1,502 @@
+"""The program: a training step as data (SPEC section 4). Encoding, decoding, root, and the rules it must obey.
+
+Numbered plan of `Program.validate`, in order; the first broken rule is reported with its instruction:
+(1) counts: 1 <= B, S <= 2^20, the loss is the last body instruction, f32, rank 0;
+(2) each instruction's own form: rank, dims, operand count, parameters, encoded size;
+(3) operands name earlier body values;
+(4) dtypes fit the opcode and function;
+(5) every element an access map can reach lies inside its tensor;
+(6) slots and names: data slots 0, 1, ... in name order, each sourced once; state slots agree with the commits;
+    commits in name order, each the whole of a value;
+(7) random streams are pairwise different;
+(8) limits of the machine that is asked to run it: elements of one value, elements of all values, terms in all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+
+from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
+from tiebreak.protocol.commitments.trees import Tree, depth_of
+from tiebreak.protocol.errors import EncodingError, ProgramError
+from tiebreak.protocol.program.isa import (
+    MAX_INSTRUCTION_BYTES,
+    MAX_INSTRUCTIONS,
+    MAX_NUMEL,
+    MAX_OPERANDS,
+    MAX_RANK,
+    MAX_TERMS,
+    Access,
+    DType,
+    GatherParams,
+    Instruction,
+    IotaParams,
+    MapFunction,
+    Opcode,
+    Params,
+    RandomParams,
+    ReduceFunction,
+    ScatterParams,
+    ShuffleParams,
+    Slot,
+    SourceConst,
+    SourceKind,
+    WindowFunction,
+    WindowParams,
+    row_major,
+    signatures,
+)
+from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
+
+MAGIC = b"TBPROG01"
+
+_FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[ReduceFunction] | type[WindowFunction]] = {
+    Opcode.SOURCE: SourceKind,
+    Opcode.MAP: MapFunction,
+    Opcode.REDUCE: ReduceFunction,
+    Opcode.WINDOW: WindowFunction,
+}
+"""Opcodes whose function field means something; for the others it is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a machine is willing to run. Breaking one is the program's fault, named with its number."""
+
+    value_elements: int = 1 << 33
+    total_elements: int = 1 << 38
+    total_terms: int = 1 << 52
+
+
+def _encode_params(instruction: Instruction) -> bytes:
+    match instruction.params:
+        case None:
+            return b""
+        case SourceConst(bits=bits):
+            return unsigned(bits, 8)
+        case Slot(slot=slot, name=name):
+            return unsigned(slot, 4) + encode_name(name)
+        case GatherParams(index_stride=stride, bound=bound):
+            return signed(stride, 8) + unsigned(bound, 8)
+        case ScatterParams(match=match_strides):
+            return b"".join(signed(stride, 8) for stride in match_strides)
+        case WindowParams() as window:
+            box = zip(window.lo, window.hi, window.step, strict=True)
+            encoded = b"".join(signed(lo, 8) + signed(hi, 8) + unsigned(step, 8) for lo, hi, step in box)
+            return encoded + (unsigned(window.fill, 8) if instruction.function == WindowFunction.FILL else b"")
+        case IotaParams(offset=offset, strides=strides):
+            return signed(offset, 8) + b"".join(signed(stride, 8) for stride in strides)
+        case RandomParams(stream=stream):
+            return unsigned(stream, 4)
+        case ShuffleParams(n=n, stream=stream):
+            return unsigned(n, 8) + unsigned(stream, 4)
+
+
+def encode_instruction(instruction: Instruction) -> bytes:
+    """The bytes of SPEC 4.1."""
+    parts = [
+        bytes((instruction.opcode, instruction.function, instruction.dtype)),
+        bytes((len(instruction.shape), len(instruction.reduction), len(instruction.operands))),
+        *(unsigned(dim, 8) for dim in instruction.index_space),
+    ]
+    for operand in instruction.operands:
+        parts += [unsigned(operand.value, 4), signed(operand.offset, 8)]
+        parts += [signed(stride, 8) for stride in operand.strides]
+    params = _encode_params(instruction)
+    return b"".join([*parts, unsigned(len(params), 2), params])
+
+
+def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> Params:
+    match opcode, function:
+        case Opcode.SOURCE, SourceKind.CONST:
+            return SourceConst(bits=reader.unsigned(8))
+        case (Opcode.SOURCE, SourceKind.STATE | SourceKind.DATA) | (Opcode.COMMIT, _):
+            return Slot(slot=reader.unsigned(4), name=decode_name(reader))
+        case Opcode.GATHER, _:
+            return GatherParams(index_stride=reader.signed(8), bound=reader.unsigned(8))
+        case Opcode.SCATTER_SUM, _:
+            return ScatterParams(match=tuple(reader.signed(8) for _ in range(rank)))
+        case Opcode.WINDOW, _:
+            box = [(reader.signed(8), reader.signed(8), reader.unsigned(8)) for _ in range(rank)]
+            fill = reader.unsigned(8) if function == WindowFunction.FILL else 0
+            return WindowParams(
+                lo=tuple(b[0] for b in box), hi=tuple(b[1] for b in box), step=tuple(b[2] for b in box), fill=fill
+            )
+        case Opcode.IOTA, _:
+            return IotaParams(offset=reader.signed(8), strides=tuple(reader.signed(8) for _ in range(rank)))
+        case Opcode.RANDOM, _:
+            return RandomParams(stream=reader.unsigned(4))
+        case Opcode.SHUFFLE, _:
+            return ShuffleParams(n=reader.unsigned(8), stream=reader.unsigned(4))
+    return None
+
+
+def decode_instruction(data: bytes) -> Instruction:
+    """The inverse of `encode_instruction`; accepts exactly what it can produce. Raises `EncodingError`."""
+    if len(data) > MAX_INSTRUCTION_BYTES:
+        raise EncodingError(f"expected an instruction of at most {MAX_INSTRUCTION_BYTES} bytes, got {len(data)}")
+    reader = Reader(data)
+    raw_opcode, function, raw_dtype = reader.take(3)
+    rank, reduction_rank, operand_count = reader.take(3)
+    try:
+        opcode, dtype = Opcode(raw_opcode), DType(raw_dtype)
+        function = _FUNCTIONS[opcode](function) if opcode in _FUNCTIONS else function
+    except ValueError as error:
+        raise EncodingError(f"expected a known opcode, function and dtype, got {tuple(data[:3])}") from error
+    if rank > MAX_RANK or reduction_rank > MAX_RANK or operand_count > MAX_OPERANDS:
+        raise EncodingError(f"expected ranks <= {MAX_RANK} and <= {MAX_OPERANDS} operands, got {tuple(data[3:6])}")
+    shape = tuple(reader.unsigned(8) for _ in range(rank))
+    reduction = tuple(reader.unsigned(8) for _ in range(reduction_rank))
+    coordinates = range(rank + reduction_rank)
+    operands = tuple(
+        Access(reader.unsigned(4), reader.signed(8), tuple(reader.signed(8) for _ in coordinates))
+        for _ in range(operand_count)
+    )
+    length = reader.unsigned(2)
+    if length != reader.remaining:
+        raise EncodingError(f"expected {length} bytes of parameters, got {reader.remaining}")
+    params = _decode_params(opcode, function, rank, reader)
+    reader.finish()
+    return Instruction(
+        opcode=opcode,
+        function=function,
+        dtype=dtype,
+        shape=shape,
+        reduction=reduction,
+        operands=operands,
+        params=params,
+    )
+
+
+def instruction_digest(encoded: bytes) -> Digest:
+    """Leaf of the program tree."""
+    return tagged_hash(Tag.INSTRUCTION, encoded)
+
+
+@dataclass(frozen=True)
+class Program:
+    """B body instructions and S commits. Value i is the result of body instruction i."""
+
+    body: tuple[Instruction, ...]
+    commits: tuple[Instruction, ...]
+
+    @cached_property
+    def half_depth(self) -> int:
+        """D: depth of each half of the program tree and of the value tree."""
+        return max(depth_of(len(self.body)), depth_of(len(self.commits)))
+
+    @cached_property
+    def state_depth(self) -> int:
+        """Depth of the state tree."""
+        return depth_of(len(self.commits))
+
+    @cached_property
+    def encoded(self) -> tuple[bytes, ...]:
+        """Encodings of the body, then of the commits."""
+        return tuple(encode_instruction(instruction) for instruction in (*self.body, *self.commits))
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The program tree, of depth D + 1."""
+        leaves = [instruction_digest(encoded) for encoded in self.encoded]
+        count = len(self.body)
+        return half_and_half(leaves[:count], leaves[count:], self.half_depth)
+
+    @property
+    def root(self) -> Digest:
+        """The program root."""
+        return self.tree.root
+
+    def leaf_of_commit(self, slot: int) -> int:
+        """Position of commit `slot` in the program tree and of state leaf `slot` in the value tree."""
+        return (1 << self.half_depth) + slot
+
+    def instruction_at(self, leaf: int) -> Instruction:
+        """The instruction at a leaf of the program tree."""
+        half = 1 << self.half_depth
+        return self.body[leaf] if leaf < half else self.commits[leaf - half]
+
+    def encoded_at(self, leaf: int) -> bytes:
+        """Encoding of the instruction at a leaf of the program tree."""
+        half = 1 << self.half_depth
+        return self.encoded[leaf if leaf < half else len(self.body) + leaf - half]
+
+    def operand_dtypes(self, instruction: Instruction) -> tuple[DType, ...]:
+        """Dtypes of the values an instruction reads."""
+        return tuple(self.body[operand.value].dtype for operand in instruction.operands)
+
+    @cached_property
+    def data_slots(self) -> tuple[Instruction, ...]:
+        """The `source` data instructions in slot order."""
+        found = [i for i in self.body if i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA]
+        return tuple(sorted(found, key=lambda i: i.params.slot if isinstance(i.params, Slot) else -1))
+
+    def state_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of every state entry, in slot order."""
+        return {_slot(i).name: (i.dtype, i.shape) for i in self.commits}
+
+    def data_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of every data entry, in slot order."""
+        return {_slot(i).name: (i.dtype, i.shape) for i in self.data_slots}
+
+    def encode(self) -> bytes:
+        """The program as a file."""
+        parts = [MAGIC, unsigned(len(self.body), 4), unsigned(len(self.commits), 4)]
+        for encoded in self.encoded:
+            parts += [unsigned(len(encoded), 4), encoded]
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes, limits: Limits | None = None) -> "Program":
+        """Read and validate a program file from a stranger. Raises `EncodingError` or `ProgramError`."""
+        reader = Reader(data)
+        if (magic := reader.take(len(MAGIC))) != MAGIC:
+            raise EncodingError(f"expected a program file that starts with {MAGIC!r}, got {magic!r}")
+        counts = reader.unsigned(4), reader.unsigned(4)
+        if not all(1 <= count <= MAX_INSTRUCTIONS for count in counts):
+            raise EncodingError(f"expected 1 to {MAX_INSTRUCTIONS} instructions, got {counts}")
+        instructions = []
+        for number in range(sum(counts)):
+            try:
+                instructions.append(decode_instruction(reader.take(reader.unsigned(4))))
+            except EncodingError as error:
+                raise EncodingError(f"instruction {number}: {error}") from error
+        reader.finish()
+        program = cls(tuple(instructions[: counts[0]]), tuple(instructions[counts[0] :]))
+        program.validate(limits)
+        return program
+
+    def validate(self, limits: Limits | None = None) -> None:
+        """Raise `ProgramError` unless every rule of the module's plan holds."""
+        _Validator(self, limits or Limits()).run()
+
+
+def decode_alone(data: bytes) -> Instruction:
+    """An instruction that is shown without its program: decoded, its own form checked, a result of its opcode.
+
+    Raises `EncodingError` or `ProgramError`. For games over programs that this side never validated: what is computed
+    from such an instruction may be nonsense, but is computed.
+    """
+    instruction = decode_instruction(data)
+    validator = _Validator(Program((), ()), Limits())
+    validator.own_form(instruction)
+    validator.own_types(instruction)
+    return instruction
+
+
+def half_and_half(left: Sequence[bytes], right: Sequence[bytes], half_depth: int) -> Tree:
+    """The tree of depth `half_depth + 1` with `left` in its left half and `right` in its right half."""
+    fill = [EMPTY] * ((1 << half_depth) - len(left))
+    return Tree([*left, *fill, *right], half_depth + 1)
+
+
+def _slot(instruction: Instruction) -> Slot:
+    if not isinstance(instruction.params, Slot):
+        raise ProgramError(None, f"expected an instruction with a slot, got {instruction.opcode.name}")
+    return instruction.params
+
+
+_OPERAND_COUNTS: dict[Opcode, tuple[int, ...]] = {
+    Opcode.SOURCE: (0,),
+    Opcode.MAP: (1, 2, 3),
+    Opcode.REDUCE: (1, 2),
+    Opcode.GATHER: (2,),
+    Opcode.SCATTER_SUM: (2,),
+    Opcode.WINDOW: (1, 2),
+    Opcode.IOTA: (0,),
+    Opcode.RANDOM: (2,),
+    Opcode.SHUFFLE: (3,),
+    Opcode.COMMIT: (1,),
+}
+
+_PARAMS: dict[Opcode, tuple[type | None, ...]] = {
+    Opcode.SOURCE: (SourceConst, None, Slot, Slot),
+    Opcode.MAP: (None,),
+    Opcode.REDUCE: (None,),
+    Opcode.GATHER: (GatherParams,),
+    Opcode.SCATTER_SUM: (ScatterParams,),
+    Opcode.WINDOW: (WindowParams,),
+    Opcode.IOTA: (IotaParams,),
+    Opcode.RANDOM: (RandomParams,),
+    Opcode.SHUFFLE: (ShuffleParams,),
+    Opcode.COMMIT: (Slot,),
+}
+
+
+class _Validator:
+    """One pass over a program; `self._at` is the instruction under test, for error messages."""
+
+    def __init__(self, program: Program, limits: Limits) -> None:
+        self._program = program
+        self._limits = limits
+        self._at: int | None = None
+        self._streams: set[int] = set()
+        self._elements = 0
+        self._terms = 0
+
+    def run(self) -> None:
+        self._counts()
+        for number, instruction in enumerate((*self._program.body, *self._program.commits)):
+            self._at = number
+            self._form(instruction)
+            self._operands(instruction)
+            self._types(instruction)
+            self._bounds(instruction)
+            self._stream(instruction)
+            self._size(instruction)
+        self._at = None
+        self._slots()
+
+    def _require(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ProgramError(self._at, rule)
+
+    def _counts(self) -> None:  # (1)
+        program = self._program
+        for count, what in ((len(program.body), "body"), (len(program.commits), "commit")):
+            self._require(1 <= count <= MAX_INSTRUCTIONS, f"expected 1 to {MAX_INSTRUCTIONS} {what} instructions")
+        loss = program.body[-1]
+        self._require(loss.dtype == DType.F32 and loss.shape == (), "the last body instruction is an f32 of rank 0")
+
+    def _form(self, i: Instruction) -> None:  # (2)
+        is_commit = self._at is not None and self._at >= len(self._program.body)
+        self._require((i.opcode == Opcode.COMMIT) == is_commit, "commits follow the body and nothing else does")
+        self.own_form(i)
+
+    def own_form(self, i: Instruction) -> None:  # (2)
+        """What can be said of an instruction on its own."""
+        self._require(len(i.shape) <= MAX_RANK and len(i.reduction) <= MAX_RANK, f"ranks are at most {MAX_RANK}")
+        self._require(all(dim >= 1 for dim in i.index_space), "dims are at least 1")
+        self._require(i.numel <= MAX_NUMEL and i.terms <= MAX_TERMS, "at most 2^40 elements and 2^32 terms")
+        self._require(i.is_reduction or not i.reduction, "only reduce and scatter_sum have reduction dims")
+        self._require(i.opcode in _FUNCTIONS or i.function == 0, f"{i.opcode.name} has no function {i.function}")
+        self._require(len(i.operands) in _OPERAND_COUNTS[i.opcode], f"{len(i.operands)} operands do not fit")
+        kinds = _PARAMS[i.opcode]
+        expected = kinds[i.function] if i.opcode == Opcode.SOURCE else kinds[0]
+        self._require(
+            i.params is None if expected is None else type(i.params) is expected, "parameters do not fit the opcode"
+        )
+        self._require(len(encode_instruction(i)) <= MAX_INSTRUCTION_BYTES, "encoding is at most 4096 bytes")
+        self._params(i)
+
+    def _params(self, i: Instruction) -> None:  # (2)
+        match i.params:
+            case SourceConst(bits=bits):
+                self._require(i.shape == (), "a constant has rank 0")
+                self._const(bits, i.dtype)
+            case ScatterParams(match=match_strides):
+                self._scatter(i, match_strides)
+            case WindowParams() as w:
+                ranges = zip(w.lo, w.hi, w.step, i.shape, strict=True)
+                self._require(
+                    all(0 <= lo < hi <= dim and 1 <= step <= 1 << 32 for lo, hi, step, dim in ranges),
+                    "a window's box lies inside the output: 0 <= lo < hi <= dim, 1 <= step <= 2^32",
+                )
+                self._const(w.fill, i.dtype)
+            case GatherParams(bound=bound):
+                self._require(1 <= bound <= MAX_NUMEL, "a gather's bound is 1 to 2^40")
+            case ShuffleParams(n=n):
+                self._require(1 <= n <= MAX_NUMEL, "a shuffle's n is 1 to 2^40")
+            case None if i.opcode == Opcode.SOURCE:
+                self._require(i.shape == () and i.dtype == DType.I64, "the step number is an i64 of rank 0")
+
+    def _const(self, bits: int, dtype: DType) -> None:
+        width = {DType.F32: 32, DType.I64: 64, DType.BOOL: 1}[dtype]
+        self._require(bits >> width == 0, f"constant bits exceed {dtype.name}")
+        if dtype == DType.F32:
+            is_nan = bits & 0x7F800000 == 0x7F800000 and bits & 0x7FFFFF != 0
+            self._require(not is_nan or bits == 0x7FC00000, "a NaN constant is 0x7fc00000")
+
+    def _scatter(self, i: Instruction, match_strides: tuple[int, ...]) -> None:
+        matched = [d for d, stride in enumerate(match_strides) if stride != 0]
+        self._require(bool(matched), "a scatter matches at least one output dim")
+        expected = row_major(tuple(i.shape[d] for d in matched))
+        self._require(tuple(match_strides[d] for d in matched) == expected, "match strides are row-major")
+        for operand in i.operands:
+            if len(operand.strides) == len(i.index_space):  # a wrong length is reported by (3)
+                self._require(all(operand.strides[d] == 0 for d in matched), "scatter operands ignore matched dims")
+
+    def _operands(self, i: Instruction) -> None:  # (3)
+        limit = len(self._program.body) if i.opcode == Opcode.COMMIT else self._at
+        for operand in i.operands:
+            self._require(limit is not None and 0 <= operand.value < limit, "operands name earlier body values")
+            self._require(len(operand.strides) == len(i.index_space), "one stride for each coordinate")
+
+    def _types(self, i: Instruction) -> None:  # (4)
+        types = self._program.operand_dtypes(i)
+        accepted = signatures(i)
+        fits = accepted is None or (types, i.dtype) in accepted
+        self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
+
+    def own_types(self, i: Instruction) -> None:  # (4)
+        """Whether operands of some dtypes fit."""
+        accepted = signatures(i)
+        fits = accepted is None or any(len(t) == len(i.operands) and d == i.dtype for t, d in accepted)
+        self._require(fits, f"{i.opcode.name} {i.function} does not make {i.dtype.name} of {len(i.operands)} operands")
+
+    def _bounds(self, i: Instruction) -> None:  # (5)
+        for number, operand in enumerate(i.operands):
+            dims = i.index_space
+            if isinstance(i.params, WindowParams) and number == 0:
+                dims = i.params.extents
+            low, high = operand.extent(dims)
+            if isinstance(i.params, GatherParams) and number == 0:
+                reach = i.params.index_stride * (i.params.bound - 1)
+                low, high = low + min(0, reach), high + max(0, reach)
+            size = self._program.body[operand.value].numel
+            self._require(
+                low >= 0 and high < size, f"operand {number} reads elements {low} to {high} of a tensor of {size}"
+            )
+        scalars = {Opcode.RANDOM: (0, 1), Opcode.SHUFFLE: (1,)}.get(i.opcode, ())
+        for number in scalars:
+            self._require(not any(i.operands[number].strides), f"operand {number} is read with all strides 0")
+
+    def _slots(self) -> None:  # (6)
+        program = self._program
+        names = []
+        for slot, commit in enumerate(program.commits):
+            self._at = len(program.body) + slot
+            source = program.body[commit.operands[0].value]
+            names.append(_slot(commit).name)
+            self._require(_slot(commit).slot == slot, f"commit {slot} has slot {slot}")
+            whole = commit.operands[0].offset == 0 and commit.operands[0].strides == row_major(commit.shape)
+            self._require(whole and source.shape == commit.shape, "a commit takes a value whole")
+        self._at = None
+        self._require(all(a < b for a, b in pairwise(names)), "commits are in name order")
+        self._sources(SourceKind.STATE)
+        self._sources(SourceKind.DATA)
+        data = [_slot(i) for i in program.data_slots]
+        self._require([s.slot for s in data] == list(range(len(data))), "data slots are 0, 1, ..., each sourced once")
+        self._require(all(a.name < b.name for a, b in pairwise(data)), "data is in name order")
+
+    def _sources(self, kind: SourceKind) -> None:  # (6)
+        seen: set[int] = set()
+        for number, i in enumerate(self._program.body):
+            if i.opcode != Opcode.SOURCE or i.function != kind:
+                continue
+            self._at = number
+            slot = _slot(i)
+            self._require(slot.slot not in seen, f"slot {slot.slot} is sourced once")
+            seen.add(slot.slot)
+            if kind == SourceKind.STATE:
+                self._require(slot.slot < len(self._program.commits), f"state slot {slot.slot} is committed")
+                commit = self._program.commits[slot.slot]
+                same = (slot.name, i.dtype, i.shape) == (_slot(commit).name, commit.dtype, commit.shape)
+                self._require(same, f"state slot {slot.slot} is sourced as it is committed")
+        self._at = None
+
+    def _stream(self, i: Instruction) -> None:  # (7)
+        if isinstance(i.params, RandomParams | ShuffleParams):
+            self._require(i.params.stream not in self._streams, f"random stream {i.params.stream} is used once")
+            self._streams.add(i.params.stream)
+
+    def _size(self, i: Instruction) -> None:  # (8)
+        self._elements += i.numel
+        self._terms += prod(i.index_space)
+        self._require(
+            i.numel <= self._limits.value_elements, f"limit of {self._limits.value_elements} elements a value"
+        )
+        self._require(self._elements <= self._limits.total_elements, f"limit of {self._limits.total_elements} elements")
+        self._require(self._terms <= self._limits.total_terms, f"limit of {self._limits.total_terms} terms in all")

@@ -1,0 +1,129 @@
+"""How an f32 sum is rounded: to nearest, or, under policy `logged`, as the step's rounding log says (SPEC section 5.1).
+
+A log may only choose between the two neighbours of a sum that lies near the middle between them. Anywhere else it has
+no effect, so it cannot steer a result away from what the exact value allows.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.numbers.float32 import FRACTION_BITS, INF, MAX_PRECISION, SIGN, plus_zero, round_f32
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction
+
+MIN_TOLERANCE: Final = 2
+MAX_TOLERANCE: Final = 64
+_LEAST_EXPONENT: Final = -126
+
+
+class Policy(IntEnum):
+    """What a job's `policy` says of its sums."""
+
+    EXACT = 0
+    LOGGED = 1
+
+
+class Direction(IntEnum):
+    """What a rounding log says of an element: the code in its word. By magnitude: up is away from zero."""
+
+    NONE = 0
+    DOWN = 1
+    UP = 2
+
+
+class SumKind(IntEnum):
+    """The logged sums, each kind with a tolerance of its own."""
+
+    PLAIN = 0
+    PRODUCTS = 1
+    SCATTER = 2
+
+
+def sum_kind(instruction: Instruction) -> SumKind | None:
+    """The kind of a logged sum; None for every other instruction."""
+    if instruction.dtype != DType.F32:
+        return None
+    if instruction.opcode == Opcode.SCATTER_SUM:
+        return SumKind.SCATTER
+    if instruction.opcode == Opcode.REDUCE and instruction.function == ReduceFunction.SUM:
+        return SumKind.PRODUCTS if len(instruction.operands) == 2 else SumKind.PLAIN
+    return None
+
+
+def pack_tolerances(tolerances: dict[SumKind, int]) -> int:
+    """The job's field: n of each kind, 0 (none) or 2 ... 64, a byte each."""
+    packed = sum(n << 8 * kind for kind, n in tolerances.items())
+    check_tolerances(packed)
+    return packed
+
+
+def tolerance_of(tolerances: int, kind: SumKind) -> int:
+    """n of a kind: a log is followed within 2^-n of the gap around its middle; 0: never."""
+    return tolerances >> 8 * kind & 0xFF
+
+
+def check_tolerances(tolerances: int) -> None:
+    """Raise `VerificationError` unless each kind's is 0 or 2 ... 64 and nothing else is set."""
+    for kind in SumKind:
+        n = tolerance_of(tolerances, kind)
+        if n and not MIN_TOLERANCE <= n <= MAX_TOLERANCE:
+            raise VerificationError(
+                f"tolerances: expected 0 or {MIN_TOLERANCE} to {MAX_TOLERANCE} for {kind.name} sums, got {n}"
+            )
+    if tolerances >> 8 * len(SumKind):
+        raise VerificationError(f"tolerances: expected a number below 2^{8 * len(SumKind)}, got {tolerances:#x}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """How one element is rounded: to b bits, and within which tolerance in which direction."""
+
+    precision: int = MAX_PRECISION
+    tolerance: int = 0
+    direction: Direction = Direction.NONE
+
+    @property
+    def packed(self) -> int:
+        """As the contract's referee takes it."""
+        return self.precision | self.tolerance << 8 | self.direction << 16
+
+
+NEAREST: Final = Rounding()
+"""FP32, no log."""
+
+
+def element_rounding(
+    instruction: Instruction, *, precision: int, tolerances: int, direction: Direction = Direction.NONE
+) -> Rounding:
+    """How an element of this instruction's value is rounded in a job; a direction counts for logged sums alone."""
+    kind = sum_kind(instruction)
+    if kind is None:
+        return Rounding(precision=precision)
+    return Rounding(precision=precision, tolerance=tolerance_of(tolerances, kind), direction=direction)
+
+
+def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
+    """Bits of the exact sum n * 2^e, rounded; a result that is zero is +0."""
+    if rounding.direction != Direction.NONE and rounding.tolerance:
+        lower, near = neighbours(n, e, rounding)
+        if near:
+            step = 1 << (MAX_PRECISION - rounding.precision)
+            magnitude = lower + (step if rounding.direction == Direction.UP else 0)
+            return plus_zero((SIGN if n < 0 else 0) | min(magnitude, INF))
+    return plus_zero(round_f32(n, e, precision=rounding.precision))
+
+
+def neighbours(n: int, e: int, rounding: Rounding) -> tuple[int, bool]:
+    """(pattern of d, whether |x| lies within 2^-n of the gap around the middle of d and u), for x = n * 2^e."""
+    magnitude, fraction_bits = abs(n), rounding.precision - 9
+    top = max(magnitude.bit_length() + e - 1, _LEAST_EXPONENT)  # exponent of the binade of d
+    shift = top - fraction_bits - e  # the gap is 2^shift units of 2^e
+    if shift <= 0:
+        return 0, False  # x is a number of that precision, or zero: no middle is near
+    quotient, rest = magnitude >> shift, magnitude & ((1 << shift) - 1)
+    pattern = (quotient << (FRACTION_BITS - fraction_bits)) + ((top - _LEAST_EXPONENT) << FRACTION_BITS)
+    if pattern >= INF:
+        return INF, False
+    # | rest - gap / 2 | <= gap / 2^n, both sides times 2^n
+    return pattern, abs(2 * rest - (1 << shift)) << (rounding.tolerance - 1) <= 1 << shift

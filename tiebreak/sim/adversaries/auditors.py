@@ -1,0 +1,329 @@
+"""Auditors that do less than they are there for, or something else. Each stands beside whoever else audits.
+
+That there is something to find, a trainer with one false number joins with them, unless a trainer that does not do as
+agreed is there already. While one diligent auditor stands by, it is convicted whatever these do, and what is to be seen
+is what they earn. Where they are alone, nobody has promised anything.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+from typing import ClassVar, Final
+
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.run.audit import draw_segments
+from tiebreak.engine.run.train import make_record
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
+from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.game.moves import Concede, Phase, Side
+from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from tiebreak.sim.world.agents import Auditor, GameView, Reply
+from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.board import PublicGame, PublicJob
+from tiebreak.sim.world.cast import AgentFactory, Cast, Seat
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Published, Workshop
+from tiebreak.sim.world.world import Pending, World
+
+EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS})
+"""Unpaid where another auditor was paid; else there was nothing to earn."""
+
+
+def with_a_cheat(cast: Cast, rng: Random) -> None:
+    """Sees to it that there is something to watch."""
+    if cast.deviation is None and TRAINER not in cast.dishonest:
+        PlainFalseRun().join(cast, rng)
+
+
+def seat_auditor(cast: Cast, name: str, make: AgentFactory, rng: Random, *, funds: int | None = None) -> str:
+    """Gives somebody a place among the auditors, anywhere: who comes first acts first. Returns the party's name."""
+    party = f"auditor {len(cast.auditors)} ({name})"
+    seat = Seat(name=party, make=make, adversary=name)
+    if funds is not None:
+        seat.funds = funds
+    cast.auditors.insert(rng.randint(0, len(cast.auditors)), seat)
+    return party
+
+
+def moves_of(game: PublicGame, side: Side) -> int:
+    """How many moves a side made; giving up is none."""
+    return sum(1 for move in game.moves if move.KIND is not Phase.OVER and move.KIND.mover is side)
+
+
+class _Bystander(Adversary):
+    """Somebody among the auditors."""
+
+    role: ClassVar[Role] = Role.AUDITOR
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """Beside the auditors that there are."""
+        with_a_cheat(cast, rng)
+        seat_auditor(cast, self.name, self.make(rng), rng)
+
+    @abstractmethod
+    def make(self, rng: Random) -> AgentFactory:
+        """Who takes the place."""
+
+
+# ---------------------------------------------------------------- who does not look, or not at all of it
+
+
+class _Lazy(Auditor):
+    """Replays nothing, and reports nothing."""
+
+    def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+
+class LazyAuditor(_Bystander):
+    """Says that it agrees with every head, and replays none."""
+
+    name: ClassVar[str] = "lazy auditor"
+    gain: ClassVar[str] = "an auditor's standing without an auditor's work"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
+
+    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
+        """Of no choices."""
+        return _Lazy
+
+
+def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> StepRecord:
+    """The record to which a segment of a run leads from the state that the run kept before it, as its logs allow.
+
+    Raises `CannotCheck` if that state, or a log, is withheld or not what was committed: steps (2) and (4) of
+    `tiebreak.engine.run.audit`.
+    """
+    first, last = job.first_step(checkpoint), job.last_step(checkpoint)
+    before = run.records[checkpoint - 1].state_root if checkpoint else job.initial_state_root
+    if run.kept is None:
+        raise CannotCheck(f"expected the state after step {first - 1}, got none")
+    state = run.kept(first - 1)
+    if state_tree(identities(state)).root != before:
+        raise CannotCheck(f"expected the state after step {first - 1} that was committed, got another")
+    interpreter = workshop.auditor
+    published = Published(job=job, program=workshop.program, logs=run.logs)
+    logs = CommittedLogs(published, run.records.__getitem__)
+    data, loss_bits = interpreter.place_data(workshop.run().data()), 0
+    for step in range(first, last + 1):
+        sums = logs.follower(step, interpreter.arithmetic)
+        result = interpreter.step(step, state, data, check_finite=False, sums=sums)
+        state, loss_bits = result.state, result.loss_bits
+    return make_record(last, state, loss_bits, logs.log_root(checkpoint))
+
+
+def first_fraud(workshop: Workshop, job: Job, run: Work, checkpoints: Sequence[int]) -> int | None:
+    """The first of these segments that does not lead to the record that was committed."""
+    return next((k for k in checkpoints if replay_segment(workshop, job, run, k) != run.records[k]), None)
+
+
+class Sampler(Auditor):
+    """Replays some segments of the whole run, drawn when its last head is there, each from the state kept before it.
+
+    Where one of them is false it replays all, and challenges.
+    """
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, sample: int) -> None:
+        super().__init__(world, name, key)
+        self.sample = sample
+        self.drawn: tuple[int, ...] = ()
+        """Segments that it looked at."""
+        self.found: int | None = None
+        """The first of them that is false."""
+
+    def _audit(self, job: PublicJob, head: SignedHead) -> Process:
+        """A head before the last has only to fit to the records."""
+        terms, run = job.job, self.world.mail.runs[job.job.id]
+        if head.head.count < terms.checkpoints:
+            return
+        self.drawn = draw_segments(head.head.count, self.sample, self.secret, head.head.run_root)
+        sampled = sum(terms.segment_steps(k) for k in self.drawn)
+        yield from self.sleep(sampled * self.world.step_seconds)
+        self.account.steps += sampled
+        if self._is_suspicious(terms, run, head):
+            self.account.steps -= sampled  # nothing of it helps in a replay from the initial state
+            yield from super()._audit(job, head)
+            self.account.steps += sampled
+
+    def _is_suspicious(self, job: Job, run: Work, head: SignedHead) -> bool:
+        """Whether the records are not the head's, or a segment that was drawn is not what they say."""
+        signed = run_tree([record.digest for record in run.records], job.steps, job.checkpoint_interval).root
+        if signed != head.head.run_root:
+            return True
+        try:
+            self.found = first_fraud(self.world.workshop, job, run, self.drawn)
+        except CannotCheck:
+            return True
+        return self.found is not None
+
+
+class SamplingAuditor(_Bystander):
+    """Replays one to three segments of the four, chosen by chance after the run is signed."""
+
+    name: ClassVar[str] = "sampling auditor"
+    gain: ClassVar[str] = "an auditor's reward at part of its cost"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
+
+    def make(self, rng: Random) -> AgentFactory:
+        """With a sample of some size."""
+        return partial(Sampler, sample=rng.randint(1, 3))
+
+
+# ---------------------------------------------------------------- who lets others look
+
+
+class _Follower(_Lazy):
+    """Replays a head only once somebody else challenges one, and then challenges the same."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey) -> None:
+        super().__init__(world, name, key)
+        self.accused: SignedHead | None = None
+
+    def on_pending(self, pending: Pending) -> None:
+        """Sees the challenge on its way."""
+        if self.accused is None and isinstance(pending.call.function, g.ChallengeCall) and not pending.untried:
+            (self.accused,) = pending.call.heads
+            self.world.notify()
+
+    def follow(self, job: PublicJob) -> Process:
+        """One replay, of what was challenged."""
+        yield from self.until(lambda: job.is_over or self._is_accused(job))
+        if self.accused is not None and not job.is_over:
+            yield from self._audit(job, self.accused)
+
+    def _is_accused(self, job: PublicJob) -> bool:
+        return self.accused is not None and self.accused.head.job_id == job.job.id
+
+
+class CopyingAuditor(_Bystander):
+    """Lets others replay: where somebody challenges, it checks that head and challenges it too."""
+
+    name: ClassVar[str] = "copying auditor"
+    gain: ClassVar[str] = "no replay of anything that is true"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
+
+    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
+        """Of no choices."""
+        return _Follower
+
+
+# ---------------------------------------------------------------- who looks, and does not act
+
+
+class _Silent(Auditor):
+    """Replays everything, and keeps what it finds to itself."""
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+
+class SilentAuditor(_Bystander):
+    """Sees the fraud, and says nothing."""
+
+    name: ClassVar[str] = "silent auditor"
+    gain: ClassVar[str] = "no stake at risk, and whatever silence is worth to somebody"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
+
+    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
+        """Of no choices."""
+        return _Silent
+
+
+class Conceding(Auditor):
+    """Challenges what is false, and gives up when it is about to win: at its move with this number, from 0."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, at: int) -> None:
+        super().__init__(world, name, key)
+        self.at = at
+
+    def reply(self, game: GameView) -> Reply:
+        """The right move, or none any more."""
+        own = moves_of(game.game, game.side)
+        return Reply(move=Concede()) if own >= self.at else super().reply(game)
+
+
+class BribedAuditor(_Bystander):
+    """Takes the trainer's money to say nothing, or to give up a game that it is winning."""
+
+    name: ClassVar[str] = "bribed auditor"
+    gain: ClassVar[str] = "the bribe, which has to be worth more than half of the trainer's stake"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING | {Catch.CONCEDED}
+
+    def make(self, rng: Random) -> AgentFactory:
+        """Half of the time it starts a game for show."""
+        return _Silent if rng.random() < 0.5 else partial(Conceding, at=rng.randint(0, 2))
+
+
+# ---------------------------------------------------------------- who cannot
+
+
+class PoorAuditor(_Bystander):
+    """Finds the fraud, and does not have the challenger's stake."""
+
+    name: ClassVar[str] = "auditor that cannot pay its stake"
+    gain: ClassVar[str] = "nothing: it should not have started"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """With less than a challenge takes."""
+        with_a_cheat(cast, rng)
+        seat_auditor(cast, self.name, Auditor, rng, funds=rng.randint(0, cast.terms.challenger_stake))
+
+    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
+        """It does as an honest one does."""
+        return Auditor
+
+
+class Vanishing(Auditor):
+    """Goes offline in a game, at its move with this number; it comes back when nothing can be saved any more."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, at: int) -> None:
+        super().__init__(world, name, key)
+        self.at = at
+
+    def reply(self, game: GameView) -> Reply:
+        """The right move, or none any more."""
+        own = moves_of(game.game, game.side)
+        return Reply(move=None) if own >= self.at else super().reply(game)
+
+    def claims_timeout(self, game: GameView) -> bool:
+        """Not while it is offline."""
+        return moves_of(game.game, game.side) < self.at
+
+
+class OfflineAuditor(_Bystander):
+    """Starts a game with every reason to, and does not play it to its end."""
+
+    name: ClassVar[str] = "auditor that goes offline"
+    gain: ClassVar[str] = "nothing: its machine, or its network, failed"
+    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING | {Catch.TIMEOUT}
+
+    def make(self, rng: Random) -> AgentFactory:
+        """At one of its first moves."""
+        return partial(Vanishing, at=rng.randint(0, 3))
+
+
+ADVERSARIES: tuple[type[Adversary], ...] = (
+    LazyAuditor,
+    SamplingAuditor,
+    CopyingAuditor,
+    SilentAuditor,
+    BribedAuditor,
+    PoorAuditor,
+    OfflineAuditor,
+)

@@ -1,0 +1,261 @@
+"""Clients that want the work for nothing, or the trainer's stake."""
+
+from dataclasses import replace
+from functools import cache, partial
+from random import Random
+from typing import ClassVar, Final
+
+import torch
+
+from tiebreak.protocol.chain import JobStatus
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.adversaries.auditors import with_a_cheat
+from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.challengers import MistakenChallenge
+from tiebreak.sim.adversaries.false_runs import TRAINER
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.agents import Client
+from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.agents.trainer import Trainer
+from tiebreak.sim.world.board import PublicJob
+from tiebreak.sim.world.cast import Cast, ClientFactory
+from tiebreak.sim.world.small_task import INTERVAL
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import Pending, World
+
+CLIENT: Final = "client"
+"""The party's name in a cast."""
+
+
+class _Paying(Adversary):
+    """Somebody in the client's place."""
+
+    role: ClassVar[Role] = Role.CLIENT
+    make: ClassVar[ClientFactory]
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # most have no choices
+        """In the client's place."""
+        cast.client = type(self).make
+        cast.dishonest[CLIENT] = self.name
+
+
+# ---------------------------------------------------------------- money back
+
+
+class _Abandoning(Client):
+    """Tries to abandon its job whenever something happens in a game about it."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """Beside what it does as agreed."""
+        self.spawn(self._abandon(job))
+        yield from super().follow(job)
+
+    def _abandon(self, job: PublicJob) -> Process:
+        yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.job.id)))
+        while not job.is_over:
+            moves = self._moves(job)
+            self.world.submit(self, calls.abandon(job.job), untried=True)
+            yield from self.until(partial(self._has_changed, job, moves))
+
+    def _moves(self, job: PublicJob) -> int:
+        return sum(len(game.moves) for game in self.world.board.games_of(job.job.id))
+
+    def _has_changed(self, job: PublicJob, moves: int) -> bool:
+        return job.is_over or self._moves(job) > moves
+
+
+class AbandonsInAGame(_Paying):
+    """Abandons its job while a game about it is open: with a cheat, so that the challenger gets nothing."""
+
+    name: ClassVar[str] = "abandons in a game"
+    gain: ClassVar[str] = "the trainer's stake, before a challenger wins half of it"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
+    make: ClassVar[ClientFactory] = _Abandoning
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """With a game to be played: a cheat's, or one without ground."""
+        super().join(cast, rng)
+        if rng.random() < 0.5:
+            with_a_cheat(cast, rng)
+        else:
+            MistakenChallenge().join(cast, rng)
+
+
+class _Cancelling(Client):
+    """Takes its offer back once it is accepted: at once, or when the trainer has worked."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, heads: int) -> None:
+        super().__init__(world, name, key)
+        self.heads = heads
+
+    def on_pending(self, pending: Pending) -> None:
+        """Sees the acceptance on its way."""
+        call = pending.call.function
+        if not self.heads and isinstance(call, g.AcceptJobCall) and call.job_id in self.world.board.jobs:
+            self.world.submit(self, calls.cancel_job(self.world.board.jobs[call.job_id].job), untried=True)
+
+    def follow(self, job: PublicJob) -> Process:
+        """Beside what it does as agreed."""
+        self.spawn(self._cancel(job))
+        yield from super().follow(job)
+
+    def _cancel(self, job: PublicJob) -> Process:
+        yield from self.until(lambda: job.status is not JobStatus.OFFERED and job.head_count >= self.heads)
+        self.world.submit(self, calls.cancel_job(job.job), untried=True)
+
+
+class CancelsAfterAcceptance(_Paying):
+    """Takes its reward back when the trainer has accepted."""
+
+    name: ClassVar[str] = "cancels after acceptance"
+    gain: ClassVar[str] = "its reward back, and the work"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """After some heads, or behind the acceptance in its block."""
+        cast.client = partial(_Cancelling, heads=rng.randint(0, 3))
+        cast.dishonest[CLIENT] = self.name
+
+
+class _NeverWithdrawing(Client):
+    """Leaves its credit where it is."""
+
+    def collect(self) -> Process:
+        """Never."""
+        yield from ()
+
+
+class NeverWithdraws(_Paying):
+    """Leaves on the board what it is owed. It stays its own, and is in nobody's way."""
+
+    name: ClassVar[str] = "never withdraws"
+    gain: ClassVar[str] = "that the board cannot pay others"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
+    make: ClassVar[ClientFactory] = _NeverWithdrawing
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """With a cheat: its reward comes back to it, as a credit."""
+        super().join(cast, rng)
+        with_a_cheat(cast, rng)
+
+
+# ---------------------------------------------------------------- the trainer's stake
+
+
+class _Hurrying(Client):
+    """Drafts a job with a window in which no segment can be computed; half of the time it says so beforehand."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, window: int) -> None:
+        super().__init__(world, name, key)
+        self.window = window
+
+    def draft(self) -> Job:
+        """With its own window."""
+        return replace(super().draft(), challenge_window=self.window)
+
+    def offer(self, job: Job) -> Process:
+        """A signature that it does not get is a refusal."""
+        trainer = self.world.parties["trainer"]
+        assert isinstance(trainer, Trainer), "the cast has one"
+        if trainer.sign_job(job) is None:
+            self.account.refused += 1
+        yield from super().offer(job)
+
+
+class ShortWindow(_Paying):
+    """Wants a window between heads that is shorter than a segment takes: then `abandon` is worth the trainer's stake.
+
+    It tells the trainer before, and hopes that it signs; or it tells of another window, and slips its own into the job.
+    """
+
+    name: ClassVar[str] = "window too short for a segment"
+    gain: ClassVar[str] = "the trainer's stake, by `abandon`"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """With a window of up to the time that a segment takes. Raises `ConfigurationError` for a cheating trainer."""
+        if TRAINER in cast.dishonest:
+            raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
+        window = rng.randint(1, INTERVAL * cast.step_seconds)
+        if rng.random() < 0.5:
+            cast.terms = replace(cast.terms, challenge_window=window)
+        cast.client = partial(_Hurrying, window=window)
+        cast.dishonest[CLIENT] = self.name
+
+
+# ---------------------------------------------------------------- strange jobs
+
+
+@cache
+def diverging_workshop() -> Workshop:
+    """The small computation from weights so large that its first step overflows: every state after it holds NaN."""
+    compiled = Workshop.open("exact").compiled
+    huge = {
+        name: torch.full_like(value, 3.0e38) if value.dtype == torch.float32 and value.dim() == 2 else value
+        for name, value in compiled.state.items()
+    }
+    return Workshop("exact", replace(compiled, state=huge))
+
+
+class DivergingProgram(_Paying):
+    """Agrees on a program whose true run diverges, so that a trainer stops on numbers that are not finite.
+
+    This trainer goes on (as `tiebreak train --diverging` does): what the program gives is NaN, and NaN has one
+    bit pattern here like any other value. It is paid for it.
+    """
+
+    name: ClassVar[str] = "program that diverges"
+    gain: ClassVar[str] = "the trainer's stake, if it stops"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
+    make: ClassVar[ClientFactory] = Client
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """With another computation. Raises `ConfigurationError` for a trainer that deviates from the usual one."""
+        if cast.deviation is not None:
+            raise ConfigurationError(
+                "expected a trainer that computes the job, got another: NaN would hide what it does"
+            )
+        super().join(cast, rng)
+        cast.workshop = diverging_workshop()
+
+
+class _Repeating(Client):
+    """Offers the same job a second time, and another one under the same nonce."""
+
+    def run(self) -> Process:
+        """The job as agreed; then both again."""
+        self.spawn(self.jobs())
+        job = self.draft()
+        trainer = self.world.parties["trainer"]
+        assert isinstance(trainer, Trainer), "the cast has one"
+        signature = trainer.sign_job(job)
+        if signature is None:
+            return
+        yield from self.attempt(calls.create_job(job, signature))
+        self.world.submit(self, calls.create_job(job, signature), untried=True)
+        richer = replace(job, reward=job.reward // 2)
+        if trainer.sign_job(richer) is None:
+            self.account.refused += 1
+        self.world.submit(self, calls.create_job(richer, signature), untried=True)
+
+
+class TwoJobsOneNonce(_Paying):
+    """Has one job signed, and puts it on the board twice; then another one with the same nonce and signature."""
+
+    name: ClassVar[str] = "two jobs with one nonce"
+    gain: ClassVar[str] = "a second run, or a cheaper one, for one signature"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
+    make: ClassVar[ClientFactory] = _Repeating
+
+
+ADVERSARIES: tuple[type[Adversary], ...] = (
+    AbandonsInAGame,
+    CancelsAfterAcceptance,
+    NeverWithdraws,
+    ShortWindow,
+    DivergingProgram,
+    TwoJobsOneNonce,
+)

@@ -1,0 +1,294 @@
+"""Trainers that change single numbers, or make all of them another way than the job says."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, TELEMETRY
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.program.isa import NAN_BITS, TERMS_PER_LEAF, DType, Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of
+from tiebreak.sim.adversaries.observers import during
+from tiebreak.sim.adversaries.sums import BFLOAT16, NATIVE, TF32, TOWARD_ZERO, Hardware, summing
+from tiebreak.sim.tampering.values import Cheat, flip_bit, long_sums
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
+
+FRACTION_BITS = 23
+
+
+class _OneNumber(DeviatingTrainer):
+    """One element of one tensor differs after one step, where it is computed or only where it is committed."""
+
+    entries: ClassVar[tuple[str, ...]]
+    """Prefixes of the state entries that it may be in."""
+
+    def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """Any such entry, step and element."""
+        program, step = workshop.program, step_of(job, rng)
+        leaf = rng.choice(self.leaves(program))
+        slot = leaf - (1 << program.half_depth)
+        shaped = program.commits[slot].operands[0].value if slot >= 0 else leaf
+        cheat = Cheat(
+            name=self.name,
+            gain=self.gain,
+            step=step,
+            leaf=leaf,
+            element=rng.randrange(program.body[shaped].numel),
+            change=self.change(rng),
+        )
+        return workshop.tampered(job, cheat, first_step=step)
+
+    def leaves(self, program: Program) -> list[int]:
+        """Leaves of the value tree where it may stand: commits, and the values that they commit."""
+        slots = [
+            slot
+            for slot, (name, (dtype, _)) in enumerate(program.state_spec().items())
+            if name.startswith(self.entries) and dtype == DType.F32
+        ]
+        return [leaf for s in slots for leaf in (program.leaf_of_commit(s), program.commits[s].operands[0].value)]
+
+    @abstractmethod
+    def change(self, rng: Random) -> Callable[[Tensor], Tensor]:
+        """What becomes of the number."""
+
+
+class _OneBit(_OneNumber):
+    def change(self, rng: Random) -> Callable[[Tensor], Tensor]:
+        """One bit of it is flipped."""
+        bit = rng.randrange(32)
+        return lambda number: flip_bit(number, bit)
+
+
+class _OneUlp(_OneNumber):
+    def change(self, rng: Random) -> Callable[[Tensor], Tensor]:
+        """It is the next number."""
+        toward = torch.tensor(rng.choice((float("inf"), float("-inf"))))
+        return lambda number: torch.nextafter(number, toward)
+
+
+_WEIGHTS = tuple(f"{MODEL}{layer}" for layer in ("hidden.", "norm.weight", "norm.bias", "head."))
+_MOMENTS = (f"{OPTIMIZER}exp_avg",)
+_STATISTICS = (f"{MODEL}norm.running_",)
+_LOSSES = (TELEMETRY,)
+
+
+class BitOfAWeight(_OneBit):
+    """One bit of one weight is flipped."""
+
+    name: ClassVar[str] = "one bit of a weight"
+    gain: ClassVar[str] = "plants a value of its choice in the model"
+    entries: ClassVar[tuple[str, ...]] = _WEIGHTS
+
+
+class UlpOfAWeight(_OneUlp):
+    """One weight is the next number."""
+
+    name: ClassVar[str] = "one ulp of a weight"
+    gain: ClassVar[str] = "the smallest lie there is: another machine might have made it"
+    entries: ClassVar[tuple[str, ...]] = _WEIGHTS
+
+
+class BitOfAMoment(_OneBit):
+    """One bit of one of the optimizer's moments is flipped."""
+
+    name: ClassVar[str] = "one bit of a moment"
+    gain: ClassVar[str] = "steers the weights of later steps by what nobody looks at"
+    entries: ClassVar[tuple[str, ...]] = _MOMENTS
+
+
+class UlpOfAMoment(_OneUlp):
+    """One of the optimizer's moments is the next number."""
+
+    name: ClassVar[str] = "one ulp of a moment"
+    gain: ClassVar[str] = "hides a change where it takes steps to be seen"
+    entries: ClassVar[tuple[str, ...]] = _MOMENTS
+
+
+class BitOfAStatistic(_OneBit):
+    """One bit of one of batch norm's running statistics is flipped."""
+
+    name: ClassVar[str] = "one bit of a running statistic"
+    gain: ClassVar[str] = "spoils the model where it is used, and not where it is trained"
+    entries: ClassVar[tuple[str, ...]] = _STATISTICS
+
+
+class UlpOfAStatistic(_OneUlp):
+    """One of batch norm's running statistics is the next number."""
+
+    name: ClassVar[str] = "one ulp of a running statistic"
+    gain: ClassVar[str] = "a change that no training step reads"
+    entries: ClassVar[tuple[str, ...]] = _STATISTICS
+
+
+class _OfALoss(_OneNumber):
+    entries: ClassVar[tuple[str, ...]] = _LOSSES
+
+    def leaves(self, program: Program) -> list[int]:
+        """In the telemetry, in the loss itself, or in the loss of the record."""
+        body = len(program.body)
+        return [*super().leaves(program), program.body[body - 1].operands[0].value, body - 1]
+
+
+class BitOfALoss(_OfALoss, _OneBit):
+    """One bit of one reported loss is flipped."""
+
+    name: ClassVar[str] = "one bit of a loss"
+    gain: ClassVar[str] = "a training that looks as if it went well"
+
+
+class UlpOfALoss(_OfALoss, _OneUlp):
+    """One reported loss is the next number."""
+
+    name: ClassVar[str] = "one ulp of a loss"
+    gain: ClassVar[str] = "telemetry that binds nobody"
+
+
+class NegativeZero(DeviatingTrainer):
+    """A zero in the state is committed with the other sign. No comparison of numbers shows it, and the bytes do."""
+
+    name: ClassVar[str] = "negative zero"
+    gain: ClassVar[str] = "another state that every test of equality takes for the same"
+
+    def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """Any zero of the state after any step: moments of weights that never had a gradient."""
+        program, step = workshop.program, step_of(job, rng)
+        state = workshop.run().state(step)
+        zeros = {name: _zeros(x) for name, x in state.items() if x.dtype == torch.float32 and _zeros(x)}
+        name = rng.choice(sorted(zeros))
+        slot = list(program.state_spec()).index(name)
+        leaf = rng.choice((program.leaf_of_commit(slot), program.commits[slot].operands[0].value))
+        cheat = Cheat(
+            name=self.name, gain=self.gain, step=step, leaf=leaf, element=rng.choice(zeros[name]), change=torch.neg
+        )
+        return workshop.tampered(job, cheat, first_step=step)
+
+
+def _zeros(tensor: Tensor) -> list[int]:
+    found: list[int] = (tensor.reshape(-1) == 0).nonzero().reshape(-1).tolist()
+    return found
+
+
+class NotANumber(DeviatingTrainer):
+    """A NaN with a payload stands where a number should: bits of its choice that spread as an ordinary NaN."""
+
+    name: ClassVar[str] = "payload in a NaN"
+    gain: ClassVar[str] = "bytes in the committed values that no arithmetic can see"
+
+    def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """In a value that is not committed itself; its consequences are."""
+        program, step = workshop.program, step_of(job, rng)
+        committed = {commit.operands[0].value for commit in program.commits}
+        leaves = [n for n, i in enumerate(program.body) if _is_f32_map(program, n) and n not in committed and i.shape]
+        leaf = rng.choice(leaves)
+        element = rng.randrange(program.body[leaf].numel)
+        bits = NAN_BITS | rng.randrange(1, 1 << 22) | rng.getrandbits(1) << 31
+
+        def payload(data: bytes) -> bytes:
+            return data[: 4 * element] + bits.to_bytes(4, "little") + data[4 * element + 4 :]
+
+        def not_a_number(number: Tensor) -> Tensor:
+            return torch.full_like(number, float("nan"))
+
+        cheat = Cheat(name=self.name, gain=self.gain, step=step, leaf=leaf, element=element, change=not_a_number)
+        return workshop.deviating(job, cheat.tamper, first_step=step, raw={(step, leaf): payload})
+
+
+def _is_f32_map(program: Program, number: int) -> bool:
+    return program.body[number].opcode == Opcode.MAP and program.body[number].dtype == DType.F32
+
+
+class BentPartialSum(DeviatingTrainer):
+    """One long sum is wrong, and one of its partial sums is bent to lead there."""
+
+    name: ClassVar[str] = "bent partial sum"
+    gain: ClassVar[str] = "a wrong sum of which all additions but one are right"
+
+    def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """Any bit of the fraction of any long sum, bent at any place."""
+        program, step = workshop.program, step_of(job, rng)
+        leaf = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
+        bit, share = rng.randrange(MAX_PRECISION - job.precision, FRACTION_BITS), rng.random()
+        cheat = Cheat(
+            name=self.name,
+            gain=self.gain,
+            step=step,
+            leaf=leaf,
+            element=rng.randrange(program.body[leaf].numel),
+            change=lambda total: flip_bit(total, bit),
+        )
+        return workshop.tampered(job, cheat, first_step=step, bend=lambda count: int(share * count))
+
+
+class _OtherSums(DeviatingTrainer):
+    """Every sum is made another way, from a step on."""
+
+    hardware: ClassVar[Hardware]
+
+    def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """From the first step on, or from any."""
+        first = rng.choice((1, step_of(job, rng)))
+        tamper = during(onward(job, first), lambda _: summing(workshop.program, self.hardware, precision=job.precision))
+        return workshop.deviating(job, tamper, first_step=first)
+
+
+class RoundedTowardZero(_OtherSums):
+    """Sums are rounded toward zero instead of to nearest."""
+
+    name: ClassVar[str] = "rounded toward zero"
+    gain: ClassVar[str] = "hardware without the right rounding, passed off as exact"
+    hardware: ClassVar[Hardware] = TOWARD_ZERO
+
+
+class Tf32Products(_OtherSums):
+    """Products are of TF32's ten fraction bits, as a GPU makes them that was allowed to."""
+
+    name: ClassVar[str] = "products in TF32"
+    gain: ClassVar[str] = "an eighth of the price of the agreed arithmetic"
+    hardware: ClassVar[Hardware] = TF32
+
+
+class Bfloat16Products(_OtherSums):
+    """Products are of bfloat16's seven fraction bits."""
+
+    name: ClassVar[str] = "products in bfloat16"
+    gain: ClassVar[str] = "a sixteenth of the price of the agreed arithmetic"
+    hardware: ClassVar[Hardware] = BFLOAT16
+
+
+class NativeSums(_OtherSums):
+    """Sums are FP32's own, without correction.
+
+    Under policy `logged` that is what a trainer may do, if it logs near ties: so it plays under policy `exact`.
+    """
+
+    name: ClassVar[str] = "uncorrected FP32 sums"
+    gain: ClassVar[str] = "the price of correct rounding"
+    needs: ClassVar[str | None] = "exact"
+    hardware: ClassVar[Hardware] = NATIVE
+
+
+ADVERSARIES: Sequence[type[Adversary]] = (
+    BitOfAWeight,
+    UlpOfAWeight,
+    BitOfAMoment,
+    UlpOfAMoment,
+    BitOfAStatistic,
+    UlpOfAStatistic,
+    BitOfALoss,
+    UlpOfALoss,
+    NegativeZero,
+    NotANumber,
+    BentPartialSum,
+    RoundedTowardZero,
+    Tf32Products,
+    Bfloat16Products,
+    NativeSums,
+)

@@ -1,0 +1,348 @@
+"""Trainers of false runs that, once challenged, do not open what they committed: but nothing, or other things."""
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import ClassVar, Final
+
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
+from tiebreak.protocol.game.moves import Descend, OpenChunk, OpenTensor, OpenTerms
+from tiebreak.protocol.game.sides import Oracle
+from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries import spoiling
+from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer
+from tiebreak.sim.adversaries.spoiling import Scene, Spoil
+from tiebreak.sim.tampering.values import Cheat
+from tiebreak.sim.world.agents import GameView, Reply, Trainer
+from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.calls import Call, make_move
+from tiebreak.sim.world.cast import Cast, TrainerFactory
+from tiebreak.sim.world.work import Bound, Work
+from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.world import World
+
+EARLY: Final = 6
+"""A deviation may begin at one of the first so many moves; every walk to a partial sum is longer."""
+
+
+class _Opening(Adversary):
+    """A trainer of a false run, of which an honest auditor challenges a head."""
+
+    role: ClassVar[Role] = Role.TRAINER
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """With a run in which one number is false."""
+        seat_trainer(cast, self.name, self.trainer(rng), false_run=FalseSum(stepwise=True))
+
+    def trainer(self, rng: Random) -> TrainerFactory:
+        """Who defends it."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------- nothing
+
+
+class _Silent(Trainer):
+    def __init__(self, world: World, name: str, key: PrivateKey, *, after: int) -> None:
+        super().__init__(world, name, key)
+        self.after = after
+
+    def reply(self, game: GameView) -> Reply:
+        """Nothing, once so many moves were made."""
+        return Reply(move=None) if game.state.moves >= self.after else super().reply(game)
+
+
+class WithheldOpenings(_Opening):
+    """It answers until some move, and then no more."""
+
+    name: ClassVar[str] = "withheld openings"
+    gain: ClassVar[str] = "nobody can prove what was never shown"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
+
+    def trainer(self, rng: Random) -> TrainerFactory:
+        """Silent from one of the first moves on."""
+        return partial(_Silent, after=rng.randint(0, EARLY))
+
+
+# ---------------------------------------------------------------- something else
+
+
+class Spoiling(Trainer):
+    """Spoils the first of its moves that can be spoilt, from some move on."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, spoil: Spoil, after: int) -> None:
+        super().__init__(world, name, key)
+        self.spoil = spoil
+        self.after = after
+
+    def reply(self, game: GameView) -> Reply:
+        """The move that follows from its run, or another."""
+        honest = super().reply(game)
+        if honest.move is None or game.state.moves < self.after:
+            return honest
+        job, work = self._held()
+        truth = self.world.workshop.honest(job).oracle
+        other = self.spoil(Scene(state=game.state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng))
+        return honest if other is None else replace(honest, move=other, untried=True)
+
+
+class _Spoilt(_Opening):
+    """Openings that are not tied to what was committed."""
+
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.BROKEN_TIE})
+    spoils: ClassVar[tuple[Spoil, ...]]
+    early: ClassVar[int] = EARLY
+
+    def trainer(self, rng: Random) -> TrainerFactory:
+        """One that spoils its moves in one of these ways."""
+        return partial(Spoiling, spoil=rng.choice(self.spoils), after=rng.randint(0, self.early))
+
+
+class OpeningsThatDoNotFold(_Spoilt):
+    """Nodes, siblings, chunks or partial sums with another bit."""
+
+    name: ClassVar[str] = "openings that do not fold"
+    gain: ClassVar[str] = "a walk that leads away from the lie"
+    spoils: ClassVar[tuple[Spoil, ...]] = (
+        spoiling.other_nodes,
+        spoiling.other_siblings,
+        spoiling.changed_chunk,
+        spoiling.changed_accumulator,
+    )
+
+
+class AnotherRecord(_Spoilt):
+    """The record of another step, where the disputed one is to be opened."""
+
+    name: ClassVar[str] = "record of another step"
+    gain: ClassVar[str] = "a step that was honest is judged instead of the false one"
+    spoils: ClassVar[tuple[Spoil, ...]] = (spoiling.record_of_another_step,)
+    early: ClassVar[int] = 0
+
+
+class AnotherTensor(_Spoilt):
+    """The true tensor where a false one was committed, or a chunk of another length."""
+
+    name: ClassVar[str] = "another tensor than committed"
+    gain: ClassVar[str] = "the lie is taken back when somebody looks"
+    spoils: ClassVar[tuple[Spoil, ...]] = (spoiling.true_tensor, spoiling.chunk_of_another_length)
+
+
+class AnotherInstruction(_Spoilt):
+    """Another instruction than the agreed program has in this place."""
+
+    name: ClassVar[str] = "program other than agreed"
+    gain: ClassVar[str] = "a value that is right, of an operation that nobody ordered"
+    spoils: ClassVar[tuple[Spoil, ...]] = (spoiling.other_instruction, spoiling.changed_instruction)
+
+
+# ---------------------------------------------------------------- too much
+
+
+class MiscountedOpenings(_Spoilt):
+    """Too many or too few nodes or siblings: the contract refuses them, and the clock runs on."""
+
+    name: ClassVar[str] = "openings of another size"
+    gain: ClassVar[str] = "bytes that a challenger must wade through, or a node more than there is"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
+    spoils: ClassVar[tuple[Spoil, ...]] = (
+        spoiling.too_many_nodes,
+        spoiling.too_few_nodes,
+        spoiling.too_many_siblings,
+    )
+
+
+KILOBYTES: Final = (CHUNK_BYTES + 1, 4 << 10, 16 << 10)
+
+
+class _Swollen(Trainer):
+    """Puts more bytes into an opening than any message may carry, in a transaction made by hand."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, kind: type, size: int) -> None:
+        super().__init__(world, name, key)
+        self.kind = kind
+        self.size = size
+
+    def reply(self, game: GameView) -> Reply:
+        """The swollen call in place of the move, and a swollen message beside the chain."""
+        honest = super().reply(game)
+        move = honest.move
+        if move is None or not isinstance(move, self.kind):
+            return honest
+        self.world.mail.deliver(game.game, self.rng.randbytes(MAX_MESSAGE_BYTES + 1), game.side, self.account)
+        return Reply(move=None, spam=(Call(self._swell(move_call(game.state, move))),))
+
+    def _swell(self, call: object) -> g.OpenChunkCall | g.OpenTensorCall | g.OpenTermsCall:
+        filling = self.rng.randbytes(self.size)
+        match call:
+            case g.OpenChunkCall():
+                return replace(call, chunk=filling)
+            case g.OpenTensorCall():
+                return replace(call, instruction=filling)
+            case g.OpenTermsCall():
+                return replace(call, accumulator=filling)
+        raise TypeError(f"expected a call that opens bytes, got {call}")
+
+
+class OversizedOpenings(_Opening):
+    """A chunk, an instruction or a partial sum of kilobytes."""
+
+    name: ClassVar[str] = "oversized openings"
+    gain: ClassVar[str] = "a challenger that chokes on what it has to read"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.BROKEN_TIE})
+
+    def trainer(self, rng: Random) -> TrainerFactory:
+        """Swollen in one place."""
+        return partial(_Swollen, kind=rng.choice((OpenChunk, OpenTensor, OpenTerms)), size=rng.choice(KILOBYTES))
+
+
+class _Babbling(Trainer):
+    """From some move on it sends moves that are none, off the chain and on it, until its clock has run out."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, after: int, times: int) -> None:
+        super().__init__(world, name, key)
+        self.after = after
+        self.times = times
+        """How often: it is the gas of each that limits it."""
+
+    def reply(self, game: GameView) -> Reply:
+        """Nothing that counts."""
+        honest = super().reply(game)
+        if game.state.moves < self.after or honest.move is None:
+            return honest
+        self.spawn(self._babble(game, honest))
+        return Reply(move=None)
+
+    def _babble(self, game: GameView, honest: Reply) -> Process:
+        job, work = self._held()
+        state, truth = game.state, self.world.workshop.honest(job).oracle
+        assert honest.move is not None
+        scene = Scene(state=state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng)
+        found = [spoil(scene) for spoil in MiscountedOpenings.spoils]
+        moves = [move for move in found if move is not None] or [Descend(nodes=())]  # of another phase
+        pause = max(self.world.block_seconds, (state.deadline - self.world.now) // self.times)
+        while game.state is state and not game.game.is_stopped:
+            move = self.rng.choice(moves)
+            self.world.submit(self, make_move(state, move), untried=True)
+            wire = self.wire(game, move)
+            assert wire is not None, "it signs what it says"
+            self.world.mail.deliver(game.game, spoiling.flipped(wire, self.rng), game.side, self.account)
+            yield from self.sleep(pause)
+
+
+class EndlessOpenings(_Opening):
+    """An endless stream of moves that are refused."""
+
+    name: ClassVar[str] = "endless openings"
+    gain: ClassVar[str] = "a challenger that gives up before the stream does"
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
+
+    def trainer(self, rng: Random) -> TrainerFactory:
+        """From one of the first moves on, until its clock has run out."""
+        return partial(_Babbling, after=rng.randint(0, EARLY), times=rng.randint(10, 30))
+
+
+# ---------------------------------------------------------------- garbage where nothing may be
+
+
+class _LitteredRun(Bound):
+    """A run tree with garbage behind the last leaf of one head."""
+
+    def __init__(self, job: Job, evidence: Oracle, *, count: int, garbage: bytes) -> None:
+        super().__init__(job, evidence)
+        self._count = count
+        self._garbage = garbage
+
+    def run_tree(self, count: int) -> Tree:
+        """Full to the brim, at that count."""
+        tree = super().run_tree(count)
+        if count != self._count:
+            return tree
+        leaves = [tree.node(0, place) for place in range(count)]
+        return Tree([*leaves, *[Digest(self._garbage)] * ((1 << tree.depth) - count)], tree.depth)
+
+
+class GarbageBehindTheHead(Adversary):
+    """True checkpoints, and behind the last of them garbage where the run tree must be empty."""
+
+    name: ClassVar[str] = "garbage behind the head"
+    gain: ClassVar[str] = "a head that binds to a continuation which nobody computed"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.PADDING})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # it is drawn when it computes
+        """In the head of one checkpoint before the last: that one fills its tree."""
+        cast.deviation = self
+        seat_trainer(cast, self.name, Trainer)
+
+    def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """The true run with one head that is none."""
+        honest = workshop.honest(job)
+        counts = [count for count in range(1, job.checkpoints + 1) if count < 1 << job.run_depth]
+        run = _LitteredRun(job, workshop.evidence(), count=rng.choice(counts), garbage=rng.randbytes(32))
+        return replace(honest, oracle=run)
+
+
+class _LitteredValues(Bound):
+    """In one step garbage where the value tree must be empty, between the values and the state."""
+
+    def __init__(self, job: Job, evidence: Oracle, *, step: int, garbage: bytes) -> None:
+        super().__init__(job, evidence)
+        self._step = step
+        self._garbage = garbage
+
+    def value_tree(self, step: int) -> Tree:
+        """With garbage behind the last value."""
+        tree, job = super().value_tree(step), self.job
+        if step != self._step:
+            return tree
+        half = 1 << job.half_depth
+        leaves = [tree.node(0, place) for place in range(2 * half)]
+        leaves[job.body_count : half] = [Digest(self._garbage)] * (half - job.body_count)
+        return Tree(leaves, tree.depth)
+
+
+class GarbageBehindTheValues(Adversary):
+    """A false state after true values, and garbage between them."""
+
+    name: ClassVar[str] = "garbage behind the values"
+    gain: ClassVar[str] = "a walk that ends where there is no operation to judge"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.PADDING})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made when it computes
+        """In one step."""
+        cast.deviation = self
+        seat_trainer(cast, self.name, Trainer)
+
+    def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:
+        """A run in which one entry of the state is not the value that was computed for it."""
+        program, step = workshop.program, rng.randint(1, job.steps)
+        slot = rng.choice([slot for slot, entry in enumerate(program.commits) if entry.dtype is DType.F32])
+        leaf = program.leaf_of_commit(slot)
+        element = rng.randrange(program.body[program.commits[slot].operands[0].value].numel)
+        cheat = Cheat(name=self.name, gain="-", step=step, leaf=leaf, element=element, change=lambda value: value + 1)
+        false = workshop.tampered(job, cheat, first_step=step)
+        assert isinstance(false.oracle, Bound), "a workshop's are"
+        return replace(false, oracle=_LitteredValues(job, false.oracle, step=step, garbage=rng.randbytes(32)))
+
+
+ADVERSARIES: tuple[type[Adversary], ...] = (
+    WithheldOpenings,
+    OpeningsThatDoNotFold,
+    AnotherRecord,
+    AnotherTensor,
+    AnotherInstruction,
+    MiscountedOpenings,
+    OversizedOpenings,
+    EndlessOpenings,
+    GarbageBehindTheHead,
+    GarbageBehindTheValues,
+)

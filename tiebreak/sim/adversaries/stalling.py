@@ -1,0 +1,158 @@
+"""Those who use up all the time they have, in heads and in games, and some that use a second more."""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import ClassVar
+
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.challengers import CHALLENGED, Mistaken, MistakenChallenge, seat_challenger
+from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer
+from tiebreak.sim.adversaries.waiting import first_late, last_call, stalled
+from tiebreak.sim.world.agents import GameView, Reply, Trainer
+from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.board import PublicJob
+from tiebreak.sim.world.cast import Cast
+from tiebreak.sim.world.world import World
+
+# ---------------------------------------------------------------- in games
+
+
+class StallingTrainer(Trainer):
+    """Makes every move as late as it can."""
+
+    def reply(self, game: GameView) -> Reply:
+        """As agreed, at the last moment."""
+        return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
+
+
+class StallingChallenger(Mistaken):
+    """Makes every move as late as it can."""
+
+    def reply(self, game: GameView) -> Reply:
+        """What follows from its own replay, at the last moment."""
+        return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
+
+
+class StalledDefence(Adversary):
+    """A false run, defended until the last block of every clock."""
+
+    name: ClassVar[str] = "stalled defence of a false run"
+    gain: ClassVar[str] = "a challenger that loses patience, or its own clock"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
+        """With a run in which one number is false."""
+        seat_trainer(cast, self.name, StallingTrainer, false_run=FalseSum())
+
+
+class StalledTruth(Adversary):
+    """A true run, challenged by somebody who is wrong, and defended until the last block of every clock."""
+
+    name: ClassVar[str] = "stalled defence of a true run"
+    gain: ClassVar[str] = "a wrong challenger's time"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """Beside a challenger with a mistake in its replay."""
+        MistakenChallenge().join(cast, rng)
+        seat_trainer(cast, self.name, StallingTrainer)
+
+
+class StalledChallenge(Adversary):
+    """A wrong challenge, played until the last block of every clock."""
+
+    name: ClassVar[str] = "stalled challenge"
+    gain: ClassVar[str] = "delay of the trainer's pay"
+    role: ClassVar[Role] = Role.CHALLENGER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED, Catch.RECOMPUTED})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its mistake is drawn when it replays
+        """With a mistake in its replay: it plays on as long as it can."""
+        seat_challenger(cast, self.name, StallingChallenger)
+
+
+class _Late(Trainer):
+    def __init__(self, world: World, name: str, key: PrivateKey, *, after: int) -> None:
+        super().__init__(world, name, key)
+        self.after = after
+
+    def reply(self, game: GameView) -> Reply:
+        """As agreed; from some move on in the first block that is too late."""
+        plain = super().reply(game)
+        if game.state.moves < self.after:
+            return plain
+        return Reply(move=plain.move, wait=first_late(self.world, game.state.deadline), untried=True)
+
+
+class LateMove(Adversary):
+    """A false run, defended in time until a move that comes in the first block after its clock has run out."""
+
+    name: ClassVar[str] = "a move too late"
+    gain: ClassVar[str] = "the seconds in which nobody has claimed the timeout yet"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """At one of the first moves."""
+        seat_trainer(cast, self.name, partial(_Late, after=rng.randint(0, CHALLENGED)), false_run=FalseSum())
+
+
+# ---------------------------------------------------------------- with heads
+
+
+class _Waiting(Trainer):
+    """Posts its heads as late as it likes."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey, *, wait: Callable[[World, int], int]) -> None:
+        super().__init__(world, name, key)
+        self.wait = wait
+
+    def _post(self, job: PublicJob, head: SignedHead) -> Process:
+        yield from self.sleep(self.wait(self.world, job.window_end))
+        yield from super()._post(job, head)
+
+
+class LastSecondHeads(Adversary):
+    """A true run, each of whose heads stands in the last block of its window."""
+
+    name: ClassVar[str] = "heads at the last second"
+    gain: ClassVar[str] = "time, for whatever it uses its machines for meanwhile"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
+        """All of them."""
+        seat_trainer(cast, self.name, partial(_Waiting, wait=last_call))
+
+
+class LateHeads(Adversary):
+    """A head that comes a block after the client could have given up; an honest client has."""
+
+    name: ClassVar[str] = "a head too late"
+    gain: ClassVar[str] = "time that was not agreed"
+    role: ClassVar[Role] = Role.TRAINER
+    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.ABANDONED})
+
+    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
+        """The first."""
+        seat_trainer(cast, self.name, partial(_Waiting, wait=_a_block_late))
+
+
+def _a_block_late(world: World, deadline: int) -> int:
+    """After the first block in which it could have been abandoned."""
+    return first_late(world, deadline) + world.block_seconds
+
+
+ADVERSARIES: tuple[type[Adversary], ...] = (
+    StalledDefence,
+    StalledTruth,
+    StalledChallenge,
+    LateMove,
+    LastSecondHeads,
+    LateHeads,
+)

@@ -1,0 +1,57 @@
+"""Counter-examples that were found: lines, kept with their cause, and played again by a test.
+
+A file has one line each, and above it, as a comment, what broke:
+
+    # The auditor lost its stake: a block held its proof and the seal of the same second.
+    v1 seed=7 game=123 with=censoring-builder
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.sim.games.line import GameLine
+
+
+@dataclass(frozen=True, slots=True)
+class CounterExample:
+    """A game that broke a promise once, and why."""
+
+    line: str
+    cause: str
+
+
+def load(path: Path) -> list[CounterExample]:
+    """Those of a file. Raises `EncodingError` for a line without its cause."""
+    found, cause = [], list[str]()
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if text.startswith("#"):
+            cause.append(text.removeprefix("#").strip())
+        elif text:
+            if not any(cause):
+                raise EncodingError(f"expected a comment with the cause above line {number} of {path}, got none")
+            found.append(CounterExample(text, " ".join(cause)))
+            cause = []
+    return found
+
+
+def load_all(folder: Path) -> list[CounterExample]:
+    """Those of all files of a folder."""
+    return [example for path in sorted(folder.glob("*.txt")) for example in load(path)]
+
+
+def keep(path: Path, line: str, cause: str, known: Collection[str]) -> None:
+    """Append one to a file, which is made if need be.
+
+    Raises `ConfigurationError` for a line that is no game, for no cause, and for a line that is there.
+    """
+    GameLine.parse(line, known)
+    words = " ".join(cause.split())
+    if not words:
+        raise ConfigurationError("expected the cause in words, got none")
+    if path.exists() and any(example.line == line for example in load(path)):
+        raise ConfigurationError(f"expected a line that {path} does not have, got {line!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"# {words}\n{line}\n")

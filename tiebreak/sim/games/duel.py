@@ -1,0 +1,161 @@
+"""A whole game between two parties: off the chain as signed messages, then move by move on it, and what both cost."""
+
+from dataclasses import dataclass, replace
+
+from tiebreak.protocol.chain import GameRecord, Outcome
+from tiebreak.protocol.commitments.job import SignedHead, SignedJob, game_id
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.match import Courier, by_hand, contest, signed_courier
+from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.game.moves import Move, Select, Side
+from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.games.local_chain import Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """One choice on the way down: of the 2^levels nodes below `height`, the first that differs."""
+
+    level: Level
+    height: int
+    levels: int
+    index: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One move: its signed message's bytes and, if it was played on the chain too, its transaction's gas."""
+
+    before: GameState
+    """The state in which it was made."""
+    move: Move
+    by: Side
+    bytes: int
+    gas: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainVerdict:
+    """What the contract decided, and what each party gained or lost by it in wei (gas not counted)."""
+
+    record: GameRecord
+    start_gas: int
+    trainer_gain: int
+    challenger_gain: int
+
+    @property
+    def loser(self) -> Side:
+        """Who lost."""
+        return Side.DEFENDER if self.record.verdict is Outcome.DEFENDER_LOST else Side.CHALLENGER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A finished game."""
+
+    final: GameState
+    moves: tuple[Played, ...]
+    selections: tuple[Selection, ...]
+    chain: ChainVerdict | None = None
+
+    @property
+    def loser(self) -> Side:
+        """Who lost by the Python referee's verdict."""
+        assert self.final.verdict is not None  # a Match is finished
+        return self.final.verdict.winner.other
+
+
+def game_of(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Digest:
+    """The id of the game that the market's challenger starts against a head."""
+    return game_id(head.head, agreement.domain, market.parties.challenger.address, nonce)
+
+
+def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
+    """Carries moves as messages signed by the market's trainer and challenger."""
+    keys = market.parties
+    transcript = Transcript(
+        job_id=agreement.job.id,
+        game_id=game_of(market, agreement, head, nonce),
+        domain=agreement.domain,
+        defender=agreement.job.trainer,
+        challenger=keys.challenger.address,
+    )
+    return signed_courier(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
+
+
+def play(
+    agreement: SignedJob,
+    head: SignedHead,
+    defender: Oracle,
+    challenger: Oracle,
+    courier: Courier = by_hand,
+    *,
+    identity: Digest | None = None,
+    secret: bytes | None = None,
+) -> Match:
+    """Plays a game to its end, refereed in Python; a second passes with every move.
+
+    identity: of the game, if it is played elsewhere too: what the challenger seals is bound to it. By default it is the
+    one of a challenger without an address. secret: of the challenger's seals, by default a new one.
+    """
+    head.verify(agreement.job, agreement.domain)
+    identity = game_id(head.head, agreement.domain, bytes(20), 0) if identity is None else identity
+    moves: list[Played] = []
+    selections: list[Selection] = []
+
+    def on_move(before: GameState, move: Move, _after: GameState, size: int) -> None:
+        moves.append(Played(before=before, move=move, by=before.mover, bytes=size))
+        if isinstance(move, Select):
+            selections.append(_selection(before, move))
+
+    final = contest(
+        game.start(agreement.job, head.head, identity, 0),
+        defender=Defender(defender),
+        challenger=Challenger(challenger, secret),
+        clock=lambda: len(moves) + 1,
+        courier=courier,
+        on_move=on_move,
+    )
+    return Match(final=final, moves=tuple(moves), selections=tuple(selections))
+
+
+def _selection(before: GameState, move: Select) -> Selection:
+    position = before.position << before.levels | move.index
+    return Selection(
+        level=before.level, height=before.height, levels=before.levels, index=move.index, position=position
+    )
+
+
+def replay_on_chain(market: Market, agreement: SignedJob, head: SignedHead, match: Match, *, nonce: int = 0) -> Match:
+    """Plays the same moves as transactions; the contract's own step check decides. The job must be on the board."""
+    chain, keys = market.chain, market.parties
+    before = market.worth(keys.trainer), market.worth(keys.challenger)
+    stake = agreement.job.challenger_stake
+    identity, started = chain.challenge(keys.challenger, head, nonce)
+    if identity != match.final.game_id:
+        raise StateError(f"expected a match of game {identity.hex()}, got one of {match.final.game_id.hex()}")
+    signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
+    played = []
+    for item in match.moves:
+        receipt = chain.play(signers[item.by], item.before, item.move)
+        played.append(replace(item, gas=receipt.gas_used))
+    record = chain.game_state(identity)
+    if record.verdict is Outcome.NONE:
+        raise StateError("expected the contract to reach a verdict with the last move, got a game that goes on")
+    slashed = agreement.job.trainer_stake if record.verdict is Outcome.DEFENDER_LOST else 0
+    verdict = ChainVerdict(
+        record=record,
+        start_gas=started.gas_used,
+        trainer_gain=market.worth(keys.trainer) - before[0] - slashed,
+        challenger_gain=market.worth(keys.challenger) - before[1] - stake,
+    )
+    return Match(
+        final=match.final,
+        moves=tuple(played),
+        selections=match.selections,
+        chain=verdict,
+    )

@@ -1,0 +1,105 @@
+"""A market in one process: an embedded chain with the contracts, and parties with keys and money."""
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tiebreak.engine.run.agreement import sign_job
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.chain import Chain, EmbeddedChain
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError
+
+ETHER = 10**18
+FUNDS = 1000 * ETHER
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """Keys of everyone in the market."""
+
+    client: PrivateKey
+    trainer: PrivateKey
+    challenger: PrivateKey
+
+    @classmethod
+    def generate(cls) -> "Parties":
+        """Fresh keys."""
+        return cls(*(PrivateKey.generate() for _ in range(3)))
+
+
+class Market:
+    """Job board, referee and accounts on a chain of its own."""
+
+    def __init__(self, parties: Parties | None = None, chain: Chain | None = None) -> None:
+        """`chain`: one on which the parties have money; else an embedded chain of its own."""
+        self.parties = Parties.generate() if parties is None else parties
+        self.chain = _embedded(self.parties) if chain is None else chain
+        self.chain.deploy(self.parties.client)
+
+    def sign(self, job: Job) -> SignedJob:
+        """The job with both signatures, for this market's board."""
+        return sign_job(job, self.chain.domain, client=self.parties.client, trainer=self.parties.trainer)
+
+    def open(self, agreement: SignedJob) -> int:
+        """Puts a job on the board: the client pays the reward in, the trainer its stake. Returns the gas used."""
+        offered = self.chain.create_job(self.parties.client, agreement.job, agreement.trainer_signature)
+        accepted = self.chain.accept_job(self.parties.trainer, agreement.job.id)
+        return offered.gas_used + accepted.gas_used
+
+    def post(self, head: SignedHead) -> int:
+        """Posts a signed head. Returns the gas used."""
+        return self.chain.post_head(self.parties.trainer, head).gas_used
+
+    def worth(self, key: PrivateKey) -> int:
+        """What a party can withdraw, in wei; its balance pays gas, which is counted apart."""
+        return self.chain.credit(key.address)
+
+
+def _embedded(parties: Parties) -> EmbeddedChain:
+    chain = EmbeddedChain()
+    for key in (parties.client, parties.trainer, parties.challenger):
+        chain.fund(key.address, FUNDS)
+    return chain
+
+
+def another(job: Job) -> Job:
+    """The same job under another id: the same computation, so the same true run."""
+    return replace(job, nonce=secrets.randbits(128))
+
+
+def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -> RunDirectory:
+    """A run of another job over the same computation that starts with the checkpoints of `source` up to step `upto`.
+
+    An honest run is a constant of program, state, data and logs: whoever has computed it once need not do so again, be
+    it an auditor of several jobs or a cheat that is honest until it pays not to be. Raises `ConfigurationError` for a
+    job with other checkpoints or roundings, `VerificationError` for one of another program, state or data.
+    """
+    if (rules := _rules(source.job)) != _rules(agreement.job):
+        raise ConfigurationError(
+            f"expected a job of policy, precision, tolerances {rules}, got {_rules(agreement.job)}"
+        )
+    if (source.job.steps, source.job.checkpoint_interval) != (agreement.job.steps, agreement.job.checkpoint_interval):
+        raise ConfigurationError(
+            f"expected a job of {source.job.steps} steps with a checkpoint every {source.job.checkpoint_interval}, got "
+            f"{agreement.job.steps} and {agreement.job.checkpoint_interval}"
+        )
+    run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
+    for checkpoint, record in enumerate(source.records()):
+        if record.step <= upto:
+            if agreement.job.is_logged:
+                for step in range(agreement.job.first_step(checkpoint), record.step + 1):
+                    run.write_step_log(step, source.step_log(step))
+                run.sync_logs(record.step)
+            if source.state_path(record.step).exists():
+                run.write_state(record.step, source.state(record.step))
+            run.append_record(record)
+    for metric in source.metrics():
+        if metric["step"] <= upto:
+            run.add_metric(int(metric["step"]), metric["loss"], metric["seconds"])
+    return run
+
+
+def _rules(job: Job) -> tuple[int, int, int]:
+    return job.policy, job.precision, job.tolerances

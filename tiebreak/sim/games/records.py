@@ -1,0 +1,154 @@
+"""Results on disk: a JSON Lines file that grows by a line for each game, and that a killed run can go on with.
+
+First line, the head:
+
+    {"format": "tiebreak games", "version": 1, "seed", "mix", "environment", "adversaries"}
+        mix: as `str(Mix)`; adversaries: slug -> {"name", "role", "gain", "caught", "open"} of everyone
+
+Then a record for each game, in the order in which they ended:
+
+    {"game", "line", "wall", "result"}
+        wall: seconds that it took to play; result: a `GameResult`
+    {"game", "line", "wall", "error", "traceback"}
+        of a game that could not be played to its end: a broken promise too, and of ours
+
+A line is written at once. What a killed process left of the last one is cut off when the file is opened again.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from filelock import FileLock, Timeout
+
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+
+FORMAT: Final = "tiebreak games"
+VERSION: Final = 1
+RECORDS: Final = "games.jsonl"
+LOCK: Final = ".lock"
+
+Json = dict[str, Any]
+"""An object of JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What all games of a file have in common."""
+
+    seed: int
+    mix: str
+    environment: Mapping[str, str]
+    adversaries: Mapping[str, Mapping[str, Any]]
+
+    def to_json(self) -> Json:
+        """As in the first line."""
+        return {
+            "format": FORMAT, "version": VERSION, "seed": self.seed, "mix": self.mix,
+            "environment": dict(self.environment), "adversaries": {k: dict(v) for k, v in self.adversaries.items()},
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, found: Json) -> "Head":
+        """From the first line. Raises `EncodingError` for another file's."""
+        if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+            got = f"{found.get('format')!r}, version {found.get('version')!r}"
+            raise EncodingError(f"expected a file of {FORMAT!r}, version {VERSION}, got {got}")
+        return cls(
+            seed=found["seed"], mix=found["mix"], environment=found["environment"], adversaries=found["adversaries"]
+        )  # fmt: skip
+
+
+def read(path: Path) -> tuple[Head, list[Json]]:
+    """Head and records of a file, by the number of the game; half a line at its end is not read.
+
+    Raises `ConfigurationError` if there is no file, `EncodingError` for one that is not ours.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"expected results in {path}, got no such file")
+    whole = path.read_bytes().rpartition(b"\n")[0].split(b"\n")
+    if whole == [b""]:
+        raise EncodingError(f"expected a line of JSON in {path}, got none")
+    found = [_object(line, number, path) for number, line in enumerate(whole, start=1)]
+    records = sorted(found[1:], key=lambda record: record["game"])
+    numbers = [record["game"] for record in records]
+    if len(set(numbers)) < len(numbers):
+        raise EncodingError(f"expected each game once in {path}, got one twice")
+    return Head.of(found[0]), records
+
+
+def _object(line: bytes, number: int, path: Path) -> Json:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or (number > 1 and not isinstance(found.get("game"), int)):
+        raise EncodingError(f"expected {'a game' if number > 1 else 'the head'} in line {number} of {path}, got none")
+    return found
+
+
+class Ledger:
+    """A file of results that is open for more. Only one at a time has it open."""
+
+    def __init__(self, file: TextIO, done: dict[int, str]) -> None:
+        self._file = file
+        self.done = done
+        """Line of each game that is in it."""
+
+    def add(self, record: Json) -> None:
+        """Write a record, whole and at once."""
+        self._file.write(encode(record))
+        self._file.flush()
+        self.done[record["game"]] = record["line"]
+
+
+def encode(found: Json) -> str:
+    """One line of the file. One text for each object, so that equal results are equal bytes."""
+    return json.dumps(found, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+@contextmanager
+def open_ledger(folder: Path, head: Head, *, resume: bool) -> Iterator[Ledger]:
+    """The file of a folder, new, or with resume one of the same seed and mix that is there.
+
+    Raises `ConfigurationError` for a file that is there without resume, that is of another seed or mix, or that
+    another process has open.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / RECORDS
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigurationError(f"expected {folder} for this run alone, got another that writes there") from error
+    try:
+        done = _go_on(path, head, resume=resume)
+        with path.open("a", encoding="utf-8") as file:
+            if file.tell() == 0:
+                file.write(encode(head.to_json()))
+                file.flush()
+            yield Ledger(file, done)
+    finally:
+        lock.release()
+
+
+def _go_on(path: Path, head: Head, *, resume: bool) -> dict[int, str]:
+    """Games that are done, after cutting off half a line at the end."""
+    if not path.exists():
+        return {}
+    if not resume:
+        raise ConfigurationError(f"expected no results in {path.parent}, got {path.name}; go on with it (--resume)?")
+    whole = path.read_bytes().rfind(b"\n") + 1
+    os.truncate(path, whole)
+    if whole == 0:
+        return {}
+    found, records = read(path)
+    if (found.seed, found.mix) != (head.seed, head.mix):
+        raise ConfigurationError(
+            f"expected results of seed {head.seed} and mix {head.mix} in {path}, got seed {found.seed} and {found.mix}"
+        )
+    return {record["game"]: record["line"] for record in records}

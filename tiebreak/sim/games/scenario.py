@@ -1,0 +1,140 @@
+"""Stories that start from an honest run: a trainer who cheats and is challenged, a challenge without ground."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.following import LogReport
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.errors import StateError
+from tiebreak.sim.games.duel import Match, game_of, play, replay_on_chain, signed_messages
+from tiebreak.sim.games.local_chain import Market, fork
+from tiebreak.sim.tampering.forgery import ForgedEvidence
+from tiebreak.sim.tampering.logs import LogCheat, PreparedLogs
+from tiebreak.sim.tampering.values import Cheat
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What disputes about one computation share: the market, the honest run, the auditor's replay, an interpreter."""
+
+    market: Market
+    run: RunDirectory
+    replay: RunDirectory
+    interpreter: Interpreter
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fought:
+    """A finished dispute, with the evidence of the side that told the truth."""
+
+    match: Match
+    truth: Evidence
+    replayed_steps: int
+    """Steps that the challenger executed again for the dispute."""
+
+
+def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
+    """A trainer takes `job` (the honest run's, under another id), cheats once, and its last head is challenged.
+
+    Both use what is already computed: the cheat is honest up to the checkpoint before its lie, the auditor has replayed
+    the same computation. Raises `StateError` if the cheat changed nothing that is committed.
+    """
+    market = arena.market
+    agreement = market.sign(job)
+    market.open(agreement)
+    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
+    cheating = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
+    Worker(cheating, arena.interpreter, key=market.parties.trainer, tamper=cheat.tamper).work()
+    head = cheating.heads()[-1]
+    market.post(head)
+    own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
+    if compare(own, head).agrees:
+        raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
+    defender = ForgedEvidence(cheating, arena.interpreter, cheat)
+    challenger = Evidence(own, arena.interpreter)
+    match = play_out(market, agreement, head, defender, challenger)
+    return Fought(match, challenger, challenger.replayed_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A run that is finished, signed, and posted as the last head of a job on the board."""
+
+    agreement: SignedJob
+    run: RunDirectory
+    head: SignedHead
+
+
+def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committed:
+    """A trainer takes `job`, of policy `logged` and otherwise the honest run's, and computes it with its own logs."""
+    market = arena.market
+    agreement = market.sign(job)
+    market.open(agreement)
+    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
+    run = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
+    trainer = market.parties.trainer
+    Worker(run, arena.interpreter, key=trainer, tamper=cheat.tamper, logs=PreparedLogs(run, cheat.logs)).work()
+    head = run.heads()[-1]
+    market.post(head)
+    return Committed(agreement, run, head)
+
+
+def audit_logged(
+    committed: Committed, auditor: Interpreter, honest: RunDirectory, path: Path
+) -> tuple[RunDirectory, LogReport]:
+    """The auditor's replay: from the last checkpoint that is the honest run's too, following the published logs.
+
+    Raises `CannotCheck` if those are not there or not what was committed.
+    """
+    theirs, same = committed.run.records(), 0
+    for own, their in zip(honest.records(), theirs, strict=False):
+        if own != their:
+            break
+        same = own.step
+    replay = fork(honest, path, committed.agreement, upto=same)
+    worker = Worker(replay, auditor, logs=CommittedLogs(committed.run, committed.run.record_at))
+    worker.work()
+    return replay, worker.log_report
+
+
+def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: Interpreter) -> Fought:
+    """As `fight`, under policy `logged`: who audits follows the cheat's logs, as far as the law does."""
+    committed = commit_logged(arena, cheat, job, name)
+    own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
+    if compare(own, committed.head).agrees:
+        raise StateError(f"{cheat.name}: expected a run that its own logs do not lead to, got the same root")
+    defender = ForgedEvidence(committed.run, arena.interpreter, cheat)
+    challenger = Evidence(own, auditor)
+    match = play_out(arena.market, committed.agreement, committed.head, defender, challenger)
+    return Fought(match, challenger, challenger.replayed_steps)
+
+
+def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0) -> Fought:
+    """A challenger whose replay has a mistake in it attacks the honest trainer's last head.
+
+    Games of one challenger against one head differ by their nonce.
+    """
+    job = arena.run.job
+    before = job.first_step(job.checkpoint_of(mistake.step)) - 1
+    wrong = fork(arena.run, arena.folder / f"wrong-{name}", arena.run.agreement, upto=before)
+    Worker(wrong, arena.interpreter, tamper=mistake.tamper).work()
+    defender = Evidence(arena.run, arena.interpreter)
+    challenger = Evidence(wrong, arena.interpreter, mistake.tamper)
+    match = play_out(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
+    return Fought(match, defender, challenger.replayed_steps)
+
+
+def play_out(
+    market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
+) -> Match:
+    """The whole game: as signed messages, then on the chain. The job must be on the board."""
+    courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
+    match = play(agreement, head, defender, challenger, courier, identity=identity)
+    return replay_on_chain(market, agreement, head, match, nonce=nonce)

@@ -1,0 +1,105 @@
+"""A series: the games of one seed and mix, played into a folder that it can go on with.
+
+    games.jsonl      every game (`tiebreak.sim.games.records`)
+    summary.json     what they say together (`tiebreak.sim.games.summary`), written at the end
+    violations.txt   games that broke a promise, in the form of the kept counter-examples; only if there are any
+
+The last two are made anew from the first at any time.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.games.mixes import Mix, Repertoire
+from tiebreak.sim.games.records import RECORDS, Head, Json, Ledger, open_ledger, read
+from tiebreak.sim.games.runner import Play, play_games
+from tiebreak.sim.games.summary import summarize
+
+SUMMARY: Final = "summary.json"
+VIOLATIONS: Final = "violations.txt"
+_LISTS: Final = ("adversaries", "families", "levels", "environment", "violations", "notable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Which games, and who plays them. play, preload: as for `play_games`."""
+
+    head: Head
+    mix: Mix
+    repertoire: Repertoire
+    games: int
+    play: Play
+    preload: tuple[str, ...] = ()
+
+    def line(self, game: int) -> str:
+        """The line of the game with this number."""
+        return str(self.mix.deal(self.head.seed, game, self.repertoire))
+
+    def run(
+        self,
+        folder: Path,
+        *,
+        processes: int,
+        resume: bool,
+        on_start: Callable[[int], None] = lambda _: None,
+        on_record: Callable[[Json], None] = lambda _: None,
+    ) -> Json:
+        """Plays all games that the folder does not have yet; the summary of those that it has then.
+
+        on_start: called with how many are there already; on_record: with each record, as it comes. Raises
+        `ConfigurationError` as `open_ledger`, and for a folder with other games than these.
+        """
+        with open_ledger(folder, self.head, resume=resume) as ledger:
+            todo = list(self._todo(ledger, folder))
+            on_start(self.games - len(todo))
+            for record in play_games(todo, self.play, processes=processes, preload=self.preload):
+                ledger.add(record)
+                on_record(record)
+        return write_summary(folder)
+
+    def _todo(self, ledger: Ledger, folder: Path) -> Iterator[tuple[int, str]]:
+        for game in range(self.games):
+            line, done = self.line(game), ledger.done.get(game)
+            if done is None:
+                yield game, line
+            elif done != line:
+                raise ConfigurationError(
+                    f"expected game {game} of {folder} to be {line!r}, as it is dealt now, got {done!r}; start anew"
+                )
+
+
+def write_summary(folder: Path) -> Json:
+    """Makes the summary of a folder anew from its games, and writes it; also what broke a promise."""
+    summary = summarize(*read(folder / RECORDS))
+    _write(folder / SUMMARY, to_text(summary))
+    found = [f"# {' '.join(v['violation'].split())}\n{v['line']}\n" for v in summary["violations"]]
+    (folder / VIOLATIONS).unlink(missing_ok=True)
+    if found:
+        _write(folder / VIOLATIONS, "".join(found))
+    return summary
+
+
+def to_text(summary: Json) -> str:
+    """A summary as JSON with a line for each thing, so that two can be compared."""
+
+    def dense(value: object) -> str:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+    def listed(value: Json | list[Json]) -> str:
+        if isinstance(value, dict):
+            return "{" + ",".join(f"\n  {dense(key)}: {dense(one)}" for key, one in value.items()) + "}"
+        return "[" + ",".join(f"\n  {dense(one)}" for one in value) + "]"
+
+    lines = [f" {dense(key)}: {listed(value) if key in _LISTS else dense(value)}" for key, value in summary.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """At once or not at all."""
+    made = path.with_name(f".{path.name}.new")
+    made.write_text(text, encoding="utf-8")
+    made.replace(path)

@@ -1,0 +1,183 @@
+"""One game told move by move: who did what, when, for how much gas, and what came of it."""
+
+from collections.abc import Iterator
+
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.records import GameRecord
+from tiebreak.protocol.commitments.job import Head
+from tiebreak.protocol.game.moves import (
+    Descend,
+    Move,
+    OpenChunk,
+    OpenSteps,
+    OpenTensor,
+    OpenTerms,
+    OpenValues,
+    Prove,
+    Select,
+)
+from tiebreak.protocol.game.moves import SelectElement as SelectElementMove
+from tiebreak.protocol.game.rules import Level
+from tiebreak.sim.games.line import write_wei
+from tiebreak.sim.world.calls import Call
+from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.world import GENESIS, Included, World
+
+_CALLS = {
+    g.CreateJobCall: "offers the job and pays the reward",
+    g.CancelJobCall: "takes the offer back",
+    g.AcceptJobCall: "accepts the job and pays its stake",
+    g.SettleCall: "settles the job",
+    g.AbandonCall: "ends the job, for want of heads",
+    g.ReportEquivocationCall: "reports two signed heads of one count",
+    g.TimeoutCall: "claims that the mover's clock ran out",
+    g.ReclaimCall: "takes back the stake of a game that has no object any more",
+    g.ConcedeCall: "concedes",
+    g.WithdrawCall: "withdraws",
+}
+
+
+def tell(world: World, result: GameResult) -> Iterator[str]:
+    """The lines of a game that was played."""
+    yield result.line
+    yield from _cast(result)
+    yield ""
+    happened = [(known.at - GENESIS, 0, _shown(known.by, known.head.head)) for known in world.mail.heads]
+    names = {bytes(party.address): name for name, party in world.parties.items()}
+    games: dict[bytes, str] = {}
+    happened += [
+        (block.timestamp - GENESIS, 1, _transaction(included, names, games))
+        for block in world.blocks
+        for included in block.transactions
+    ]
+    for at, _, text in sorted(happened, key=lambda event: event[:2]):
+        yield f"{_clock(at):>10}  {text}"
+    yield ""
+    yield from _end(result)
+
+
+def _cast(result: GameResult) -> Iterator[str]:
+    for party in result.parties:
+        adversary = party.adversary
+        yield f"{party.name}: {'does as agreed' if adversary is None else adversary}"
+
+
+def _clock(seconds: int) -> str:
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    return f"{f'{days}d ' if days else ''}{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+def _shown(by: str, head: Head) -> str:
+    checkpoints = "checkpoint" if head.count == 1 else "checkpoints"
+    return f"{by} shows a signed head of {head.count} {checkpoints}, run root {head.run_root.hex()[:8]}"
+
+
+def _transaction(included: Included, names: dict[bytes, str], games: dict[bytes, str]) -> str:
+    call, applied = included.pending.call, included.applied
+    for event in applied.events:
+        if isinstance(event.log, g.GameStartedEvent):
+            games[event.log.game_id] = f"game {len(games) + 1}"
+    text = f"{included.pending.sender.name} {_act(call, included.record, games)} ({applied.gas_used:,} gas)"
+    if applied.reverted is not None:
+        return f"{text}: refused, {applied.reverted.name}"
+    ends = [_event(event.log, names) for event in applied.events]
+    return text + "".join(f"; {end}" for end in ends if end)
+
+
+def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
+    found = call.function
+    where = f"{games[call.game_id]}: " if call.game_id in games else ""
+    if isinstance(found, g.PostHeadCall):
+        return f"posts the head of {found.head.count}, run root {found.head.run_root.hex()[:8]}"
+    if isinstance(found, g.ChallengeCall):
+        return f"challenges the head of {found.head.count} and pays its stake: game {len(games)}"
+    if call.move is not None:
+        return f"{where}{_move(call.move)}{'' if record is None else _place(record)}"
+    if found is None:
+        return f"sends {len(call.raw)} bytes that are no call"
+    return f"{where}{_CALLS.get(type(found), found.NAME)}"
+
+
+def _move(move: Move) -> str:
+    match move:
+        case Descend():
+            return f"shows {len(move.nodes)} nodes"
+        case Select():
+            return f"disputes the one with index {move.index}{' and seals its answer' if any(move.seal) else ''}"
+        case SelectElementMove():
+            return f"disputes element {move.index} of the chunk{' and seals its answer' if any(move.seal) else ''}"
+        case OpenSteps():
+            return f"opens the segment: {len(move.nodes)} nodes over its steps"
+        case OpenValues():
+            return f"opens the step: {len(move.nodes)} nodes over its values"
+        case OpenTensor():
+            return f"opens the value: {len(move.nodes)} nodes over its chunks"
+        case OpenChunk():
+            return "opens the chunk"
+        case OpenTerms():
+            return f"opens the sum: {len(move.nodes)} nodes over its partial sums"
+        case Prove():
+            return f"proves: {len(move.tensors)} tensors, {len(move.chunks)} chunks opened"
+    return move.KIND.name.lower().replace("_", " ")
+
+
+def _place(record: GameRecord) -> str:
+    """Where the game stands after a move, by the contract's record."""
+    if record.phase in (g.Phase.DESCEND, g.Phase.SELECT):
+        return f" -> {Level(record.level).name.lower()} tree, height {record.height}, position {record.position}"
+    return ""
+
+
+def _event(log: object, names: dict[bytes, str]) -> str:
+    match log:
+        case g.GameEndedEvent():
+            return f"verdict: {log.verdict.name.lower().replace('_', ' ')}, {log.reason.name.lower().replace('_', ' ')}"
+        case g.JobSettledEvent():
+            return "the job is settled"
+        case g.JobSlashedEvent():
+            winner = names.get(log.prover, "somebody")
+            return f"the trainer is slashed, {winner} gets {write_wei(log.to_prover)} wei, as many are burned"
+        case g.JobAbandonedEvent():
+            return "the job is abandoned"
+        case g.WithdrawnEvent():
+            return f"{write_wei(log.amount)} wei"
+    return ""
+
+
+def _end(result: GameResult) -> Iterator[str]:
+    for number, duel in enumerate(result.duels, start=1):
+        yield _duel(number, duel)
+    yield f"the job: {result.job_status}, after {_clock(result.seconds)} and {result.blocks} blocks"
+    for name in result.adversaries:
+        yield f"{name}: {result.catches.get(name, 'nowhere')}"
+    if result.false_head and not result.watched:
+        yield "nobody watched: a false head was shown, and no diligent auditor with a stake to pay stood by"
+    yield ""
+    yield f"{'party':<40}{'wei':>26}{'gas':>13}{'steps':>7}{'messages':>10}{'bytes':>9}{'refused':>9}"
+    for party in result.parties:
+        yield _account(party)
+    yield ""
+    yield from (f"BROKEN PROMISE {violation}" for violation in result.violations)
+    if not result.violations:
+        yield "no promise was broken"
+
+
+def _duel(number: int, duel: DuelResult) -> str:
+    place = "" if duel.step is None else f" at step {duel.step}"
+    if duel.leaf is not None:
+        place += f", value {duel.leaf} ({duel.instruction})"
+    winner = f"the {duel.verdict} wins" if duel.verdict in ("trainer", "challenger") else duel.verdict
+    return (
+        f"game {number} by {duel.challenger}: {winner}, {duel.reason}{place}; "
+        f"{duel.moves} moves, {duel.gas:,} gas, {_clock(duel.seconds)}"
+    )
+
+
+def _account(party: PartyResult) -> str:
+    name = party.name if party.adversary is None else f"{party.name} ({party.adversary})"
+    wei = f"{party.wei:+}" if party.wei else "0"
+    return (
+        f"{name[:39]:<40}{wei:>26}{party.gas:>13,}{party.steps:>7}{party.messages:>10}{party.bytes:>9,}"
+        f"{party.refused:>9}"
+    )

@@ -1,0 +1,139 @@
+"""The verifier's dilemma: how often trainers lie and auditors look, when neither can do better by itself.
+
+All auditors are alike, and a cheat is the one that pays the trainer most. `threshold` and `deterrent` say how often a
+lie must be found, and each auditor look, before honesty pays; below it every trainer cheats, above it none. What an
+auditor gains by looking falls with the probability p with which the others do, for they share what is found.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, finder_payoff, trainer_payoff
+from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
+
+GRID: Final = 1 << 48
+"""Probabilities that are roots are given as the least multiple of 1 / GRID that suffices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equilibrium:
+    """lies: share of jobs whose trainer cheats. audit_probability: of each auditor. discovery: that a lie is found."""
+
+    lies: Fraction
+    audit_probability: Fraction
+    discovery: Fraction
+    cheat: Trainer
+    tampered: int
+
+    @property
+    def accepted(self) -> Fraction:
+        """Share of all jobs that settle although they are false."""
+        return self.lies * (1 - self.discovery)
+
+
+def threshold(s: Setting, strategy: Trainer) -> Fraction | None:
+    """P*: with which probability a lie must be found for honesty to pay as well as this cheat; None: none suffices.
+
+    For instance of a naive cheat: P* = (G + V - g) / (R + T + V(1-k) + gas of a lost game - ...). Computed from the two
+    ends, for a payoff is linear in P; false alarms are those of the setting as it is.
+    """
+    never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
+    honest = trainer_payoff(s, Trainer.HONEST)
+    free, caught = trainer_payoff(never, strategy), trainer_payoff(always, strategy)
+    if free <= honest:
+        return Fraction(0)
+    return None if caught > honest else (free - honest) / (free - caught)
+
+
+def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
+    """The least multiple of 1 / GRID up to 1 from which on a condition holds; None if it does not at 1."""
+    if not holds(Fraction(1)):
+        return None
+    low, high = -1, GRID
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(Fraction(middle, GRID)) else (middle, high)
+    return Fraction(high, GRID)
+
+
+def deterrent(s: Setting) -> tuple[Fraction, Trainer, int] | None:
+    """(p*, strategy, tampered): how often each auditor has to look, and for which cheat; None: always is not enough."""
+    found: tuple[Fraction, Trainer, int] | None = None
+    for at in extremes(s):
+        for strategy in CHEATS:
+            wanted = threshold(at, strategy)
+            if wanted is None:
+                return None
+            p = least(lambda p, at=at, wanted=wanted: replace(at, audit_probability=p).discovery >= wanted)  # type: ignore[misc]
+            if p is None:
+                return None
+            if found is None or p > found[0]:
+                found = p, strategy, at.tampered
+    return found
+
+
+def single_auditor(s: Setting, strategy: Trainer) -> tuple[Fraction, Fraction] | None:
+    """Closed form of the mixed equilibrium with one auditor, no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
+
+    w: what an auditor gains that found a lie of this cheat; a: the replay that a sample needs before it can challenge.
+    None where there is no mixed one.
+    """
+    wanted, gain = threshold(s, strategy), finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
+    if wanted is None or gain <= 0 or s.false_alarm or s.planted or not s.proven:
+        return None
+    p, q = wanted / s.detection, (s.replay - s.fee) / (s.detection * gain)
+    return (p, q) if 0 < p <= 1 and 0 <= q <= 1 else None
+
+
+def advantage(s: Setting, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int], interest: int = 0) -> Fraction:
+    """What auditing pays an auditor above laziness, if the others audit with probability p.
+
+    interest: what a found lie saves it beside, as the reward and the harm save a client that audits itself.
+    """
+    strategy, tampered = cheat if lies else (Trainer.HONEST, cheat[1])
+    at = replace(s, audit_probability=p, tampered=tampered)
+    diligent, lazy = (auditor_payoff(at, own, strategy, lies) for own in (Auditor.DILIGENT, Auditor.LAZY))
+    found = (1 - at.planted) * lies * at.detection if strategy is not Trainer.SELF else 0
+    return diligent - lazy + found * interest
+
+
+def solve(s: Setting, interest: int = 0) -> Equilibrium:
+    """The symmetric equilibrium; of several, the one with the most audits.
+
+    Where all lie and auditing pays against one cheat and not against the next, `audit_probability` is where the two
+    pay the trainer the same, and trainers mix them.
+    """
+
+    def at(p: Fraction, lies: Fraction, cheat: tuple[Trainer, int]) -> Equilibrium:
+        found = replace(s, audit_probability=p, tampered=cheat[1]).discovery
+        return Equilibrium(lies=lies, audit_probability=p, discovery=found, cheat=cheat[0], tampered=cheat[1])
+
+    def cheat_at(p: Fraction) -> tuple[Trainer, int]:
+        _, strategy, tampered = best_cheat(replace(s, audit_probability=p))
+        return strategy, tampered
+
+    def all_lie(p: Fraction) -> bool:
+        """Whether auditing no longer pays although every trainer cheats."""
+        return advantage(s, p, Fraction(1), cheat_at(p), interest) <= 0
+
+    one, none = Fraction(1), Fraction(0)
+    bound = deterrent(s)
+    if bound is None:
+        p = least(all_lie)
+        p = one if p is None else p
+        return at(p, one, cheat_at(p))
+    enough, cheat = bound[0], (bound[1], bound[2])
+    if advantage(s, one, none, cheat, interest) >= 0:
+        return at(one, none, cheat)
+    lazy = advantage(s, enough, none, cheat, interest)
+    if lazy > 0:
+        p = least(lambda p: advantage(s, p, none, cheat, interest) <= 0)
+        return at(one if p is None else p, none, cheat)
+    busy = advantage(s, enough, one, cheat, interest)
+    if busy >= 0 and busy > lazy:
+        return at(enough, -lazy / (busy - lazy), cheat)
+    p = least(all_lie)
+    p = enough if p is None else min(p, enough)
+    return at(p, one, cheat_at(p))

@@ -1,0 +1,264 @@
+"""All that is said about one job: as tables of words for people, and as a document for programs."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+from tiebreak.sim.incentives.equilibrium import Equilibrium, solve
+from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
+from tiebreak.sim.incentives.gas import Gas
+from tiebreak.sim.incentives.griefing import Griefing, griefing, insurance_stake
+from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
+from tiebreak.sim.incentives.setting import HALF, Setting, Trainer
+
+OPTIONS: Final = {
+    "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
+    "challenge_window": "--challenge-window", "clock": "--clock", "replay_time": "--replay-time",
+    "descent_levels": "--descent-levels",
+}  # fmt: skip
+"""Terms, and what `tiebreak agree` calls them; the first three in ether."""
+AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """A way to have jobs audited, at the recommended terms, and what becomes of it. cost: the client's, a job."""
+
+    name: str
+    equilibrium: Equilibrium
+    cost: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Words in columns; all but the first are numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What follows from figures and measured gas."""
+
+    figures: Figures
+    gas: Gas
+    setting: Setting
+    recommendation: Recommendation
+    margins: tuple[Margin, ...]
+    rates: tuple[Rate, ...]
+    regimes: tuple[Regime, ...]
+    griefing: tuple[Griefing, ...]
+
+
+def find(f: Figures, gas: Gas) -> Findings:
+    """Everything about one job."""
+    found = recommend(f, gas)
+    s = f.setting(found.terms, gas)
+    return Findings(
+        figures=f,
+        gas=gas,
+        setting=s,
+        recommendation=found,
+        margins=margins(f, gas, found),
+        rates=rates(f, gas),
+        regimes=tuple(regimes(s, found)),
+        griefing=griefing(s),
+    )
+
+
+def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
+    """The contract by itself, what mends it without changing it, and a changed contract."""
+    yield Regime(name="nobody pays auditors", equilibrium=solve(s), cost=Fraction(0))
+    own = solve(replace(s, auditors=1), interest=s.reward + s.harm)
+    yield Regime(name="the client audits when it pays", equilibrium=own, cost=own.audit_probability * s.replay)
+    committed = Equilibrium(
+        lies=Fraction(0), audit_probability=s.audit_probability, discovery=s.discovery, cheat=Trainer.HEDGED,
+        tampered=s.segments,
+    )  # fmt: skip
+    refunded = solve(replace(s, auditors=1), interest=s.reward + s.harm + s.burned_part)
+    paid = s.auditors * s.audit_probability * found.fee
+    yield Regime(name="the client pays for proven audits", equilibrium=committed, cost=paid)
+    if found.planted is not None and found.planted < 1:
+        e = found.planted
+        decoys = solve(replace(s, planted=e))
+        own_cost = e / (1 - e) * (s.trainer_stake + s.costs.offer + s.costs.way + s.costs.concede)
+        yield Regime(name=f"decoys: {percent(e)} of all jobs", equilibrium=decoys, cost=own_cost)
+    yield Regime(
+        name="changed rules: the burned part goes to a client that audits when it pays", equilibrium=refunded,
+        cost=refunded.audit_probability * s.replay,
+    )  # fmt: skip
+    changed = replace(s, oldest_paid=True, challenge_burn=HALF)
+    yield Regime(name="changed rules: the oldest game is paid", equilibrium=solve(changed), cost=Fraction(0))
+    stake = insurance_stake(changed, HALF)
+    if stake is not None:
+        larger = replace(changed, challenger_stake=stake)
+        words = f"the same, challengers stake {ether(stake, 3)} ether"
+        yield Regime(name=words, equilibrium=solve(larger), cost=Fraction(0))
+
+
+def ether(wei: Fraction | int, digits: int | None = None) -> str:
+    """Exact, or to so many digits; never in powers of ten."""
+    if digits is None:
+        return f"{(Decimal(int(wei)) / WEI).normalize():f}"
+    value = float(Fraction(wei) / WEI)
+    return f"{Decimal(f'{value:.{digits}g}'):f}" if value else "0"
+
+
+def percent(share: Fraction | float) -> str:
+    """To three digits."""
+    return f"{Decimal(f'{100 * float(share):.3g}'):f}%" if share else "0%"
+
+
+def agree_options(found: Recommendation) -> tuple[str, ...]:
+    """As `tiebreak agree` takes them."""
+    words: list[str] = []
+    for name, option in OPTIONS.items():
+        value = getattr(found.terms, name)
+        words += [option, ether(value) if name in AMOUNTS else str(value)]
+    return tuple(words)
+
+
+def _money(f: Figures, wei: Fraction | int) -> tuple[str, str]:
+    return ether(wei, 4), f"{f.dollars(wei):,.2f}"
+
+
+def tables(found: Findings) -> tuple[Table, ...]:
+    """For people."""
+    return (
+        _costs(found), _terms(found), _conditions(found), _margins(found), _rates(found), _regimes(found),
+        _griefing(found),
+    )  # fmt: skip
+
+
+def _costs(found: Findings) -> Table:
+    f, s = found.figures, found.setting
+    named: dict[str, Fraction | int] = {
+        "training": s.training,
+        "an audit": s.replay,
+        "a job's own transactions of the trainer": s.costs.way + s.costs.settle + s.costs.withdraw,
+        "opening a game": s.costs.challenge,
+        "a whole game, challenger": s.costs.prosecution,
+        "a whole game, trainer": s.costs.defence,
+        "reporting two heads of one count": s.costs.equivocation,
+    }
+    rows = tuple((name, *_money(f, amount)) for name, amount in named.items())
+    return Table(title="What things cost", header=("", "ether", "dollars"), rows=rows)
+
+
+def _terms(found: Findings) -> Table:
+    f, r = found.figures, found.recommendation
+    rows = [
+        (option, ether(value), f"{f.dollars(value):,.2f}") if name in AMOUNTS else (option, f"{value:,}", "")
+        for name, option in OPTIONS.items()
+        for value in [getattr(r.terms, name)]
+    ]
+    rows.append(("fee of a proven audit", ether(r.fee), f"{f.dollars(r.fee):,.2f}"))
+    rows.append(("each auditor audits", percent(f.audit_probability), ""))
+    rows.append(("or: share of decoys", "none is enough" if r.planted is None else percent(r.planted), ""))
+    return Table(title="Recommended terms", header=("", "ether, seconds", "dollars"), rows=tuple(rows))
+
+
+def _conditions(found: Findings) -> Table:
+    rows = tuple(
+        (c.name, "holds" if c.holds else "BROKEN", ether(c.slack, 4), f"{found.figures.dollars(c.slack):,.2f}", c.binds)
+        for c in found.recommendation.conditions
+    )
+    return Table(title="Best replies", header=("", "", "slack, ether", "dollars", "against"), rows=rows)
+
+
+def _factor(value: Fraction | None) -> str:
+    return "any" if value is None else f"{Decimal(f'{float(value):.3g}'):f}"
+
+
+def _margins(found: Findings) -> Table:
+    rows = tuple(
+        (m.figure, _factor(m.down), _factor(m.up), "; ".join(filter(None, (m.breaks_down, m.breaks_up))) or "–")
+        for m in found.margins
+    )
+    return Table(title="How far figures may be off", header=("", "down to x", "up to x", "then fails"), rows=rows)
+
+
+def _rates(found: Findings) -> Table:
+    cheapest = min(found.rates, key=lambda rate: rate.total)
+    rows = tuple(
+        (
+            percent(rate.probability), percent(rate.discovery), ether(rate.stake, 3), ether(rate.replays, 3),
+            ether(rate.capital, 3), ether(rate.total, 3) + (" (least)" if rate is cheapest else ""),
+        )
+        for rate in found.rates
+    )  # fmt: skip
+    header = ("each auditor audits", "a lie is found", "stake needed", "replays", "capital of the stake", "sum")
+    return Table(title="Audits against stakes, ether a job", header=header, rows=rows)
+
+
+def _regimes(found: Findings) -> Table:
+    rows = tuple(
+        (
+            regime.name, percent(regime.equilibrium.lies), percent(regime.equilibrium.audit_probability),
+            percent(regime.equilibrium.accepted), ether(regime.cost, 3),
+        )
+        for regime in found.regimes
+    )  # fmt: skip
+    header = ("", "trainers cheat", "each auditor audits", "false jobs that settle", "client pays, ether a job")
+    return Table(title="Equilibria at these terms", header=header, rows=rows)
+
+
+def _griefing(found: Findings) -> Table:
+    rows = tuple(
+        (g.attack, ether(g.attacker, 3), ether(g.harm, 3), ether(g.compensation, 3), _factor(g.factor))
+        for g in found.griefing
+    )
+    header = ("", "attacker loses", "harm done", "victims are paid", "griefing factor")
+    return Table(title="Griefing, ether", header=header, rows=rows)
+
+
+def document(found: Findings) -> dict[str, Any]:
+    """For programs: amounts in wei, shares and factors as numbers, the exact figures as text."""
+    r = found.recommendation
+    return {
+        "figures": {name: str(getattr(found.figures, name)) for name in FIGURES},
+        "gas": asdict(found.gas),
+        "terms": {name: getattr(r.terms, name) for name in OPTIONS},
+        "agree": list(agree_options(r)),
+        "audit_fee": r.fee,
+        "decoys": None if r.planted is None else float(r.planted),
+        "conditions": [
+            {"name": c.name, "holds": c.holds, "slack": float(c.slack), "against": c.binds} for c in r.conditions
+        ],
+        "margins": [
+            asdict(m) | {"down": _number(m.down), "up": _number(m.up)} for m in found.margins
+        ],
+        "rates": [
+            {name: float(value) for name, value in asdict(rate).items()} | {"total": float(rate.total)}
+            for rate in found.rates
+        ],
+        "equilibria": [
+            {
+                "name": regime.name,
+                "lies": float(regime.equilibrium.lies),
+                "audit_probability": float(regime.equilibrium.audit_probability),
+                "accepted": float(regime.equilibrium.accepted),
+                "cheat": str(regime.equilibrium.cheat),
+                "cost": float(regime.cost),
+            }
+            for regime in found.regimes
+        ],
+        "griefing": [
+            {
+                "attack": g.attack,
+                "attacker": float(g.attacker),
+                "harm": float(g.harm),
+                "compensation": float(g.compensation),
+                "factor": _number(g.factor),
+            }
+            for g in found.griefing
+        ],
+    }  # fmt: skip
+
+
+def _number(value: Fraction | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,214 @@
+"""Closed forms: what every strategy pays, and when honesty and diligence are best replies.
+
+Notation of docs/economics.md: R reward; T, C stakes; W what of T a conviction pays out (`prover_part`); K training, A
+audit; x of S segments tampered with, G = K x/S saved; V the lie, k the share of V kept; p, d, n: each of n auditors
+audits with probability p and finds with probability d; P = 1 - (1 - p d)^n (`discovery`). All are exact, in wei.
+`tiebreak.sim.incentives.rules` pays out the same games event by event; tests compare the two.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
+
+ZERO = Fraction(0)
+
+
+def trainer_payoff(s: Setting, strategy: Trainer) -> Fraction:
+    """What the trainer expects to gain. Not taking the job: 0."""
+    if strategy is Trainer.HONEST:
+        return _honest(s)
+    common = s.saved - s.training - s.costs.way - s.capital(s.trainer_stake, s.job_seconds)
+    caught = s.kept * s.lie - _loss_if_caught(s, strategy)
+    if strategy is Trainer.SELF:
+        return common + caught
+    settles = s.reward + s.lie - s.costs.settle - s.costs.withdraw
+    if strategy is Trainer.INSURED:
+        common -= s.costs.challenge + s.costs.concede + s.capital(s.challenger_stake, s.game_seconds)
+        settles -= s.challenger_stake - s.challenge_to_trainer
+    return common + (1 - s.discovery) * settles + s.discovery * caught
+
+
+def _honest(s: Setting) -> Fraction:
+    """R - K - gas - capital, and what false alarms bring (their stakes) and cost (defence, delay)."""
+    costs = s.costs.way + s.costs.settle + s.costs.withdraw
+    alarm = s.audit_probability * s.false_alarm
+    games = s.auditors * alarm * (s.challenge_to_trainer - s.costs.defence)
+    delay = (1 - (1 - alarm) ** s.auditors) * s.capital(s.trainer_stake, s.game_seconds)
+    return s.reward - s.training - costs - s.capital(s.trainer_stake, s.job_seconds) + games - delay
+
+
+def _loss_if_caught(s: Setting, strategy: Trainer) -> Fraction:
+    """Stake and gas that a trainer loses once somebody accuses it."""
+    if strategy is Trainer.NAIVE:
+        return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
+    if strategy is Trainer.INSURED:
+        return Fraction(s.burned_part + s.costs.withdraw)
+    if strategy is Trainer.HEDGED and s.oldest_paid:
+        return Fraction(s.trainer_stake + s.costs.equivocation)
+    return Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw)
+
+
+def first_share(s: Setting) -> Fraction:
+    """E[1 / (1 + X)], X ~ Bin(n-1, p d): the chance that a finder is the first of all who found."""
+    chance = s.audit_probability * s.detection
+    if not chance or s.auditors == 0:
+        return Fraction(1)
+    return (1 - (1 - chance) ** s.auditors) / (s.auditors * chance)
+
+
+def finder_payoff(s: Setting, strategy: Trainer) -> Fraction:
+    """What an auditor that has found the lie of this cheat expects of challenging, replays apart."""
+    first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
+    if strategy is Trainer.NAIVE:
+        won = s.prover_part - s.costs.prosecution - s.costs.withdraw
+        return first * won - (1 - first) * late - s.capital(s.challenger_stake, s.game_seconds)
+    if strategy is Trainer.HEDGED:
+        return first * ((s.prover_part if s.oldest_paid else 0) - late)
+    return first * -late if strategy is Trainer.INSURED else ZERO
+
+
+def _diligent(s: Setting, strategy: Trainer) -> Fraction:
+    """Of one job without decoys."""
+    if strategy is Trainer.SELF:
+        return ZERO  # the job is over before anybody could audit it
+    if strategy is Trainer.HONEST:
+        lost = s.costs.prosecution + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds)
+        return s.fee - s.replay - s.false_alarm * (lost + s.second_replay)
+    return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
+
+
+def _planted(s: Setting) -> Fraction:
+    """Of a decoy, which concedes to the first finder; every segment of it may be looked at: x as of a cheat."""
+    won = s.prover_part + s.jackpot - s.costs.challenge - s.costs.withdraw
+    return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
+
+
+def _others_find(s: Setting) -> Fraction:
+    """That one of the other n-1 auditors finds a lie."""
+    return 1 - (1 - s.audit_probability * s.detection) ** max(s.auditors - 1, 0)
+
+
+def _copying(s: Setting, strategy: Trainer) -> Fraction:
+    """Plays another auditor's challenge along, without a replay; at best it is paid in the other's place."""
+    claimed = ZERO if s.proven else Fraction(s.fee)
+    along = s.costs.prosecution + s.capital(s.challenger_stake, s.game_seconds)
+    if strategy is Trainer.NAIVE:
+        won = s.mirror * (0 if s.oldest_paid else s.prover_part) - (1 - s.mirror) * s.costs.reclaim
+        return claimed + _others_find(s) * (won - along - s.costs.withdraw)
+    if strategy is Trainer.HONEST:
+        alarm = 1 - (1 - s.audit_probability * s.false_alarm) ** max(s.auditors - 1, 0)
+        return claimed - alarm * (along + s.challenger_stake)
+    return ZERO if strategy is Trainer.SELF else claimed  # the others are over before a copy could be made
+
+
+def _false_challenge(s: Setting, strategy: Trainer) -> Fraction:
+    """Challenges without a replay and then is silent. Against a cheat that runs away it has its stake back."""
+    if strategy in (Trainer.HEDGED, Trainer.INSURED):
+        return Fraction((s.prover_part if s.oldest_paid and strategy is Trainer.HEDGED else 0) - (
+            s.costs.challenge + s.costs.reclaim + s.costs.withdraw
+        ))  # fmt: skip
+    if strategy is Trainer.SELF:
+        return ZERO
+    return -(s.costs.challenge + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds))
+
+
+def auditor_payoff(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
+    """What one auditor expects of a job of which a share `lies` are this cheat's, the others as `Setting` says.
+
+    `strategy` HONEST: no lies but planted ones.
+    """
+    if strategy is Trainer.HONEST and lies:
+        raise ConfigurationError(f"lies: expected 0 of an honest trainer, got {lies}")
+    return s.planted * _of_decoy(s, own) + (1 - s.planted) * (
+        lies * _of_job(s, own, strategy) + (1 - lies) * _of_job(s, own, Trainer.HONEST)
+    )
+
+
+def _of_job(s: Setting, own: Auditor, strategy: Trainer) -> Fraction:
+    if own is Auditor.DILIGENT:
+        return _diligent(s, strategy)
+    if own is Auditor.COPYING:
+        return _copying(s, strategy)
+    if own is Auditor.FALSE:
+        return _false_challenge(s, strategy)
+    return ZERO if s.proven or strategy is Trainer.SELF else Fraction(s.fee)
+
+
+def _of_decoy(s: Setting, own: Auditor) -> Fraction:
+    """A decoy concedes to whoever comes first with a true challenge; a false one is left to time out."""
+    if own is Auditor.DILIGENT:
+        return _planted(s)
+    if own is Auditor.FALSE:
+        return _false_challenge(s, Trainer.HONEST)
+    return ZERO if s.proven else Fraction(s.fee)
+
+
+def extremes(s: Setting) -> tuple[Setting, ...]:
+    """The smallest and the largest cheat. P is concave in x and the gain linear, so no other pays more than both."""
+    return tuple(replace(s, tampered=x) for x in sorted({1, s.segments}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """`slack` >= 0: it holds. What it compares is said in `name`, what binds in `binds`."""
+
+    name: str
+    slack: Fraction
+    binds: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Ties count as holding: who gains nothing by deviating does not."""
+        return self.slack >= 0
+
+
+def best_cheat(s: Setting, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction, Trainer, int]:
+    """(payoff, strategy, tampered segments) of the cheat that pays most; among equals, the safest."""
+    found = (
+        (trainer_payoff(at, cheat), -_loss_if_caught(at, cheat), cheat, at) for at in extremes(s) for cheat in cheats
+    )
+    payoff, _, strategy, at = max(found, key=lambda entry: entry[:2])
+    return payoff, strategy, at.tampered
+
+
+def participation(s: Setting) -> Condition:
+    """An honest trainer does not lose by taking the job."""
+    return Condition(name="honest training pays", slack=trainer_payoff(s, Trainer.HONEST))
+
+
+def honesty(s: Setting) -> Condition:
+    """No way to cheat, on any share of the work, pays more than honest training."""
+    payoff, strategy, tampered = best_cheat(s)
+    slack = trainer_payoff(s, Trainer.HONEST) - payoff
+    return Condition(name="no cheat pays more", slack=slack, binds=f"{strategy}; {tampered} of {s.segments} segments")
+
+
+def diligence(s: Setting) -> Condition:
+    """With every trainer honest, an audit pays an auditor at least as well as anything else it can do."""
+    own = auditor_payoff(s, Auditor.DILIGENT, Trainer.HONEST, ZERO)
+    others = [(auditor_payoff(s, other, Trainer.HONEST, ZERO), other) for other in Auditor if other != Auditor.DILIGENT]
+    best, other = max(others, key=lambda found: found[0])
+    return Condition(name="auditing pays, with all trainers honest", slack=own - best, binds=str(other))
+
+
+def no_false_challenge(s: Setting) -> Condition:
+    """A challenge of an honest head costs who makes it."""
+    return Condition(name="a false challenge costs", slack=-_false_challenge(s, Trainer.HONEST))
+
+
+def compensated(s: Setting) -> Condition:
+    """The stake of a false challenge pays for all that it costs an honest trainer, walked to its end."""
+    return Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s))
+
+
+def victims_loss(s: Setting) -> Fraction:
+    """Of an honest trainer in a game to its end: its transactions, and reward and stake that come later."""
+    return s.costs.defence + s.capital(s.reward + s.trainer_stake, s.game_seconds)
+
+
+def conditions(s: Setting) -> tuple[Condition, ...]:
+    """All of them. Decoys and fees are part of the setting."""
+    return participation(s), honesty(s), diligence(s), no_false_challenge(s), compensated(s)

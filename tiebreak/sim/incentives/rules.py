@@ -1,0 +1,370 @@
+"""The same games, paid out event by event by the board's rules: what the closed forms are tested against.
+
+Nothing here uses `tiebreak.sim.incentives.model`. A story is one way that chance may fall: who audits, what each
+draws, who comes
+first. `stories` lists all of them with their probabilities, `draw` takes one at random; `play` lets the parties act on
+a ledger that pays as `contracts/src/board/JobBoard.sol` does.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations, product
+from random import Random
+from typing import Final
+
+from tiebreak.protocol.errors import StateError
+from tiebreak.sim.incentives.setting import Auditor, Setting, Trainer
+
+CLIENT: Final = "client"
+TRAINER: Final = "trainer"
+SYBIL: Final = "the trainer's other account"
+BURNED: Final = "burned"
+GAS: Final = "gas"
+COMPUTE: Final = "compute"
+CAPITAL: Final = "capital"
+
+
+def auditor(number: int) -> str:
+    """Account of an auditor; 0 is the one whose choice is looked at."""
+    return f"auditor {number}"
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """What the board holds, and what everyone has gained so far. Sums to zero over all accounts at the end."""
+
+    setting: Setting
+    wealth: defaultdict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
+    status: str = "OFFERED"
+    games: list[str] = field(default_factory=list)
+    """Challengers of open games, the oldest first."""
+
+    def move(self, payer: str, payee: str, amount: Fraction | int) -> None:
+        """Between accounts."""
+        self.wealth[payer] -= amount
+        self.wealth[payee] += amount
+
+    def accept(self) -> None:
+        """Reward and stake are in the board."""
+        self._require("OFFERED")
+        self.move(CLIENT, "board", self.setting.reward)
+        self.move(TRAINER, "board", self.setting.trainer_stake)
+        self.status = "ACTIVE"
+
+    def challenge(self, challenger: str) -> None:
+        """A stake for a game."""
+        self._require("ACTIVE")
+        self.move(challenger, "board", self.setting.challenger_stake)
+        self.games.append(challenger)
+        self.move(challenger, GAS, self.setting.costs.challenge)
+
+    def defended(self, challenger: str) -> None:
+        """The challenger lost: its stake goes to the trainer, less what a changed rule burns."""
+        self._require("ACTIVE")
+        self.games.remove(challenger)
+        burned = self.setting.challenger_stake - int(
+            self.setting.challenger_stake * (1 - self.setting.challenge_burn)
+        )  # fmt: skip
+        self.move("board", TRAINER, self.setting.challenger_stake - burned)
+        self.move("board", BURNED, burned)
+
+    def convicted(self, challenger: str) -> None:
+        """The trainer lost this game."""
+        self._require("ACTIVE")
+        prover = self.games[0] if self.setting.oldest_paid else challenger
+        self.games.remove(challenger)
+        self.move("board", challenger, self.setting.challenger_stake)
+        self._slash(prover)
+
+    def equivocation(self, reporter: str) -> None:
+        """Two heads of one count."""
+        self._require("ACTIVE")
+        self.move(reporter, GAS, self.setting.costs.equivocation)
+        self._slash(self.games[0] if self.setting.oldest_paid and self.games else reporter)
+
+    def reclaim(self, challenger: str) -> None:
+        """A stake back from a game that the end of the job overtook."""
+        self._require("SLASHED")
+        self.games.remove(challenger)
+        self.move("board", challenger, self.setting.challenger_stake)
+        self.move(challenger, GAS, self.setting.costs.reclaim)
+
+    def settle(self) -> None:
+        """Reward and stake to the trainer."""
+        self._require("ACTIVE")
+        if self.games:
+            raise StateError(f"expected no open game, got {len(self.games)}")
+        self.status = "SETTLED"
+        self.move("board", TRAINER, self.setting.reward + self.setting.trainer_stake)
+        self.move(TRAINER, GAS, self.setting.costs.settle)
+
+    def withdraw(self, account: str) -> None:
+        """Credits were counted when they were given; this is the transaction."""
+        self.move(account, GAS, self.setting.costs.withdraw)
+
+    def _slash(self, prover: str) -> None:
+        stake = self.setting.trainer_stake
+        paid = int(stake * (1 - self.setting.burn))
+        self.status = "SLASHED"
+        self.move("board", CLIENT, self.setting.reward)
+        self.move("board", prover, paid)
+        self.move("board", BURNED, stake - paid)
+
+    def _require(self, status: str) -> None:
+        if self.status != status:
+            raise StateError(f"expected a job that is {status}, got {self.status}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """How chance fell. audited: auditors that replayed. finders: those that disagree, the first in front.
+
+    mirrored: a copied challenge, if there is one, comes to its end before the one it copies.
+    """
+
+    decoy: bool
+    audited: tuple[int, ...]
+    finders: tuple[int, ...]
+    mirrored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Players:
+    """own: what auditor 0 does for certain; None: it audits with the setting's probability, as all others do."""
+
+    trainer: Trainer
+    own: Auditor | None = None
+
+    def chance(self, s: Setting, number: int) -> Fraction:
+        """That this auditor replays."""
+        if number == 0 and self.own is not None:
+            return Fraction(self.own is Auditor.DILIGENT)
+        return s.audit_probability
+
+
+def disagreement(s: Setting, lie: bool) -> Fraction:
+    """That one replay disagrees, counted over all equally likely draws of segments."""
+    if not lie:
+        return s.false_alarm
+    draws = list(combinations(range(s.segments), s.sampled))
+    return Fraction(sum(any(segment < s.tampered for segment in draw) for draw in draws), len(draws))
+
+
+def stories(s: Setting, players: Players, *, decoy: bool = False) -> Iterator[tuple[Fraction, Story]]:
+    """Every way that chance may fall, with its probability."""
+    finds = disagreement(s, decoy or players.trainer is not Trainer.HONEST)
+    each = []
+    for number in range(s.auditors):
+        audits = players.chance(s, number)
+        each.append([(1 - audits, "idle"), (audits * (1 - finds), "agrees"), (audits * finds, "disagrees")])
+    for combination in product(*each):
+        probability = Fraction(1)
+        for chance, _ in combination:
+            probability *= chance
+        if not probability:
+            continue
+        audited = tuple(i for i, (_, did) in enumerate(combination) if did != "idle")
+        found = [i for i, (_, did) in enumerate(combination) if did == "disagrees"]
+        orders = [(first, *(i for i in found if i != first)) for first in found] or [()]
+        copies = [(s.mirror, True), (1 - s.mirror, False)] if players.own is Auditor.COPYING else [(Fraction(1), False)]
+        for finders, (chance, mirrored) in product(orders, copies):
+            story = Story(decoy=decoy, audited=audited, finders=finders, mirrored=mirrored)
+            yield probability * chance / len(orders), story
+
+
+def draw(s: Setting, players: Players, rng: Random, *, decoy: bool = False) -> Story:
+    """One story at random: auditors draw segments one by one."""
+    lie = decoy or players.trainer is not Trainer.HONEST
+    audited, finders = [], []
+    for number in range(s.auditors):
+        if not _happens(rng, players.chance(s, number)):
+            continue
+        audited.append(number)
+        if lie:
+            found = any(segment < s.tampered for segment in rng.sample(range(s.segments), s.sampled))
+        else:
+            found = _happens(rng, s.false_alarm)
+        if found:
+            finders.append(number)
+    rng.shuffle(finders)
+    mirrored = players.own is Auditor.COPYING and _happens(rng, s.mirror)
+    return Story(decoy=decoy, audited=tuple(audited), finders=tuple(finders), mirrored=mirrored)
+
+
+def _happens(rng: Random, probability: Fraction) -> bool:
+    return rng.randrange(probability.denominator) < probability.numerator
+
+
+def play(s: Setting, players: Players, story: Story) -> Ledger:
+    """The job from acceptance to its end."""
+    ledger = Ledger(setting=s)
+    trainer = Trainer.HONEST if story.decoy else players.trainer
+    ledger.accept()
+    computed = (
+        Fraction(s.training) if trainer is Trainer.HONEST else s.training * (1 - Fraction(s.tampered, s.segments))
+    )
+    ledger.move(TRAINER, COMPUTE, computed)
+    ledger.move(TRAINER, GAS, s.costs.way)
+    ledger.move(TRAINER, CAPITAL, s.trainer_stake * s.rate * s.job_seconds)
+    _SCRIPTS[trainer if not story.decoy else None](s, players, story, ledger)
+    if ledger.status == "ACTIVE":
+        ledger.settle()
+        ledger.withdraw(TRAINER)
+        if trainer is not Trainer.HONEST:
+            ledger.move("the world", TRAINER, s.lie)
+    return ledger
+
+
+def _lock(ledger: Ledger, account: str, amount: int) -> None:
+    ledger.move(account, CAPITAL, amount * ledger.setting.rate * ledger.setting.game_seconds)
+
+
+def _audits(s: Setting, story: Story, players: Players, ledger: Ledger) -> None:
+    """Replays and their fees; who found then replays the whole run, if it drew less."""
+    for number in range(s.auditors):
+        if number in story.audited:
+            ledger.move(auditor(number), COMPUTE, s.audit * Fraction(s.sampled, s.segments))
+        if number in story.audited or not s.proven:
+            ledger.move(CLIENT, auditor(number), s.fee)
+        if number in story.finders and s.whole_first and s.sampled < s.segments:
+            ledger.move(auditor(number), COMPUTE, s.audit)
+    if players.own is Auditor.FALSE and not s.proven:
+        ledger.move(auditor(0), CLIENT, s.fee)  # who challenges has not claimed that all is well
+
+
+def _silent_challenge(ledger: Ledger) -> None:
+    """A false challenger, and then its time is up."""
+    ledger.challenge(auditor(0))
+    _lock(ledger, auditor(0), ledger.setting.challenger_stake)
+    ledger.defended(auditor(0))
+
+
+def _with_honest(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+    _audits(s, story, players, ledger)
+    if players.own is Auditor.FALSE:
+        _silent_challenge(ledger)
+    accusers = [auditor(number) for number in story.finders]
+    for who in accusers:
+        ledger.challenge(who)
+        ledger.move(who, GAS, s.costs.prosecution - s.costs.challenge)
+        ledger.move(TRAINER, GAS, s.costs.defence)
+        _lock(ledger, who, s.challenger_stake)
+        ledger.defended(who)
+    if accusers:
+        _lock(ledger, TRAINER, s.trainer_stake)
+    if accusers and players.own is Auditor.COPYING:
+        _silent_challenge(ledger)
+        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # it plays along
+
+
+def _with_naive(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+    _audits(s, story, players, ledger)
+    if players.own is Auditor.FALSE:
+        _silent_challenge(ledger)
+    if not story.finders:
+        return
+    for number in story.finders:
+        ledger.challenge(auditor(number))
+        _lock(ledger, auditor(number), s.challenger_stake)
+    winner = auditor(story.finders[0])
+    ledger.move(winner, GAS, s.costs.prosecution - s.costs.challenge)
+    if players.own is Auditor.COPYING:
+        ledger.challenge(auditor(0))
+        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # it plays along
+        _lock(ledger, auditor(0), s.challenger_stake)
+        winner = auditor(0) if story.mirrored else winner
+    ledger.move(TRAINER, GAS, s.costs.defence)
+    _lock(ledger, TRAINER, s.trainer_stake)
+    ledger.convicted(winner)
+    ledger.withdraw(winner)
+    for late in list(ledger.games):
+        ledger.reclaim(late)
+        ledger.withdraw(late)
+    ledger.move("the world", TRAINER, s.kept * s.lie)
+
+
+def _with_hedged(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+    _audits(s, story, players, ledger)
+    accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
+    for who in accusers:
+        ledger.challenge(who)
+        ledger.equivocation(SYBIL)
+        if not s.oldest_paid:
+            ledger.withdraw(SYBIL)
+        ledger.reclaim(who)
+        ledger.withdraw(who)
+        ledger.move("the world", TRAINER, s.kept * s.lie)
+
+
+def _with_insured(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+    ledger.challenge(SYBIL)
+    _lock(ledger, SYBIL, s.challenger_stake)
+    ledger.move(TRAINER, GAS, s.costs.concede)  # one side or the other ends the game
+    _audits(s, story, players, ledger)
+    accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
+    if not accusers:
+        ledger.defended(SYBIL)
+        return
+    ledger.challenge(accusers[0])
+    ledger.convicted(SYBIL)
+    ledger.withdraw(SYBIL)
+    ledger.reclaim(accusers[0])
+    ledger.withdraw(accusers[0])
+    ledger.move("the world", TRAINER, s.kept * s.lie)
+
+
+def _with_self(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+    del players, story  # nobody has time for anything
+    ledger.equivocation(SYBIL)
+    ledger.withdraw(SYBIL)
+    ledger.move("the world", TRAINER, s.kept * s.lie)
+
+
+def _with_decoy(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+    _audits(s, story, players, ledger)
+    if players.own is Auditor.FALSE:
+        _silent_challenge(ledger)
+    for who in [auditor(number) for number in story.finders[:1]]:
+        ledger.challenge(who)
+        ledger.convicted(who)
+        ledger.withdraw(who)
+        ledger.move(CLIENT, who, s.jackpot)
+
+
+_SCRIPTS: Final[dict[Trainer | None, Callable[[Setting, Players, Story, Ledger], None]]] = {
+    Trainer.HONEST: _with_honest,
+    Trainer.NAIVE: _with_naive,
+    Trainer.HEDGED: _with_hedged,
+    Trainer.INSURED: _with_insured,
+    Trainer.SELF: _with_self,
+    None: _with_decoy,
+}
+
+
+def expected_trainer(s: Setting, strategy: Trainer) -> Fraction:
+    """Both of the trainer's accounts, over all stories."""
+    players = Players(trainer=strategy)
+    total = Fraction(0)
+    for probability, story in stories(s, players):
+        wealth = play(s, players, story).wealth
+        total += probability * (wealth[TRAINER] + wealth[SYBIL])
+    return total
+
+
+def expected_auditor(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
+    """Auditor 0, over decoys, lies and all stories."""
+    worlds = [
+        (s.planted, Trainer.HONEST, True),
+        ((1 - s.planted) * lies, strategy, False),
+        ((1 - s.planted) * (1 - lies), Trainer.HONEST, False),
+    ]
+    total = Fraction(0)
+    for weight, trainer, decoy in worlds:
+        if not weight:
+            continue
+        players = Players(trainer=trainer, own=own)
+        for probability, story in stories(s, players, decoy=decoy):
+            total += weight * probability * play(s, players, story).wealth[auditor(0)]
+    return total

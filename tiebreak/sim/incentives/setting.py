@@ -1,0 +1,174 @@
+"""One job as a game about money: every number that decides who gains by what. Amounts in wei, times in seconds."""
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from fractions import Fraction
+from math import prod
+from typing import Final
+
+from tiebreak.protocol.errors import ConfigurationError
+
+HALF: Final = Fraction(1, 2)
+MOST_AUDITORS: Final = 1000
+
+
+class Trainer(StrEnum):
+    """What a trainer may do."""
+
+    HONEST = "honest"
+    NAIVE = "cheats, plays on when challenged"
+    HEDGED = "cheats, reports itself when challenged"
+    INSURED = "cheats, challenges itself before others can"
+    SELF = "cheats, reports itself at once"
+
+
+class Auditor(StrEnum):
+    """What an auditor may do with a job."""
+
+    DILIGENT = "diligent"
+    LAZY = "lazy"
+    COPYING = "copies a challenge"
+    FALSE = "false challenger"
+
+
+CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What transactions cost, in wei: measured gas times a gas price.
+
+    offer: create. way: accept and every head. settle, withdraw, challenge, reclaim, concede, timeout, equivocation: one
+    each. defence, prosecution: all transactions of the defender, of the challenger, in a game that is walked to its end
+    (prosecution: with the challenge). answer: one move of a defender.
+    """
+
+    offer: int = 0
+    way: int = 0
+    settle: int = 0
+    withdraw: int = 0
+    challenge: int = 0
+    reclaim: int = 0
+    concede: int = 0
+    timeout: int = 0
+    equivocation: int = 0
+    defence: int = 0
+    prosecution: int = 0
+    answer: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (entry.name for entry in fields(self)):
+            _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A job, its parties' costs, and how it is audited. Frozen: change it with `dataclasses.replace`.
+
+    training: compute of the whole run. audit: compute of a whole replay. lie: what false weights are worth to the
+    trainer beside saved compute; kept: the share of it that stays with a convicted trainer (1: they are out before the
+    window ends). harm: what false weights that settle cost the client beside the reward. segments, tampered: into how
+    many parts the run is committed, how many of them a cheat does not compute. sampled: how many an audit draws; all:
+    a whole audit. whole_first: a sample that disagrees is followed by a whole replay before the challenge, as the
+    command line asks; the rules of the game do not. audit_probability: with which each auditor audits. false_alarm:
+    that a replay of an honest run differs. fee: for an audit; proven: paid only for one that was made, else to whoever
+    claims one. planted: share of jobs that are decoys of the client, whose false heads are conceded to the first
+    finder; jackpot: paid to it beside the stake. mirror: chance that a copied challenge is paid in place of the one it
+    copies. rate: cost of capital per second. job_seconds: from acceptance to settlement. game_seconds: the longest.
+
+    The contract has burn = 1/2, no fee, no jackpot, and the two changes of rules off: challenge_burn, the share of a
+    lost challenger's stake that burns; oldest_paid, whether the prover's part goes to the oldest open game (see docs).
+    """
+
+    reward: int
+    trainer_stake: int
+    challenger_stake: int
+    training: int
+    audit: int
+    lie: int = 0
+    kept: Fraction = Fraction(1)
+    harm: int = 0
+    segments: int = 1
+    tampered: int = 1
+    sampled: int = 1
+    whole_first: bool = True
+    auditors: int = 1
+    audit_probability: Fraction = Fraction(1)
+    false_alarm: Fraction = Fraction(0)
+    fee: int = 0
+    proven: bool = True
+    planted: Fraction = Fraction(0)
+    jackpot: int = 0
+    mirror: Fraction = Fraction(0)
+    rate: Fraction = Fraction(0)
+    job_seconds: int = 0
+    game_seconds: int = 0
+    burn: Fraction = HALF
+    challenge_burn: Fraction = Fraction(0)
+    oldest_paid: bool = False
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        for name in ("reward", "trainer_stake", "challenger_stake", "training", "audit", "lie", "harm", "fee"):
+            _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
+        for name in ("jackpot", "rate", "job_seconds", "game_seconds"):
+            _require(name, getattr(self, name) >= 0, "0 or more", getattr(self, name))
+        for name in ("kept", "audit_probability", "false_alarm", "planted", "mirror", "burn", "challenge_burn"):
+            _require(name, 0 <= getattr(self, name) <= 1, "a share of 0 to 1", getattr(self, name))
+        _require("segments", self.segments >= 1, "at least one", self.segments)
+        _require("tampered", 1 <= self.tampered <= self.segments, f"1 to {self.segments}", self.tampered)
+        _require("sampled", 1 <= self.sampled <= self.segments, f"1 to {self.segments}", self.sampled)
+        _require("auditors", 0 <= self.auditors <= MOST_AUDITORS, f"0 to {MOST_AUDITORS}", self.auditors)
+
+    @property
+    def prover_part(self) -> int:
+        """What of the trainer's stake a conviction pays out: floor(T / 2) in the contract."""
+        return int((1 - self.burn) * self.trainer_stake)
+
+    @property
+    def burned_part(self) -> int:
+        """The rest, which burns."""
+        return self.trainer_stake - self.prover_part
+
+    @property
+    def challenge_to_trainer(self) -> int:
+        """What of a lost challenger's stake the trainer gets: all, in the contract."""
+        return int((1 - self.challenge_burn) * self.challenger_stake)
+
+    @property
+    def saved(self) -> Fraction:
+        """Compute that a cheat does not pay for."""
+        return Fraction(self.training * self.tampered, self.segments)
+
+    @property
+    def replay(self) -> Fraction:
+        """Compute of one audit: of the segments that it draws."""
+        return Fraction(self.audit * self.sampled, self.segments)
+
+    @property
+    def second_replay(self) -> int:
+        """Compute of the whole audit that follows a sample which disagrees."""
+        return self.audit if self.whole_first and self.sampled < self.segments else 0
+
+    @property
+    def detection(self) -> Fraction:
+        """That one audit meets a tampered segment: 1 - C(S-x, s) / C(S, s), as `run.audit` prints it."""
+        few, many = sorted((self.sampled, self.tampered))
+        if few + many > self.segments:
+            return Fraction(1)
+        # Symmetric in s and x, so the product over the smaller.
+        return 1 - prod((Fraction(self.segments - many - i, self.segments - i) for i in range(few)), start=Fraction(1))
+
+    @property
+    def discovery(self) -> Fraction:
+        """That somebody finds the lie: 1 - (1 - p d)^n."""
+        return 1 - (1 - self.audit_probability * self.detection) ** self.auditors
+
+    def capital(self, amount: int, seconds: int) -> Fraction:
+        """What it costs to have an amount locked."""
+        return amount * self.rate * seconds
+
+
+def _require(name: str, holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name}: expected {expected}, got {got}")

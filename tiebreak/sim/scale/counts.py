@@ -1,0 +1,183 @@
+"""What the costs of a step are functions of, counted from its program alone; nothing is run.
+
+`counts_of` counts any captured program. `transformer_counts` gives the same numbers for GPT-2 of any size in closed
+form, without a program: that is how a number of parameters becomes a training job. The closed form is compared with
+captured programs, number by number.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from tiebreak.engine.run.cost import cost_of
+from tiebreak.protocol.commitments.trees import depth_of
+from tiebreak.protocol.program.isa import Opcode, ReduceFunction
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import sum_kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """One step of a program.
+
+    products: floating-point operations of its sums of products. terms: those of all its other reductions. elements: of
+    all values that it computes (not those that it reads). logged_elements: of the sums that policy `logged` logs.
+    Bytes are of tensors as they are committed; live_bytes: the most that values of a step take at once.
+    """
+
+    instructions: int
+    entries: int
+    data_entries: int
+    products: int
+    terms: int
+    elements: int
+    logged_elements: int
+    state_bytes: int
+    data_bytes: int
+    live_bytes: int
+    longest: int
+    """Terms of the longest reduction."""
+    largest: int
+    """Elements of the largest value."""
+
+    @property
+    def half_depth(self) -> int:
+        """D of SPEC section 4: depth of each half of the value tree."""
+        return max(depth_of(self.instructions), depth_of(self.entries))
+
+
+def counts_of(program: Program) -> Counts:
+    """The counts of one step of a validated program."""
+    products = terms = elements = logged = 0
+    for i in program.body:
+        if i.opcode == Opcode.SOURCE:
+            continue
+        elements += i.numel
+        logged += i.numel if sum_kind(i) is not None else 0
+        if i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM and len(i.operands) == 2:
+            products += 2 * prod(i.index_space)
+        elif i.opcode == Opcode.REDUCE:
+            terms += prod(i.index_space)
+        elif i.opcode == Opcode.SCATTER_SUM:
+            terms += prod(i.reduction)
+    cost = cost_of(program)
+    return Counts(
+        instructions=len(program.body),
+        entries=len(program.commits),
+        data_entries=len(program.data_slots),
+        products=products,
+        terms=terms,
+        elements=elements,
+        logged_elements=logged,
+        state_bytes=cost.state_bytes,
+        data_bytes=cost.data_bytes,
+        live_bytes=cost.live_bytes,
+        longest=max(i.terms for i in program.body),
+        largest=max(i.numel for i in program.body),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """GPT-2 (tied embeddings, dropout) trained with AdamW, of any size; `context`: positions that it has.
+
+    A step takes `batch` sequences of `sequence` tokens out of 4 * `batch` that the job holds.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    context: int
+    sequence: int
+    batch: int
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained."""
+        d = self.width
+        return (self.vocabulary + self.context + 2) * d + self.layers * d * (12 * d + 13)
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.sequence * self.batch
+
+
+VOCABULARY = 50257
+"""GPT-2's."""
+
+
+def transformer_of(width: int, *, sequence: int, batch: int) -> Transformer:
+    """The family that stands for "a model of P parameters": GPT-2 and GPT-3's proportions, from one layer up.
+
+    Width over layers is 64 up to GPT-2's 768 over 12, and grows to 128 at GPT-3's 12288 over 96. Heads are 64 wide.
+    The vocabulary is GPT-2's, but for narrower models in proportion to the width.
+    """
+    layers = max(1, round(width / 64)) if width <= 768 else 12 + round((width - 768) / 137)
+    return Transformer(
+        layers=layers,
+        width=width,
+        heads=width // 64 if width >= 256 else 2,
+        vocabulary=min(VOCABULARY, 66 * width),
+        context=sequence,
+        sequence=sequence,
+        batch=batch,
+    )
+
+
+def transformer_near(parameters: int, *, sequence: int, batch: int) -> Transformer:
+    """That of the family whose number of parameters is nearest."""
+    low, high = 1, 2
+    while _sized(high, sequence, batch).parameters < parameters:
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _sized(middle, sequence, batch).parameters < parameters:
+            low = middle
+        else:
+            high = middle
+    made = (_sized(low, sequence, batch), _sized(high, sequence, batch))
+    return min(made, key=lambda model: abs(model.parameters - parameters))
+
+
+def _sized(number: int, sequence: int, batch: int) -> Transformer:
+    """The family's members in the order of their size: 16, 32 ... 240, 256, 320, 384 ... wide."""
+    width = 16 * number if number <= 16 else 64 * (number - 12)
+    return transformer_of(width, sequence=sequence, batch=batch)
+
+
+def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Counts:
+    """What `counts_of` finds in the captured step of a job; live_bytes within some per cent.
+
+    The data of a job hold a learning rate for each of its steps, its state the losses since the last checkpoint.
+
+    For at least two heads; from one on, some constants of the program coincide and it has a few instructions less.
+    """
+    layers, d, h, vocabulary, n = model.layers, model.width, model.heads, model.vocabulary, model.tokens
+    t, c, b, p = model.sequence, model.context, model.batch, model.parameters
+    scores = b * h * t * t
+    elements = layers * (171 * n * d + 168 * d * d + 182 * d + 20 * n + 19 * scores + 6 * b * h * t)
+    elements += 21 * n * d + 11 * n * vocabulary + 16 * vocabulary * d + 14 * c * d + 2 * t * d
+    return Counts(
+        instructions=189 + 338 * layers,
+        entries=15 + 36 * layers,
+        data_entries=5,
+        products=layers * (72 * n * d * d + 12 * n * t * d + 4 * n * d) + 6 * n * vocabulary * d + 2 * n * d,
+        terms=layers * (19 * n * d + 4 * scores) + 6 * n * d + 2 * n + 3 * n * vocabulary + n + t,
+        elements=elements + 28 * d + 25 * n + t + 5 * b + 49,
+        logged_elements=layers * (20 * n * d + 2 * scores + 2 * b * h * t + 12 * d * d + 13 * d + 8 * n)
+        + n * d
+        + n * vocabulary
+        + 2 * vocabulary * d
+        + c * d
+        + 2 * d
+        + 6 * n
+        + t * d
+        + 1,
+        state_bytes=12 * p + 8 + 4 * interval,
+        data_bytes=64 * n + 8 + 4 * t * t + 4 * steps,
+        live_bytes=4
+        * max(3 * p + 8 * d * d, layers * (30 * n * d + 3 * scores) + 13 * n * vocabulary // 4 + 3 * n * d),
+        longest=max(vocabulary, 4 * d, n),
+        largest=max(n * vocabulary, vocabulary * d, scores, 4 * n * d),
+    )

@@ -1,0 +1,80 @@
+"""Evidence of a cheat that also lies about how a sum came about, so that a dispute goes on to one partial sum."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Protocol
+
+from tiebreak.engine.run.evidence import Evidence, Source
+from tiebreak.engine.run.interpreter import Interpreter, Observer
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.program.accumulator import Kind, decode_for, encode, finish
+from tiebreak.protocol.program.isa import NAN_BITS, Instruction
+from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
+
+_UNIT_EXPONENT = 298
+"""Accumulators count in units of 2^-298 (SPEC section 6)."""
+
+
+def _exact_units(bits: int) -> int:
+    """A finite f32, given by its bits, in units of 2^-298."""
+    exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    significand = fraction | (0x800000 if exponent else 0)
+    value = Fraction(significand) * Fraction(2) ** (max(exponent, 1) - 150 + _UNIT_EXPONENT)
+    return -int(value) if bits >> 31 else int(value)
+
+
+Bend = Callable[[int], int]
+"""For how many accumulators, which is the first to be bent."""
+
+
+def halfway(count: int) -> int:
+    """The middle one."""
+    return count // 2
+
+
+class Lies(Protocol):
+    """A cheat, as far as its evidence goes."""
+
+    def tamper(self, step: int) -> Observer | None:
+        """Its `tiebreak.engine.run.train.Tamper`."""
+
+    def tells(self, step: int, leaf: int, element: int) -> bool:
+        """Whether it put another number in this place."""
+
+
+class ForgedEvidence(Evidence):
+    """`Evidence` of the tampered run; the accumulators of a tampered sum are bent, from one of them on, to fit it."""
+
+    def __init__(self, run: Source, interpreter: Interpreter, cheat: Lies, bend: Bend = halfway) -> None:
+        super().__init__(run, interpreter, cheat.tamper)
+        self._cheat = cheat
+        self._bend = bend
+
+    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        """Honest accumulators for honest elements; for the tampered one, a run that ends in the tampered value."""
+        honest = super()._make_accumulators(step, value, element)
+        if not self._cheat.tells(step, value, element):
+            return honest
+        instruction = self.program.body[value]
+        last = decode_for(instruction, honest.last)
+        claimed = int.from_bytes(self.tensor(step, value)[4 * element : 4 * element + 4], "little")
+        if last.kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
+            return honest  # only finite f32 sums are bent
+        bent = replace(last, value=_exact_units(claimed))
+        if finish(bent) != claimed:
+            return honest  # -0, which no sum is
+        return _bent(instruction, honest, bent.value - last.value, self._bend(honest.count))
+
+
+def _bent(instruction: Instruction, honest: AccumulatorTree, missing: int, first: int) -> AccumulatorTree:
+    """The tree with so many units more in every accumulator from one on."""
+
+    def block(number: int) -> bytes:
+        found = honest.block(number)
+        for place in range(max(0, first - number * BLOCK_LEAVES), len(found)):
+            held = decode_for(instruction, found[place])
+            found[place] = encode(replace(held, value=held.value + missing))
+        return b"".join(found)
+
+    return AccumulatorTree(honest.count, block)

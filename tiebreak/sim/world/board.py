@@ -1,0 +1,251 @@
+"""What everyone knows of the board: its jobs, games and credits, followed by what its transactions said and logged.
+
+Beside each game stands the Python referee's: every move that the contract took is made there too, and every move that
+the contract refused must be illegal there. Where the two disagree, `disagreements` says so.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from tiebreak.protocol.chain import EndReason, Event, GameRecord, JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.abi import Log
+from tiebreak.protocol.chain.simulated import Applied
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.moves import Move, Phase, Side
+from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.world.calls import Call
+
+_ENDINGS: Final[dict[type[Log], JobStatus]] = {
+    g.JobCancelledEvent: JobStatus.CANCELLED,
+    g.JobSettledEvent: JobStatus.SETTLED,
+    g.JobSlashedEvent: JobStatus.SLASHED,
+    g.JobAbandonedEvent: JobStatus.ABANDONED,
+}
+ENDED: Final = frozenset(_ENDINGS.values())
+BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
+
+
+@dataclass(slots=True, kw_only=True)
+class PublicJob:
+    """A job as the board shows it."""
+
+    job: Job
+    status: JobStatus = JobStatus.OFFERED
+    head_count: int = 0
+    last_progress: int
+    """When it was created, accepted, or its last head was posted."""
+    ended: int | None = None
+    """When it was over."""
+    equivocation: bool = False
+    """Whether it was slashed for two heads of one count."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can happen to it; games of a slashed job may still wait to be reclaimed."""
+        return self.status in ENDED
+
+    @property
+    def has_final_head(self) -> bool:
+        """Whether the trainer posted all its heads."""
+        return self.head_count == self.job.checkpoints
+
+    @property
+    def window_end(self) -> int:
+        """The last instant at which a game may start; `settle` and `abandon` are legal after it."""
+        return self.last_progress + self.job.challenge_window
+
+
+@dataclass(slots=True, kw_only=True)
+class PublicGame:
+    """A game as its transactions show it."""
+
+    id: Digest
+    job: PublicJob
+    challenger: Address
+    head: SignedHead
+    state: GameState
+    """The Python referee's."""
+    started: int
+    moves: list[Move] = field(default_factory=list)
+    void: bool = False
+    gas: int = 0
+    ended: int = 0
+
+    @property
+    def answered(self) -> Move | None:
+        """The last move."""
+        return self.moves[-1] if self.moves else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has a verdict, or was voided."""
+        return self.void or self.state.is_over
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no move counts any more."""
+        return self.is_over or self.job.status is not JobStatus.ACTIVE
+
+    def mover(self) -> Address:
+        """Whose move it is."""
+        return self.job.job.trainer if self.state.mover is Side.DEFENDER else self.challenger
+
+
+class Board:
+    """Follows the contract."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[Digest, PublicJob] = {}
+        self.games: dict[Digest, PublicGame] = {}
+        self.credits: dict[Address, int] = {}
+        self.disagreements: list[str] = []
+
+    def games_of(self, job_id: Digest) -> list[PublicGame]:
+        """The games about a job, oldest first."""
+        return [found for found in self.games.values() if found.job.job.id == job_id]
+
+    def open_games(self, job_id: Digest) -> list[PublicGame]:
+        """Those that have no verdict."""
+        return [found for found in self.games_of(job_id) if not found.is_over]
+
+    def credit(self, account: Address) -> int:
+        """Wei that an account can withdraw."""
+        return self.credits.get(account, 0)
+
+    # ------------------------------------------------------------------ transactions
+
+    def record(self, call: Call, applied: Applied, now: int, theirs: GameRecord | None) -> None:
+        """Follow a transaction that was executed. `theirs`: the contract's record of its game, after it."""
+        offered = call.job
+        if offered is not None:
+            self.jobs[offered.id] = PublicJob(job=offered, last_progress=now)
+        self._advance(call, now)
+        for event in applied.events:
+            self._follow(event, call, now)
+        started = [event.log.game_id for event in applied.events if isinstance(event.log, g.GameStartedEvent)]
+        played = self.games.get(started[0] if started else call.game_id or Digest(b""))
+        if played is None:
+            return
+        played.gas += applied.gas_used
+        if played.is_over and not played.ended:
+            played.ended = now
+        if theirs is not None:
+            where = f"game {played.id.hex()[:8]} after {len(played.moves)} moves"
+            self.disagreements += [f"{where}: {difference}" for difference in differences(played, theirs)]
+
+    def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
+        """A transaction that reverted: if it was a move in its maker's turn, the Python referee refuses it too."""
+        if error.name in ("Panic", "Unknown"):
+            self.disagreements.append(f"{call.kind}: expected an error of the contract, got {error}")
+        found, move = self._game_of(call), call.move
+        if found is None or move is None or found.is_stopped or found.mover() != sender or call.value:
+            return  # not a move of this game, for reasons that its rules know nothing of
+        try:
+            game.apply(found.state, move, now)
+        except IllegalMove:
+            return
+        if isinstance(call.function, g.ProveCall) and error.name in ("WrongOpened", "WrongOpenedCount"):
+            return  # the contract alone is shown again what was opened
+        self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
+
+    def _game_of(self, call: Call) -> PublicGame | None:
+        return None if call.game_id is None else self.games.get(call.game_id)
+
+    def _advance(self, call: Call, now: int) -> None:
+        found, move = self._game_of(call), call.move
+        if found is None:
+            return
+        if call.is_move and move is None:
+            self.disagreements.append(f"{call.kind}: the contract took what is no move")
+        try:
+            if move is not None:
+                found.state = game.apply(found.state, move, now)
+                found.moves.append(move)
+            elif isinstance(call.function, g.TimeoutCall):
+                found.state = game.timeout(found.state, now)
+        except IllegalMove as error:
+            self.disagreements.append(f"{call.kind}: the contract took it, Python says {error}")
+
+    def _follow(self, event: Event, call: Call, now: int) -> None:
+        match event.log:
+            case g.JobAcceptedEvent() as log:
+                self.jobs[log.job_id].status = JobStatus.ACTIVE
+                self.jobs[log.job_id].last_progress = now
+            case g.HeadPostedEvent() as log:
+                self.jobs[log.job_id].head_count = log.count
+                self.jobs[log.job_id].last_progress = now
+            case g.JobCancelledEvent() | g.JobSettledEvent() | g.JobAbandonedEvent() | g.JobSlashedEvent() as log:
+                self.jobs[log.job_id].status = _ENDINGS[type(log)]
+                self.jobs[log.job_id].ended = now
+            case g.EquivocationEvent() as log:
+                self.jobs[log.job_id].equivocation = True
+            case g.GameStartedEvent() as log:
+                self._start(log, call, now)
+            case g.GameEndedEvent() as log:
+                self.games[log.game_id].void = log.verdict is Outcome.VOID
+            case g.CreditedEvent() as log:
+                self.credits[log.account] = self.credit(log.account) + log.amount
+            case g.WithdrawnEvent() as log:
+                self.credits[log.account] = self.credit(log.account) - log.amount
+
+    def _start(self, log: g.GameStartedEvent, call: Call, now: int) -> None:
+        job, (head,) = self.jobs[log.job_id], call.heads
+        state = game.start(job.job, head.head, log.game_id, now)
+        self.games[log.game_id] = PublicGame(
+            id=log.game_id, job=job, challenger=log.challenger, head=head, state=state, started=now
+        )
+
+
+# ---------------------------------------------------------------- both referees
+
+
+def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
+    """Where the contract's record of a game is not what the Python referee has."""
+    ours = found.state
+    if found.void:
+        return _unequal([("verdict", Outcome.VOID, theirs.verdict), ("reason", EndReason.JOB_SLASHED, theirs.reason)])
+    pairs: list[tuple[str, object, object]] = [
+        ("phase", int(ours.phase), int(theirs.phase)),
+        ("level", int(ours.level), int(theirs.level)),
+        ("height", ours.height, theirs.height),
+        ("position", ours.position, theirs.position),
+        ("challenger", found.challenger, theirs.challenger),
+        *_verdicts(ours, theirs),
+    ]
+    if ours.verdict is None or ours.verdict.reason is not game.Reason.TIMEOUT:
+        pairs += [
+            ("last", ours.last, theirs.last),
+            ("defender's rest", ours.defender_rest, theirs.defender_rest),
+            ("challenger's rest", ours.challenger_rest, theirs.challenger_rest),
+        ]
+    return _unequal(pairs if ours.is_over else [*pairs, *_places(ours, theirs)])
+
+
+def _verdicts(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
+    if ours.verdict is None:
+        return [("verdict", Outcome.NONE, theirs.verdict), ("reason", EndReason.NONE, theirs.reason)]
+    lost = Outcome.CHALLENGER_LOST if ours.verdict.winner is Side.DEFENDER else Outcome.DEFENDER_LOST
+    return [("verdict", lost, theirs.verdict), ("reason", int(ours.verdict.reason), int(theirs.reason))]
+
+
+def _places(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
+    judged = ours.phase is Phase.PROVE and ours.level is game.Level.CHUNKS
+    if ours.phase is Phase.OPEN_TERMS or judged:
+        node: tuple[object, object] = int.from_bytes(ours.claimed, "little"), int.from_bytes(theirs.node, "big")
+    else:
+        node = bytes(ours.node), bytes(theirs.node)
+    pairs: list[tuple[str, object, object]] = [("node", *node)]
+    if ours.step:
+        pairs.append(("step", ours.step, theirs.step))
+    if ours.operation is not None:
+        pairs += [("leaf", ours.leaf, theirs.instruction), ("element", ours.element, theirs.element)]
+    return pairs
+
+
+def _unequal(pairs: list[tuple[str, object, object]]) -> list[str]:
+    return [f"{name}: {ours!r} in Python, {theirs!r} in the contract" for name, ours, theirs in pairs if ours != theirs]

@@ -1,0 +1,194 @@
+"""The promises of the system, checked at the end of a game. Each gives the sentences that say how it was broken.
+
+1. No party that does as agreed loses a stake, a reward it earned or a deposit (gas apart); who trains honestly is paid.
+2. A false head that was watched never settles.
+3. Every adversary ends where it has to.
+4. The board owns exactly what it owes, and nothing of an honest party's is stuck in it.
+5. The Python referee and the contract agree at every move.
+6. A cheat that an honest auditor convicts by recomputing is convicted at its first lie.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tiebreak.protocol.chain import JobStatus
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.world.agents import Agent, Trainer
+from tiebreak.sim.world.board import BURN_ADDRESS, PublicGame, PublicJob
+from tiebreak.sim.world.world import World
+
+_UNPAID: Final = (JobStatus.SLASHED, JobStatus.ABANDONED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A game at its end, as the checks see it. `agents`: everyone, by name."""
+
+    world: World
+    agents: Mapping[str, Agent]
+    wei: Mapping[str, int]
+    """What each gained or lost, gas apart."""
+    deviations: Mapping[str, str]
+    """Party -> adversary."""
+    expected: Mapping[str, frozenset[str]]
+    """Adversary -> where it has to end."""
+    catches: Mapping[str, str]
+    """Adversary -> where it ended."""
+    false_jobs: frozenset[Digest]
+    """Jobs of which a false head became public."""
+    watched: bool
+    cut_short: bool
+    """Whether the game had to be stopped."""
+
+    def is_honest(self, address: bytes) -> bool:
+        """Whether an account belongs to a party that does as agreed."""
+        return any(a.address == address and name not in self.deviations for name, a in self.agents.items())
+
+    @property
+    def jobs(self) -> list[PublicJob]:
+        """All jobs of the game."""
+        return list(self.world.board.jobs.values())
+
+    @property
+    def games(self) -> list[PublicGame]:
+        """All games about them."""
+        return list(self.world.board.games.values())
+
+    def name_of(self, address: bytes) -> str:
+        """Whose account it is."""
+        return next((name for name, agent in self.agents.items() if agent.address == address), address.hex())
+
+
+def violations(finished: Finished) -> tuple[str, ...]:
+    """Every promise that was broken."""
+    promises = (nobody_loses, false_heads_fall, adversaries_end, money_adds_up, referees_agree, first_lies)
+    return tuple(sentence for promise in promises for sentence in promise(finished))
+
+
+# ---------------------------------------------------------------- 1
+
+
+def nobody_loses(finished: Finished) -> list[str]:
+    """Promise 1."""
+    found = []
+    for agent in finished.agents.values():
+        if agent.name in finished.deviations:
+            continue
+        owed, wei = least_owed(finished, agent), finished.wei[agent.name]
+        if wei < owed:
+            found.append(f"1: {agent.name}, honest: expected at least {owed} wei, got {wei}")
+    unpaid = [job.status.name for job in finished.jobs if job.status in _UNPAID and finished.is_honest(job.job.trainer)]
+    return found + [f"1: the honest trainer's job ended {status}" for status in unpaid]
+
+
+def least_owed(finished: Finished, agent: Agent) -> int:
+    """What an honest party must have gained at least, by how its jobs and games ended."""
+    total = 0
+    for job in finished.jobs:
+        terms = job.job
+        if terms.client == agent.address:
+            total -= terms.reward if job.status is JobStatus.SETTLED else 0
+            total += terms.trainer_stake if job.status is JobStatus.ABANDONED else 0
+        if terms.trainer == agent.address and isinstance(agent, Trainer):
+            total += terms.reward if job.status is JobStatus.SETTLED else 0
+    for game in finished.games:
+        if game.state.verdict is None or game.void:
+            continue
+        won_by_defender = game.state.verdict.winner is Side.DEFENDER
+        if won_by_defender and game.job.job.trainer == agent.address:
+            total += game.job.job.challenger_stake
+        if not won_by_defender and game.challenger == agent.address:
+            total += game.job.job.trainer_stake // 2
+    return total
+
+
+# ---------------------------------------------------------------- 2, 3
+
+
+def false_heads_fall(finished: Finished) -> list[str]:
+    """Promise 2."""
+    if not finished.watched:
+        return []
+    settled = [job for job in finished.jobs if job.status is JobStatus.SETTLED and job.job.id in finished.false_jobs]
+    return [f"2: a false head was watched, and job {job.job.id.hex()[:8]} was settled" for job in settled]
+
+
+def adversaries_end(finished: Finished) -> list[str]:
+    """Promise 3."""
+    found = []
+    for name, allowed in finished.expected.items():
+        end = finished.catches.get(name, "nowhere")
+        if end not in allowed:
+            found.append(f"3: {name}: expected an end by {', '.join(sorted(allowed))}, got {end}")
+    return found
+
+
+# ---------------------------------------------------------------- 4
+
+
+def money_adds_up(finished: Finished) -> list[str]:
+    """Promise 4."""
+    chain, found = finished.world.chain, list[str]()
+    accounts = {agent.address for agent in finished.agents.values()} | {BURN_ADDRESS}
+    owed = sum(chain.credit(account) for account in accounts)
+    held = sum(map(_held, finished.jobs)) + sum(
+        game.job.job.challenger_stake for game in finished.games if not game.is_over
+    )
+    owned = chain.balance(chain.deployment.board)
+    if owned != owed + held:
+        found.append(f"4: the board owes {owed + held} wei and owns {owned}")
+    for agent in finished.agents.values():
+        if agent.name not in finished.deviations and (credit := chain.credit(agent.address)):
+            found.append(f"4: {agent.name} left {credit} wei in the board")
+    found += [
+        f"4: game {game.id.hex()[:8]} did not end"
+        for game in finished.games
+        if not game.is_over and finished.is_honest(game.challenger)  # what others leave is their loss
+    ]
+    found += [f"4: job {job.job.id.hex()[:8]} did not end" for job in finished.jobs if _is_stuck(finished, job)]
+    return [*found, "4: the game went on until it was stopped"] if finished.cut_short else found
+
+
+def _held(job: PublicJob) -> int:
+    if job.status is JobStatus.OFFERED:
+        return job.job.reward
+    return job.job.reward + job.job.trainer_stake if job.status is JobStatus.ACTIVE else 0
+
+
+def _is_stuck(finished: Finished, job: PublicJob) -> bool:
+    """Whether an honest party's money is in a job that does not end."""
+    if job.is_over:
+        return False
+    parties = [job.job.client] if job.status is JobStatus.OFFERED else [job.job.client, job.job.trainer]
+    return any(map(finished.is_honest, parties))
+
+
+# ---------------------------------------------------------------- 5, 6
+
+
+def referees_agree(finished: Finished) -> list[str]:
+    """Promise 5."""
+    return [f"5: {sentence}" for sentence in finished.world.board.disagreements]
+
+
+def first_lies(finished: Finished) -> list[str]:
+    """Promise 6."""
+    trainer = next((agent for agent in finished.agents.values() if isinstance(agent, Trainer)), None)
+    lie = trainer.work.lie if trainer is not None and trainer.work is not None else None
+    if lie is None:
+        return []
+    found = []
+    for game in finished.games:
+        state, verdict = game.state, game.state.verdict
+        if verdict is None or verdict.winner is Side.DEFENDER or verdict.reason is not Reason.RECOMPUTED:
+            continue
+        if not finished.is_honest(game.challenger):
+            continue
+        place = (state.step, state.leaf, state.element if state.claimed else lie.element)
+        if place != (lie.step, lie.leaf, lie.element):
+            expected = (lie.step, lie.leaf, lie.element)
+            found.append(f"6: expected a conviction at step, leaf, element {expected}, got {place}")
+    return found

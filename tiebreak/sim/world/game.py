@@ -1,0 +1,207 @@
+"""One game: a job from its offer until everyone has its money, in simulated time, over the real contract."""
+
+from collections.abc import Mapping
+from functools import cache
+from math import inf
+from random import Random
+from typing import Final
+
+from tiebreak.protocol.chain import JobStatus
+from tiebreak.protocol.chain.simulated import SimulatedChain
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
+from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.sides import describe
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.world import checks
+from tiebreak.sim.world.agents import Agent, Auditor, Trainer
+from tiebreak.sim.world.board import PublicGame, PublicJob
+from tiebreak.sim.world.cast import FUNDS, Cast
+from tiebreak.sim.world.checks import Finished
+from tiebreak.sim.world.endings import ending
+from tiebreak.sim.world.prudence import Pace, objections_to_auditing
+from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.world import GENESIS, World
+
+_DEPLOYER: Final = 0x7EB7EA
+"""The deployer's key: that of an account that nobody else uses. It fixes where the contracts stand."""
+_LONGEST: Final = 60
+"""A game is stopped after so many times the longest of its terms: nobody then ends it any more."""
+
+
+@cache
+def simulated_chain() -> SimulatedChain:
+    """The chain that all games of a process start from: the contracts are on it."""
+    return SimulatedChain(PrivateKey.from_int(_DEPLOYER))
+
+
+def play(cast: Cast, line: str, secrets: Random) -> GameResult:
+    """Play a game to its end and check the promises. `line` goes into the result; `secrets` makes keys and choices.
+
+    The same cast and the same `secrets` give the same result, in any process.
+    """
+    return watch(cast, line, secrets)[1]
+
+
+def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
+    """As `play`, with the world in which it happened."""
+    world, agents = seat(cast, secrets)
+    for agent in agents.values():
+        agent.start()
+    terms = cast.terms
+    limit = _LONGEST * max(terms.challenge_window, terms.clock, terms.replay_time)
+    while world.env.peek() <= limit:
+        world.env.step()
+    return world, conclude(cast, line, world, agents, cut_short=world.env.peek() < inf)
+
+
+def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
+    """The world of a game, and its parties in their places; nothing has happened yet."""
+    funds = {"client": FUNDS, "trainer": FUNDS, "builder": FUNDS} | {seat.name: seat.funds for seat in cast.auditors}
+    keys = {name: PrivateKey.from_int(secrets.randrange(1, ORDER)) for name in funds}
+    chain = simulated_chain().begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)
+    world = World(
+        chain=chain,
+        workshop=cast.workshop,
+        terms=cast.terms,
+        rng=secrets,
+        deviation=cast.deviation,
+        block_seconds=cast.block_seconds,
+        step_seconds=cast.step_seconds,
+    )
+    builder = cast.builder(world, "builder", keys["builder"])
+    agents: dict[str, Agent] = {"builder": builder}
+    agents["trainer"] = cast.trainer(world, "trainer", keys["trainer"])
+    agents["client"] = cast.client(world, "client", keys["client"])
+    for place in cast.auditors:
+        agents[place.name] = place.make(world, place.name, keys[place.name])
+    world.builder = builder
+    world.parties.update(agents)
+    return world, agents
+
+
+# ---------------------------------------------------------------- the end
+
+
+def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, cut_short: bool = False) -> GameResult:
+    """What a game came to, with the promises checked."""
+    funds = {place.name: place.funds for place in cast.auditors}
+    wei = {name: gained(world, agent, funds.get(name, FUNDS)) for name, agent in agents.items()}
+    deviations, untrue = cast.deviations(), false_jobs(world, agents)
+    catches = {adversary: ending(world, agents[name], wei, untrue) for name, adversary in deviations.items()}
+    finished = Finished(
+        world=world,
+        agents=agents,
+        wei=wei,
+        deviations=deviations,
+        expected=cast.expected,
+        catches=catches,
+        false_jobs=untrue,
+        watched=is_watched(cast, agents),
+        cut_short=cut_short,
+    )
+    jobs = list(world.board.jobs.values())
+    return GameResult(
+        line=line,
+        adversaries=tuple(sorted(set(deviations.values()))),
+        catches=catches,
+        job_status=jobs[-1].status.name.lower() if jobs else JobStatus.NONE.name.lower(),
+        false_head=bool(untrue),
+        watched=finished.watched,
+        seconds=world.blocks[-1].timestamp - GENESIS if world.blocks else 0,
+        parties=tuple(_party(agent, wei[name], deviations.get(name)) for name, agent in agents.items()),
+        duels=tuple(_duel(world, finished.name_of(game.challenger), game) for game in finished.games),
+        blocks=len(world.blocks),
+        violations=checks.violations(finished),
+    )
+
+
+def gained(world: World, agent: Agent, funds: int) -> int:
+    """Wei that a party has more than at the start, gas apart; what it could withdraw counts."""
+    chain = world.chain
+    return chain.balance(agent.address) + chain.credit(agent.address) + agent.account.fees_wei - funds
+
+
+def false_jobs(world: World, agents: Mapping[str, Agent]) -> frozenset[Digest]:
+    """The jobs of which the trainer signed a false head that became public while it could be disputed."""
+    return frozenset(job.job.id for job in world.board.jobs.values() if _has_false_head(world, job, agents))
+
+
+def _has_false_head(world: World, job: PublicJob, agents: Mapping[str, Agent]) -> bool:
+    end = job.window_end if job.ended is None else min(job.window_end, job.ended)
+    shown = [known.head for known in world.mail.heads_of(job.job.id) if known.at <= end]
+    valid = [head for head in shown if world.mail.is_valid(head, job.job)]
+    if valid and (truth := _truth(world, job.job, agents)) is None:
+        return True
+    return any(truth is not None and head.head.run_root != truth.run_root(head.head.count) for head in valid)
+
+
+def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
+    """The true run: under policy `logged` the one that follows its trainer's logs. None: no run is true to them."""
+    trainers = [agent for agent in agents.values() if isinstance(agent, Trainer) and agent.address == job.trainer]
+    work = trainers[0].work if trainers else None
+    if work is None or not job.is_logged:
+        return world.workshop.honest(job)
+    try:
+        return world.workshop.audited(job, work)
+    except CannotCheck:
+        return None if work.lie is not None else work
+
+
+def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
+    """Whether an auditor that does as agreed stood by: it can pay its stake, could check all, and need not keep out."""
+    parties = {name: agents[name].address for name in ("client", "trainer")}
+    job = cast.workshop.job(**parties, nonce=0, terms=cast.terms)
+    pace = Pace(block_seconds=cast.block_seconds, step_seconds=cast.step_seconds)
+    if objections_to_auditing(job, cast.workshop.program, pace):
+        return False
+    seats = [seat for seat in cast.auditors if seat.name not in cast.deviations()]
+    watching = [agents[seat.name] for seat in seats if seat.funds > cast.terms.challenger_stake]
+    return any(isinstance(auditor, Auditor) and not auditor.uncheckable for auditor in watching)
+
+
+def _party(agent: Agent, wei: int, adversary: str | None) -> PartyResult:
+    account = agent.account
+    works = agent.works if isinstance(agent, Auditor) else []
+    works = [agent.work] if isinstance(agent, Trainer) and agent.work is not None else works
+    disputes = sum(getattr(work.oracle, "replayed_steps", 0) for work in works)
+    return PartyResult(
+        name=agent.name,
+        role=agent.ROLE,
+        adversary=adversary,
+        gas=account.gas,
+        fees_wei=account.fees_wei,
+        wei=wei,
+        steps=account.steps + disputes,
+        messages=account.messages,
+        bytes=account.bytes,
+        refused=account.refused,
+    )
+
+
+def _duel(world: World, challenger: str, game: PublicGame) -> DuelResult:
+    state, verdict = game.state, game.state.verdict
+    reason, winner = "none", "open"
+    summary = None
+    if game.void:
+        winner, reason = "void", "job slashed"
+    elif verdict is not None:
+        winner = "trainer" if verdict.winner is Side.DEFENDER else "challenger"
+        reason = verdict.reason.name.lower().replace("_", " ")
+        summary = describe(state, world.workshop.program)
+    return DuelResult(
+        challenger=challenger,
+        verdict=winner,
+        reason=reason,
+        level=state.level.name.lower(),
+        step=summary.step if summary else None,
+        leaf=summary.leaf if summary else None,
+        instruction=summary.instruction if summary else None,
+        rounds=sum(move.KIND.name in ("SELECT", "SELECT_ELEMENT", "PROVE") for move in game.moves),
+        moves=len(game.moves),
+        gas=game.gas,
+        bytes=world.mail.game_bytes.get(game.id, 0),
+        seconds=(game.ended or world.now) - game.started,
+    )

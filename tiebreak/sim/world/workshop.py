@@ -1,0 +1,266 @@
+"""One small computation and all that an honest run of it gives, computed once and shared by all games of a process.
+
+A run is a constant of program, state, data and logs, whoever bargained for it. So what is cached here belongs to the
+computation, and a party to a job is handed it bound to that job. Of a cheat's run nothing is cached: it starts from
+states of the honest run, which are only read, and has evidence of its own.
+
+Both workshops compute the same task. "exact" is under the default policy. "logged" rounds sums to bfloat16's 16 bits,
+and its trainer writes down which way near ties went. It finds those with a threshold far above the errors of FP64, in
+which it sums: so its logs have many entries, and are the same on any machine.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from random import Random
+from typing import Final, Protocol
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import Logging
+from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Tamper, honest
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.job import PRECISION_F32, Job
+from tiebreak.protocol.commitments.logs import StepLog
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.tampering.forgery import Bend, Lies, halfway
+from tiebreak.sim.tampering.logs import Words
+from tiebreak.sim.world.memory import Computer, MemoryEvidence, MemoryRun, Raw
+from tiebreak.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
+from tiebreak.sim.world.work import Bound, Work, first_lie
+
+NAMES: Final = ("exact", "logged")
+PRECISION: Final = 16
+TOLERANCE: Final = 5
+"""A log decides within 2^-5 of a gap around a middle: about one sum in sixteen."""
+THRESHOLD: Final = 2.0**37
+"""Of the trainer's errors, in units of FP64's: as if it summed in numbers of 16 bits."""
+_TOLERANCES: Final = dict.fromkeys(SumKind, TOLERANCE)
+_TRUTHS: Final = 8
+"""Runs by other logs than the honest ones that are kept: the auditors of one game all follow the same."""
+_NOBODY: Final = Address(bytes(19) + b"\x01")
+
+
+class Deviation(Protocol):
+    """What a trainer computes instead of the job."""
+
+    def work(self, workshop: "Workshop", job: Job, rng: Random) -> Work:
+        """Its work; every choice comes from `rng`. What it commits differs from the truth, unless it says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Logs as they lie beside a run, for who follows them."""
+
+    job: Job
+    program: Program
+    logs: Mapping[int, StepLog] | None
+    path: str = "a published run"
+
+    def step_log(self, step: int) -> StepLog:
+        """The log of a step. Raises `CannotCheck` if it was not published."""
+        if self.logs is None or step not in self.logs:
+            raise CannotCheck(f"expected the log of step {step}, got none")
+        return self.logs[step]
+
+
+class Workshop:
+    """One small computation, and the honest run of it. Use `Workshop.open`: one of a name in a process is enough."""
+
+    def __init__(self, name: str, compiled: Compiled | None = None) -> None:
+        """`compiled`: of another task than the small one. Raises `ConfigurationError` for a name that is none."""
+        if name not in NAMES:
+            raise ConfigurationError(f"expected a workshop named {' or '.join(NAMES)}, got {name!r}")
+        self.name = name
+        self.compiled: Compiled = compile_task(small_task()) if compiled is None else compiled
+        self.program: Program = self.compiled.program
+        logged = name == "logged"
+        self.interpreter = _interpreter(self.program, logged, THRESHOLD)
+        """The trainer's."""
+        self.auditor = _interpreter(self.program, logged, None)
+        self._template = draft_job(
+            self.compiled,
+            steps=STEPS,
+            checkpoint_interval=INTERVAL,
+            client=_NOBODY,
+            trainer=_NOBODY,
+            terms=Terms(),
+            policy=Policy.LOGGED if logged else Policy.EXACT,
+            precision=PRECISION if logged else PRECISION_F32,
+            tolerances=pack_tolerances(_TOLERANCES) if logged else 0,
+        )
+        self._run = self._computer(self.interpreter).run(tamper=honest)
+        self._evidence = MemoryEvidence(self._run, self.interpreter, honest)
+        self._others = dict[int, MemoryRun]()
+        self._truths = OrderedDict[tuple[Digest, ...], MemoryEvidence]()
+
+    @classmethod
+    def open(cls, name: str) -> "Workshop":
+        """The workshop of this name, made at the first call."""
+        return _open(name)
+
+    def job(self, *, client: Address, trainer: Address, nonce: int, terms: Terms) -> Job:
+        """A job over the computation: ten steps, a checkpoint every third and after the last."""
+        bargained = {field.name: getattr(terms, field.name) for field in fields(terms)} | {"nonce": nonce}
+        return replace(self._template, client=client, trainer=trainer, **bargained)
+
+    def honest(self, job: Job) -> Work:
+        """The true run. Raises `ConfigurationError`, as all here do, for a job over another computation."""
+        return self._true(job, self._evidence)
+
+    def run(self) -> MemoryRun:
+        """The honest run itself. Only to be read: all games share it."""
+        return self._run
+
+    def evidence(self) -> MemoryEvidence:
+        """What the honest run shows. Only to be asked: all games share it."""
+        return self._evidence
+
+    def another(self, stream: int) -> MemoryRun:
+        """The run from other initial weights, those drawn from this stream: somebody else's. Only to be read.
+
+        Raises `ConfigurationError` for the stream of the honest run.
+        """
+        if stream == STREAM:
+            raise ConfigurationError(f"expected a stream other than {STREAM}, which is the honest run's, got it")
+        if stream not in self._others:
+            initial = self.compiled.state | {f"{MODEL}{n}": x for n, x in small_task(stream).initial_state().items()}
+            computer = replace(self._computer(self.interpreter), initial=initial)
+            self._others[stream] = computer.run(tamper=honest)
+        return self._others[stream]
+
+    def tampered(
+        self, job: Job, cheat: Lies, *, first_step: int, computed_steps: int | None = None, bend: Bend = halfway
+    ) -> Work:
+        """The run of a party that is honest before `first_step`, and from there on puts in what the cheat says.
+
+        Its evidence agrees with itself to the end: where a sum is not what is committed, its accumulators are bent, the
+        first of them as `bend` says. If nothing that is committed differs from the truth, `lie` is None.
+        computed_steps: what the party had to execute, if not all steps.
+        """
+        return self.deviating(job, cheat.tamper, first_step=first_step, computed_steps=computed_steps, bend=bend)
+
+    def deviating(
+        self,
+        job: Job,
+        tamper: Tamper,
+        *,
+        first_step: int = 1,
+        computed_steps: int | None = None,
+        logs: Mapping[int, StepLog] | None = None,
+        bend: Bend = halfway,
+        raw: Raw | None = None,
+        words: Words | None = None,
+    ) -> Work:
+        """As `tampered`, for whoever puts more into a run than one changed number.
+
+        logs: under policy `logged`, by step those that this party follows; else it makes its own. raw: see
+        `MemoryEvidence`. words: of log trees, those that it commits to and that no file of a log can hold; the lie is
+        then what someone would find who had been told.
+        """
+        known = self._run.steps[: first_step - 1]
+        run = self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs, words=words)
+        evidence = MemoryEvidence(run, self.interpreter, tamper, bend, raw)
+        records, published = tuple(run.records()), run.logs()
+        truth = self._truth_of(records, published) if words is None else self._follow(published or {}, words)
+        return Work(
+            records=records,
+            oracle=Bound(job, evidence),
+            computed_steps=job.steps if computed_steps is None else computed_steps,
+            lie=first_lie(evidence, truth),
+            kept=run.state,
+            logs=published,
+        )
+
+    def audited(self, job: Job, published: Work) -> Work:
+        """What a diligent auditor of a run has to show: the true run, which under policy `logged` follows its logs.
+
+        Raises `CannotCheck` where those are withheld, or others than the records commit to, and the run is true so far.
+        Where it is false before that, the work is good for a challenge: behind that place it is nobody's.
+        """
+        return self._true(job, self._truth_of(published.records, published.logs))
+
+    def told(self, job: Job, work: Work) -> Work:
+        """As `audited`, by someone who was told the logs and the words that a party of this process committed to."""
+        evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
+        if not isinstance(evidence, MemoryEvidence):
+            raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
+        return self._true(job, self._follow(evidence.run.logs() or {}, evidence.run.words))
+
+    def _true(self, job: Job, truth: MemoryEvidence) -> Work:
+        return Work(
+            records=tuple(truth.run.records()),
+            oracle=Bound(job, truth),
+            computed_steps=job.steps,
+            lie=None,
+            kept=truth.run.state,
+            logs=truth.run.logs(),
+        )
+
+    def _computer(self, interpreter: Interpreter) -> Computer:
+        return Computer(
+            job=self._template, interpreter=interpreter, initial=self.compiled.state, data=self.compiled.data
+        )
+
+    def _truth_of(self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None) -> MemoryEvidence:
+        """The run that the committed logs lead to, as far as they can be read.
+
+        Raises `CannotCheck` if that is not to the end, and the records are true so far.
+        """
+        if not self._template.is_logged:
+            return self._evidence
+        roots, problem = self._readable(records, logs)
+        if roots not in self._truths:
+            job = self._template
+            steps = range(1, (job.last_step(len(roots) - 1) if roots else 0) + 1)
+            self._truths[roots] = self._follow({step: (logs or {})[step] for step in steps})
+        self._truths.move_to_end(roots)
+        if len(self._truths) > _TRUTHS:
+            self._truths.popitem(last=False)
+        truth = self._truths[roots]
+        if problem is not None and truth.run.records()[: len(roots)] == list(records[: len(roots)]):
+            raise problem
+        return truth
+
+    def _readable(
+        self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None
+    ) -> tuple[tuple[Digest, ...], CannotCheck | None]:
+        """The log roots of the first checkpoints whose logs are there, and why no more of them."""
+        published = Published(job=self._template, program=self.program, logs=logs)
+        committed, roots = CommittedLogs(published, records.__getitem__), list[Digest]()
+        for checkpoint in range(self._template.checkpoints):
+            try:
+                roots.append(committed.log_root(checkpoint))
+            except CannotCheck as problem:
+                return tuple(roots), problem
+        return tuple(roots), None
+
+    def _follow(self, logs: Mapping[int, StepLog], words: Words | None = None) -> MemoryEvidence:
+        """The run that these logs lead to; steps behind them are computed without."""
+        own = self._run.steps
+        same = next((n for n, step in enumerate(own) if step.log != logs.get(n + 1)), len(own))
+        if same == len(own) and words is None:
+            return self._evidence
+        run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs, words=words)
+        return MemoryEvidence(run, self.auditor, honest)
+
+
+@cache
+def _open(name: str) -> Workshop:
+    return Workshop(name)
+
+
+def _interpreter(program: Program, logged: bool, threshold: float | None) -> Interpreter:
+    if not logged:
+        return Interpreter(program, Arithmetic())
+    thresholds = dict.fromkeys(SumKind, threshold)
+    logging = Logging(thresholds=thresholds, tolerances=_TOLERANCES)
+    return Interpreter(program, Arithmetic(precision=PRECISION, logging=logging))

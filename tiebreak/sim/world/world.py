@@ -1,0 +1,325 @@
+"""Simulated time: who is there, what waits to be mined, and the chain, in whole seconds of a `simpy` environment.
+
+Blocks come at fixed instants, every `BLOCK_SECONDS`, but only if something waits. What waits is executed at once, in
+the order of arrival, on top of the newest block and at the instant of the next one (the *pending* state of a node). So
+whoever tries a call first, as honest parties do, is refused at once and sends nothing; and if the builder takes all in
+that order, the block is there already. If it does not, the block is executed anew, and then a transaction that was
+tried may revert in it and cost its sender the gas.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol
+
+import simpy
+from simpy.events import URGENT
+
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.chain import ChainError, Receipt, Reverted
+from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.embedded import GAS_LIMIT
+from tiebreak.protocol.chain.records import GameRecord
+from tiebreak.protocol.chain.simulated import Applied, Draft, SimulatedChain
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.world.board import Board
+from tiebreak.sim.world.calls import Call
+from tiebreak.sim.world.mail import Account, Mail
+from tiebreak.sim.world.prudence import Pace
+from tiebreak.sim.world.workshop import Deviation, Workshop
+
+GENESIS: Final = 2_000_000_000
+"""Instant 0 of every game, in seconds of the chain."""
+BLOCK_SECONDS: Final = 12
+STEP_SECONDS: Final = 20
+"""What a step takes whoever computes it."""
+
+
+class Participant(Protocol):
+    """A party, as the world sees it."""
+
+    name: str
+    key: PrivateKey
+    account: Account
+
+    @property
+    def address(self) -> Address:
+        """Of its key."""
+
+    def on_pending(self, pending: "Pending") -> None:
+        """Another's transaction came into the mempool."""
+
+    def on_block(self, block: "Block") -> None:
+        """A block was made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Pending:
+    """A transaction that waits for a block. Anyone reads it."""
+
+    sender: Participant
+    call: Call
+    done: simpy.Event
+    """Succeeds with the `Receipt`, fails with `Reverted`."""
+    at: int
+    """When it was sent."""
+    untried: bool
+    """Sent whatever comes of it; the others were tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Included:
+    """A transaction in a block."""
+
+    pending: Pending
+    applied: Applied
+    record: GameRecord | None
+    """The contract's record of the game that it was about, after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block that was made."""
+
+    number: int
+    timestamp: int
+    transactions: tuple[Included, ...]
+
+
+class Orders(Protocol):
+    """Whoever makes the blocks."""
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:
+        """Which transactions stand in the block, and in which order."""
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """The pending state: what was executed already for the block that comes next."""
+
+    draft: Draft
+    included: list[Included] = field(default_factory=list)
+
+
+class _Slot(simpy.Event):
+    """The instant of a block. It comes before all else that happens at that instant."""
+
+    def __init__(self, env: simpy.Environment, delay: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, URGENT, delay)
+
+
+class World:
+    """One game's time, chain, mempool, mail and parties."""
+
+    def __init__(
+        self, *, chain: SimulatedChain, workshop: Workshop, terms: Terms, rng: Random,
+        deviation: Deviation | None = None, block_seconds: int = BLOCK_SECONDS, step_seconds: int = STEP_SECONDS,
+    ) -> None:  # fmt: skip
+        """`chain` has begun at `GENESIS`. `deviation`: what the trainer computes instead of the job."""
+        self.env = simpy.Environment()
+        self.chain = chain
+        self.workshop = workshop
+        self.terms = terms
+        self.deviation = deviation
+        self.rng = rng
+        self.block_seconds = block_seconds
+        self.step_seconds = step_seconds
+        self.board = Board()
+        self.mail = Mail(chain.domain, self.notify)
+        self.parties: dict[str, Participant] = {}
+        self.builder: Orders | None = None
+        self.pending: list[Pending] = []
+        self.blocks: list[Block] = []
+        self.news = self.env.event()
+        """Triggered, and replaced, whenever something was mined or published."""
+        self._drafting: _Drafting | None = None
+        self._arrival = self.env.event()
+        self.env.process(self._make_blocks())
+
+    @property
+    def now(self) -> int:
+        """Seconds, as blocks count them."""
+        return GENESIS + int(self.env.now)
+
+    @property
+    def domain(self) -> Domain:
+        """Where signatures count."""
+        return self.chain.domain
+
+    @property
+    def pace(self) -> Pace:
+        """What things take here, for whoever looks at a job's terms."""
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
+
+    @property
+    def next_block(self) -> int:
+        """The instant of the next block, if there is one."""
+        return self.now + self.block_seconds - int(self.env.now) % self.block_seconds
+
+    def notify(self) -> None:
+        """Wake everyone who waits for something to change."""
+        old, self.news = self.news, self.env.event()
+        old.succeed()
+
+    # ------------------------------------------------------------------ the mempool
+
+    def submit(self, sender: Participant, call: Call, *, untried: bool = False) -> simpy.Event:
+        """Send a transaction; the event succeeds with its `Receipt` or fails with `Reverted`.
+
+        It is tried first, and what would revert now is not sent; unless it is to be sent untried, as an adversary may.
+        """
+        pending = self.new_pending(sender, call, untried=untried)
+        try:
+            self._execute(self._draft_of_next(), pending, in_block=untried)
+        except ChainError as error:
+            self._compare_refusal(pending, error)
+            pending.done.fail(error)
+            return pending.done
+        self.pending.append(pending)
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+        for party in list(self.parties.values()):
+            if party is not sender:
+                party.on_pending(pending)
+        return pending.done
+
+    def _compare_refusal(self, pending: Pending, error: ChainError) -> None:
+        """What was refused right on top of the newest block, the Python referee refuses too."""
+        drafting = self._drafting
+        if isinstance(error, Reverted) and drafting is not None and not drafting.included:
+            self.board.refuse(pending.call, pending.sender.address, error, drafting.draft.timestamp)
+
+    def stands_alone(self, sender: Participant, call: Call) -> bool:
+        """Whether a transaction would come through if nothing else that waits ever stood in a block."""
+        try:
+            self.chain.draft(self.next_block).add(sender.key, call.data, call.value)
+        except ChainError:
+            return False
+        return True
+
+    def new_pending(self, sender: Participant, call: Call, *, untried: bool = False) -> Pending:
+        """A transaction that is not in the mempool yet: a builder's own need not be."""
+        done = self.env.event()
+        done.defused = True  # a sender need not wait for it
+        return Pending(sender=sender, call=call, done=done, at=self.now, untried=untried)
+
+    def _draft_of_next(self) -> _Drafting:
+        """The pending state; what was left over from the last block comes first.
+
+        If all that was tried was refused, there was no block, and its instant passes: then it is made anew.
+        """
+        if self._drafting is None or self._drafting.draft.timestamp != self.next_block:
+            self._drafting = _Drafting(self.chain.draft(self.next_block))
+            for waiting in list(self.pending):
+                self._try_to_include(self._drafting, waiting)
+        return self._drafting
+
+    def _execute(self, drafting: _Drafting, pending: Pending, *, in_block: bool) -> None:
+        """Execute a transaction as the next of the block. Raises `ChainError` for one that cannot stand there."""
+        if drafting.draft.room < GAS_LIMIT:
+            return  # it waits for the block after
+        call = pending.call
+        applied = drafting.draft.add(pending.sender.key, call.data, call.value, even_if_it_reverts=in_block)
+        record = None
+        if applied.reverted is None and (game_id := _game_of(call, applied)) is not None:
+            record = drafting.draft.read(g.GameCall(game_id))
+        drafting.included.append(Included(pending=pending, applied=applied, record=record))
+
+    def _try_to_include(self, drafting: _Drafting, pending: Pending) -> None:
+        """As a builder does: whether it reverts or not; one whose sender cannot pay is dropped."""
+        try:
+            self._execute(drafting, pending, in_block=True)
+        except ChainError as error:
+            self._drop(pending)
+            pending.done.fail(error)
+
+    def _drop(self, pending: Pending) -> None:
+        self.pending = [other for other in self.pending if other is not pending]
+
+    # ------------------------------------------------------------------ blocks
+
+    def _make_blocks(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            if not self.pending:
+                self._arrival = self.env.event()
+                yield self._arrival
+            yield _Slot(self.env, self.next_block - self.now)
+            self._make_block()
+
+    def _make_block(self) -> None:
+        waiting = list(self.pending)
+        ordered = waiting if self.builder is None else self.builder.order(waiting, self.now)
+        drafting = self._assemble(_by_sender(ordered, waiting))
+        self._drafting = None
+        if not drafting.included:
+            return
+        drafting.draft.seal()
+        for included in drafting.included:
+            self._drop(included.pending)
+            self._settle(included)
+        block = Block(number=drafting.draft.number, timestamp=self.now, transactions=tuple(drafting.included))
+        self.blocks.append(block)
+        for party in list(self.parties.values()):
+            party.on_block(block)
+        self.notify()
+
+    def _assemble(self, ordered: list[Pending]) -> _Drafting:
+        """The block of these transactions: the pending state if it is just that."""
+        held = self._drafting
+        if held is not None and [item.pending for item in held.included] == ordered:
+            return held
+        drafting = _Drafting(self.chain.draft(self.now))
+        for pending in ordered:
+            self._try_to_include(drafting, pending)
+        return drafting
+
+    def _settle(self, included: Included) -> None:
+        """What follows from a transaction that stands in a block."""
+        pending, applied = included.pending, included.applied
+        account = pending.sender.account
+        account.gas += applied.gas_used
+        account.fees_wei += applied.fee
+        for head in pending.call.heads if applied.reverted is None else ():
+            self.mail.see_head(head, pending.sender.name, self.now)
+        if applied.reverted is not None:
+            account.refused += 1
+            self.board.refuse(pending.call, pending.sender.address, applied.reverted, self.now)
+            pending.done.fail(applied.reverted)
+            return
+        self.board.record(pending.call, applied, self.now, included.record)
+        pending.done.succeed(self._receipt(applied))
+
+    def _receipt(self, applied: Applied) -> Receipt:
+        return Receipt(
+            transaction=applied.hash,
+            block=applied.block,
+            timestamp=self.now,
+            gas_used=applied.gas_used,
+            calldata_bytes=applied.calldata_bytes,
+            events=applied.events,
+        )
+
+
+def _game_of(call: Call, applied: Applied) -> Digest | None:
+    """The game that a transaction started, or was about."""
+    for event in applied.events:
+        if isinstance(event.log, g.GameStartedEvent):
+            return event.log.game_id
+    return call.game_id
+
+
+def _by_sender(ordered: Sequence[Pending], waiting: Sequence[Pending]) -> list[Pending]:
+    """A builder may leave out and mix as it likes, but an account's transactions stand in the order it sent them."""
+    taken: list[Pending] = []
+    for pending in ordered:
+        earlier = [other for other in waiting if other.sender is pending.sender]
+        before = earlier[: earlier.index(pending)] if pending in earlier else []
+        taken += [other for other in before if other in ordered and other not in taken]
+        if all(other in taken for other in before) and pending not in taken:
+            taken.append(pending)
+    return taken
