@@ -13,11 +13,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 SOURCES := tiebreak tests benchmarks examples model contracts/scripts
 
-# Results of this repository, not those that somebody has just simulated.
-REPORTED := $(foreach part,simulate economics scale,$(addprefix --$(part) ,$(wildcard \
-	benchmarks/results/$(part:scale=scale_curves).json)))
-
-.PHONY: help setup demo test matrix models long-sums bench-logged bench-economics bench-scale report lint format types vectors hardest contracts model model-mutants ci clean
+.PHONY: help setup demo test matrix models long-sums bench-logged bench-economics bench-scale lint format types vectors hardest contracts model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -87,9 +83,6 @@ bench-scale: setup ## Costs at small sizes, the page docs/scale.md, and the curv
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.scale_page docs/scale.md
 	$(BIN)/tiebreak scale --curves benchmarks/results/scale_curves.json
-
-report: setup ## Render the committed results of the simulations: docs/simulation.md and its pictures
-	$(BIN)/tiebreak report --output docs --name simulation --format markdown $(REPORTED)
 
 bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
 	$(BIN)/python -m benchmarks.$*

@@ -16,7 +16,6 @@ from tiebreak.cli.dispute import dispute
 from tiebreak.cli.doctor import doctor
 from tiebreak.cli.economics import economics
 from tiebreak.cli.key import key
-from tiebreak.cli.report import report
 from tiebreak.cli.scale import scale
 from tiebreak.cli.simulate import simulate
 from tiebreak.cli.train import train
@@ -37,5 +36,4 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     simulate,
     economics,
     scale,
-    report,
 )

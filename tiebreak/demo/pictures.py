@@ -6,8 +6,8 @@ from typing import Final
 
 from matplotlib.figure import Figure
 
+from tiebreak.demo.drawing import INK, drawn, to_svg
 from tiebreak.demo.results import DisputeResult, JobResult, WalkStep
-from tiebreak.sim.report.drawing import INK, drawn, to_svg
 
 BLUE: Final = "#3b82f6"
 RED: Final = "#ef4444"

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tiebreak.demo.pictures import pictures
 from tiebreak.demo.results import DemoResult
-from tiebreak.sim.report import rendering
 
 HTML: Final = "report.html"
 MARKDOWN: Final = "report.md"
@@ -44,7 +43,14 @@ def cell(text: object) -> str:
 
 def environment(*, html: bool) -> Environment:
     """Templates of this package and their filters. Markdown has its own, `cell`."""
-    made = rendering.environment("tiebreak", html=html)
+    made = Environment(
+        loader=PackageLoader("tiebreak.demo", "templates"),
+        autoescape=html,  # noqa: S701 (Markdown has a filter of its own)
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     made.filters |= {"short": short, "whole": whole, "ether": ether, "cell": cell}
     made.globals["share"] = share
     return made

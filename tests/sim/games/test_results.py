@@ -8,6 +8,7 @@ import pytest
 
 from tests.source_tree import ROOT
 from tiebreak.sim.games.line import GameLine
+from tiebreak.sim.games.page import to_markdown
 from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
 from tiebreak.sim.games.series import to_text
 
@@ -46,5 +47,6 @@ def test_everyone_took_part_and_ended_where_it_must(summary: Any, cases: Callabl
 
 
 def test_it_is_small_and_as_it_is_written(summary: Any) -> None:
-    assert PATH.stat().st_size < 300_000
+    assert PATH.stat().st_size < 230_000
     assert PATH.read_text() == to_text(summary)
+    assert (ROOT / "docs" / "simulation.md").read_text() == to_markdown(summary)

@@ -2,9 +2,10 @@
 
     games.jsonl      every game (`tiebreak.sim.games.records`)
     summary.json     what they say together (`tiebreak.sim.games.summary`), written at the end
+    summary.md       the same as a page for people (`tiebreak.sim.games.page`)
     violations.txt   games that broke a promise, in the form of the kept counter-examples; only if there are any
 
-The last two are made anew from the first at any time.
+The others are made anew from the first at any time.
 """
 
 import json
@@ -15,13 +16,14 @@ from typing import Final
 
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.mixes import Mix, Repertoire
+from tiebreak.sim.games.page import PAGE, to_markdown
 from tiebreak.sim.games.records import RECORDS, Head, Json, Ledger, open_ledger, read
 from tiebreak.sim.games.runner import Play, play_games
 from tiebreak.sim.games.summary import summarize
 
 SUMMARY: Final = "summary.json"
 VIOLATIONS: Final = "violations.txt"
-_LISTS: Final = ("adversaries", "families", "levels", "environment", "violations", "notable")
+_LISTS: Final = ("adversaries", "levels", "environment", "violations", "notable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ def write_summary(folder: Path) -> Json:
     """Makes the summary of a folder anew from its games, and writes it; also what broke a promise."""
     summary = summarize(*read(folder / RECORDS))
     _write(folder / SUMMARY, to_text(summary))
+    _write(folder / PAGE, to_markdown(summary))
     found = [f"# {' '.join(v['violation'].split())}\n{v['line']}\n" for v in summary["violations"]]
     (folder / VIOLATIONS).unlink(missing_ok=True)
     if found:

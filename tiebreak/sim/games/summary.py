@@ -1,6 +1,6 @@
 """What all games of a file say together. Everything here follows from the JSON Lines alone: `summarize(*read(path))`.
 
-{"name": "simulate", "version": 1, "seed", "mix", "environment",
+{"name": "simulate", "version": 2, "seed", "mix", "environment",
  "games"         how many were played
  "played"        {"alone", "together", "honest"}: with one adversary, with several, with none
  "errors"        games that could not be played to their end; they have no part in the numbers below
@@ -12,7 +12,6 @@
  "violations"    [{"game", "line", "violation"}, ...]: each promise that was broken, and the line to play it again
  "speed"         {"wall": D, "games_per_hour": of one process}
  "honest"        what games without adversaries came to: S
- "families"      {role: S}: of the games in which one adversary was alone, by its role
  "levels"        {"1" ... "5": S}: of all games, by the levels of a tree that one move reveals
  "notable"       {"most moves", ...: line}: the game that is first in something
  "adversaries"   {slug: {"name", "role", "gain", "where": [where it must be caught]
@@ -29,8 +28,7 @@ S   {"games", "jobs": {job's end: games}, "verdicts": {reason: duels},
                                     "wei": P, "gas": P, "steps": P, "messages": P, "bytes": P, "refused": P}}}
      An honest builder, who neither spends nor gains, is left out. wei: gained or lost, gas not counted; steps:
      executed, or what a party with nothing cached would have to.
-D   null of nothing, else {"min", "median", "max", "mean", "bins": [[from, to, count], ...]}: one bin for each value if
-    there are at most 8, else 8 of equal width
+D   null of nothing, else {"min", "median", "max", "mean"}
 P   {"min", "median", "max"}, and of gas the "mean"
 
 Amounts are in wei, times in seconds.
@@ -44,9 +42,7 @@ from typing import Any, Final
 from tiebreak.sim.games.line import GameLine, slug
 from tiebreak.sim.games.records import Head, Json
 
-VERSION: Final = 1
-MAX_VALUES: Final = 8
-BINS: Final = 8
+VERSION: Final = 2
 PARTY_NUMBERS: Final = ("wei", "gas", "steps", "messages", "bytes", "refused")
 DUEL_NUMBERS: Final = ("rounds", "moves", "gas", "bytes", "seconds")
 ERROR: Final = "error: "
@@ -57,7 +53,6 @@ def summarize(head: Head, records: Sequence[Json]) -> Json:
     records = sorted(records, key=lambda record: record["game"])
     results = [record["result"] for record in records if "result" in record]
     alone = [result for result in results if len(result["adversaries"]) == 1]
-    roles = {facts["name"]: facts["role"] for facts in head.adversaries.values()}
     levels = {result["line"]: str(GameLine.parse(result["line"], head.adversaries).levels) for result in results}
     violations = [
         {"game": record["game"], "line": record["line"], "violation": text}
@@ -87,8 +82,10 @@ def summarize(head: Head, records: Sequence[Json]) -> Json:
         "violations": violations,
         "speed": _speed(records),
         "honest": _stories([result for result in results if not result["adversaries"]]),
-        "families": _grouped(alone, lambda result: roles[result["adversaries"][0]]),
-        "levels": _grouped(results, lambda result: levels[result["line"]]),
+        "levels": {
+            level: _stories([result for result in results if levels[result["line"]] == level])
+            for level in sorted(set(levels.values()))
+        },
         "notable": _notable(results),
         "adversaries": {name: _of_adversary(name, facts, results) for name, facts in head.adversaries.items()},
     }
@@ -158,11 +155,6 @@ def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
     return found
 
 
-def _grouped(results: Sequence[Json], group: Callable[[Json], str]) -> Json:
-    names = sorted({group(result) for result in results})
-    return {name: _stories([result for result in results if group(result) == name]) for name in names}
-
-
 def _notable(results: Sequence[Json]) -> dict[str, str]:
     """The first of the games in which something was greatest."""
     found = {}
@@ -199,8 +191,8 @@ def spread(values: Sequence[float]) -> Json:
 
 
 def distribution(values: Sequence[float]) -> Json | None:
-    """The spread of some numbers, their mean, and how many lie where."""
-    return {**spread(values), "mean": _mean(values), "bins": _bins(values)} if values else None
+    """The spread of some numbers and their mean."""
+    return {**spread(values), "mean": _mean(values)} if values else None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -217,16 +209,3 @@ def _short(value: float) -> float:
     """Six digits; as an integer if it is one."""
     rounded = float(f"{value:.6g}")
     return int(rounded) if rounded == int(rounded) else rounded
-
-
-def _bins(values: Sequence[float]) -> list[list[float]]:
-    distinct = sorted(set(values))
-    low, high = distinct[0], distinct[-1]
-    if len(distinct) <= MAX_VALUES:
-        counts = Counter(values)
-        return [[value, value, counts[value]] for value in distinct]
-    edges = [low + (high - low) * i / BINS for i in range(BINS)] + [high]
-    counts_of = [0] * BINS
-    for value in values:
-        counts_of[min(BINS - 1, int((value - low) / (high - low) * BINS))] += 1
-    return [[_short(a), _short(b), n] for a, b, n in zip(edges[:-1], edges[1:], counts_of, strict=True)]
