@@ -11,9 +11,11 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # The stamp is keyed on what is installed: a change of either file installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# A worker takes a half of the tests in order, and steals when it is done: few fixtures are made twice.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := tiebreak tests benchmarks examples model contracts/scripts
 
-.PHONY: help setup demo test matrix models long-sums bench-logged bench-economics bench-scale lint format types vectors hardest contracts model model-mutants ci clean
+.PHONY: help setup demo test test-all models bench-logged bench-economics bench-scale lint format types vectors hardest contracts anvil model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,17 +32,14 @@ setup: $(STAMP) ## Create .venv with the exact versions of constraints.txt
 demo: setup ## The whole path on real data: train, commit, audit, cheat, dispute, settle (under 5 minutes)
 	$(BIN)/tiebreak demo --output demo-output
 
-test: setup ## All tests, with floors on how many ran and no unexpected skips
-	$(BIN)/python -m pytest -n $(WORKERS) --full
+test: setup ## Everything once, in five minutes on two cores, with floors on how many ran and no unexpected skips
+	$(PYTEST) --full
+
+test-all: setup ## The tests that `make test` leaves out, in twenty minutes
+	$(PYTEST) -m slow --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
-	$(BIN)/python -m pytest -n0 -m large tests/engine/models/full_size.py
-
-long-sums: setup ## A disputed sum of 2^24 terms, walked down to four of them (half a minute)
-	$(BIN)/python -m pytest -n0 -m large tests/protocol/test_long_sums.py
-
-matrix: setup ## Every combination of threads, instruction sets, orders, resumption and kernels (minutes)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix or not matrix" tests/tiebreak/test_matrix.py tests/engine/test_golden.py tests/engine/test_devices.py
+	$(BIN)/python -m pytest -n0 tests/engine/models/full_size.py
 
 lint: setup ## Format and lint
 	$(BIN)/ruff format --check $(SOURCES)

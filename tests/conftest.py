@@ -1,8 +1,9 @@
 """No vacuous green: how many cases ran, which skips were expected, and a floor under both (`--full`).
 
-A test that loops over cases takes the fixture `cases` and reports each; one that ends without a case fails. In a
-full run (`make test`) every folder must reach the number of passed tests in `floors.json`, every test file must have
-run, and a skip whose reason is not listed here fails the run.
+A test that loops over cases takes the fixture `cases` and reports each; one that ends without a case fails. A skip
+whose reason is not listed here fails the run. The suite comes in two parts: `make test` runs the fast one and
+`make test-all` the tests marked `slow`. In a full run of a part (`--full`) every folder must reach the number of
+passed tests that `floors.json` gives for it, and every test file of that part must have run.
 """
 
 import json
@@ -36,8 +37,8 @@ EXPECTED_SKIPS = tuple(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--full`: this is the whole suite, so hold it to the floors."""
-    parser.addoption("--full", action="store_true", help="whole suite: check floors.json and that every file ran")
+    """Adds `--full`."""
+    parser.addoption("--full", action="store_true", help="a whole part: check floors.json and that every file ran")
 
 
 class CaseCounter:
@@ -62,8 +63,9 @@ def cases(record_property: Callable[[str, object], None]) -> Iterator[CaseCounte
 class Ledger:
     """What ran, collected where the reports of all workers arrive."""
 
-    def __init__(self, full: bool) -> None:
-        self.full = full
+    def __init__(self, part: str | None) -> None:
+        """part: the part of the suite that runs as a whole, `fast` or `slow`."""
+        self.part = part
         self.passed: Counter[str] = Counter()
         self.files: set[str] = set()
         self.cases = 0
@@ -95,13 +97,13 @@ class Ledger:
     def check(self, exitstatus: int) -> int:
         """The exit status after the checks; fills `problems`."""
         self.problems = [f"unexpected skip: {line}" for line in self.unexpected]
-        if self.full:
-            self.problems += floor_problems(self.passed, json.loads(FLOORS.read_text()))
+        if self.part is not None:
+            self.problems += floor_problems(self.passed, json.loads(FLOORS.read_text())[self.part])
             ran = {(ROOT / file).resolve() for file in self.files}
             self.problems += [
                 f"no test of {path.relative_to(ROOT)} ran"
                 for path in sorted(ROOT.glob("tests/**/test_*.py"))
-                if path not in ran
+                if path not in ran and part_of(path) == self.part
             ]
         return 1 if self.problems and exitstatus in (0, 5) else exitstatus
 
@@ -124,6 +126,11 @@ def folder_of(file: str) -> str:
     return parts[1] if len(parts) > 2 else "."
 
 
+def part_of(path: Path) -> str:
+    """The part of the suite in which a file must run: a file may mark single tests as slow, or itself."""
+    return "slow" if re.search(r"^pytestmark = pytest\.mark\.slow$", path.read_text(), re.MULTILINE) else "fast"
+
+
 def floor_problems(passed: Counter[str], floors: dict[str, int]) -> list[str]:
     """Folders in which fewer tests passed than their floor says, and folders without a floor."""
     short = [
@@ -138,4 +145,5 @@ def pytest_configure(config: pytest.Config) -> None:
     """One ledger, where reports arrive; one thread per worker so that workers do not starve each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Ledger(config.getoption("--full")), "ledger")
+        part = "slow" if config.option.markexpr == "slow" else "fast"
+        config.pluginmanager.register(Ledger(part if config.getoption("--full") else None), "ledger")

@@ -9,16 +9,20 @@ pytest_plugins = ["pytester"]
 CONFTEST = Path(__file__).with_name("conftest.py")
 
 
-def run(pytester: pytest.Pytester, source: str, *args: str, floors: dict[str, int] | None = None) -> pytest.RunResult:
+def run(
+    pytester: pytest.Pytester, source: str, *args: str, floors: dict[str, int] | None = None, part: str = "fast"
+) -> pytest.RunResult:
     """Run `source` as tests/sub/test_it.py below a copy of the conftest."""
     folder = pytester.mkdir("tests") / "sub"
     folder.mkdir()
     (folder / "test_it.py").write_text(source)
     (folder.parent / "conftest.py").write_text(CONFTEST.read_text())
-    (folder.parent / "floors.json").write_text(json.dumps(floors or {}))
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "tests", *args)
+    (folder.parent / "floors.json").write_text(json.dumps({part: floors or {}}))
+    pytester.makeini("[pytest]\nmarkers = slow\n")
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-m", MARKED[part], "tests", *args)
 
 
+MARKED = {"fast": "not slow", "slow": "slow"}
 PASSING = "def test_a():\n    assert 1 + 1 == 2\n"
 
 
@@ -37,6 +41,22 @@ def test_floor(pytester: pytest.Pytester, floors: dict[str, int], message: str) 
 
 def test_a_file_of_which_nothing_ran(pytester: pytest.Pytester) -> None:
     result = run(pytester, "def helper():\n    pass\n", "--full", floors={"sub": 0})
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NOT GREEN: no test of tests/sub/test_it.py ran"])
+
+
+SLOW_FILE = "import pytest\n\npytestmark = pytest.mark.slow\n" + PASSING
+
+
+@pytest.mark.parametrize(("part", "status"), [("fast", 5), ("slow", 0)])
+def test_a_slow_file_runs_in_the_slow_part_alone(pytester: pytest.Pytester, part: str, status: int) -> None:
+    floors = {"sub": 1} if part == "slow" else {}
+    assert run(pytester, SLOW_FILE, "--full", floors=floors, part=part).ret == status
+
+
+def test_a_slow_file_of_which_nothing_ran(pytester: pytest.Pytester) -> None:
+    source = SLOW_FILE.replace("def test_a", "def helper")
+    result = run(pytester, source, "--full", floors={"sub": 0}, part="slow")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["NOT GREEN: no test of tests/sub/test_it.py ran"])
 

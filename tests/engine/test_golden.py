@@ -77,7 +77,7 @@ def test_integers_alone_reach_every_record(cases: Callable[[], None]) -> None:
     cases(len(found["records"]))
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "mlp"])
 def test_integers_alone_reach_the_first_record(name: str) -> None:
     """A step of each model: some ten million terms one by one."""
@@ -100,6 +100,6 @@ def test_capture_makes_the_same_programs_under_another_instruction_set(cases: Ca
     check_capture(found["roots"], cases)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_capture_makes_the_same_programs_here(cases: Callable[[], None]) -> None:
     check_capture(process("capture", *NAMES)["roots"], cases)

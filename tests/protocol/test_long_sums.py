@@ -146,6 +146,6 @@ def test_the_sum_of_a_million_terms_is_the_integer_that_it_is() -> None:
     assert int.from_bytes(LongRun(TERMS).tensor(1, SUM), "little") == float32.from_i64(total)
 
 
-@pytest.mark.large
+@pytest.mark.slow
 def test_a_lie_in_sixteen_million_terms_is_caught_where_the_sum_bends() -> None:
     is_caught_where_it_bends(1 << 24, 4_150_000)

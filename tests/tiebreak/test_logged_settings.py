@@ -123,7 +123,7 @@ def trained(folder: Path, parties: Parties, precision: int, compute: str) -> Pat
 
 COVERED = ("order", "pure")
 """Together with something else, by other settings."""
-NAMES = [pytest.param(name, marks=pytest.mark.matrix) if name in COVERED else name for name in FOLLOWED]
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name for name in FOLLOWED]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +142,7 @@ def test_bfloat16_out_of_fp32(name: str, folder: Path, parties: Parties, tmp_pat
     assert [own.step_log(step) for step in (1, STEPS)] == [opened.step_log(step) for step in (1, STEPS)]
 
 
-@pytest.mark.parametrize("name", ["pure", pytest.param("threads", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("name", ["pure", pytest.param("threads", marks=pytest.mark.slow)])
 def test_fp32_out_of_fp64(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 32, "float64")
     found = audit(FOLLOWED[name], made, tmp_path / "replay")

@@ -89,7 +89,7 @@ COVERING = covering(EVERY)
 
 def marked() -> list[Any]:
     """Every setting; those that `make test` leaves out with a mark."""
-    rest = pytest.mark.matrix
+    rest = pytest.mark.slow
     return [pytest.param(each, id=str(each), marks=() if each in COVERING else rest) for each in EVERY]
 
 
@@ -168,7 +168,7 @@ def test_plain_fp32_forks() -> None:
     assert {name: len(states) for name, states in seen.items()} == dict.fromkeys(MODELS, 2)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
 def test_plain_fp32_forks_by_instruction_set_and_by_threads() -> None:
     """Each alone suffices for some model; every model has at least one state per instruction set."""

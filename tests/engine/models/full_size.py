@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, tokens
 from tiebreak.engine.capture.task import Batch, Rows, Task
 
-pytestmark = [pytest.mark.large, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.timeout(1800)]
 
 
 def next_token(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
