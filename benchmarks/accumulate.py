@@ -16,11 +16,11 @@ import torch
 
 from benchmarks.table import Row, interleaved, publish
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
 from tiebreak.protocol.program.reference import accumulators, unpack
 from tiebreak.protocol.tags import Tag, tagged_hash
+from tiebreak.protocol.trees import Tree
 
 LENGTHS: Final = (20, 24)
 KINDS_AT: Final = 20

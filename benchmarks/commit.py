@@ -25,10 +25,10 @@ from torch import Tensor
 
 from benchmarks.table import RESULTS, Row, interleaved, publish
 from tiebreak.api.environment import usable_cores
+from tiebreak.engine.data.hashing import kernel
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import write_tensors
-from tiebreak.protocol.native.hashing import hasher
 
 REPEATS: Final = 5
 INTERVAL: Final = 10
@@ -182,14 +182,14 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
 def main(step_seconds: float | None, output: str) -> None:
     """Measure and write results/OUTPUT.json."""
     step, source = measured_step() if step_seconds is None else (step_seconds, "given")
-    kernel = hasher()
+    found = kernel()
     rows: list[Row] = []
     for name, shapes in (("ResNet-50", resnet50()), ("GPT-2 124M", gpt2())):
         state, data = filled(shapes)
         rows += rates(name, state, data)
         if name.startswith("GPT-2"):
             rows += checkpoint(state, step, source)
-    publish(output, rows, f"hasher: {'plain Python' if kernel is None else kernel.implementation}, medians")
+    publish(output, rows, f"hasher: {'plain Python' if found is None else found.implementation}, medians")
 
 
 if __name__ == "__main__":

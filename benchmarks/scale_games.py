@@ -16,12 +16,12 @@ from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.commitments.job import Head, SignedHead
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.game.moves import Move, Prove, Select
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.program.accumulator import leaf_count
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, MapFunction, Opcode, ReduceFunction
 from tiebreak.protocol.program.program import Program, encode_instruction
+from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.games.duel import Match
 from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute

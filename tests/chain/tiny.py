@@ -15,9 +15,8 @@ from tests.protocol.runs import bend
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.records import StepRecord, data_tree, identify, state_leaf, state_tree
+from tiebreak.protocol.commitments.records import StepRecord, data_tree, identify, state_leaf, state_tree, tensor_tree
 from tiebreak.protocol.commitments.records import run_tree as make_run_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import (
     Access,
@@ -35,6 +34,7 @@ from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
 from tiebreak.protocol.program.rounding import Rounding
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 F32, I64 = DType.F32, DType.I64
 WEIGHTS: Final = 300
@@ -247,6 +247,9 @@ class Run:
 
     def tensor(self, step: int, value: int) -> bytes:
         return self.computed(step).values[value]
+
+    def tensor_tree(self, step: int, value: int) -> Tree:
+        return tensor_tree(self.tensor(step, value))
 
     def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
         return AccumulatorTree.over(self.encoded(step, value, index))

@@ -14,7 +14,6 @@ from tests.contracts.context import Context, Target
 from tests.contracts.roundings import any_rounding, unpacked
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import identify, tensor_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import proof
 from tiebreak.protocol.game.moves import ChunkOpening, Prove, TensorOpening
@@ -40,6 +39,7 @@ from tiebreak.protocol.program.isa import (
 from tiebreak.protocol.program.program import decode_alone, encode_instruction, instruction_digest
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 from tiebreak.protocol.tags import EMPTY, Tag, tagged_hash
+from tiebreak.protocol.trees import Tree
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SLOTS: Final = 3

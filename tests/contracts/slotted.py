@@ -6,12 +6,12 @@ from dataclasses import replace
 from tests.contracts.context import Context, Target
 from tests.contracts.disputes import DEPTH, F32, I64, SLOTS, SMALL, Dispute, element
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_leaf
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, Params, Slot, SourceConst, SourceKind
 from tiebreak.protocol.program.program import encode_instruction, instruction_digest
 from tiebreak.protocol.program.reference import pack
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 SOURCES = ("state", "data", "const", "step")
 

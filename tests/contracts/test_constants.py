@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
-from tiebreak.protocol.commitments.trees import empty_root
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, ReduceFunction, SourceKind, WindowFunction
 from tiebreak.protocol.tags import EMPTY, Tag
+from tiebreak.protocol.trees import empty_root
 
 CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
 LIBRARIES = CONTRACTS / "src" / "libraries"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.hardest import search
 from tests.hardest.search import PUBLISHED, RANGES, distance, estimate, library_error, record
-from tiebreak.protocol import native
+from tiebreak.engine import native
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
 from tiebreak.protocol.numbers.transcendental import FUNCTIONS, Estimate, _ziv
 from tiebreak.protocol.program.isa import MapFunction

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.arithmetic_cases import Maker, check, elements_of, expected, random_reduction, sum_of, tensor_of
+from tiebreak.engine import native
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.arithmetic.reduce_native import plan_native
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.protocol import native
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction

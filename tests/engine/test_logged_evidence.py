@@ -16,11 +16,11 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.logs import Entries, LogTree, StepLog, logs_tree
-from tiebreak.protocol.commitments.trees import verify
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.reference import execute
 from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.trees import verify
 
 from .logged_cases import INTERVAL, STEPS, Flipping, compiled, logged_job, logging_of, machine, new_run, replay, train
 

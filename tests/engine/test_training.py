@@ -26,11 +26,11 @@ from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.records import loss_id
-from tiebreak.protocol.commitments.trees import parent, verify
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.reference import execute, new_state
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import parent, verify
 
 from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
 

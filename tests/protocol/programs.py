@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from tests.protocol.oracles import Stream
 from tiebreak.protocol.commitments.records import identify, tensor_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
@@ -28,6 +27,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import execute, new_state, pack
+from tiebreak.protocol.trees import Tree
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 ROWS, WIDTH, TOKENS, VOCABULARY = 20, 15, 9, 7

@@ -11,8 +11,15 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.logs import NO_LOG, LogTree, StepLog, logs_tree
-from tiebreak.protocol.commitments.records import StepRecord, data_tree, identify, run_tree, state_leaf, state_tree
-from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.commitments.records import (
+    StepRecord,
+    data_tree,
+    identify,
+    run_tree,
+    state_leaf,
+    state_tree,
+    tensor_tree,
+)
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.rules import GameState
@@ -23,6 +30,7 @@ from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
 from tiebreak.protocol.program.rounding import Direction, Policy, element_rounding
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 CLIENT, TRAINER, CHALLENGER = (PrivateKey.from_int(k) for k in (1, 2, 3))
 DOMAIN = Domain(chain_id=31337, contract=Address(bytes(range(20))))
@@ -242,6 +250,9 @@ class Run:
 
     def tensor(self, step: int, value: int) -> bytes:
         return self.computed(step).values[value]
+
+    def tensor_tree(self, step: int, value: int) -> Tree:
+        return tensor_tree(self.tensor(step, value))
 
     def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
         return AccumulatorTree.over(self.encoded(step, value, index))

@@ -8,12 +8,12 @@ import pytest
 
 from tests.protocol.oracles import Stream
 from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
-from tiebreak.protocol.commitments.trees import Tree, empty_root, verify
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.tags import Tag, tagged_hash
+from tiebreak.protocol.trees import Tree, empty_root, verify
 
 SIZES = [1, 2, 3, 5, 64, 4095, 4096, 4097, 8192, 8193, 3 * 4096 + 77]
 

@@ -25,7 +25,6 @@ from tests.protocol.walks import (
 )
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.commitments.records import chunk_count
-from tiebreak.protocol.commitments.trees import Tree, depth_of, fold
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import (
@@ -47,6 +46,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender, first_nodes
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Opcode, ReduceFunction
 from tiebreak.protocol.program.reference import unpack
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree, depth_of, fold
 
 
 @pytest.mark.parametrize("name", WALKS)

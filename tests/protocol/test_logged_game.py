@@ -28,7 +28,6 @@ from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invar
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.logs import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, chunk_count
-from tiebreak.protocol.commitments.trees import Tree, depth_of
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Level, Reason
@@ -36,6 +35,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.reference import execute, new_state
 from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree, depth_of
 
 JOB = logged_job()
 LOGS, OTHER_LOGS = random_logs(1), random_logs(2)

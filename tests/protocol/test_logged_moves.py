@@ -13,13 +13,13 @@ from tests.protocol.runs import SECRET, Liar, Run, duel, program
 from tests.protocol.walks import WALKS, Walk, other
 from tiebreak.protocol.commitments.logs import NO_WORD, code_in, word_leaf
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
-from tiebreak.protocol.commitments.trees import fold
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, OpenChunk, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.trees import fold
 
 JOB = logged_job()
 LOGS = random_logs(1)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.programs import every_kind
+from tiebreak.engine.data.hashing import hasher, kernel
 from tiebreak.protocol.commitments.logs import (
     NO_LOG,
     NO_WORD,
@@ -23,8 +24,7 @@ from tiebreak.protocol.commitments.logs import (
     logs_tree,
     word_leaf,
 )
-from tiebreak.protocol.commitments.trees import fold
-from tiebreak.protocol.native.hashing import hasher
+from tiebreak.protocol.hashing import PLAIN as PLAIN_HASHER
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
@@ -40,6 +40,7 @@ from tiebreak.protocol.program.isa import (
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
 from tiebreak.protocol.tags import EMPTY
+from tiebreak.protocol.trees import fold
 
 F32, I64 = DType.F32, DType.I64
 LARGE, PLAIN, PRODUCTS, SCATTER, SCALAR = 5000, 1, 2, 4, 5
@@ -185,17 +186,16 @@ def test_the_tree_of_a_program_of_every_kind(directions: dict[int, dict[int, Dir
     assert LogTree(every_kind(), log_of(directions)).root == naive_root(directions, every_kind())
 
 
-@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("stride", [1, 2, 129])
-def test_full_logs(stride: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_logs(stride: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough words that the hashing kernel takes them, with it and without."""
-    if not kernel:
-        monkeypatch.setattr("tiebreak.protocol.commitments.logs.hasher", lambda: None)
-    elif hasher() is None:
+    if compiled and kernel() is None:
         pytest.skip("needs a C compiler")
-    monkeypatch.setattr("tiebreak.protocol.commitments.logs.KERNEL_NODES", 2)
+    monkeypatch.setattr("tiebreak.engine.data.hashing.LEAST_NODES", 2)
     directions = {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
-    assert LogTree(program(), log_of(directions)).root == naive_root(directions, program())
+    tree = LogTree(program(), log_of(directions), hasher=hasher() if compiled else PLAIN_HASHER)
+    assert tree.root == naive_root(directions, program())
 
 
 def test_an_empty_log() -> None:

@@ -21,7 +21,6 @@ from tests.protocol.runs import (
     program,
 )
 from tiebreak.protocol.commitments.job import SignedHead, game_id
-from tiebreak.protocol.commitments.trees import Tree, verify
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, StateError, VerificationError
 from tiebreak.protocol.game import match
 from tiebreak.protocol.game.match import Match, Seat
@@ -29,6 +28,7 @@ from tiebreak.protocol.game.messages import Message, open_wire, seal
 from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Prove, Side, kind_name
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender, Path, describe
+from tiebreak.protocol.trees import Tree, verify
 
 JOB = make_job()
 HONEST = Run(JOB)

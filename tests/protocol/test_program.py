@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiebreak.protocol.commitments.trees import parent, verify
 from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
 from tiebreak.protocol.program.isa import (
     Access,
@@ -36,6 +35,7 @@ from tiebreak.protocol.program.program import (
     encode_instruction,
     instruction_digest,
 )
+from tiebreak.protocol.trees import parent, verify
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.protocol.oracles import NAN, Stream
 from tests.protocol.programs import Step, body_tree, every_kind, initial_state, job_data, run_step
 from tiebreak.protocol.commitments.records import identify, tensor_id, tensor_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.errors import EncodingError, ProofError
 from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
 from tiebreak.protocol.game.referee import Openings, build_openings, judge_element, judge_leaf, judge_scalar_source
@@ -20,6 +19,7 @@ from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import accumulators, unpack
+from tiebreak.protocol.trees import Tree
 
 JUDGED = [number for number, instruction in enumerate(every_kind().body) if instruction.opcode != Opcode.SOURCE]
 Proof = tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.records import TensorData, identify, identify_all
 from tiebreak.protocol.commitments.streaming import SUBTREE_BYTES, TensorStream
-from tiebreak.protocol.commitments.trees import Frontier, Tree, fold_nodes
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.trees import Frontier, Tree, fold_nodes
 
 
 def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
@@ -23,7 +25,7 @@ def cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
 
 
 def streamed(dtype: DType, shape: tuple[int, ...], pieces: Iterator[memoryview]) -> bytes:
-    stream = TensorStream(dtype, shape, threads=2)
+    stream = TensorStream(dtype, shape, hasher=hasher(2))
     for piece in pieces:
         stream.update(piece)
     assert stream.identity() == stream.identity()

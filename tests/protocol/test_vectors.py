@@ -14,13 +14,11 @@ from tests.protocol.test_rounding import expected as along_a_log
 from tests.vectors import generate as vectors
 from tests.vectors.inputs import raw
 from tests.vectors.instructions import STEP
-from tiebreak.protocol.commitments.trees import fold
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.numbers.float32 import INF
+from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
 from tiebreak.protocol.program.accumulator import Kind, decode
 from tiebreak.protocol.program.isa import (
     MAP_SIGNATURES,
-    NAN_BITS,
     Access,
     DType,
     Instruction,
@@ -33,6 +31,7 @@ from tiebreak.protocol.program.isa import (
 from tiebreak.protocol.program.program import Program, decode_instruction
 from tiebreak.protocol.program.reference import element, pack, scalar, unpack
 from tiebreak.protocol.program.rounding import Direction, Rounding
+from tiebreak.protocol.trees import fold
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "vectors"
 SEARCHED = "hardest.json"

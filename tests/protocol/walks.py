@@ -6,13 +6,13 @@ from dataclasses import replace
 from random import Random
 
 from tests.protocol.runs import SECRET, Liar, Run, duel, lie, make_job, program
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Concede, Descend, Move, OpenChunk, OpenSteps, Phase, Select, SelectElement
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Challenger, Defender, first_nodes
 from tiebreak.protocol.tags import EMPTY, Digest
+from tiebreak.protocol.trees import Tree
 
 JOB = make_job()
 HONEST = Run(JOB)

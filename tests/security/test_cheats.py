@@ -10,7 +10,6 @@ from tests.protocol.programs import every_kind
 from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER, Run, duel, make_job
 from tiebreak.protocol.commitments.job import Head, game_id
 from tiebreak.protocol.commitments.records import StepRecord, loss_id
-from tiebreak.protocol.commitments.trees import Tree, fold
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import replay
@@ -34,6 +33,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import encode_instruction, instruction_digest
 from tiebreak.protocol.tags import EMPTY, Digest
+from tiebreak.protocol.trees import Tree, fold
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 STEP = 3

@@ -25,13 +25,13 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import state_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import contest
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.trees import Tree
 
 CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
 DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))

@@ -25,7 +25,6 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import data_tree, initial_record, state_leaf, state_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.errors import ProofError
 from tiebreak.protocol.game import proof, referee
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
@@ -44,6 +43,7 @@ from tiebreak.protocol.program.program import Program, half_and_half, instructio
 from tiebreak.protocol.program.reference import accumulators, unpack
 from tiebreak.protocol.program.rounding import NEAREST, Rounding
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import Tree
 
 DEPLOYER = PrivateKey.from_int(0xDE9107)
 

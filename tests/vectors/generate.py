@@ -27,15 +27,15 @@ from tests.vectors.instructions import all_cases, evaluate, hex_of
 from tests.vectors.rounding import logs, roundings
 from tests.vectors.transcendentals import bulk
 from tiebreak.protocol.commitments import records as commitments
-from tiebreak.protocol.commitments.trees import Tree, pad
-from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, ONE, SIGN
+from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, NAN_BITS, ONE, SIGN
 from tiebreak.protocol.numbers.philox import philox4x32, random_bits, shuffle
 from tiebreak.protocol.program.accumulator import Accumulator, Kind, add_term, encode, finish, initial
-from tiebreak.protocol.program.isa import MAP_SIGNATURES, NAN_BITS, TRANSCENDENTALS, DType, MapFunction
+from tiebreak.protocol.program.isa import MAP_SIGNATURES, TRANSCENDENTALS, DType, MapFunction
 from tiebreak.protocol.program.program import encode_instruction, instruction_digest
 from tiebreak.protocol.program.reference import scalar
 from tiebreak.protocol.program.rounding import Rounding
 from tiebreak.protocol.tags import EMPTY, Digest
+from tiebreak.protocol.trees import Tree, pad
 
 Json = dict[str, Any]
 _PRECISIONS: Final = (16, 24, 28)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from hashlib import shake_128
 from typing import Final
 
-from tiebreak.protocol.numbers.float32 import INF, ONE, SIGN
-from tiebreak.protocol.program.isa import NAN_BITS, DType, MapFunction
+from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN
+from tiebreak.protocol.program.isa import DType, MapFunction
 
 EDGES: Final = (
     0, 1, 2, 0x007FFFFF, 0x00800000, 0x00800001, 0x33800000, 0x3F7FFFFF, ONE, 0x3F800001, 0x40400000, 0x4B7FFFFF,

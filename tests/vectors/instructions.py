@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from tests.vectors.inputs import I64_EDGES, Stream
-from tiebreak.protocol.numbers.float32 import INF, ONE, SIGN
+from tiebreak.protocol.numbers.float32 import INF, NAN_BITS, ONE, SIGN
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import (
-    NAN_BITS,
     Access,
     DType,
     GatherParams,

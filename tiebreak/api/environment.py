@@ -18,7 +18,8 @@ from tiebreak.engine.arithmetic import (
 from tiebreak.engine.arithmetic import (
     scatter_native as scattering,
 )
-from tiebreak.protocol.native import enabled, hashing, load
+from tiebreak.engine.data import hashing
+from tiebreak.engine.native import enabled, load
 
 _CPUINFO = Path("/proc/cpuinfo")
 EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
@@ -69,7 +70,7 @@ def kernels() -> tuple[Kernel, ...]:
         Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
         for name, module in (("contraction", contraction), ("scattering", scattering), ("chains", chains))
     ]
-    hasher, reason = hashing.hasher(), load(Path(hashing.__file__).with_suffix(".c")).reason
+    hasher, reason = hashing.kernel(), load(Path(hashing.__file__).with_suffix(".c")).reason
     if hasher is not None:
         reason = f"{reason}, {hasher.implementation}"
     elif enabled() and reason.startswith("compiled"):

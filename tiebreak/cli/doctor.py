@@ -12,9 +12,9 @@ from tiebreak.api.environment import Kernel, describe, describe_cuda, kernels
 from tiebreak.api.running import usable_device
 from tiebreak.cli.options import threads_option
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.native import pure_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,6 @@ from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.records import identify, state_leaf
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.game import proof, referee
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.accumulator import encode
@@ -39,6 +38,7 @@ from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, unpack
 from tiebreak.protocol.program.rounding import NEAREST
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 OPTIMIZER_FOR_TESTS = SGD(lr=0.05, momentum=0.9)
 """After the first step its buffers *are* the gradients, bit for bit."""

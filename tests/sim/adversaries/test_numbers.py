@@ -7,7 +7,7 @@ import pytest
 
 from tests.sim.adversaries.duel import Duel, convict, job_of
 from tiebreak.protocol.game.rules import Level
-from tiebreak.protocol.program.isa import NAN_BITS
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
 from tiebreak.sim.adversaries.numbers import (
     ADVERSARIES,

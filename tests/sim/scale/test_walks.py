@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.sim.yard import STEPS, Yard, any_cheat, sums_of
 from tiebreak.protocol.chain.calls import move_call
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.game.moves import OpenValues, Prove, Select
 from tiebreak.protocol.game.rules import GameState, walk_moves
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.games.duel import Match
 from tiebreak.sim.games.scenario import fight
 from tiebreak.sim.scale.model import replayed_steps

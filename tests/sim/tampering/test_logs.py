@@ -25,7 +25,7 @@ from tiebreak.protocol.commitments.logs import NO_WORD, LogTree, StepLog
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
 from tiebreak.protocol.game.moves import OpenChunk, Side
 from tiebreak.protocol.game.rules import Level, Reason
-from tiebreak.protocol.program.isa import CHUNK_BYTES
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum_kind
 from tiebreak.sim.games.duel import Match
 from tiebreak.sim.games.local_chain import fork

@@ -26,7 +26,7 @@ from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.threads import together
 from tiebreak.engine.arithmetic.views import Dim, coalesce
-from tiebreak.protocol.native import Build, load
+from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Access, DType, Instruction, IotaParams, MapFunction, Opcode, RandomParams
 
 TILES_PER_TURN: Final = 32

@@ -25,7 +25,7 @@ from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import together
 from tiebreak.engine.arithmetic.views import Dim, coalesce
 from tiebreak.engine.arithmetic.ziv import coefficient
-from tiebreak.protocol.native import Build, load
+from tiebreak.engine.native import Build, load
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 

@@ -16,7 +16,7 @@ from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.reduce_native import MAX_TABLE, SMALL, Progress, check_reach, offsets_of, run_kernel
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import together
-from tiebreak.protocol.native import Build, load
+from tiebreak.engine.native import Build, load
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction, ScatterParams
 

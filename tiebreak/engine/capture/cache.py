@@ -24,8 +24,8 @@ from tiebreak.engine.capture.fingerprint import NoFingerprint, step_fingerprint
 from tiebreak.engine.capture.step import StepGraph, capture
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.native import cache_directory
 from tiebreak.protocol.errors import TiebreakError
-from tiebreak.protocol.native import cache_directory
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import decode_instruction, encode_instruction
 

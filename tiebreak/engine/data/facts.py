@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.data.files import ArrayFile, check_bools, source_of
+from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.native import cache_directory
 from tiebreak.protocol.commitments.streaming import TensorStream
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.native import cache_directory
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
@@ -131,7 +132,7 @@ def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBy
         on_bytes(array.nbytes)
         return known
     started = time.time_ns()
-    stream, not_finite = TensorStream(array.committed, array.shape, torch.get_num_threads()), 0
+    stream, not_finite = TensorStream(array.committed, array.shape, hasher=hasher(torch.get_num_threads())), 0
     for block in array.blocks():
         stream.update(block)
         if array.committed == DType.F32:

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.protocol.commitments.digests import one_nan
-from tiebreak.protocol.commitments.records import TensorData, identify_all, tensor_tree
-from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.engine.data.hashing import hasher
+from tiebreak.protocol.commitments.records import TensorData, identify_all
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.program.isa import NAN_BITS, DType
+from tiebreak.protocol.hashing import one_nan
+from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
 TORCH_DTYPES: Final = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
@@ -73,11 +74,6 @@ def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(array)
 
 
-def chunk_tree(tensor: Tensor) -> Tree:
-    """The chunk tree of a tensor."""
-    return tensor_tree(tensor_bytes(tensor), torch.get_num_threads())
-
-
 def identity(tensor: Tensor) -> Digest:
     """The tensor's id."""
     return identities({"": tensor})[""]
@@ -89,7 +85,7 @@ def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
         TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=_memory(tensor))
         for tensor in tensors.values()
     ]
-    return dict(zip(tensors, identify_all(entries, torch.get_num_threads()), strict=True))
+    return dict(zip(tensors, identify_all(entries, hasher=hasher(torch.get_num_threads())), strict=True))
 
 
 def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.following import Follower
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.logs import LogTree, StepLog, logs_tree
@@ -60,7 +61,7 @@ class CommittedLogs:
         self._check(checkpoint)
         log = self._read(step)
         expected = self._roots[step - job.first_step(checkpoint)]
-        if (found := LogTree(self._run.program, log).root) != expected:  # (3)
+        if (found := LogTree(self._run.program, log, hasher=hasher()).root) != expected:  # (3)
             raise CannotCheck(
                 f"{self._run.path}: log of step {step}: expected {expected.hex()}, as it was before, got {found.hex()}"
             )
@@ -84,7 +85,9 @@ class CommittedLogs:
             return
         job, self._checkpoint = self._run.job, None
         first, last = job.first_step(checkpoint), job.last_step(checkpoint)
-        self._roots = [LogTree(self._run.program, self._read(step)).root for step in range(first, last + 1)]
+        self._roots = [
+            LogTree(self._run.program, self._read(step), hasher=hasher()).root for step in range(first, last + 1)
+        ]
         expected, found = self._record_of(checkpoint).log_root, logs_tree(self._roots).root
         if found != expected:  # (2)
             raise CannotCheck(

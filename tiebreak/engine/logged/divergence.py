@@ -15,7 +15,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import UNITS, Logging, NearTies
 from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.engine.logged.policy import COMPUTE, KindEvidence
-from tiebreak.protocol.native import pure_path
+from tiebreak.engine.native import pure_path
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program

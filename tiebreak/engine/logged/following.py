@@ -29,7 +29,8 @@ from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, 
 from tiebreak.engine.logged.screening import Screen
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.logs import Entries, Integers, Mask, StepLog
-from tiebreak.protocol.program.isa import NAN_BITS, Instruction
+from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import (
     Direction,

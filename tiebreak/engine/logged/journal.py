@@ -8,6 +8,7 @@ Logs of a segment without a record are made again from its first step on, whatev
 """
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import Follower, LogReport
 from tiebreak.engine.logged.recording import Recorder
@@ -50,7 +51,7 @@ class Journal:
         if step == self._run.job.first_step(self._run.job.checkpoint_of(step)):
             self._roots = []
         self._run.write_step_log(step, sums.log)
-        self._roots.append(LogTree(self._run.program, sums.log).root)
+        self._roots.append(LogTree(self._run.program, sums.log, hasher=hasher()).root)
 
     def log_root(self, step: int) -> Digest:
         """The log root of the segment that ends with this step, whose logs are then on disk. Raises `StorageError`."""

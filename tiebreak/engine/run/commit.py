@@ -21,9 +21,9 @@ from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_tree
-from tiebreak.protocol.commitments.trees import Frontier
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Frontier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

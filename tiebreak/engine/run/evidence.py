@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import identity, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult
@@ -19,12 +21,12 @@ from tiebreak.engine.run.train import Tamper, honest, make_record
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.logs import LogTree, StepLog
-from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_leaf
-from tiebreak.protocol.commitments.trees import Tree
+from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_leaf, tensor_tree
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import Slot
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 
 class Source(Protocol):
@@ -75,6 +77,7 @@ class Evidence:
         self._records: dict[int, StepRecord] = {}
         self._value_tree = lru_cache(maxsize=4)(self._make_value_tree)
         self._tensor = lru_cache(maxsize=64)(self._make_tensor)
+        self._tensor_tree = lru_cache(maxsize=4)(self._make_tensor_tree)
         self._accumulators = lru_cache(maxsize=1)(self._make_accumulators)
         self._logs = CommittedLogs(run, lambda checkpoint: run.records()[checkpoint])
         self._log_tree = lru_cache(maxsize=2)(self._make_log_tree)
@@ -95,12 +98,13 @@ class Evidence:
         records = self.run.records()
         if len(records) < count:
             raise StateError(f"expected {count} checkpoints in {self.run.path}, got {len(records)}")
-        return run_tree([record.digest for record in records[:count]], self.job.steps, self.job.checkpoint_interval)
+        digests = [record.digest for record in records[:count]]
+        return run_tree(digests, self.job.steps, self.job.checkpoint_interval, hasher=hasher())
 
     def steps_tree(self, checkpoint: int) -> Tree:
         """The tree over the records of a segment's steps."""
         steps = range(self.job.first_step(checkpoint), self.job.last_step(checkpoint) + 1)
-        return Tree([self.record(step).digest for step in steps])
+        return Tree([self.record(step).digest for step in steps], hasher=hasher())
 
     def record(self, step: int) -> StepRecord:
         """The record of any step (0: the initial one)."""
@@ -117,6 +121,10 @@ class Evidence:
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value of a step."""
         return self._tensor(step, value)
+
+    def tensor_tree(self, step: int, value: int) -> Tree:
+        """The chunk tree of a body value of a step."""
+        return self._tensor_tree(step, value)
 
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step (0: the initial one)."""
@@ -143,12 +151,16 @@ class Evidence:
         return self._log_tree(step)
 
     def _make_log_tree(self, step: int) -> LogTree:
-        return LogTree(self.program, self._logs.step_log(step))
+        return LogTree(self.program, self._logs.step_log(step), hasher=hasher())
+
+    def _make_tensor_tree(self, step: int, value: int) -> Tree:
+        return tensor_tree(self.tensor(step, value), hasher=hasher(torch.get_num_threads()))
 
     def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         instruction = self.program.body[value]
         tensors = [self.tensor(step, operand.value) for operand in instruction.operands]
-        return AccumulatorTree.of(instruction, element, tensors, self.program.operand_dtypes(instruction))
+        dtypes = self.program.operand_dtypes(instruction)
+        return AccumulatorTree.of(instruction, element, tensors, dtypes, hasher=hasher())
 
     def _inputs(self) -> State:
         if self._data is None:

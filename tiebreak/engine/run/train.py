@@ -20,8 +20,8 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, Observer, StepResult
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.trees import Frontier
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Frontier
 
 __all__ = ["Commit", "Progress", "Tamper", "Worker", "honest", "make_record"]
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from tiebreak.protocol.commitments.digests import DIGEST_BYTES, record_level
-from tiebreak.protocol.commitments.trees import KERNEL_NODES, depth_of, empty_root, level_above
-from tiebreak.protocol.native.hashing import hasher
+from tiebreak.protocol.hashing import DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.program.isa import DType, Instruction
 from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, Prefixes, Terms
 from tiebreak.protocol.tags import Digest, Tag
+from tiebreak.protocol.trees import depth_of, empty_root
 
 BLOCKS_HELD: Final = 4
 
@@ -30,30 +29,37 @@ class _Block:
 
 
 class AccumulatorTree:
-    """What `merkle.Tree` is, over accumulators given block by block; `at` tells what stands in a leaf."""
+    """What `trees.Tree` is, over accumulators given block by block; `at` tells what stands in a leaf."""
 
-    def __init__(self, count: int, block: Callable[[int], bytes]) -> None:
+    def __init__(self, count: int, block: Callable[[int], bytes], *, hasher: Hasher = PLAIN) -> None:
         """`count`: leaves; `block(n)`: the encodings, all of one length, of the leaves n * 4096 and on."""
         if count < 1:
             raise ValueError(f"expected at least one leaf, got {count}")
         self.count = count
         self.depth = depth_of(count)
         self._encodings = block
+        self._hasher = hasher
         self._height = min(self.depth, BLOCK_HEIGHT)
         """Of the subtree over a block."""
         self._block = lru_cache(maxsize=BLOCKS_HELD)(self._make_block)
         self._levels = [b"".join(self._make_block(n).levels[-1] for n in range(-(-count // BLOCK_LEAVES)))]
         """By height above the blocks: the nodes that are above a leaf, one after the other."""
         for height in range(self._height, self.depth):
-            self._levels.append(level_above(self._levels[-1], height))
+            self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))
 
     @classmethod
     def of(
-        cls, instruction: Instruction, index: int, tensors: Sequence[bytes | memoryview], dtypes: Sequence[DType]
+        cls,
+        instruction: Instruction,
+        index: int,
+        tensors: Sequence[bytes | memoryview],
+        dtypes: Sequence[DType],
+        *,
+        hasher: Hasher = PLAIN,
     ) -> "AccumulatorTree":
         """That of element `index` of a reduction; `tensors` and `dtypes`: data and dtype of each operand's value."""
         prefixes = Prefixes(Terms(instruction, index, tensors, dtypes))
-        return cls(prefixes.count, prefixes.block)
+        return cls(prefixes.count, prefixes.block, hasher=hasher)
 
     @classmethod
     def over(cls, encoded: Sequence[bytes]) -> "AccumulatorTree":
@@ -121,14 +127,7 @@ class AccumulatorTree:
         if not encodings or len(encodings) % leaves:
             raise ValueError(f"expected {leaves} encodings of one length, got {len(encodings)} bytes")
         width = len(encodings) // leaves
-        levels = [_leaf_level(encodings, width)]
+        levels = [self._hasher.record_level(Tag.ACCUMULATOR, encodings, width)]
         for height in range(self._height):
-            levels.append(level_above(levels[-1], height))
+            levels.append(self._hasher.parent_level(levels[-1], empty_root(height)))
         return _Block(encodings, width, levels)
-
-
-def _leaf_level(encodings: bytes, width: int) -> bytes:
-    """The leaves' digests. Few are hashed here: a call of the kernel costs more."""
-    if len(encodings) < KERNEL_NODES * width or (kernel := hasher()) is None:
-        return record_level(Tag.ACCUMULATOR, encodings, width)
-    return kernel.record_level(Tag.ACCUMULATOR, encodings, width)

@@ -25,7 +25,6 @@ from tiebreak.protocol.commitments.eip712 import (
     typed_digest,
 )
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import Fields, Packed, pack, unpack
@@ -33,6 +32,7 @@ from tiebreak.protocol.program.isa import MAX_INSTRUCTIONS
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import depth_of
 
 PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5

@@ -12,15 +12,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiebreak.protocol.commitments.digests import DIGEST_BYTES, record_level
 from tiebreak.protocol.commitments.records import chunk_count
-from tiebreak.protocol.commitments.trees import KERNEL_NODES, Tree, depth_of, empty_root
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.native.hashing import hasher
-from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Hasher
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import Tree, depth_of, empty_root
 
 WORD_BYTES: Final = 32
 WORD_ELEMENTS: Final = CHUNK_BYTES // DType.F32.size
@@ -119,10 +118,10 @@ class LogTree:
     `log` has been checked. Within a value's subtree, of the depth of its chunk tree, only nodes above entries are held.
     """
 
-    def __init__(self, program: Program, log: StepLog) -> None:
+    def __init__(self, program: Program, log: StepLog, *, hasher: Hasher = PLAIN) -> None:
         self._program = program
         self._values = {
-            value: _Subtree(depth_of_value(program, value), entries) for value, entries in log.entries.items()
+            value: _Subtree(depth_of_value(program, value), entries, hasher) for value, entries in log.entries.items()
         }
         leaves = [
             self._values[value].root if value in self._values
@@ -153,13 +152,13 @@ class LogTree:
 class _Subtree:
     """The subtree of one value: by height the positions, ascending, and digests of the nodes above an entry."""
 
-    def __init__(self, depth: int, entries: Entries) -> None:
+    def __init__(self, depth: int, entries: Entries, hasher: Hasher) -> None:
         self.depth = depth
         chunks, self._words = _words(entries)
         self._positions = [chunks]
-        self._nodes = [_digests(Tag.LOG_WORD, self._words)]
+        self._nodes = [_digests(Tag.LOG_WORD, self._words, hasher)]
         for height in range(depth):
-            positions, nodes = _above(self._positions[-1], self._nodes[-1], height)
+            positions, nodes = _above(self._positions[-1], self._nodes[-1], height, hasher)
             self._positions.append(positions)
             self._nodes.append(nodes)
 
@@ -200,19 +199,17 @@ def _words(entries: Entries) -> tuple[Integers, _Bytes]:
     return chunks, words
 
 
-def _above(positions: Integers, nodes: _Bytes, height: int) -> tuple[Integers, _Bytes]:
+def _above(positions: Integers, nodes: _Bytes, height: int, hasher: Hasher) -> tuple[Integers, _Bytes]:
     """The level above; a node that is not there is the empty one of its height."""
     parents, rows = np.unique(positions >> 1, return_inverse=True)
     pairs = np.tile(np.frombuffer(empty_root(height), dtype=np.uint8), (len(parents), 2))
     pairs.reshape(len(parents), 2, DIGEST_BYTES)[rows, positions & 1] = nodes
-    return parents, _digests(Tag.NODE, pairs)
+    return parents, _digests(Tag.NODE, pairs, hasher)
 
 
-def _digests(tag: Tag, records: _Bytes) -> _Bytes:
+def _digests(tag: Tag, records: _Bytes, hasher: Hasher) -> _Bytes:
     """Digests (rows, 32) of the rows of `records`."""
-    data, width = records.tobytes(), records.shape[1]
-    kernel = hasher() if len(records) >= KERNEL_NODES else None
-    found = record_level(tag, data, width) if kernel is None else kernel.record_level(tag, data, width)
+    found = hasher.record_level(tag, records.tobytes(), records.shape[1])
     return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
 

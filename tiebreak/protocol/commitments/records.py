@@ -3,21 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
 
 from tiebreak.protocol.codec import encode_name, unsigned
-from tiebreak.protocol.commitments.digests import leaf_level, one_nan
-from tiebreak.protocol.commitments.trees import Tree, depth_of
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.native.hashing import Data, hasher
-from tiebreak.protocol.program.isa import CHUNK_BYTES, MAX_NUMEL, MAX_RANK, NAN_BITS, DType
+from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher
+from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_RANK, DType
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import Tree, depth_of
 
 ZERO_DIGEST = Digest(bytes(32))
 """The rounding-log root of a step under policy `exact`."""
-
-KERNEL_BYTES: Final = 1 << 14
-"""Less than that is hashed here: a call of the kernel costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +40,12 @@ def chunk_digest(data: bytes | memoryview) -> Digest:
     return tagged_hash(Tag.CHUNK, bytes(data))
 
 
-def tensor_tree(data: bytes | memoryview, threads: int = 1) -> Tree:
+def tensor_tree(data: bytes | memoryview, *, hasher: Hasher = PLAIN) -> Tree:
     """The chunk tree of a tensor's data (little-endian, row-major, NaN canonical; at least one byte)."""
     view = memoryview(data).cast("B")
     if not view.nbytes:
         raise EncodingError("expected a tensor with at least one element, got none")
-    kernel = hasher() if view.nbytes >= KERNEL_BYTES else None
-    return Tree.over(leaf_level(view) if kernel is None else kernel.leaf_level(Data(view), threads))
+    return Tree.over(hasher.leaf_level(Data(view)), hasher=hasher)
 
 
 def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
@@ -69,25 +64,13 @@ def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Di
     return tensor_id(dtype, shape, tensor_tree(data).root)
 
 
-def identify_all(tensors: Sequence[TensorData], threads: int = 1) -> list[Digest]:
-    """The ids of many tensors at once, by so many threads. An f32 NaN of any payload counts as `0x7fc00000`."""
+def identify_all(tensors: Sequence[TensorData], *, hasher: Hasher = PLAIN) -> list[Digest]:
+    """The ids of many tensors at once. An f32 NaN of any payload counts as `0x7fc00000`."""
     for tensor in tensors:
         if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
             raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")
-    roots = chunk_roots([Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors], threads)
+    roots = hasher.roots([Data(tensor.data, floats=tensor.dtype == DType.F32) for tensor in tensors])
     return [tensor_id(tensor.dtype, tensor.shape, root) for tensor, root in zip(tensors, roots, strict=True)]
-
-
-def chunk_roots(inputs: Sequence[Data], threads: int = 1) -> list[Digest]:
-    """The root of the chunk tree of each input, which has at least one byte; hashed by so many threads."""
-    kernel = hasher()
-    if kernel is None:
-        return [_plain_root(data) for data in inputs]
-    return [Digest(root) for root in kernel.roots(inputs, threads)]
-
-
-def _plain_root(data: Data) -> Digest:
-    return Tree.over(leaf_level(one_nan(data.view) if data.floats else data.view)).root
 
 
 def state_leaf(name: str, tensor: bytes) -> Digest:
@@ -147,6 +130,6 @@ def checkpoint_count(steps: int, interval: int) -> int:
     return -(-steps // interval)
 
 
-def run_tree(records: Sequence[bytes], steps: int, interval: int) -> Tree:
+def run_tree(records: Sequence[bytes], steps: int, interval: int, *, hasher: Hasher = PLAIN) -> Tree:
     """The run tree of a head of count len(records)."""
-    return Tree(records, depth_of(checkpoint_count(steps, interval)))
+    return Tree(records, depth_of(checkpoint_count(steps, interval)), hasher=hasher)

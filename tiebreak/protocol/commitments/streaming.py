@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from tiebreak.protocol.commitments.records import chunk_roots, tensor_id
-from tiebreak.protocol.commitments.trees import Frontier, depth_of, pad
+from tiebreak.protocol.commitments.records import tensor_id
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.native.hashing import Data
-from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Frontier, depth_of, pad
 
 SUBTREE_HEIGHT: Final = 12
 SUBTREE_BYTES: Final = CHUNK_BYTES << SUBTREE_HEIGHT
@@ -26,8 +26,8 @@ class TensorStream:
     An f32 NaN of any payload counts as `0x7fc00000`. Bytes of bools are hashed as they are.
     """
 
-    def __init__(self, dtype: DType, shape: Sequence[int], threads: int = 1) -> None:
-        self._dtype, self._shape, self._threads = dtype, tuple(shape), threads
+    def __init__(self, dtype: DType, shape: Sequence[int], *, hasher: Hasher = PLAIN) -> None:
+        self._dtype, self._shape, self._hasher = dtype, tuple(shape), hasher
         self._expected = prod(shape) * dtype.size
         self._taken = 0
         self._held = bytearray()
@@ -73,7 +73,8 @@ class TensorStream:
             self._subtrees.append(root)
 
     def _roots(self, pieces: Sequence[memoryview]) -> list[Digest]:
-        return chunk_roots([Data(piece, floats=self._dtype == DType.F32) for piece in pieces], self._threads)
+        roots = self._hasher.roots([Data(piece, floats=self._dtype == DType.F32) for piece in pieces])
+        return [Digest(root) for root in roots]
 
     def _what(self) -> str:
         return f"{self._dtype.name} {self._shape}"

@@ -15,8 +15,9 @@ from tiebreak.protocol.commitments.job import MAX_DESCENT_LEVELS
 from tiebreak.protocol.commitments.logs import NO_WORD, WORD_BYTES
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import Fields, Packed
-from tiebreak.protocol.program.isa import CHUNK_BYTES, MAX_INSTRUCTION_BYTES, MAX_RANK
+from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES, MAX_RANK
 
 MAX_SIBLINGS: Final = 64
 """No tree of the protocol is deeper: a run has fewer than 2^64 steps."""

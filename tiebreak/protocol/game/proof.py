@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_leaf
-from tiebreak.protocol.commitments.trees import depth_of, verify
 from tiebreak.protocol.errors import ProofError
 from tiebreak.protocol.game import referee
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness
@@ -24,6 +23,7 @@ from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import decode_alone, instruction_digest
 from tiebreak.protocol.program.rounding import Rounding
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import depth_of, verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

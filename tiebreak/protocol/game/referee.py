@@ -24,11 +24,11 @@ from tiebreak.protocol.commitments.records import (
     tensor_id,
     tensor_tree,
 )
-from tiebreak.protocol.commitments.trees import Tree, depth_of, verify
 from tiebreak.protocol.errors import EncodingError, ProofError
 from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.accumulator import decode, encode, kind_of
-from tiebreak.protocol.program.isa import CHUNK_BYTES, TERMS_PER_LEAF, DType, Instruction, Opcode, signatures
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, signatures
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import (
     Reader,
@@ -41,6 +41,7 @@ from tiebreak.protocol.program.reference import (
 )
 from tiebreak.protocol.program.rounding import NEAREST, Rounding
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree, depth_of, verify
 
 TensorBytes = Callable[[int], bytes | memoryview]
 """Value number -> its data."""
@@ -207,12 +208,12 @@ def build_openings(
     *,
     body_tree: Tree,
     tensor_bytes: TensorBytes,
-    chunk_tree: Callable[[int], Tree] | None = None,
+    tree_of: Callable[[int], Tree] | None = None,
 ) -> tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]:
     """What `judge_element` (`leaf` None) or `judge_leaf` needs: tensors by value, chunks by tensor, each once.
 
     `body_tree` is the value tree of the prover, or its body half; `tensor_bytes` gives a value's data and
-    `chunk_tree` its chunk tree (made from the data if not given).
+    `tree_of` its chunk tree (made from the data if not given).
     """
     data: dict[int, bytes | memoryview] = {}
 
@@ -229,7 +230,7 @@ def build_openings(
         value = instruction.operands[operand].value
         places.add((value, where * program.body[value].dtype.size // CHUNK_BYTES))
     values = sorted({value for value, _ in places})
-    trees = {value: chunk_tree(value) if chunk_tree else tensor_tree(data[value]) for value in values}
+    trees = {value: tree_of(value) if tree_of else tensor_tree(data[value]) for value in values}
     tensors = tuple(_open_tensor(program, value, trees[value], body_tree) for value in values)
     chunks = tuple(
         ChunkOpening(

@@ -42,7 +42,6 @@ from tiebreak.protocol.commitments.records import (
     loss_id,
     tensor_id,
 )
-from tiebreak.protocol.commitments.trees import depth_of, fold, fold_nodes, pad
 from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
 from tiebreak.protocol.game import proof, seals
 from tiebreak.protocol.game.moves import (
@@ -62,10 +61,12 @@ from tiebreak.protocol.game.moves import (
     Side,
 )
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
-from tiebreak.protocol.program.isa import CHUNK_BYTES, MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode
 from tiebreak.protocol.program.program import decode_alone, instruction_digest
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.tags import EMPTY, Digest
+from tiebreak.protocol.trees import depth_of, fold, fold_nodes, pad
 
 __all__ = [
     "GameState",

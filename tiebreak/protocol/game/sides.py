@@ -17,8 +17,7 @@ from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.logs import LogTree, logs_tree
-from tiebreak.protocol.commitments.records import StepRecord, data_leaf, tensor_tree
-from tiebreak.protocol.commitments.trees import Tree, parent
+from tiebreak.protocol.commitments.records import StepRecord, data_leaf
 from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.game import seals
 from tiebreak.protocol.game.moves import (
@@ -45,9 +44,11 @@ from tiebreak.protocol.game.moves import (
 from tiebreak.protocol.game.proof import record_place
 from tiebreak.protocol.game.referee import build_openings
 from tiebreak.protocol.game.rules import GameState, Level, Reason, apply, judge
-from tiebreak.protocol.program.isa import CHUNK_BYTES, Instruction, Opcode, Slot, SourceKind, unravel
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind, unravel
 from tiebreak.protocol.program.program import Program, decode_instruction
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree, parent
 
 
 class Oracle(Protocol):
@@ -75,6 +76,9 @@ class Oracle(Protocol):
 
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value."""
+
+    def tensor_tree(self, step: int, value: int) -> Tree:
+        """The chunk tree of a body value. Asked for at every move of a walk down it."""
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """The accumulator tree of one output element of a reduction. Asked for at every move of a walk down it."""
@@ -109,7 +113,7 @@ def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
         case Level.VALUES:
             return oracle.value_tree(state.step)
         case Level.CHUNKS:
-            return tensor_tree(oracle.tensor(state.step, state.leaf))
+            return oracle.tensor_tree(state.step, state.leaf)
         case Level.TERMS:
             return oracle.accumulators(state.step, state.leaf, state.element)
 
@@ -189,7 +193,7 @@ class Defender:
         encoded, siblings = program.encoded_at(state.leaf), tuple(program.tree.proof(state.leaf))
         if program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
             return OpenTensor(instruction=encoded, siblings=siblings, nodes=())
-        tree = tensor_tree(self.oracle.tensor(state.step, state.leaf))
+        tree = self.oracle.tensor_tree(state.step, state.leaf)
         return OpenTensor(instruction=encoded, siblings=siblings, nodes=first_nodes(tree, state.job))
 
     def _open_terms(self, state: GameState) -> OpenTerms:
@@ -329,6 +333,7 @@ class Challenger:
             terms_leaf,
             body_tree=tree,
             tensor_bytes=lambda value: oracle.tensor(state.step, value),
+            tree_of=lambda value: oracle.tensor_tree(state.step, value),
         )
         tensors = tuple(replace(t, siblings=self._body_proof(state, tree, t.value)) for t in tensors)
         if not terms_leaf:

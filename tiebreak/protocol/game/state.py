@@ -6,10 +6,10 @@ from enum import IntEnum
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.logs import NO_WORD
 from tiebreak.protocol.commitments.records import chunk_count
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction
 from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding, sum_kind
+from tiebreak.protocol.trees import depth_of
 
 
 class Level(IntEnum):

@@ -8,8 +8,8 @@ the f32 patterns whose lowest 32 - b bits are zero, so one rule serves normal an
 from math import isqrt
 from typing import Final
 
-from tiebreak.protocol.program.isa import NAN_BITS
-
+NAN_BITS: Final = 0x7FC00000
+"""The one NaN."""
 INF: Final = 0x7F800000
 SIGN: Final = 0x80000000
 ONE: Final = 0x3F800000

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from tiebreak.protocol.numbers.float32 import (
     INF,
     MAX_PRECISION,
+    NAN_BITS,
     ONE,
     SIGN,
     decode,
@@ -27,7 +28,7 @@ from tiebreak.protocol.numbers.float32 import (
     is_zero,
     round_f32,
 )
-from tiebreak.protocol.program.isa import NAN_BITS, MapFunction
+from tiebreak.protocol.program.isa import MapFunction
 
 _FIRST_BITS: Final = 64
 _MOST_BITS: Final = 1 << 14

@@ -20,7 +20,8 @@ from typing import Final
 from tiebreak.protocol.codec import Reader, signed, unsigned
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32
-from tiebreak.protocol.program.isa import NAN_BITS, TERMS_PER_LEAF, DType, Instruction, Opcode, ReduceFunction
+from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import NEAREST, Rounding, round_sum
 
 SUM_BYTES: Final = 96

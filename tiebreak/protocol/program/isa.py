@@ -9,12 +9,8 @@ from enum import IntEnum
 from math import prod
 from typing import Final
 
-CHUNK_BYTES: Final = 512
-"""Bytes of tensor data in one leaf of a chunk tree."""
 TERMS_PER_LEAF: Final = 4
 """Terms of a reduction in one leaf of an accumulator tree."""
-NAN_BITS: Final = 0x7FC00000
-"""The one NaN."""
 
 MAX_RANK: Final = 8
 MAX_NUMEL: Final = 1 << 40

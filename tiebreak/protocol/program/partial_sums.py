@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiebreak.protocol.numbers import float32
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.accumulator import (
     SUM_BYTES,
     Accumulator,
@@ -24,7 +25,7 @@ from tiebreak.protocol.program.accumulator import (
     kind_of,
     leaf_count,
 )
-from tiebreak.protocol.program.isa import NAN_BITS, TERMS_PER_LEAF, Access, DType, Instruction, ScatterParams, unravel
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, Access, DType, Instruction, ScatterParams, unravel
 
 BLOCK_HEIGHT: Final = 12
 BLOCK_LEAVES: Final = 1 << BLOCK_HEIGHT

@@ -19,7 +19,6 @@ from itertools import pairwise
 from math import prod
 
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
-from tiebreak.protocol.commitments.trees import Tree, depth_of
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program.isa import (
     MAX_INSTRUCTION_BYTES,
@@ -49,6 +48,7 @@ from tiebreak.protocol.program.isa import (
     signatures,
 )
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
+from tiebreak.protocol.trees import Tree, depth_of
 
 MAGIC = b"TBPROG01"
 

@@ -16,7 +16,7 @@ from typing import Final
 from tiebreak.protocol.commitments.logs import NO_LOG, StepLog
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32, transcendental
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION, canonical
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS, canonical
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program.accumulator import (
     Accumulator,
@@ -28,7 +28,6 @@ from tiebreak.protocol.program.accumulator import (
     wrap_i64,
 )
 from tiebreak.protocol.program.isa import (
-    NAN_BITS,
     TERMS_PER_LEAF,
     TRANSCENDENTALS,
     DType,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, TELEMETRY
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.program.isa import NAN_BITS, TERMS_PER_LEAF, DType, Opcode
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of

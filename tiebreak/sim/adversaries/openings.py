@@ -9,12 +9,13 @@ from tiebreak.protocol.chain import generated as g
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.moves import Descend, OpenChunk, OpenTensor, OpenTerms
 from tiebreak.protocol.game.sides import Oracle
-from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 from tiebreak.sim.adversaries import spoiling
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer

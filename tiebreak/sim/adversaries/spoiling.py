@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tiebreak.protocol.commitments.records import tensor_tree
 from tiebreak.protocol.game.moves import (
     MAX_NODES,
     Descend,
@@ -22,7 +21,7 @@ from tiebreak.protocol.game.moves import (
 )
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Oracle, first_nodes
-from tiebreak.protocol.program.isa import CHUNK_BYTES
+from tiebreak.protocol.hashing import CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ def true_tensor(scene: Scene) -> Move | None:
     move, state = scene.move, scene.state
     if not isinstance(move, OpenTensor) or not move.nodes:
         return None
-    return replace(move, nodes=first_nodes(tensor_tree(scene.truth.tensor(state.step, state.leaf)), state.job))
+    return replace(move, nodes=first_nodes(scene.truth.tensor_tree(state.step, state.leaf), state.job))
 
 
 def other_instruction(scene: Scene) -> Move | None:

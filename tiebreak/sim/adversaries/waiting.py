@@ -2,10 +2,10 @@
 
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import chunk_count
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.world.agents import GameView
 from tiebreak.sim.world.world import World
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import prod
 
 from tiebreak.engine.run.cost import cost_of
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.program.isa import Opcode, ReduceFunction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.trees import depth_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from tiebreak.engine.capture.compile import MODEL
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.scale.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
 from tiebreak.sim.scale.walks import Operand, Place
 

@@ -15,7 +15,6 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES
 from tiebreak.protocol.commitments.records import chunk_count, chunk_length
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.game.messages import Message
 from tiebreak.protocol.game.moves import (
     NO_SEAL,
@@ -37,13 +36,15 @@ from tiebreak.protocol.game.moves import (
     Witness,
 )
 from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.program.accumulator import encode, initial
 from tiebreak.protocol.program.accumulator import kind_of as accumulator_kind
-from tiebreak.protocol.program.isa import CHUNK_BYTES, TERMS_PER_LEAF, DType, Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program, encode_instruction
 from tiebreak.protocol.program.reference import needed_elements
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import depth_of
 
 FILLER = Digest(b"\xa5" * 32)
 """Stands for every digest and for data. Digests have next to no zero bytes, which are cheaper than others."""

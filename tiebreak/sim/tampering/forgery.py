@@ -8,8 +8,9 @@ from typing import Protocol
 from tiebreak.engine.run.evidence import Evidence, Source
 from tiebreak.engine.run.interpreter import Interpreter, Observer
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.accumulator import Kind, decode_for, encode, finish
-from tiebreak.protocol.program.isa import NAN_BITS, Instruction
+from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
 
 _UNIT_EXPONENT = 298

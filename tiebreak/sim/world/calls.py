@@ -11,7 +11,8 @@ from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, Move
 from tiebreak.protocol.game.rules import GameState
-from tiebreak.protocol.program.isa import CHUNK_BYTES, MAX_INSTRUCTION_BYTES
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES
 from tiebreak.protocol.tags import Digest
 
 

@@ -10,10 +10,10 @@ from typing import Final
 
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import chunk_count
-from tiebreak.protocol.commitments.trees import depth_of
 from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.trees import depth_of
 
 MISSED_BLOCKS: Final = 3
 """So many of one side's transactions in a game, or of a segment's, may each have to wait for one block more."""

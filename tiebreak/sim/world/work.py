@@ -9,12 +9,12 @@ from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.logs import LogTree, StepLog
 from tiebreak.protocol.commitments.records import StepRecord
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 _BARGAINED: Final = frozenset(
     ("client", "trainer", "reward", "trainer_stake", "challenger_stake", "challenge_window", "clock", "replay_time")
@@ -116,6 +116,11 @@ class Bound:
         """The data of a body value."""
         self._replay_step(("tensor", step, value), step)
         return self.evidence.tensor(step, value)
+
+    def tensor_tree(self, step: int, value: int) -> Tree:
+        """The chunk tree of a body value."""
+        self._replay_step(("tensor", step, value), step)
+        return self.evidence.tensor_tree(step, value)
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """The accumulator tree of one element of a sum."""

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiebreak.protocol.commitments.digests import leaf_level, one_nan, parent_level, record_level
+from tiebreak.engine.data import hashing
+from tiebreak.engine.data.hashing import MAX_RECORD_BYTES, Kernel, agrees, hasher
+from tiebreak.engine.native import load
 from tiebreak.protocol.commitments.records import TensorData, identify, identify_all, tensor_tree
-from tiebreak.protocol.commitments.trees import Tree
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.native import hashing, load
-from tiebreak.protocol.native.hashing import MAX_RECORD_BYTES, Data, Hasher, agrees, hasher
-from tiebreak.protocol.program.isa import CHUNK_BYTES, DType
+from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher, one_nan
+from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import EMPTY, Tag
+from tiebreak.protocol.trees import Tree
 
 SOURCE = Path(hashing.__file__).with_name("hashing.c")
 SPAN = 256
@@ -40,14 +41,14 @@ def naive_tree(data: bytes) -> list[list[bytes]]:
     return levels
 
 
-def compiled(path: Path) -> Hasher:
+def compiled(path: Path) -> Kernel:
     found = hashing._checked(library) if (library := load(path).library) else None
     assert found is not None, load(path).reason
     return found
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Hasher]:
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """What this machine uses, and the portable kernel."""
     portable = tmp_path_factory.mktemp("portable") / "portable.c"
     portable.write_text("#define PORTABLE 1\n" + SOURCE.read_text())
@@ -66,50 +67,50 @@ BOUNDARIES = sorted(
 )
 
 
-def test_roots_and_levels_around_every_boundary(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+def test_roots_and_levels_around_every_boundary(kernels: list[Kernel], cases: Callable[[], None]) -> None:
     for size in BOUNDARIES:
         data = noise(size, size)
         expected = naive_tree(data)
         for kernel in kernels:
             assert kernel.roots([Data(memoryview(data))], 2) == [expected[-1][0]], size
             level = kernel.leaf_level(Data(memoryview(data)), 2)
-            assert level == leaf_level(memoryview(data)) == b"".join(expected[0])[: len(level)]
+            assert level == PLAIN.leaf_level(Data(memoryview(data))) == b"".join(expected[0])[: len(level)]
             cases()
 
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 99))
 def test_many_tensors_at_once(sizes: list[int], threads: int, seed: int) -> None:
-    kernel = compiled(SOURCE)
+    fast = compiled(SOURCE)
     inputs = [noise(size, seed + n) for n, size in enumerate(sizes)]
-    found = kernel.roots([Data(memoryview(data)) for data in inputs], threads)
+    found = fast.roots([Data(memoryview(data)) for data in inputs], threads)
     assert found == [naive_tree(data)[-1][0] for data in inputs]
 
 
-def test_threads_share_many_megabytes(kernels: list[Hasher]) -> None:
+def test_threads_share_many_megabytes(kernels: list[Kernel]) -> None:
     data = noise(5 << 20)
     inputs = [data, data[: 3 << 20], data[:4], data[1 << 20 :]]
     views = [Data(memoryview(one)) for one in inputs]
-    expected = [Tree.over(leaf_level(view.view)).root for view in views]
+    expected = [Tree.over(PLAIN.leaf_level(view)).root for view in views]
     for threads in (1, 2, 3, 16):
         assert kernels[0].roots(views, threads) == expected
-        assert kernels[0].leaf_level(views[0], threads) == leaf_level(views[0].view)
+        assert kernels[0].leaf_level(views[0], threads) == PLAIN.leaf_level(views[0])
     assert kernels[1].roots(views, 2) == expected
 
 
-def test_parents_of_any_count(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+def test_parents_of_any_count(kernels: list[Kernel], cases: Callable[[], None]) -> None:
     for count in (1, 2, 3, 4, 5, 63, 64, 65, 129):
         level = noise(32 * count, count)
         for kernel in kernels:
-            assert kernel.parent_level(level, EMPTY) == parent_level(level, EMPTY)
+            assert kernel.parent_level(level, EMPTY) == PLAIN.parent_level(level, EMPTY)
             cases()
 
 
-def test_records_of_every_width(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+def test_records_of_every_width(kernels: list[Kernel], cases: Callable[[], None]) -> None:
     for width in range(1, MAX_RECORD_BYTES + 1):
         data = noise(5 * width, width)
         naive = [hashlib.sha256(b"tb.accum" + data[at : at + width]).digest() for at in range(0, len(data), width)]
-        assert record_level(Tag.ACCUMULATOR, data, width) == b"".join(naive)
+        assert PLAIN.record_level(Tag.ACCUMULATOR, data, width) == b"".join(naive)
         for kernel in kernels:
             for count in (0, 1, 2, 5):
                 found = kernel.record_level(Tag.ACCUMULATOR, data[: count * width], width)
@@ -124,7 +125,7 @@ NANS = (0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 
 NUMBERS = (0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000000, 1, 0x80000001, 0)
 
 
-def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[Hasher], cases: Callable[[], None]) -> None:
+def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[Kernel], cases: Callable[[], None]) -> None:
     size = 3 * CHUNK_BYTES + 40
     clean = np.frombuffer(noise(size), dtype="<u4") & 0xBFFFFFFF  # no exponent of all ones
     for place in (0, 1, 2, 13, 14, 15, 125, 126, 127, 128, 255, 256, 383, 384, 393):
@@ -162,7 +163,7 @@ def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]
 
 
 def test_it_is_used_and_may_be_switched_off(monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
-    assert hasher() is not None, "expected a C compiler"
+    assert hashing.kernel() is not None, "expected a C compiler"
     tensors = [
         TensorData(dtype=DType.F32, shape=(5, 1000), data=memoryview(noise(20000))),
         TensorData(dtype=DType.F32, shape=(), data=memoryview(struct.pack("<I", 0xFFC00001))),
@@ -170,11 +171,18 @@ def test_it_is_used_and_may_be_switched_off(monkeypatch: pytest.MonkeyPatch, cas
         TensorData(dtype=DType.BOOL, shape=(3000,), data=memoryview(b"\1" * 3000)),
     ]
     data, leaves = noise(300_000), [noise(32, n) for n in range(200)]
-    used = identify_all(tensors, 2), tensor_tree(data, 2).root, Tree(leaves).root
+
+    def digests(by: Hasher) -> list[bytes]:
+        records = by.record_level(Tag.ACCUMULATOR, data, 48), by.record_level(Tag.ACCUMULATOR, data, 200)
+        trees = tensor_tree(data, hasher=by).root, Tree(leaves, hasher=by).root
+        return [*identify_all(tensors, hasher=by), *trees, *records]
+
+    used = digests(hasher(2))
+    assert used == digests(PLAIN)
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    assert hasher() is None
-    assert (identify_all(tensors, 2), tensor_tree(data, 2).root, Tree(leaves).root) == used
-    for tensor, found in zip(tensors, used[0], strict=True):
+    assert hashing.kernel() is None
+    assert hasher() is PLAIN
+    for tensor, found in zip(tensors, used, strict=False):
         data = one_nan(tensor.data) if tensor.dtype == DType.F32 else tensor.data
         assert found == identify(tensor.dtype, tensor.shape, data)
         cases()

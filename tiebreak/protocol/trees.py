@@ -6,14 +6,10 @@ is deep, each of 32 bytes, (3) folding leads to the root.
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
 
-from tiebreak.protocol.commitments.digests import DIGEST_BYTES, parent_level
 from tiebreak.protocol.errors import ProofError
-from tiebreak.protocol.native.hashing import hasher
+from tiebreak.protocol.hashing import DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
-
-KERNEL_NODES: Final = 64
 
 
 def depth_of(leaves: int) -> int:
@@ -73,17 +69,17 @@ def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequen
 class Tree:
     """A tree in memory, all levels kept. `depth` may be larger than the leaves need (padded with `EMPTY`)."""
 
-    def __init__(self, leaves: Sequence[bytes], depth: int | None = None) -> None:
-        self._build(b"".join(leaves), len(leaves), depth)
+    def __init__(self, leaves: Sequence[bytes], depth: int | None = None, *, hasher: Hasher = PLAIN) -> None:
+        self._build(b"".join(leaves), len(leaves), depth, hasher)
 
     @classmethod
-    def over(cls, leaves: bytes) -> "Tree":
+    def over(cls, leaves: bytes, *, hasher: Hasher = PLAIN) -> "Tree":
         """The tree over leaf digests that stand one after the other."""
         tree = cls.__new__(cls)
-        tree._build(leaves, len(leaves) // DIGEST_BYTES, None)
+        tree._build(leaves, len(leaves) // DIGEST_BYTES, None, hasher)
         return tree
 
-    def _build(self, leaves: bytes, count: int, depth: int | None) -> None:
+    def _build(self, leaves: bytes, count: int, depth: int | None, hasher: Hasher) -> None:
         if len(leaves) != count * DIGEST_BYTES:
             raise ValueError(f"expected leaves of {DIGEST_BYTES} bytes, got {len(leaves)} bytes for {count}")
         self.count = count
@@ -93,7 +89,7 @@ class Tree:
         self._levels = [leaves]
         """By height: the nodes that are above a leaf, one after the other."""
         for height in range(self.depth):
-            self._levels.append(level_above(self._levels[-1], height))
+            self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))
 
     @property
     def root(self) -> Digest:
@@ -115,13 +111,6 @@ class Tree:
     def proof(self, position: int) -> list[Digest]:
         """Siblings of a leaf, from the leaf upwards."""
         return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
-
-
-def level_above(below: bytes, height: int) -> bytes:
-    """The level above the nodes of a height. Short levels are hashed here: a call of the kernel costs more."""
-    if len(below) < KERNEL_NODES * DIGEST_BYTES or (kernel := hasher()) is None:
-        return parent_level(below, empty_root(height))
-    return kernel.parent_level(below, empty_root(height))
 
 
 class Frontier:

@@ -1,7 +1,7 @@
 """Chunk trees by the compiled hasher, hashing.c, which keeps several streams of SHA-256 going on each core.
 
-Everything here returns None where there is no kernel: then `tiebreak.protocol.commitments.digests`, its oracle,
-computes the same bytes. A kernel that does not give what the oracle gives when it is loaded is not used.
+Where there is no kernel, `tiebreak.protocol.hashing.PLAIN` computes the same bytes. A kernel whose bytes differ from
+its when it is loaded is not used.
 """
 
 import ctypes
@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from tiebreak.protocol.commitments.digests import DIGEST_BYTES, leaf_level, one_nan, parent_level, record_level
-from tiebreak.protocol.native import load
-from tiebreak.protocol.program.isa import CHUNK_BYTES
+from tiebreak.engine.native import load
+from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Data, Hasher
 from tiebreak.protocol.tags import EMPTY, Tag
 
 _SOURCE: Final = Path(__file__).with_name("hashing.c")
@@ -25,14 +24,9 @@ MAX_RECORD_BYTES: Final = 111
 """With tag, padding and length that makes two blocks of SHA-256."""
 SERIAL_BYTES: Final = 1 << 20
 """Up to which one thread is as fast as several."""
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Bytes to hash, at least one; of `floats` every NaN counts as the one NaN. Not to change until it is hashed."""
-
-    view: memoryview
-    floats: bool = False
+LEAST_BYTES: Final = 1 << 14
+LEAST_NODES: Final = 64
+"""What is worth a call of the kernel: bytes of data, nodes or records of a level."""
 
 
 class _Piece(ctypes.Structure):
@@ -44,8 +38,8 @@ class _Piece(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Hasher:
-    """The loaded kernel."""
+class Kernel:
+    """The loaded kernel, for inputs of any size."""
 
     library: ctypes.CDLL
     span: int
@@ -88,14 +82,14 @@ class Hasher:
         return out.tobytes()
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
-        """As `tiebreak.protocol.commitments.digests.parent_level`."""
+        """As `Hasher.parent_level`."""
         count = len(below) // DIGEST_BYTES
         out = ctypes.create_string_buffer((count + 1) // 2 * DIGEST_BYTES)
         self.library.parents(below, count, empty, out)
         return out.raw
 
     def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
-        """As `tiebreak.protocol.commitments.digests.record_level`."""
+        """As `Hasher.record_level`, of records of at most `MAX_RECORD_BYTES`."""
         if not 1 <= width <= MAX_RECORD_BYTES or len(records) % width:
             expected = f"expected records of one width, 1 to {MAX_RECORD_BYTES} bytes"
             raise ValueError(f"{expected}, got {len(records)} bytes of records of {width}")
@@ -129,14 +123,46 @@ class Hasher:
             thread.join()
 
 
-def hasher() -> Hasher | None:
-    """The kernel, or None: no compiler, switched off, or it does not compute what the oracle computes."""
+@dataclass(frozen=True, slots=True)
+class CompiledHasher:
+    """`Hasher` by the kernel, on `threads` cores. Short levels are hashed in Python: calling the kernel costs more."""
+
+    kernel: Kernel
+    threads: int
+
+    def roots(self, inputs: Sequence[Data]) -> list[bytes]:
+        """As `Hasher.roots`."""
+        return self.kernel.roots(inputs, self.threads)
+
+    def leaf_level(self, data: Data) -> bytes:
+        """As `Hasher.leaf_level`."""
+        return PLAIN.leaf_level(data) if data.view.nbytes < LEAST_BYTES else self.kernel.leaf_level(data, self.threads)
+
+    def parent_level(self, below: bytes, empty: bytes) -> bytes:
+        """As `Hasher.parent_level`."""
+        short = len(below) < LEAST_NODES * DIGEST_BYTES
+        return (PLAIN if short else self.kernel).parent_level(below, empty)
+
+    def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
+        """As `Hasher.record_level`."""
+        plain = len(records) < LEAST_NODES * width or width > MAX_RECORD_BYTES
+        return (PLAIN if plain else self.kernel).record_level(tag, records, width)
+
+
+def hasher(threads: int = 1) -> Hasher:
+    """The fastest hasher of this machine, on so many threads."""
+    found = kernel()
+    return PLAIN if found is None else CompiledHasher(found, threads)
+
+
+def kernel() -> Kernel | None:
+    """The kernel, or None: no compiler, switched off, or it does not compute what `PLAIN` computes."""
     library = load(_SOURCE).library
     return None if library is None else _checked(library)
 
 
 @cache
-def _checked(library: ctypes.CDLL) -> Hasher | None:
+def _checked(library: ctypes.CDLL) -> Kernel | None:
     library.hash_pieces.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p]
     library.hash_pieces.restype = None
     library.parents.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p]
@@ -145,33 +171,23 @@ def _checked(library: ctypes.CDLL) -> Hasher | None:
     library.records.restype = None
     library.implementation.restype = ctypes.c_char_p
     library.span.restype = ctypes.c_int64
-    found = Hasher(library, library.span())
+    found = Kernel(library, library.span())
     return found if agrees(found) else None
 
 
-def agrees(found: Hasher) -> bool:
-    """Whether a kernel gives what the oracle gives, on each way through it; NaN among the data."""
+def agrees(found: Kernel) -> bool:
+    """Whether a kernel computes what `PLAIN` computes, on each way through it; NaN among the data."""
     words = np.arange(found.span * CHUNK_BYTES // 4 + 1200, dtype=np.uint32) * np.uint32(2654435761)
     words[::301] = 0xFFC00001
     view = memoryview(words.astype("<u4").view(np.uint8).data)
     sizes = (1, 7, 55, 56, 504, 511, 512, 516, 1024, 1536, 2572, view.nbytes)
-    wanted = [one_nan(view[:size]) if size % 4 == 0 else view[:size] for size in sizes]
     inputs = [Data(view[:size], size % 4 == 0) for size in sizes]
-    levels = [leaf_level(data) for data in wanted]
     records = [(Tag.ACCUMULATOR, view[: 7 * width].tobytes(), width) for width in (1, 47, 48, MAX_RECORD_BYTES)]
-    if any(found.record_level(*record) != record_level(*record) for record in records):
+    if any(found.record_level(*record) != PLAIN.record_level(*record) for record in records):
         return False
-    return found.roots(inputs, 2) == [_oracle_root(level) for level in levels] and all(
-        found.leaf_level(data, 2) == level for data, level in zip(inputs, levels, strict=True)
+    return found.roots(inputs, 2) == PLAIN.roots(inputs) and all(
+        found.leaf_level(data, 2) == PLAIN.leaf_level(data) for data in inputs
     )
-
-
-def _oracle_root(level: bytes) -> bytes:
-    height = 0
-    while len(level) > DIGEST_BYTES:
-        level = parent_level(level, _empties()[height * DIGEST_BYTES : (height + 1) * DIGEST_BYTES])
-        height += 1
-    return level
 
 
 @cache
@@ -179,7 +195,7 @@ def _empties() -> bytes:
     """The empty root of each height."""
     roots = [bytes(EMPTY)]
     while len(roots) < _HEIGHTS:
-        roots += [parent_level(roots[-1], roots[-1])]
+        roots += [PLAIN.parent_level(roots[-1], roots[-1])]
     return b"".join(roots)
 
 

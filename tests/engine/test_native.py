@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tiebreak.protocol import native
+from tiebreak.engine import native
 
 needs_compiler = pytest.mark.skipif(native._compiler() is None, reason="needs a C compiler")
 
