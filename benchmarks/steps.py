@@ -14,18 +14,14 @@ from tiebreak.engine.run.interpreter import Interpreter, Sums
 
 
 def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable[..., None]:
-    """One training step in plain PyTorch: a batch, forward, backward, optimizer. Copies the model to `keep` it.
-
-    What it returns takes `mixed`: whether the forward pass is under bfloat16 autocast.
-    """
+    """One training step in plain PyTorch: a batch, forward, backward, optimizer. Copies the model to `keep` it."""
     model: nn.Module = (copy.deepcopy(task.model) if keep else task.model).to(dtype).train()
     optimizer = make_optimizer(task, model)
     drawn: Iterator[tuple[Tensor, ...]] = batches(task, dtype)
 
-    def step(mixed: bool = False) -> None:
+    def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            loss = task.loss(model, *next(drawn))
+        loss = task.loss(model, *next(drawn))
         torch.autograd.backward(loss)
         optimizer.step()
 

@@ -13,7 +13,6 @@ results/logged/. `docs/logged.md` is written from the results by `benchmarks.log
 | thresholds | Algorithm 3: threshold and tolerance of each kind of sum; the tau that the paper would need |
 | bytes | logs of some steps at b = 32 ... 26 in every encoding; entries, and those that an auditor needed |
 | speed | a step of every party beside `exact` and eager FP32 |
-| bf16 | b = 16 with FP32 products, beside bfloat16 autocast |
 | divergence | weights of two runs without the log, with another order of the data, with the log |
 | accuracy | loss and accuracy on real data at each precision |
 """
@@ -32,7 +31,7 @@ from benchmarks.logged.accuracy import accuracy
 from benchmarks.logged.context import Context
 from benchmarks.logged.divergence import divergence
 from benchmarks.logged.logs import log_bytes
-from benchmarks.logged.speed import bfloat16, speed
+from benchmarks.logged.speed import speed
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import thresholds
 from benchmarks.logged.workloads import FULL, QUICK, Sizes
@@ -45,7 +44,6 @@ PARTS: Final[dict[str, Part]] = {
     "thresholds": thresholds,
     "bytes": log_bytes,
     "speed": speed,
-    "bf16": bfloat16,
     "accuracy": accuracy,
     "divergence": divergence,
 }

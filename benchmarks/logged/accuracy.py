@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.logged.context import Context
-from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS, SINGLE
+from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS
 from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.table import Row
 from tiebreak.api.evaluation import evaluate_state
@@ -26,7 +26,6 @@ def accuracy(c: Context) -> list[Row]:
     }
     for precision in (*c.sizes.precisions, BFLOAT16):
         parties[f"b={precision}"] = _logged(c, c.rules(precision))
-    parties[f"b={BFLOAT16} with FP32 products"] = _logged(c, c.rules(BFLOAT16, SINGLE))
     rows = [c.row("steps", c.task.steps, ""), c.row("seeds", len(c.sizes.seeds), "")]
     for who, party in parties.items():
         found = [party(seed) for seed in c.sizes.seeds]

@@ -9,7 +9,7 @@ import click
 import torch
 from torch import Tensor
 
-from benchmarks.logged.names import CALIBRATED, DOUBLE
+from benchmarks.logged.names import CALIBRATED
 from benchmarks.logged.steps import Auditor, Rules, Trainer
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.workloads import Sizes
@@ -52,16 +52,16 @@ class Context:
         """Progress."""
         click.echo(f"{self.unit.case}: {time.perf_counter() - self.started:7.1f} s  {what}", err=True)
 
-    def policy(self, compute: str = DOUBLE) -> LoggedPolicy:
+    def policy(self) -> LoggedPolicy:
         """The policy that part `thresholds` found."""
-        path = self.store.policy(f"{self.unit.model}-{compute}")
+        path = self.store.policy(self.unit.model)
         if not path.is_file():
             raise click.ClickException(f"expected {path}, which --parts thresholds makes; found none")
         return LoggedPolicy.load(path)
 
-    def rules(self, precision: int, compute: str = DOUBLE, thresholds: str = CALIBRATED) -> Rules:
+    def rules(self, precision: int, thresholds: str = CALIBRATED) -> Rules:
         """At a precision, with the policy's thresholds or, if asked for, the proven bounds."""
-        policy = self.policy(compute) if thresholds == CALIBRATED else proven_policy(precision, compute)
+        policy = self.policy() if thresholds == CALIBRATED else proven_policy(precision)
         return Rules(precision=precision, logging=policy.logging())
 
     @cached_property

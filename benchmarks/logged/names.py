@@ -5,8 +5,6 @@ from typing import Final
 from tiebreak.protocol.program.rounding import SumKind
 
 KINDS: Final = {kind: kind.name.lower() for kind in SumKind}
-DOUBLE: Final = "float64"
-SINGLE: Final = "float32"
 CALIBRATED: Final = "calibrated"
 PROVEN: Final = "proven"
 BFLOAT16: Final = 16
@@ -16,9 +14,7 @@ WITH: Final = "with the log"
 EAGER: Final = "eager FP32"
 AUTOCAST: Final = "bf16 autocast"
 EXACT: Final = "exact"
-EXACT16: Final = f"exact at b={BFLOAT16}"
 TRAINER: Final = "logged trainer"
 AUDITOR: Final = "logged auditor"
 PERMUTED: Final = "logged auditor permuted"
 LOSS: Final = "training loss over the last 20 steps"
-NATIVE: Final = "bfloat16 instructions of the CPU"

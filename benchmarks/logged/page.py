@@ -15,18 +15,13 @@ from typing import Any, Final
 from benchmarks.gas_page import rows_of, table
 from benchmarks.logged.names import (
     AUDITOR,
-    AUTOCAST,
     CALIBRATED,
-    DOUBLE,
     EAGER,
     EXACT,
-    EXACT16,
     KINDS,
-    NATIVE,
     PERMUTED,
     PROVEN,
     REORDERED,
-    SINGLE,
     TRAINER,
     WITH,
     WITHOUT,
@@ -46,10 +41,6 @@ SAME: Final = 0.03
 """Times nearer than this are no difference: the machine's own noise."""
 BAR: Final = 1e-3
 """Of the dense log."""
-TIMED: Final = (
-    ("speed", "b = 32, FP64 products", (EAGER, EXACT)),
-    ("bf16", "b = 16, FP32 products", (EAGER, AUTOCAST, EXACT, EXACT16)),
-)
 HEAD: Final = """# Policy `logged`, measured
 
 What the paper's way costs and saves here: rounding logs, thresholds, time, accuracy. Weights are random, models from
@@ -135,27 +126,11 @@ def names(models: Iterable[str]) -> str:
     return joined(map(called, models))
 
 
-def against(found: Found, part: str, models: list[str], base: str) -> dict[str, float]:
-    """A trainer's step against another party's, by model."""
-    return {model: found.value(f"/ {base}", part, model, TRAINER) for model in models}
-
-
 def verdict(found: Found) -> list[str]:
     """When `logged` beats `exact`."""
-    timed, mixed = found.models("speed"), found.models("bf16")
-    if not timed and not mixed:
+    ratios = {model: found.value(f"/ {EXACT}", "speed", model, TRAINER) for model in found.models("speed")}
+    if not ratios:
         return []
-    lines = ["## `logged` or `exact`", ""]
-    if timed:
-        lines += at_full_precision(found, timed)
-    if mixed:
-        lines += at_bfloat16(found, mixed)
-    return lines
-
-
-def at_full_precision(found: Found, models: list[str]) -> list[str]:
-    """b = 32."""
-    ratios = against(found, "speed", models, EXACT)
     told = joined(f"{compared(ratio)} on {called(model)}" for model, ratio in ratios.items())
     faster = [model for model, ratio in ratios.items() if ratio < 1 - SAME]
     if not faster:
@@ -168,37 +143,16 @@ def at_full_precision(found: Found, models: list[str]) -> list[str]:
         then = "So it saves time. For that"
         last = "**`logged` is the better policy where that time is worth more than the log.**"
     logs = joined(f"{size(found.value('sparse log', 'speed', model))} a step on {called(model)}" for model in ratios)
-    return prose(
-        f"**b = 32, FP64 products.** A trainer's step by `logged`, its log and all, takes, against `exact`, {told}.",
-        f"{then} every audit needs the log ({logs}), and a party that computes with calibrated thresholds trusts a",
-        "measurement: if they are too small for its machine, its own values are wrong and it loses.",
-        last,
-    )
-
-
-def at_bfloat16(found: Found, models: list[str]) -> list[str]:
-    """b = 16, FP32 products."""
-    ratios = against(found, "bf16", models, EXACT16)
-    told = joined(f"{compared(ratio)} on {called(model)}" for model, ratio in ratios.items())
-    faster = [model for model, ratio in ratios.items() if ratio < 1 - SAME]
-    if faster:
-        then = (
-            "**So for a job that is content with bfloat16's precision `logged` is the better policy on "
-            f"{names(faster)}**: it computes in FP32 what `exact` has to compute in FP64."
-        )
-    else:
-        then = "So it saves no time there either: **`exact` is the better policy** at that precision too."
-    native = all(found.value(NATIVE, "bf16", model) for model in models)
-    eager, autocast = (against(found, "bf16", models, base) for base in (EAGER, AUTOCAST))
-    beside = joined(
-        f"{eager[model]:.2f} times eager FP32 and {autocast[model]:.2f} times bfloat16 autocast on {called(model)}"
-        for model in models
-    )
-    return prose(
-        "**b = 16, FP32 products** (the bfloat16 profile). A trainer's step takes, against `exact` at the same",
-        f"precision, {told}. {then} Against plain PyTorch it takes {beside}.",
-        *([] if native else ["This CPU has no instructions for bfloat16: autocast has to emulate them."]),
-    )
+    return [
+        "## `logged` or `exact`",
+        "",
+        *prose(
+            f"At b = 32 a trainer's step by `logged`, its log and all, takes, against `exact`, {told}.",
+            f"{then} every audit needs the log ({logs}), and a party that computes with calibrated thresholds trusts a",
+            "measurement: if they are too small for its machine, its own values are wrong and it loses.",
+            last,
+        ),
+    ]
 
 
 def logs(found: Found) -> list[str]:
@@ -275,9 +229,9 @@ def thresholds(found: Found) -> list[str]:
     lines = ["## Thresholds", ""]
     lines += prose(
         "Algorithm 3 over the values of the model's own steps. *Divergence*: the largest difference between two ways",
-        "to sum an element (orders, kernels), in units of u times the norm of its terms (u is 2^-53, for FP32 products",
-        "2^-24). *Error*: the largest from the exact sum. *Threshold*: what the engine computes with, a margin",
-        "included. *Tolerance* n: a log is followed within 2^-n of the gap around a middle.",
+        "to sum an element (orders, kernels), in units of u = 2^-53 times the norm of its terms. *Error*: the largest",
+        "from the exact sum. *Threshold*: what the engine computes with, a margin included. *Tolerance* n: a log is",
+        "followed within 2^-n of the gap around a middle.",
     )
     lines += prose(
         "The last two columns are about the paper's own rule. It logs what lies within one distance of a middle, in",
@@ -288,62 +242,48 @@ def thresholds(found: Found) -> list[str]:
     metrics = ("divergence", "error", "threshold", "tolerance", "distance by the paper's rule")
     rows = [
         (
-            f"{MODELS[model]}: {kind}, {compute}",
-            *(number(found.get(metric, "thresholds", model, compute, kind)) for metric in metrics),
-            percent(found.value("elements that the paper's rule logs", "thresholds", model, compute, kind)),
+            f"{MODELS[model]}: {kind}",
+            *(number(found.get(metric, "thresholds", model, kind)) for metric in metrics),
+            percent(found.value("elements that the paper's rule logs", "thresholds", model, kind)),
         )
         for model in models
-        for compute in (DOUBLE, SINGLE)
         for kind in KINDS.values()
-        if found.get("divergence", "thresholds", model, compute, kind) is not None
+        if found.get("divergence", "thresholds", model, kind) is not None
     ]
     return lines + table(("", "divergence", "error", "threshold", "tolerance n", "paper's distance", "it logs"), rows)
 
 
 def times(found: Found) -> list[str]:
-    """Parts `speed` and `bf16`."""
-    shown = [(part, title, bases) for part, title, bases in TIMED if found.models(part)]
-    if not shown:
+    """Part `speed`."""
+    models, bases = found.models("speed"), (EAGER, EXACT)
+    if not models:
         return []
     lines = ["## Time", ""]
     lines += prose(
-        "Medians of steps in one process, taking turns (autocast by itself). A trainer's step has its log encoded and",
-        "its tree made; an auditor's has the log decoded and checked against its root. *Permuted*: the terms of every",
-        "sum in a random order, which is more than an auditor has to do.",
+        "Medians of steps in one process, taking turns, at b = 32. A trainer's step has its log encoded and its tree",
+        "made; an auditor's has the log decoded and checked against its root. *Permuted*: the terms of every sum in a",
+        "random order, which is more than an auditor has to do.",
     )
-    for part, title, bases in shown:
-        lines += [f"### {title}", ""]
-        for model in found.models(part):
-            rows = [
-                (
-                    who,
-                    number(found.value("a step", part, model, who)),
-                    *(ratio(found, part, model, who, base) for base in bases),
-                )
-                for who in (EAGER, AUTOCAST, EXACT, EXACT16, TRAINER, AUDITOR, PERMUTED)
-                if found.get("a step", part, model, who) is not None
-            ]
-            lines += [f"**{MODELS[model]}**", ""]
-            lines += table(("", "ms a step", *(f"/ {base}" for base in bases)), rows)
-            lines += handling(found, part, model)
+    for model in models:
+        rows = []
+        for who in (EAGER, EXACT, TRAINER, AUDITOR, PERMUTED):
+            ratios = (found.get(f"/ {base}", "speed", model, who) for base in bases)
+            cells = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            rows.append((who, number(found.value("a step", "speed", model, who)), *cells))
+        lines += [f"**{MODELS[model]}**", "", *table(("", "ms a step", *(f"/ {base}" for base in bases)), rows)]
+        lines += handling(found, model)
     return lines
 
 
-def ratio(found: Found, part: str, model: str, who: str, base: str) -> str:
-    """A cell."""
-    value = found.get(f"/ {base}", part, model, who)
-    return "" if value is None else f"{value:.2f}"
-
-
-def handling(found: Found, part: str, model: str) -> list[str]:
+def handling(found: Found, model: str) -> list[str]:
     """What the log itself costs."""
-    trainer, auditor = (found.value("handling the log", part, model, who) for who in (TRAINER, AUDITOR))
+    trainer, auditor = (found.value("handling the log", "speed", model, who) for who in (TRAINER, AUDITOR))
     return prose(
-        f"Log: {number(found.value('sparse log', part, model))} bytes in the last step, "
-        f"{percent(found.value('sparse / dense', part, model))} of the dense one; "
-        f"{number(found.value('entries', part, model))} entries a step, of which the permuted auditor needed "
-        f"{number(found.value('entries needed', part, model))}. Handling it takes {percent(trainer)} of the trainer's "
-        f"step and {percent(auditor)} of the auditor's.",
+        f"Log: {number(found.value('sparse log', 'speed', model))} bytes in the last step, "
+        f"{percent(found.value('sparse / dense', 'speed', model))} of the dense one; "
+        f"{number(found.value('entries', 'speed', model))} entries a step, of which the permuted auditor needed "
+        f"{number(found.value('entries needed', 'speed', model))}. Handling it takes {percent(trainer)} of the "
+        f"trainer's step and {percent(auditor)} of the auditor's.",
     )
 
 

@@ -3,41 +3,34 @@
 from collections.abc import Callable
 
 from benchmarks.logged.context import Context
-from benchmarks.logged.names import BFLOAT16, DOUBLE, KINDS, SINGLE
+from benchmarks.logged.names import KINDS
 from benchmarks.table import Row
 from tiebreak.api.environment import describe, usable_cores
 from tiebreak.engine.logged.calibration import Calibration
 from tiebreak.engine.logged.divergence import settings_of
 from tiebreak.engine.logged.policy import LoggedPolicy
-
-PROFILES = {DOUBLE: 32, SINGLE: BFLOAT16}
-"""Precision by what products are computed in."""
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 
 
 def thresholds(c: Context) -> list[Row]:
-    """Calibrates for both profiles."""
-    rows: list[Row] = []
+    """Calibrates at b = 32."""
     settings = settings_of(c.sizes.orders, threads=(usable_cores(),), compiled=True)
-    for compute, precision in PROFILES.items():
-        calibration = Calibration(settings, precision=precision, compute=compute)
-        of = c.compiled
-        calibration.examine(
-            of.program, of.state, of.data, steps=c.sizes.calibrated_steps, on_progress=_progress(c, compute)
-        )
-        policy = calibration.policy(environment=[f"{name}: {value}" for name, value in describe()])
-        path = c.store.policy(f"{c.unit.model}-{compute}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        policy.save(path)
-        rows += rows_of(c, policy)
-    return rows
+    calibration = Calibration(settings, precision=MAX_PRECISION)
+    of = c.compiled
+    calibration.examine(of.program, of.state, of.data, steps=c.sizes.calibrated_steps, on_progress=_progress(c))
+    policy = calibration.policy(environment=[f"{name}: {value}" for name, value in describe()])
+    path = c.store.policy(c.unit.model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    policy.save(path)
+    return rows_of(c, policy)
 
 
-def _progress(c: Context, compute: str) -> Callable[[int, int], None]:
+def _progress(c: Context) -> Callable[[int, int], None]:
     """Tells of every tenth of the way."""
 
     def told(done: int, count: int) -> None:
         if 10 * done // count > 10 * (done - 1) // count:
-            c.say(f"{compute}: {done} of {count} sums compared")
+            c.say(f"{done} of {count} sums compared")
 
     return told
 
@@ -46,22 +39,22 @@ def rows_of(c: Context, policy: LoggedPolicy) -> list[Row]:
     """What the policy says, and what it says that it was made from."""
     assert policy.evidence is not None  # it comes from a calibration
     rows = [
-        c.row("steps", policy.evidence.steps, "", policy.compute),
-        c.row("settings", len(policy.evidence.settings), "", policy.compute),
+        c.row("steps", policy.evidence.steps, ""),
+        c.row("settings", len(policy.evidence.settings), ""),
     ]
     for kind, seen in policy.evidence.sums.items():
-        threshold, case = policy.thresholds[kind], (policy.compute, KINDS[kind])
+        threshold, case = policy.thresholds[kind], KINDS[kind]
         assert threshold is not None  # nor is it the proven bound
         rows += [
-            c.row("elements compared", seen.elements, "", *case),
-            c.row("divergence", seen.divergence, "u N", *case),
-            c.row("error", seen.error, "u N", *case),
-            c.row("threshold", threshold, "u N", *case),
-            c.row("tolerance", policy.tolerances[kind], "n: 2^-n of the gap", *case),
-            c.row("elements logged", seen.logged, "of elements", *case),
-            c.row("elements open and computed exactly", seen.resolved, "of elements", *case),
-            c.row("distance by the paper's rule", seen.of_exponent, "of 2^exponent", *case),
-            c.row("elements that the paper's rule logs", by_the_paper(seen.of_exponent, policy.precision), "", *case),
+            c.row("elements compared", seen.elements, "", case),
+            c.row("divergence", seen.divergence, "u N", case),
+            c.row("error", seen.error, "u N", case),
+            c.row("threshold", threshold, "u N", case),
+            c.row("tolerance", policy.tolerances[kind], "n: 2^-n of the gap", case),
+            c.row("elements logged", seen.logged, "of elements", case),
+            c.row("elements open and computed exactly", seen.resolved, "of elements", case),
+            c.row("distance by the paper's rule", seen.of_exponent, "of 2^exponent", case),
+            c.row("elements that the paper's rule logs", by_the_paper(seen.of_exponent, policy.precision), "", case),
         ]
     return rows
 

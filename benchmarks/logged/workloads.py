@@ -91,8 +91,6 @@ class Sizes:
     """Steps whose logs are measured at each precision."""
     repeats: dict[str, int]
     """Steps timed of each party."""
-    mixed_repeats: int = 2
-    """Of autocast."""
     marks: tuple[int, ...] = (1, 10, 100)
     """Steps after which runs are compared."""
     seeds: tuple[int, ...] = (1, 2, 3)

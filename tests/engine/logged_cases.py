@@ -80,10 +80,10 @@ def new_run(path: Path, agreement: SignedJob, made: Compiled | None = None) -> R
     return RunDirectory.create(path, agreement, made.program, made.state, made.data)
 
 
-def logging_of(job: Job, threshold: float | None = WIDE, compute: torch.dtype = torch.float64) -> Logging:
+def logging_of(job: Job, threshold: float | None = WIDE) -> Logging:
     """One threshold for all kinds."""
     tolerances = {kind: tolerance_of(job.tolerances, kind) for kind in SumKind}
-    return Logging(thresholds=dict.fromkeys(SumKind, threshold), tolerances=tolerances, compute=compute)
+    return Logging(thresholds=dict.fromkeys(SumKind, threshold), tolerances=tolerances)
 
 
 def machine(job: Job, threshold: float | None = WIDE, permute: int | None = None) -> Interpreter:

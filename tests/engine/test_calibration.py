@@ -56,10 +56,8 @@ def matrices(seed: int, rows: int, terms: int, columns: int) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for size in ((rows, terms), (terms, columns))]
 
 
-def compared(
-    instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Setting] = ORDERS, compute: str = "float64"
-) -> Seen:
-    comparison = Comparison(ways, 32 if compute == "float64" else 16, compute, seed=0)
+def compared(instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Setting] = ORDERS) -> Seen:
+    comparison = Comparison(ways, 32, seed=0)
     comparison.compare(instruction, operands)
     (seen,) = [seen for seen in comparison.seen.values() if seen.total]
     return seen
@@ -124,7 +122,7 @@ def test_the_threshold_covers_each_value_from_each_other_and_from_exact(seed: in
         for column in operands[1].T.tolist()
     ]
     for setting in ORDERS:
-        near = Comparison([setting], 32, "float64", 0)._near(setting, 2.0**60, i, operands)
+        near = Comparison([setting], 32, 0)._near(setting, 2.0**60, i, operands)
         assert near is not None
         for at, value, error in zip(near.elements.tolist(), near.values.tolist(), near.errors.tolist(), strict=True):
             assert abs(Fraction(value) - exact[at]) <= Fraction(kappa) * Fraction(error) / 2**60
@@ -206,13 +204,6 @@ def test_large_sums_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(part.tolerance(kappa, 0.9) - whole.tolerance(kappa, 0.9)) <= 1
 
 
-def test_fp32_values_are_measured_in_units_of_fp32() -> None:
-    seen = compared(product(30, 500, 30), matrices(5, 30, 500, 30), compute="float32")
-    assert 0 < seen.largest < 100
-    wrong = compared(product(30, 500, 30), matrices(5, 30, 500, 30))
-    assert seen.of_exponent > 2.0**20 * wrong.of_exponent
-
-
 def test_sums_without_error_and_sums_that_are_not_finite() -> None:
     """Zero columns have an error of 0, infinities no finite one: neither is compared, the others are."""
     operands = matrices(6, 6, 50, 6)
@@ -221,13 +212,13 @@ def test_sums_without_error_and_sums_that_are_not_finite() -> None:
     seen = compared(product(6, 50, 6), operands)
     assert seen.total == 36
     assert seen.elements == 25
-    nothing = Comparison(ORDERS, 32, "float64", 0)
+    nothing = Comparison(ORDERS, 32, 0)
     nothing.compare(product(2, 3, 2), [torch.zeros(2, 3), torch.zeros(3, 2)])
     assert nothing.seen[SumKind.PRODUCTS].elements == 0
 
 
 def test_kinds_are_kept_apart() -> None:
-    comparison = Comparison(ORDERS, 32, "float64", 0)
+    comparison = Comparison(ORDERS, 32, 0)
     comparison.compare(plain(9, 1000), [torch.randn(9000, generator=torch.Generator().manual_seed(7))])
     assert comparison.seen[SumKind.PLAIN].elements == 9
     assert comparison.seen[SumKind.PRODUCTS].total == comparison.seen[SumKind.SCATTER].total == 0
@@ -263,9 +254,9 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     assert contraction.build().library is not None or not native
 
 
-@pytest.mark.parametrize(("precision", "compute"), [(32, "float64"), (16, "float64"), (16, "float32")])
-def test_proven_policies(precision: int, compute: str) -> None:
-    policy = proven_policy(precision, compute)
+@pytest.mark.parametrize("precision", [32, 16])
+def test_proven_policies(precision: int) -> None:
+    policy = proven_policy(precision)
     assert policy.proven
     assert policy.evidence is None
     assert all(MIN_TOLERANCE <= n <= MAX_TOLERANCE for n in policy.tolerances.values())
@@ -273,13 +264,8 @@ def test_proven_policies(precision: int, compute: str) -> None:
 
 
 def test_what_cannot_be_calibrated_is_named() -> None:
-    for arguments, text in [
-        ({"precision": 12}, "precision of 16 to 32"),
-        ({"precision": 32, "compute": "float32"}, "use float64"),
-        ({"precision": 32, "compute": "float8"}, "float64 or float32"),
-    ]:
-        with pytest.raises(ConfigurationError, match=text):
-            Calibration(ORDERS, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="precision of 16 to 32"):
+        Calibration(ORDERS, precision=12)
     with pytest.raises(ConfigurationError, match="at least two settings"):
         Calibration(ORDERS[:1], precision=32)
     calibration = Calibration(ORDERS, precision=32)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +32,6 @@ EVIDENCE = st.builds(
 POLICIES = st.builds(
     LoggedPolicy,
     precision=st.integers(16, 24),
-    compute=st.sampled_from(["float64", "float32"]),
     thresholds=st.fixed_dictionaries(
         dict.fromkeys(SumKind, st.none() | st.floats(0, 2.0**60, exclude_min=True, allow_subnormal=True))
     ),
@@ -51,7 +49,7 @@ def measured() -> LoggedPolicy:
         environment=("torch 2",), sums={SumKind.PLAIN: kind},
     )  # fmt: skip
     return LoggedPolicy(
-        precision=32, compute="float64",
+        precision=32,
         thresholds={SumKind.PLAIN: 12.0, SumKind.PRODUCTS: 48.5, SumKind.SCATTER: None},
         tolerances={SumKind.PLAIN: 9, SumKind.PRODUCTS: 11, SumKind.SCATTER: 0}, evidence=evidence,
     )  # fmt: skip
@@ -88,12 +86,10 @@ def test_what_the_arithmetic_and_the_job_take() -> None:
     policy = measured()
     logging = policy.logging()
     assert logging.thresholds == {SumKind.PLAIN: 12.0, SumKind.PRODUCTS: 48.5, SumKind.SCATTER: None}
-    assert logging.compute == torch.float64
     assert [logging.logs(kind) for kind in SumKind] == [True, True, False]
     assert [tolerance_of(policy.tolerances_packed, kind) for kind in SumKind] == [9, 11, 0]
     assert not policy.proven
     assert proven_policy(32).proven
-    assert proven_policy(16, "float32").logging().compute == torch.float32
 
 
 def test_files(tmp_path: Path) -> None:
@@ -116,7 +112,7 @@ def test_files(tmp_path: Path) -> None:
 WRONG = {
     "version": [0, VERSION + 1, True, "1", None],
     "precision": [15, 33, 24.0, True, None, -1],
-    "compute": ["float16", 64, "", "x" * 201, "float64\n", None],
+    "compute": ["float32", "float16", 64, "", "x" * 201, "float64\n", None],
     "sums": [None, [], {}, {"plain": {}}],
     "sums.plain": [None, {}],
     "sums.plain.threshold": [0, 0.0, -1, True, "8", [8], 2.0**61, 10**400],
@@ -209,14 +205,12 @@ def test_policies_that_nobody_can_compute_with() -> None:
     thresholds, tolerances = dict.fromkeys(SumKind, 8.0), dict.fromkeys(SumKind, 8)
 
     def make(**other: Any) -> None:
-        given = {"precision": 32, "compute": "float64", "thresholds": thresholds, "tolerances": tolerances}
+        given = {"precision": 32, "thresholds": thresholds, "tolerances": tolerances}
         LoggedPolicy(**(given | other))
 
     make()
     for other, text in [
         ({"precision": 15}, "precision of 16 to 32"),
-        ({"compute": "bfloat16"}, "compute float64 or float32"),
-        ({"compute": "float32"}, "use float64"),
         ({"thresholds": {SumKind.PLAIN: 1.0}}, "products sums, got none"),
         ({"thresholds": thresholds | {SumKind.PLAIN: float("nan")}}, "above 0"),
         ({"thresholds": thresholds | {SumKind.PLAIN: -1.0}}, "above 0"),

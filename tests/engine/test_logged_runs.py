@@ -38,7 +38,6 @@ from .logged_cases import (
     published,
     replay,
     train,
-    wider,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,28 +334,3 @@ def test_another_device_follows_to_the_same_root(flipped: RunDirectory, tmp_path
     assert elsewhere == 0
     assert in_parts > 0
     assert found["calls"] > 1000
-
-
-def test_an_honest_trainer_in_fp32_needs_its_log_on_another_order(tmp_path: Path) -> None:
-    """Profile b = 16 computed in FP32: no flipping; orders of summation alone make machines round otherwise."""
-    made = wider()
-    signed = logged_job(16, tolerance=4, made=made)
-    run, alone, own, exact = (new_run(tmp_path / name, signed, made) for name in ("trainer", "alone", "own", "exact"))
-    Worker(run, in_fp32(run, permute=None), key=TRAINER).work()
-    Worker(alone, in_fp32(run, permute=1), key=TRAINER).work()
-    assert [a == b for a, b in zip(records_of(alone), records_of(run), strict=True)] == [False] * 6
-    worker = Worker(own, in_fp32(run, permute=2), logs=published(run))
-    worker.work()
-    assert compare(own, run.heads()[-1]).agrees
-    assert 0 < worker.log_report.needed < worker.log_report.entries / 10
-    assert worker.log_report.elsewhere == 0
-    proven = Arithmetic(precision=16, logging=logging_of(run.job, None))  # in FP64, whose bounds leave nothing open
-    worker = Worker(exact, Interpreter(run.program, proven), logs=published(run))
-    worker.work()
-    assert compare(exact, run.heads()[-1]).agrees
-    assert worker.log_report.missing == 0 < worker.log_report.needed
-
-
-def in_fp32(run: RunDirectory, permute: int | None) -> Interpreter:
-    logging = logging_of(run.job, None, torch.float32)
-    return Interpreter(run.program, Arithmetic(permute=permute, precision=run.job.precision, logging=logging))

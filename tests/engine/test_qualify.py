@@ -101,11 +101,10 @@ def test_fewer_bits_qualify(precision: int) -> None:
 ALL = dict.fromkeys(SumKind, 2)
 
 
-@pytest.mark.parametrize(("precision", "compute"), [(32, torch.float64), (16, torch.float32)])
-@pytest.mark.parametrize("kappa", [None, 8.0])
-def test_near_ties_qualify(precision: int, compute: torch.dtype, kappa: float | None) -> None:
+@pytest.mark.parametrize(("precision", "kappa"), [(32, None), (32, 8.0), (16, 2.0**33)])
+def test_near_ties_qualify(precision: int, kappa: float | None) -> None:
     """Adversarial cancellation is within the claimed error; there are near ties among the vectors."""
-    arithmetic = Arithmetic(precision=precision, logging=Logging(dict.fromkeys(SumKind, kappa), ALL, compute))
+    arithmetic = Arithmetic(precision=precision, logging=Logging(dict.fromkeys(SumKind, kappa), ALL))
     assert qualify(arithmetic).cases > 15000
     assert sum(counts.logged for counts in arithmetic.stats.kinds.values()) > 0
 

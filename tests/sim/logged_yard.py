@@ -1,6 +1,4 @@
-"""The yard's computation as jobs of policy `logged`: bfloat16 results, sums computed in FP32 and audited in FP64."""
-
-import torch
+"""The yard's computation as jobs of policy `logged` at 16 bits: its trainer logs widely, its auditor little."""
 
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashed
 from tiebreak.engine.arithmetic import Arithmetic
@@ -22,6 +20,8 @@ from tiebreak.sim.tampering.logs import ExactSum, LogCheat, survey
 PRECISION = 16
 TOLERANCE = 5
 """A log decides within 2^-5 of a gap around a middle: about one sum in sixteen."""
+WIDE = 2.0**33
+"""In units of FP64: about as far as FP32 sums are from exact, so that there are entries."""
 
 
 class LoggedYard:
@@ -30,10 +30,8 @@ class LoggedYard:
     def __init__(self, yard: Yard) -> None:
         self.yard = yard
         program = yard.program
-        self.trainer = Interpreter(program, Arithmetic(precision=PRECISION, logging=_logging(torch.float32)))
-        self.auditor = Interpreter(
-            program, Arithmetic(permute=77, precision=PRECISION, logging=_logging(torch.float64))
-        )
+        self.trainer = Interpreter(program, Arithmetic(precision=PRECISION, logging=_logging(WIDE)))
+        self.auditor = Interpreter(program, Arithmetic(permute=77, precision=PRECISION, logging=_logging(None)))
         self._arena: Arena | None = None
         self._surveys: dict[int, list[ExactSum]] = {}
 
@@ -89,5 +87,5 @@ class LoggedYard:
         return match
 
 
-def _logging(compute: torch.dtype) -> Logging:
-    return Logging(thresholds={}, tolerances=dict.fromkeys(SumKind, TOLERANCE), compute=compute)
+def _logging(threshold: float | None) -> Logging:
+    return Logging(dict.fromkeys(SumKind, threshold), dict.fromkeys(SumKind, TOLERANCE))

@@ -57,7 +57,7 @@ def test_the_table_says_what_the_file_says(
     printed = capsys.readouterr()
     policy = LoggedPolicy.load(output)
     assert policy.precision == 28
-    assert printed.out.startswith("28 bits, computed in float64")
+    assert printed.out.startswith("28 bits, computed in FP64")
     rows = {line[:28].strip(): line[28:].split() for line in printed.out.splitlines()}
     kinds = [SumKind[name.upper()] for name in rows[""]]
     assert rows["tolerance"] == [f"2^-{policy.tolerances[kind]}" for kind in kinds]
@@ -66,11 +66,11 @@ def test_the_table_says_what_the_file_says(
     assert len(re.findall(r"sum \d+ of \d+", printed.err)) >= 10
 
 
-def test_several_programs_and_float32(parties: Parties, tmp_path: Path) -> None:
+def test_several_programs(parties: Parties, tmp_path: Path) -> None:
     output, source = tmp_path / "policy.json", str(parties.path("captured"))
-    assert calibrate(output, source, source, *QUICK, "--compute", "float32", "--precision", "16") == 0
+    assert calibrate(output, source, source, *QUICK, "--precision", "16") == 0
     policy = LoggedPolicy.load(output)
-    assert (policy.compute, policy.precision) == ("float32", 16)
+    assert policy.precision == 16
     assert policy.evidence is not None
     assert (len(policy.evidence.programs), policy.evidence.steps) == (2, 2)
 
@@ -88,7 +88,7 @@ def test_proven_bounds_need_no_measurement(tmp_path: Path, capsys: pytest.Captur
         ([], "or --proven, got neither"),
         (["digits", "--proven"], "or --proven, got both"),
         (["nowhere.py"], "Python file with task()"),
-        (["digits", "--compute", "float32"], "use float64"),
+        (["digits", "--compute", "float32"], "No such option"),
         (["digits", "--device", "cpu"], "beside the CPU"),
         (["digits", "--device", "warp:9"], "expected a device"),
         (["digits", "--precision", "15"], "precision"),

@@ -44,7 +44,6 @@ def calibrate_subjects(
     subjects: Iterable[Subject],
     *,
     precision: int,
-    compute: str,
     steps: int = STEPS,
     orders: int = ORDERS,
     margin: float = MARGIN,
@@ -67,7 +66,7 @@ def calibrate_subjects(
     counts = sorted({1, max(2, usable_cores()) if threads is None else threads})
     compiled = contraction.build().library is not None
     settings = settings_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
-    calibration = Calibration(settings, precision=precision, compute=compute, seed=seed)
+    calibration = Calibration(settings, precision=precision, seed=seed)
     for subject in subjects:
         with progress(subject.name) as on_progress:
             calibration.examine(

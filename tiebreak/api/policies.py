@@ -15,7 +15,7 @@ Policy = LoggedPolicy | str | Path
 
 
 def calibrate(
-    *tasks: Task, precision: int = MAX_PRECISION, compute: str = "float64", steps: int = STEPS,
+    *tasks: Task, precision: int = MAX_PRECISION, steps: int = STEPS,
     orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
     cache: bool = True,
 ) -> LoggedPolicy:  # fmt: skip
@@ -26,9 +26,9 @@ def calibrate(
     its `save`, and hand it to `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
     """
     if not tasks:
-        return proven_policy(precision, compute)
+        return proven_policy(precision)
     return calibrate_subjects(
-        [_subject(task, cache) for task in tasks], precision=precision, compute=compute, steps=steps,
+        [_subject(task, cache) for task in tasks], precision=precision, steps=steps,
         orders=orders, margin=margin, share=share, threads=threads, seed=seed,
     )  # fmt: skip
 

@@ -56,8 +56,8 @@ def make_interpreter(
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
     """How sums of a job are computed and tested; None under policy `exact`.
 
-    The tolerances are the job's. Of a policy count the thresholds, which are the party's own, and the format to compute
-    in; without one the thresholds are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
+    The tolerances are the job's. Of a policy count the thresholds, which are the party's own; without
+    one they are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
     """
     if not job.is_logged:
         if policy is not None:

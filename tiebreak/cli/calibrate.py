@@ -15,7 +15,7 @@ from tiebreak.cli.capture import captured
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.cache import default_cache
 from tiebreak.engine.logged.calibration import MARGIN, MAX_MARGIN, SHARE, OnProgress, proven_policy
-from tiebreak.engine.logged.policy import COMPUTE, KindEvidence, LoggedPolicy
+from tiebreak.engine.logged.policy import KindEvidence, LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
@@ -26,8 +26,6 @@ from tiebreak.protocol.program.rounding import SumKind
 @click.argument("sources", metavar="TASK-OR-RUN...", nargs=-1)
 @click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION), default=MAX_PRECISION,
               show_default=True, help="Bits to which sums and functions are rounded.")  # fmt: skip
-@click.option("--compute", type=click.Choice(list(COMPUTE)), default="float64", show_default=True,
-              help="Format in which products are summed; float32 for a precision of at most 24.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps of each program.")
 @click.option("--orders", type=click.IntRange(1, MAX_ORDERS), default=4, show_default=True,
               help="Random orders of the terms of each sum, on each kernel and device.")  # fmt: skip
@@ -43,7 +41,7 @@ from tiebreak.protocol.program.rounding import SumKind
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default=Path("policy.json"),
               show_default=True, help="New file for the policy.")  # fmt: skip
 def calibrate(
-    sources: tuple[str, ...], precision: int, compute: str, steps: int, orders: int, margin: float, share: float,
+    sources: tuple[str, ...], precision: int, steps: int, orders: int, margin: float, share: float,
     threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path,
 ) -> None:  # fmt: skip
     """Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.
@@ -63,12 +61,12 @@ def calibrate(
         got = "both" if proven else "neither"
         raise ConfigurationError(f"expected tasks or runs to measure, or --proven, got {got}")
     if proven:
-        policy = proven_policy(precision, compute)
+        policy = proven_policy(precision)
     else:
         console = Console(stderr=True)
         policy = calibrate_subjects(
             subjects(sources),
-            precision=precision, compute=compute, steps=steps, orders=orders, margin=margin, share=share,
+            precision=precision, steps=steps, orders=orders, margin=margin, share=share,
             threads=threads, devices=devices or None, seed=seed, progress=lambda name: _progress(console, name),
         )  # fmt: skip
     policy.save(output)
@@ -118,7 +116,7 @@ def _line(console: Console, name: str, done: int, total: int) -> None:
 def show(policy: LoggedPolicy) -> None:
     """Print a policy: a column for each kind of sum."""
     kinds = [kind for kind in SumKind if policy.tolerances[kind]]
-    click.echo(f"{policy.precision} bits, computed in {policy.compute}; thresholds and divergences in units of u times")
+    click.echo(f"{policy.precision} bits, computed in FP64; thresholds and divergences in units of u times")
     click.echo("the norm of an element's terms, the tolerance as a share of the gap between its neighbours")
     click.echo("".join([" " * 28, *(f"{kind.name.lower():>14}" for kind in kinds)]))
     evidence = None if policy.evidence is None else policy.evidence.sums

@@ -27,7 +27,6 @@ typedef struct {
     int64_t precision;           /* bits of a result, 16 to 32 */
     int64_t grid;                /* k with K <= 2^k: near ties on a grid are settled. 0: they are reported too */
     int64_t room;                /* of `near` */
-    int64_t single;              /* whether c was computed in FP32, so that FP64 decides most of what is settled */
     double limit;                /* errors of near ties are at most this times the gap. 0: none is reported */
     near_tie *near;
     const float *result;         /* its first element */
@@ -253,62 +252,12 @@ static void settle_exactly(const terms *t, element *open, int64_t count, progres
     shared->wrong += wrong;
 }
 
-#define CHAINED 16
-
-/* The sum and the sum of absolute terms of an element whose terms follow each other in both operands. */
-static void add_run(const float *a, const float *b, int64_t count, double *sum, double *size) {
-    double sums[CHAINED] = {0}, sizes[CHAINED] = {0};
-    int64_t k = 0;
-    for (; k + CHAINED <= count; k += CHAINED)
-        for (int l = 0; l < CHAINED; l++) {
-            const double x = (double)a[k + l] * (double)b[k + l];
-            sums[l] += x;
-            sizes[l] += fabs(x);
-        }
-    for (; k < count; k++) {
-        const double x = (double)a[k] * (double)b[k];
-        sums[0] += x;
-        sizes[0] += fabs(x);
-    }
-    for (int l = 0; l < CHAINED; l++) {
-        *sum += sums[l];
-        *size += sizes[l];
-    }
-}
-
-/* Settles what a plain FP64 sum decides, of up to OPEN elements; moves the others to the front: how many. As ziv.py: no
- * term passes through more than K + CHAINED roundings. */
-static int64_t settle_in_fp64(const terms *t, element *open, int64_t count, progress *shared) {
-    const int precision = (int)shared->precision;
-    const double coefficient = (double)(t->runs + CHAINED + 3) * 0x1.0001p-53;
-    double sums[OPEN] = {0}, sizes[OPEN] = {0};
-    if (consecutive(t->a_k, t->runs) && consecutive(t->b_k, t->runs))
-        for (int64_t j = 0; j < count; j++)
-            add_run(open[j].a + t->a_k[0], open[j].b + t->b_k[0], t->runs, sums + j, sizes + j);
-    else { /* term by term: what elements share stays in cache */
-        const float *a[OPEN], *b[OPEN];
-        for (int64_t j = 0; j < count; j++) a[j] = open[j].a, b[j] = open[j].b;
-        for (int64_t k = 0; k < t->runs; k++)
-            for (int64_t j = 0; j < count; j++) {
-                const double x = (double)a[j][t->a_k[k]] * (double)b[j][t->b_k[k]];
-                sums[j] += x;
-                sizes[j] += fabs(x);
-            }
-    }
-    int64_t left = 0;
-    for (int64_t j = 0; j < count; j++)
-        if (is_open(sums[j], coefficient * sizes[j], precision)) open[left++] = open[j]; /* or not finite */
-        else *open[j].to = round_to(sums[j], precision) + 0.0f;
-    return left;
-}
-
 /* Reports or settles up to OPEN undecided elements. `open` has room for LANES more. */
 static void settle(const terms *t, element *open, int64_t count, progress *shared) {
     if (!count) return;
     const int64_t started = now();
     shared->undecided += count;
     if (shared->limit > 0) count = report(t, open, count, shared);
-    if (shared->single) count = settle_in_fp64(t, open, count, shared);
     if (count) settle_exactly(t, open, count, shared);
     shared->nanoseconds += now() - started;
 }

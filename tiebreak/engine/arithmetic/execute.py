@@ -14,7 +14,7 @@ from tiebreak.engine.arithmetic.elementwise import kernel_of
 from tiebreak.engine.arithmetic.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.exact_few import Integers
 from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
-from tiebreak.engine.arithmetic.near_ties import FP32_PRECISION, Collector, Logging, NearTies
+from tiebreak.engine.arithmetic.near_ties import Collector, Logging, NearTies
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
@@ -22,7 +22,6 @@ from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.transcendental import Transcendentals
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.engine.arithmetic.ziv import ExactSum, exact_sum_bits
-from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import (
     TRANSCENDENTALS,
@@ -77,10 +76,6 @@ class Arithmetic:
         fp64_elements: int | None = None,
     ) -> None:
         device, rounded = torch.device(device), Round(precision)
-        if logging is not None and logging.compute == torch.float32 and precision > FP32_PRECISION:
-            raise ConfigurationError(
-                f"expected a precision of at most {FP32_PRECISION} bits for sums computed in FP32, got {precision}"
-            )
         default = FP64_ELEMENTS.get(device.type, FP64_ELEMENTS_ELSEWHERE)
         elements = default if fp64_elements is None else fp64_elements
         self.options = Options(device, permute is not None, elements, precision, logging)

@@ -8,8 +8,7 @@ asks of an entry. Where it is not, cancellation has left c too inaccurate, and t
 
 **On a grid.** Many plain sums of f32 are exactly a middle. Where all terms are multiples of 2^(E+k-52), with |terms| <
 2^E and K <= 2^k (k > 0), all partial sums in any order are exact in FP64, so no two machines differ: such an element
-is settled and not reported. The test depends on nothing but the terms and K, so all parties agree on it. It is not made
-of products where those are computed in FP32: near ties are a hundred times more there, and nearly none on a grid.
+is settled and not reported. The test depends on nothing but the terms and K, so all parties agree on it.
 """
 
 from collections.abc import Mapping
@@ -18,19 +17,16 @@ from math import isfinite
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tiebreak.engine.arithmetic.exact_few import Floats, Integers
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
-UNITS: Final = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
-"""u of what sums may be computed in."""
+UNIT: Final = 2.0**-53
+"""u of FP64."""
 LEAST: Final = 2.0**-52
 """The least coefficient: c - e and c + e are rounded to FP64 too, so a smaller e would be lost."""
-FP32_PRECISION: Final = 24
-"""Bits of results up to which sums may be computed in FP32."""
 _EVERYTHING: Final = 2.0**600
 """A limit that no error exceeds."""
 
@@ -43,14 +39,10 @@ class Logging:
     """kappa of each kind: e = kappa * u * N. None: the proven bound."""
     tolerances: Mapping[SumKind, int]
     """n of each kind; 0: never logged."""
-    compute: torch.dtype = torch.float64
-    """Of matrix products, FP64 or FP32. Other sums cost memory traffic, not arithmetic: they are always FP64."""
     everything: bool = False
     """For calibration: every element whose e is not 0 and reaches a middle is reported, whatever its tolerance."""
 
     def __post_init__(self) -> None:
-        if self.compute not in UNITS:
-            raise ConfigurationError(f"expected sums computed in float64 or float32, got {self.compute}")
         for kind in SumKind:
             threshold, n = self.thresholds.get(kind), self.tolerances.get(kind, 0)
             if threshold is not None and not (isfinite(threshold) and threshold > 0):
@@ -61,9 +53,9 @@ class Logging:
                 )
 
     @classmethod
-    def reporting_all(cls, compute: torch.dtype = torch.float64, threshold: float = 2.0**60) -> "Logging":
+    def reporting_all(cls, threshold: float = 2.0**60) -> "Logging":
         """For calibration: c of every element, with e = threshold * u * N."""
-        return cls(dict.fromkeys(SumKind, threshold), dict.fromkeys(SumKind, MIN_TOLERANCE), compute, everything=True)
+        return cls(dict.fromkeys(SumKind, threshold), dict.fromkeys(SumKind, MIN_TOLERANCE), everything=True)
 
     def logs(self, kind: SumKind) -> bool:
         """Whether sums of a kind are logged at all."""
@@ -72,8 +64,7 @@ class Logging:
     def collector(self, kind: SumKind) -> "Collector":
         """What one sum of a kind is computed with."""
         limit = _EVERYTHING if self.everything else 2.0 ** -(self.tolerances[kind] + 1)
-        coarse = kind == SumKind.PRODUCTS and self.compute == torch.float32
-        return Collector(self.thresholds.get(kind), limit, self.compute, grid=not self.everything and not coarse)
+        return Collector(self.thresholds.get(kind), limit, grid=not self.everything)
 
 
 @dataclass(frozen=True)
@@ -97,14 +88,13 @@ class Collector:
     threshold: float | None
     limit: float
     """Open elements are reported up to an error of this times the gap around them."""
-    compute: torch.dtype
     grid: bool
     """Whether elements whose terms lie on a grid are settled instead."""
     _found: list[tuple[Integers, Floats, Floats]] = field(default_factory=list)
 
-    def coefficient(self, proven: float, unit: float = UNITS[torch.float64]) -> float:
+    def coefficient(self, proven: float) -> float:
         """What times N is e: the threshold's, or the proven one. Where the result is exact, that is 0."""
-        return proven if self.threshold is None or not proven else max(self.threshold * unit, LEAST)
+        return proven if self.threshold is None or not proven else max(self.threshold * UNIT, LEAST)
 
     def add(self, elements: Integers, values: Floats, errors: Floats) -> None:
         """Reports some elements, by their numbers in the result."""

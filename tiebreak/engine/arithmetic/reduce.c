@@ -41,9 +41,6 @@ typedef struct {
     float *out;
     double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
     double coefficient;   /* of the error bound */
-    /* A product that was computed in FP32: (batch, m, n), else null; and what is added to errors other than 0. */
-    const float *given;
-    double least;
 } contraction;
 
 /* ---- panels ---- */
@@ -141,7 +138,6 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
 typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
-    uint8_t *open; /* of a given row: which are undecided */
     size_t bytes;
     void *memory;
 } room;
@@ -154,7 +150,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 5 * n + 256;
+    const size_t bytes = 8 * doubles + 4 * n + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -168,7 +164,6 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.squares_a = held.group + m * n;
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
-    held.open = (uint8_t *)(held.high + n);
     return 1;
 }
 
@@ -177,7 +172,7 @@ typedef struct {
     int64_t batch, m0, m, n0, n;
 } block;
 
-/* C of one block, unless it is given, and the sums of squares, over the terms [k0, k1) into `c` whose rows have `row`
+/* C of one block and the sums of squares, over the terms [k0, k1) into `c` whose rows have `row`
  * elements. */
 static void multiply_block(const contraction *t, const block *at, int64_t k0, int64_t k1, double *c, int64_t row) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
@@ -196,7 +191,7 @@ static void multiply_block(const contraction *t, const block *at, int64_t k0, in
                 pack(panel, a, row_m + i, m - i < MR ? m - i : MR, t->a_k + k, kc, MR);
                 add_squares(held.squares_a + i, panel, kc, MR);
             }
-            for (int64_t j = 0; j < n && !t->given; j += NR)
+            for (int64_t j = 0; j < n; j += NR)
                 for (int64_t i = top; i < end; i += MR)
                     multiply(held.a + (i - top) * kc, held.b + j * kc, kc, c + i * row + j, row, k == k0);
         }
@@ -211,30 +206,10 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
     for (int64_t k = k0; k < k1; k += step) {
         double *c = k == k0 ? held.c : held.group;
         multiply_block(t, at, k, k1 - k < step ? k1 : k + step, c, row);
-        if (k == k0 || t->given) continue;
+        if (k == k0) continue;
         for (int64_t i = 0; i < at->m; i++)
             for (int64_t j = 0; j < at->n; j++) held.c[i * row + j] += c[i * row + j];
     }
-}
-
-/* e of an FP32 product (single.py: the bound): NaN where that is not finite. */
-static inline double given_error(const contraction *t, double c, double e) { return e + (e > 0 ? t->least : 0) + (c - c); }
-
-/* As `test_row`, of a row that is given; its FP64 values into held.c, which are undecided into held.open. */
-static int test_given(const contraction *t, const block *at, int64_t i, double left, float *restrict high, int precision) {
-    const float *restrict given = t->given + (at->batch * t->m + at->m0 + i) * t->n + at->n0;
-    const double *restrict right = held.squares_b;
-    double *restrict c = held.c;
-    int any = 0;
-    for (int64_t j = 0; j < at->n; j++) {
-        c[j] = (double)given[j];
-        const double e = given_error(t, c[j], left * right[j]);
-        const float upper = round_bits(c[j] + e, precision), lower = round_bits(c[j] - e, precision);
-        high[j] = upper + 0.0f;
-        held.open[j] = !(upper == lower);
-        any |= held.open[j];
-    }
-    return any;
 }
 
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
@@ -247,15 +222,13 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     int64_t waiting = 0;
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient;
-        double *c = held.c + (t->given ? 0 : i * row);
+        const double *c = held.c + i * row;
         float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
-        const int any = t->given ? test_given(t, at, i, left, high, precision)
-                                 : test_row(c, left, held.squares_b, at->n, high, precision);
+        const int any = test_row(c, left, held.squares_b, at->n, high, precision);
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
         for (int64_t j = 0; any && j < at->n; j++) {
-            if (t->given && !held.open[j]) continue;
-            const double e = t->given ? given_error(t, c[j], left * held.squares_b[j]) : left * held.squares_b[j];
-            if (t->given || is_open(c[j], e, precision)) {
+            const double e = left * held.squares_b[j];
+            if (is_open(c[j], e, precision)) {
                 if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
                 open[waiting++] = (element){
                     a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import fp32_products as single
 from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.exact_few import Floats, Integers
 from tiebreak.engine.arithmetic.near_ties import Collector
@@ -98,10 +97,6 @@ class Load:
     Matrix products take either layout.
     """
 
-    def plain(self, base: Tensor) -> Tensor:
-        """The operand as it is, (Bt, M or N, K); nothing was to be summed before. A view where that can be."""
-        return self.view.on(base).expand(self.wide).reshape(self.shape[:3])
-
 
 @dataclass(frozen=True)
 class Part:
@@ -134,12 +129,6 @@ class Part:
     def terms(self) -> int:
         """K of SPEC: all terms of an element."""
         return _size(self.reduction)
-
-    @property
-    def is_product(self) -> bool:
-        """Whether it is a plain matrix product: of rows and columns, and not of what was summed or counted before."""
-        groups = self.groups
-        return bool(groups.m or groups.n) and not (groups.ra or groups.rb) and groups.times == 1 and self.terms > 1
 
     @cached_property
     def places(self) -> tuple[Integers, ...]:
@@ -390,24 +379,6 @@ class SumRunner:
             return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
 
-    def single(self, part: Part, operands: Sequence[Tensor], near: Collector) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """C of a product computed in FP32 (`tiebreak.engine.arithmetic.fp32_products`) and e, both FP64 (Bt, M, N)."""
-        single.check_plain()
-        total: list[Tensor] = []
-        block = single.blocks(_size(part.groups.k), near.threshold is None)
-        for loads in part.slabs:
-            a, b = (load.plain(base) for load, base in zip(loads, operands, strict=True))
-            order = None if self.shuffled is None else self._order(a.shape[2], a.device)
-            a, b = (x if order is None else x.index_select(2, order) for x in (a, b))
-            squares = [torch.linalg.vector_norm(x, dim=2, dtype=torch.float64).square_() for x in (a, b)]
-            c = torch.zeros((a.shape[0], a.shape[1], b.shape[1]), dtype=torch.float64, device=a.device)
-            for at in range(0, a.shape[2], block):
-                c += _matmul(a[:, :, at : at + block], b[:, :, at : at + block].transpose(1, 2))
-            total = [x.add_(y) for x, y in zip(total, (c, *squares), strict=True)] if total else [c, *squares]
-        c = total[0]
-        factor = near.coefficient(single.coefficient(block), single.UNIT)
-        return c, (single.errors(c, total[1].sqrt_().mul_(factor), total[2].sqrt_(), part.terms),)
-
     def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
         """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""
         if device.type != "cpu":
@@ -492,11 +463,7 @@ class _Run:
 
     def _part(self, part: Part, origin: Origin) -> Tensor:
         rounded, near = self.runner.rounded, self.near
-        overflows = near is not None and near.compute == torch.float32 and part.is_product
-        if near is not None and overflows:
-            c, bounds = self.runner.single(part, self.operands, near)
-        else:
-            c, bounds = self.runner.bounded(part, self.operands, near)
+        c, bounds = self.runner.bounded(part, self.operands, near)
         if len(bounds) == 1:
             result, undecided = decide(c, bounds[0], rounded)
         else:
@@ -504,7 +471,7 @@ class _Run:
         settler = Settler(rounded, self.runner.exact, self.counts, near)
         settler.settle(
             result, undecided, c, partial(_errors, bounds), _Reader(part, self.operands),
-            places=partial(part.numbers, origin=origin), count=part.terms, overflows=overflows,
+            places=partial(part.numbers, origin=origin), count=part.terms,
         )  # fmt: skip
         if part.order != tuple(range(len(part.order))):
             result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import fp32_products as single
 from tiebreak.engine.arithmetic.exact_few import Floats, Integers
-from tiebreak.engine.arithmetic.fp32_products import Matrices
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import together
@@ -50,8 +48,6 @@ class _Contraction(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("a_batch", "a_m", "a_k", "b_batch", "b_n", "b_k")),
         *((name, ctypes.c_void_p) for name in ("out_batch", "out_m", "out_n", "a", "b", "out", "sums", "sizes")),
         ("coefficient", ctypes.c_double),
-        ("given", ctypes.c_void_p),
-        ("least", ctypes.c_double),
     ]
 
 
@@ -60,7 +56,7 @@ class Progress(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds", "logged")),
-        *((name, ctypes.c_int64) for name in ("precision", "grid", "room", "single")),
+        *((name, ctypes.c_int64) for name in ("precision", "grid", "room")),
         ("limit", ctypes.c_double),
         ("near", ctypes.c_void_p),
         ("result", ctypes.c_void_p),
@@ -87,13 +83,10 @@ def run_kernel(
     precision: int,
     terms: int,
     near: Collector | None,
-    *,
-    fp32: bool = False,
 ) -> Progress:
     """Computes `out` by `compute`, which is False where memory ran out; what was counted.
 
     `terms`: those of an element, by the instruction's definition. What is near a tie goes to `near`, if that is given.
-    `fp32`: whether it is an FP32 product that is tested.
     """
     grid = max(1, (terms - 1).bit_length()) if near is not None and near.grid else 0
     room, limit = 0, 0.0
@@ -102,7 +95,7 @@ def run_kernel(
     while True:
         held = np.empty(room, dtype=_NEAR_TIE)
         progress = Progress(
-            precision=precision, grid=grid, room=room, single=fp32, limit=limit, near=held.ctypes.data,
+            precision=precision, grid=grid, room=room, limit=limit, near=held.ctypes.data,
             result=out.data_ptr(),
         )  # fmt: skip
         if not compute(progress):
@@ -141,8 +134,6 @@ class Operand:
     step: int
     reach: tuple[int, int]
     """The least and the greatest place read."""
-    matrices: Matrices | None = None
-    """How it is read as batches of matrices, of a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +232,7 @@ def _plan_matrix(instruction: Instruction, output: list[Dim], reduction: list[Di
         return None
     operands = tuple(
         Operand(o, accesses[o].offset + _places(batch, o), _places(own, o), _places(reduction, o), 0,
-                accesses[o].extent(instruction.index_space), Matrices.of(accesses[o].offset, o, batch, own, reduction))
+                accesses[o].extent(instruction.index_space))
         for o, own in ((a, m), (b, n))
     )  # fmt: skip
     out_batch, out_m, out_n = (offsets_of([(dim.size, stride) for dim, stride in group]) for group in groups)
@@ -274,14 +265,8 @@ def run_native(
         a=read[0].data_ptr(), b=read[1].data_ptr() if len(read) > 1 else None, out=out.data_ptr(),
     )  # fmt: skip
     tables = _set_tables(task, plan, shuffled)
-    held: list[Floats] | tuple[Tensor, float]
-    if near is not None and near.compute == torch.float32 and plan.matrix and k > 1:
-        _set_blocks(task, plan.matrix, threads, parts=1)
-        held = _give_product(task, plan, read, near, shuffled)
-        task.coefficient, task.least = near.coefficient(held[1], single.UNIT), single.least(k)
-    else:
-        held = _set_blocks(task, plan.matrix, threads)
-        task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
+    held = _set_blocks(task, plan.matrix, threads)
+    task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
     kernel = _kernels(library)[0 if plan.matrix else 1]
 
     def compute(progress: Progress) -> bool:
@@ -291,24 +276,10 @@ def run_native(
                 return False
         return True
 
-    progress = run_kernel(compute, out, precision, k, near, fp32=bool(task.given))
+    progress = run_kernel(compute, out, precision, k, near)
     del tables, held
     counts.elements += out.numel()
     progress.add_to(counts, threads)
-
-
-def _give_product(
-    task: _Contraction, plan: NativePlan, read: Sequence[Tensor], near: Collector, shuffled: torch.Generator | None
-) -> tuple[Tensor, float]:
-    """Points `task` to its product in FP32, which must outlive it; and the proven coefficient of that."""
-    (a, b), k = [(o.matrices, x) for o, x in zip(plan.operands, read, strict=True)], plan.sizes[3]
-    assert a[0] is not None  # a matrix product's plan has them
-    assert b[0] is not None
-    order = None if shuffled is None else torch.randperm(k, generator=shuffled, device=shuffled.device).cpu()
-    block = single.blocks(k, near.threshold is None)
-    given = single.product((a[0], a[1]), (b[0], b[1]), plan.sizes[:3], order, block)
-    task.given = given.data_ptr()
-    return given, single.coefficient(block + ceil(k / block))
 
 
 def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator | None) -> list[Integers]:
@@ -342,15 +313,15 @@ def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> 
     return [(table[:, None] + starts).reshape(-1)[order] for table in terms], cut
 
 
-def _set_blocks(task: _Contraction, matrix: bool, threads: int, parts: int | None = None) -> list[Floats]:
-    """Chooses blocks and (unless given) parts so that every thread has work, and the bound; the memory of the parts."""
+def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Floats]:
+    """Chooses blocks and parts so that every thread has work, and the bound; the memory of the parts."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
         task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
         while _blocks(task) < wanted and max(task.block_m, task.block_n) > 96:
             larger = "block_m" if task.block_m >= task.block_n else "block_n"
             setattr(task, larger, ceil(getattr(task, larger) / 24) * 12)
-        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC)) if parts is None else parts
+        parts = min(ceil(wanted / _blocks(task)), task.k // (2 * _KC))
         outputs, sizes = task.m * task.n, task.m + task.n
     else:
         parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))

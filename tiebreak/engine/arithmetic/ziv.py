@@ -226,13 +226,12 @@ class Settler:
         *,
         places: Places,
         count: int,
-        overflows: bool = False,
     ) -> None:
         """Puts the exact results of the undecided elements into `result` (f32, contiguous), or reports them.
 
         Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
-        NaN, but where c `overflows` while its terms are finite, that is found out from the terms. Reads at most about
-        `ROW_BUDGET` terms at a time. `count`: terms of an element by the instruction's definition.
+        NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: terms of an element by the instruction's
+        definition.
         """
         self.counts.elements += result.numel()
         if not bool(undecided.any()):
@@ -247,7 +246,7 @@ class Settler:
             elements = self._report(self.near, flat, fp64, elements, errors, reader, places, count)
         if not len(elements):
             return
-        usable = _finite_terms(reader, elements) if overflows else errors(elements).isfinite()
+        usable = errors(elements).isfinite()
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
             elements = elements[usable]
@@ -305,10 +304,3 @@ class Settler:
         near.add(numbers, c.cpu().numpy()[which], e.cpu().numpy()[which])
         self.counts.logged += len(numbers)
         return elements[~logged]
-
-
-def _finite_terms(reader: TermReader, elements: Tensor) -> Tensor:
-    """Which elements have finite terms alone."""
-    rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
-    found = [_peak(_pieces(reader, chunk)).isfinite() for chunk in torch.split(elements, rows)]
-    return torch.cat(found)

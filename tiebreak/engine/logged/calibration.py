@@ -24,9 +24,9 @@ from typing import Final
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import LEAST, UNITS
+from tiebreak.engine.arithmetic.near_ties import LEAST, UNIT
 from tiebreak.engine.logged.divergence import Comparison, Operands, Setting
-from tiebreak.engine.logged.policy import COMPUTE, Evidence, LoggedPolicy
+from tiebreak.engine.logged.policy import Evidence, LoggedPolicy
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
@@ -42,7 +42,7 @@ FRACTION: Final = 4
 MARGIN: Final = 8.0
 """Times the threshold found. A machine that was not measured may diverge more; a log grows by as much."""
 MAX_MARGIN: Final = 2.0**20
-SMALLEST: Final = LEAST / min(UNITS.values())
+SMALLEST: Final = LEAST / UNIT
 """The arithmetic takes no threshold below this."""
 SHARE: Final = 0.99
 SLACK: Final = 18
@@ -79,16 +79,16 @@ def threshold(low: float, high: float, covers: Callable[[float], bool]) -> float
 class Calibration:
     """Compares every logged sum of some programs in several settings, and derives a policy."""
 
-    def __init__(self, settings: Sequence[Setting], *, precision: int, compute: str = "float64", seed: int = 0) -> None:
+    def __init__(self, settings: Sequence[Setting], *, precision: int, seed: int = 0) -> None:
         """Raises `ConfigurationError` for what no policy can have, or if nothing can be compared."""
-        self._proven = proven_policy(precision, compute)
+        self._proven = proven_policy(precision)
         if len(settings) < 2:
             raise ConfigurationError(f"expected at least two settings to compare, got {len(settings)}")
         self.settings = tuple(settings)
         self.programs: list[str] = []
         self.steps = 0
         self._seed = seed
-        self._comparison = Comparison(settings, precision, compute, seed)
+        self._comparison = Comparison(settings, precision, seed)
 
     def examine(
         self,
@@ -146,21 +146,18 @@ class Calibration:
         )
         return LoggedPolicy(
             precision=proven.precision,
-            compute=proven.compute,
             thresholds=thresholds,
             tolerances=tolerances,
             evidence=evidence,
         )
 
 
-def proven_policy(precision: int, compute: str = "float64") -> LoggedPolicy:
+def proven_policy(precision: int) -> LoggedPolicy:
     """The policy that rests on no measurement: thresholds are the proven bounds. Logs are larger, nothing can fail."""
-    unit = UNITS[COMPUTE[compute]] if compute in COMPUTE else 1.0  # the policy says what is wrong with it
-    slack = -round(log2(unit)) - (precision - (MAX_PRECISION - FRACTION_BITS)) - SLACK
+    slack = -round(log2(UNIT)) - (precision - (MAX_PRECISION - FRACTION_BITS)) - SLACK
     tolerance = min(max(slack, MIN_TOLERANCE), MAX_TOLERANCE)
     return LoggedPolicy(
         precision=precision,
-        compute=compute,
         thresholds=dict.fromkeys(SumKind),
         tolerances=dict.fromkeys(SumKind, tolerance),
     )

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import UNITS, Logging, NearTies
+from tiebreak.engine.arithmetic.near_ties import UNIT, Logging, NearTies
 from tiebreak.engine.arithmetic.threads import limited
-from tiebreak.engine.logged.policy import COMPUTE, KindEvidence
+from tiebreak.engine.logged.policy import KindEvidence
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
@@ -163,10 +163,10 @@ class Operands:
 class Comparison:
     """Computes sums in several settings, and adds what is seen to the `Seen` of their kind."""
 
-    def __init__(self, settings: Sequence[Setting], precision: int, compute: str, seed: int) -> None:
+    def __init__(self, settings: Sequence[Setting], precision: int, seed: int) -> None:
         self.seen = {kind: Seen() for kind in SumKind}
         self._settings = tuple(settings)
-        self._precision, self._compute = precision, COMPUTE[compute]
+        self._precision = precision
         self._exact = Arithmetic(precision=precision)
         self._random = np.random.default_rng(seed)
         self._made: dict[tuple[Setting, float], Arithmetic] = {}
@@ -202,7 +202,7 @@ class Comparison:
         if numel <= REPORTED:
             return EVERYTHING
         fraction_bits = self._precision - (MAX_PRECISION - FRACTION_BITS)
-        return float(2.0 ** round(log2(REPORTED / numel / UNITS[self._compute]) - fraction_bits - 1))
+        return float(2.0 ** round(log2(REPORTED / numel / UNIT) - fraction_bits - 1))
 
     def _values(
         self, instruction: Instruction, operands: Sequence[Tensor], sampling: float
@@ -235,7 +235,7 @@ class Comparison:
         with nullcontext() if setting.compiled else pure_path(), limited(setting.threads):
             arithmetic = self._made.get((setting, sampling))
             if arithmetic is None:
-                logging = Logging.reporting_all(self._compute, sampling)
+                logging = Logging.reporting_all(sampling)
                 arithmetic = Arithmetic(setting.device, setting.order, precision=self._precision, logging=logging)
                 self._made[setting, sampling] = arithmetic
             there = [operand.to(arithmetic.device) for operand in operands]

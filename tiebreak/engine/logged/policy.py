@@ -7,7 +7,7 @@ not a stranger's file. JSON, at most 64 KiB, fields in any order and no others:
 
     version     1
     precision   16 ... 32, as in the job
-    compute     "float64" or "float32": the format in which sums are computed
+    compute     "float64": the format in which sums are computed; no other is known
     sums        for each of "plain", "products", "scatter": {"threshold", "tolerance"}
                 threshold: > 0, in units of u times the norm of the element's terms; null: the proven bound
                 tolerance: n of the job, 0 or 2 ... 64
@@ -24,9 +24,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from tiebreak.engine.arithmetic.near_ties import FP32_PRECISION, Logging
+from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
@@ -39,7 +37,7 @@ MAX_DEPTH: Final = 8
 MAX_LIST: Final = 256
 MAX_TEXT: Final = 200
 MAX_THRESHOLD: Final = 2.0**60
-COMPUTE: Final[Mapping[str, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
+COMPUTE: Final = "float64"
 _NAMES: Final = {kind.name.lower(): kind for kind in SumKind}
 
 
@@ -84,7 +82,6 @@ class LoggedPolicy:
     """Thresholds and tolerances of each kind of sum. Raises `ConfigurationError` for what cannot be computed with."""
 
     precision: int
-    compute: str
     thresholds: Mapping[SumKind, float | None]
     tolerances: Mapping[SumKind, int]
     evidence: Evidence | None = None
@@ -93,12 +90,6 @@ class LoggedPolicy:
         if not MIN_PRECISION <= self.precision <= MAX_PRECISION:
             raise ConfigurationError(
                 f"expected a precision of {MIN_PRECISION} to {MAX_PRECISION} bits, got {self.precision}"
-            )
-        if self.compute not in COMPUTE:
-            raise ConfigurationError(f"expected compute {' or '.join(COMPUTE)}, got {self.compute!r}")
-        if self.compute == "float32" and self.precision > FP32_PRECISION:
-            raise ConfigurationError(
-                f"expected at most {FP32_PRECISION} bits with compute float32, got {self.precision}; use float64"
             )
         for name, kind in _NAMES.items():
             if kind not in self.thresholds or kind not in self.tolerances:
@@ -130,9 +121,7 @@ class LoggedPolicy:
 
     def logging(self) -> Logging:
         """As the arithmetic takes it."""
-        return Logging(
-            thresholds=dict(self.thresholds), tolerances=dict(self.tolerances), compute=COMPUTE[self.compute]
-        )
+        return Logging(thresholds=dict(self.thresholds), tolerances=dict(self.tolerances))
 
     def encode(self) -> bytes:
         """The file."""
@@ -144,7 +133,12 @@ class LoggedPolicy:
         top = _Object(name, _parse(name, data))
         if (version := top.integer("version", 0, 1 << 16)) != VERSION:
             raise EncodingError(f"{name}: expected version {VERSION}, got {version}")
-        precision, compute = top.integer("precision", 0, 64), top.text("compute")
+        precision = top.integer("precision", 0, 64)
+        if (compute := top.text("compute")) != COMPUTE:
+            raise EncodingError(
+                f"{name}: expected sums computed in {COMPUTE}, got {compute!r}, which is no longer supported; "
+                f"calibrate again"
+            )
         thresholds: dict[SumKind, float | None] = {}
         tolerances: dict[SumKind, int] = {}
         sums = top.inner("sums")
@@ -158,9 +152,7 @@ class LoggedPolicy:
         found = None if evidence is None else _read_evidence(evidence)
         top.finish()
         try:
-            return cls(
-                precision=precision, compute=compute, thresholds=thresholds, tolerances=tolerances, evidence=found
-            )
+            return cls(precision=precision, thresholds=thresholds, tolerances=tolerances, evidence=found)
         except ConfigurationError as error:
             raise EncodingError(f"{name}: {error}") from error
 
@@ -177,7 +169,7 @@ class LoggedPolicy:
         return {
             "version": VERSION,
             "precision": self.precision,
-            "compute": self.compute,
+            "compute": COMPUTE,
             "sums": {
                 name: {"threshold": _as_float(self.thresholds[kind]), "tolerance": self.tolerances[kind]}
                 for name, kind in _NAMES.items()
