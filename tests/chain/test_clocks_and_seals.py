@@ -7,6 +7,7 @@ import pytest
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play, play_until
 from tests.chain.support import CHALLENGER, ETHER, STRANGER, TRAINER
 from tests.chain.tiny import EVERY, Liar, Run
+from tests.parts import slow_except
 from tiebreak.protocol.chain import EmbeddedChain, EndReason, JobStatus, Outcome, Reverted
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -39,9 +40,14 @@ def at_the_last_second(duel: Duel, move: Move) -> None:
     assert duel.state.verdict.reason is Reason.TIMEOUT
 
 
-@pytest.mark.parametrize("replay_time", [0, 900])
+@pytest.mark.parametrize("replay_time", slow_except([0, 900], 900))
 @pytest.mark.parametrize(
-    "phase", [Phase.DESCEND, Phase.SELECT, Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS, Phase.PROVE]
+    "phase",
+    slow_except(
+        [Phase.DESCEND, Phase.SELECT, Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS, Phase.PROVE],
+        Phase.OPEN_VALUES,
+        Phase.PROVE,
+    ),
 )
 def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time: int) -> None:
     """After moves of 7 seconds each, half of which the allowances pay for."""
@@ -56,6 +62,7 @@ def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time
     at_the_last_second(duel, players[duel.state.mover].move(duel.state, last))
 
 
+@pytest.mark.slow
 def test_the_first_selection_in_a_replayed_tree_has_an_allowance(chain: EmbeddedChain) -> None:
     """The steps, values and terms: the challenger has to compute them. The run and the chunks it has already."""
     duel, players = lying_duel(chain, EVERY, 3, SUM, levels=1, clock=400, replay_time=900)
@@ -97,7 +104,7 @@ def to_proof(chain: EmbeddedChain, leaf: int) -> tuple[Duel, Prove]:
     return duel, proof
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("name", slow_except(LEAVES, "terms"))
 def test_a_proof_needs_the_salt_of_its_seal(chain: EmbeddedChain, name: str) -> None:
     duel, proof = to_proof(chain, LEAVES[name])
     for salt in (bytes(32), proof.salt[:-1] + bytes([proof.salt[-1] ^ 1])):
@@ -108,7 +115,7 @@ def test_a_proof_needs_the_salt_of_its_seal(chain: EmbeddedChain, name: str) -> 
     assert duel.state.verdict.winner is Side.CHALLENGER
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("name", slow_except(LEAVES, "map"))
 def test_whoever_sealed_another_answer_proves_nothing(chain: EmbeddedChain, name: str) -> None:
     """A challenger that walks to the right leaf but sealed what the defender claims, or nothing that opens."""
     duel, players = lying_duel(chain, EVERY, 3, LEAVES[name], levels=4)
@@ -163,7 +170,9 @@ def test_what_was_opened_must_be_shown_again(chain: EmbeddedChain) -> None:
 # ---------------------------------------------------------------- concession
 
 
-@pytest.mark.parametrize("phase", [Phase.DESCEND, Phase.SELECT, Phase.OPEN_CHUNK, Phase.PROVE])
+@pytest.mark.parametrize(
+    "phase", slow_except([Phase.DESCEND, Phase.SELECT, Phase.OPEN_CHUNK, Phase.PROVE], Phase.PROVE)
+)
 def test_whoever_is_to_move_may_concede(chain: EmbeddedChain, phase: Phase) -> None:
     duel, players = lying_duel(chain, EVERY, 3, SUB, levels=2)
     play_until(duel, players, phase)
@@ -178,7 +187,7 @@ def test_whoever_is_to_move_may_concede(chain: EmbeddedChain, phase: Phase) -> N
     verdict = duel.state.verdict
     assert verdict is not None
     assert (verdict.winner, verdict.reason) == (mover.other, Reason.CONCEDED)
-    assert chain.moves(duel.id)[-1] == Concede()
+    assert chain.moves(duel.id, duel.started.block)[-1] == Concede()
     with pytest.raises(Reverted) as over:
         chain.concede(duel.signers()[mover], duel.id)
     assert over.value.name == ("GameIsOver")
@@ -223,6 +232,7 @@ def test_the_first_to_prove_is_paid_and_the_others_get_their_stakes_back(chain: 
     assert chain.job_state(job.id).open_games == 0
 
 
+@pytest.mark.slow
 def test_a_lost_challenge_does_not_stop_another(chain: EmbeddedChain) -> None:
     """A cheat that challenges itself and loses on purpose buys nothing: the next challenger plays on."""
     job = new_job(EVERY, levels=5)
@@ -235,7 +245,7 @@ def test_a_lost_challenge_does_not_stop_another(chain: EmbeddedChain) -> None:
     assert chain.job_state(job.id).status is JobStatus.SLASHED
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("name", slow_except(LEAVES, "map"))
 def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, name: str) -> None:
     """A mirror challenges the same head and repeats every move that it sees.
 

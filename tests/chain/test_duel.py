@@ -8,6 +8,7 @@ import pytest
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play
 from tests.chain.support import CHALLENGER, TRAINER
 from tests.chain.tiny import EVERY, FUNCTIONS, STEPS, Liar, Run, Setting, lying_index
+from tests.parts import slow_except
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.game.rules import Level, Reason
@@ -46,7 +47,7 @@ def convicted(chain: EmbeddedChain, setting: Setting, step: int, leaf: int, **op
     return duel  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", slow_except(LEAVES, 3, 24, SUM, LEAVES[-1]))
 def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) -> None:
     """Every leaf of the program with every kind; the steps take turns, so records come from all three places."""
     job = new_job(EVERY, levels=5)
@@ -60,20 +61,21 @@ def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) 
     assert duel.state.level is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLED)
 def test_a_lie_in_any_function_is_convicted(chain: EmbeddedChain, name: str) -> None:
     convicted(chain, FUNCTIONS, 3, CALLED[name], levels=4)
 
 
-@pytest.mark.parametrize("precision", [16, 20, 25, 31])
-@pytest.mark.parametrize("leaf", [CALLED["EXP"], CALLED["ERF"], CALLED["SIN"], LOSS])
+@pytest.mark.parametrize("precision", slow_except([16, 20, 25, 31], 16))
+@pytest.mark.parametrize("leaf", slow_except([CALLED["EXP"], CALLED["ERF"], CALLED["SIN"], LOSS], CALLED["EXP"]))
 def test_jobs_of_less_precision_are_judged_at_it(chain: EmbeddedChain, precision: int, leaf: int) -> None:
     """The lie is one unit in the last place that the job has."""
     duel = convicted(chain, FUNCTIONS, 2, leaf, levels=5, precision=precision)
     assert chain.job_state(duel.job.id).precision == precision
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("levels", slow_except([1, 2, 3, 4, 5], 5))
 def test_every_width_of_the_descent(chain: EmbeddedChain, levels: int) -> None:
     """Down all five trees: 75 accumulators of a sum of 300 products; bent in the middle."""
     duel = convicted(chain, FUNCTIONS, 4, LOSS, levels=levels, bend_from=41)
@@ -83,7 +85,7 @@ def test_every_width_of_the_descent(chain: EmbeddedChain, levels: int) -> None:
     assert len(duel.gas[Phase.SELECT]) == depths
 
 
-@pytest.mark.parametrize("leaf", [3, 8, 12, SUM, SUM + 1, LEAVES[-1]])
+@pytest.mark.parametrize("leaf", slow_except([3, 8, 12, SUM, SUM + 1, LEAVES[-1]], SUM))
 def test_a_false_challenge_loses_its_stake(chain: EmbeddedChain, leaf: int) -> None:
     """The challenger is the one whose run is wrong; at the end it has nothing to prove, and concedes."""
     job = new_job(EVERY, levels=1 + leaf % 5)
@@ -97,7 +99,7 @@ def test_a_false_challenge_loses_its_stake(chain: EmbeddedChain, leaf: int) -> N
     assert chain.credit(TRAINER.address) - before == job.challenger_stake
 
 
-@pytest.mark.parametrize("head_count", [1, 2, 3])
+@pytest.mark.parametrize("head_count", slow_except([1, 2, 3], 3))
 def test_a_challenge_without_any_difference_loses(chain: EmbeddedChain, head_count: int) -> None:
     job = new_job(EVERY, levels=2)
     duel = Duel(chain, Run(EVERY, job), head_count=head_count)
@@ -106,7 +108,7 @@ def test_a_challenge_without_any_difference_loses(chain: EmbeddedChain, head_cou
     assert duel.state.verdict.winner is Side.DEFENDER
 
 
-@pytest.mark.parametrize("leaf", [SUM, LEAVES[-2]])
+@pytest.mark.parametrize("leaf", slow_except([SUM, LEAVES[-2]], LEAVES[-2]))
 def test_both_sides_can_learn_the_moves_from_the_chain_alone(chain: EmbeddedChain, leaf: int) -> None:
     duel, players = lying_duel(chain, EVERY, 4, leaf, levels=3)
     while not duel.state.is_over:
@@ -117,6 +119,7 @@ def test_both_sides_can_learn_the_moves_from_the_chain_alone(chain: EmbeddedChai
     assert len(chain.moves(duel.id, duel.started.block)) == duel.state.moves
 
 
+@pytest.mark.slow
 def test_a_step_of_the_walk_stays_under_its_gas_bar(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     """65,000 gas a move of the binary game: the low end of the best published dispute game.
 

@@ -11,6 +11,7 @@ from tests.chain.random_play import RandomWalker, logged_duel_job
 from tests.chain.tiny import EVERY
 from tests.chain.tiny import Liar as ExactLiar
 from tests.chain.tiny import Run as ExactRun
+from tests.parts import slow_except
 from tests.protocol.logged import STEP, Misled, bits_of, exact_sum, neighbours_of, random_logs
 from tests.protocol.runs import Liar, Logs, Run, program
 from tiebreak.protocol.chain import EmbeddedChain
@@ -47,8 +48,8 @@ def judged(duel: Duel) -> tuple[Side, Reason]:
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("interval", [1, 2, 5])
-@pytest.mark.parametrize("leaf", [PRODUCTS, PLAIN, SCATTER, MAP])
+@pytest.mark.parametrize("interval", slow_except([1, 2, 5], 2))
+@pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER, MAP], SCATTER))
 def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, interval: int) -> None:
     """Segments of one step, of two (the last of one) and of five."""
     job = logged_duel_job(levels=5, interval=interval)
@@ -64,7 +65,7 @@ def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, int
     assert duel.state.level is (Level.TERMS if leaf in (PRODUCTS, SCATTER) else Level.CHUNKS)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_except(range(4), 0))
 def test_an_honest_trainer_wins_by_its_log(chain: EmbeddedChain, seed: int) -> None:
     """Against a challenger that goes anywhere, and against one that audits by another log."""
     job = logged_duel_job(levels=1 + seed, interval=1 + seed % 3)
@@ -109,8 +110,8 @@ def cheat(leaf: int, near: bool, has_entry: bool) -> tuple[Misled, Run, Directio
     raise AssertionError(f"no such element of value {leaf}")
 
 
-@pytest.mark.parametrize("what", CHEATS)
-@pytest.mark.parametrize("leaf", [PRODUCTS, PLAIN, SCATTER])
+@pytest.mark.parametrize("what", slow_except(CHEATS, "off without an entry"))
+@pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER], PLAIN))
 def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
     """The partial sums are true. A long sum's last one does not give the claimed bits; a short one is proved."""
     liar, honest, code = cheat(leaf, *CHEATS[what])
@@ -215,7 +216,7 @@ TIES: dict[str, tuple[Phase, Change]] = {
 }
 
 
-@pytest.mark.parametrize("what", TIES)
+@pytest.mark.parametrize("what", slow_except(TIES, "no step log", "another word"))
 def test_a_broken_tie_of_the_log_loses_at_once(chain: EmbeddedChain, what: str) -> None:
     job = logged_duel_job(levels=5)
     liar = lie_at_140(job)
@@ -272,6 +273,7 @@ def test_lists_of_another_length_are_refused(chain: EmbeddedChain, cases: Callab
     assert judged(duel) == (Side.CHALLENGER, Reason.RECOMPUTED)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_log_is_taken_where_none_is_kept(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     """In a job of policy `exact`, and of a logged job with what is no sum."""
     job = new_job(EVERY, levels=5)

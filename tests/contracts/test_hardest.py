@@ -127,6 +127,7 @@ def test_filter_keeps_what_is_near(function: MapFunction, tmp_path: Path, cases:
     cases(len(xs))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native._compiler() is None, reason="needs a C compiler")
 def test_search_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole tool over a window of each function: it finds the hardest there, and a file that says otherwise."""

@@ -21,6 +21,7 @@ from tests.engine.arithmetic_cases import (
     sum_of,
     tensor_of,
 )
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.arithmetic.precision import Round
@@ -183,7 +184,7 @@ def test_elementwise_results_keep_all_their_bits() -> None:
     assert check(arithmetic, sum_of([third]), [tensor_of(DType.F32, [third])]) == [0x3EAB0000]
 
 
-@pytest.mark.parametrize("precision", [16, 20, 27])
+@pytest.mark.parametrize("precision", slow_except([16, 20, 27], 20))
 @pytest.mark.parametrize("style", ["gauss", "ties", "wide", "any"])
 def test_large_products_are_the_same_in_every_way(precision: int, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks, panels and parts, any number of threads, any order; the exact result rounded once."""

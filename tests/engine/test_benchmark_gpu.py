@@ -11,6 +11,7 @@ from benchmarks.table import RESULTS
 from tests.golden.models import SMALL
 
 
+@pytest.mark.slow
 def test_a_trial_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "REPEATS", 2)
     before = sorted(path.name for path in RESULTS.iterdir())

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.engine.arithmetic_cases import STYLES, Maker, bits_f32, check, elements_of, tensor_of
 from tests.engine.conftest import make_tiny_task
 from tests.engine.models.harness import randomised, tokens
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import elementwise_native as chains_module
 from tiebreak.engine.arithmetic.elementwise_native import TILES_PER_TURN, Member
@@ -416,7 +417,7 @@ def small_gpt2(steps: int) -> Task:
     )
 
 
-@pytest.mark.parametrize("make_task", [make_tiny_task, small_gpt2])
+@pytest.mark.parametrize("make_task", slow_except([make_tiny_task, small_gpt2], make_tiny_task))
 def test_a_whole_run_is_the_same_in_every_way(
     monkeypatch: pytest.MonkeyPatch,
     threads: Callable[[int], None],

@@ -253,6 +253,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_to_the_same_root(
     new_run: NewRun, whole: RunDirectory, tmp_path: Path, cases: Callable[[int], None]
 ) -> None:

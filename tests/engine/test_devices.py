@@ -54,6 +54,7 @@ def check_stand_in(directory: Path, steps: int, names: tuple[str, ...], cases: C
         cases(1)
 
 
+@pytest.mark.slow
 def test_the_stand_in_for_a_device_reaches_the_records(tmp_path: Path, cases: Callable[[int], None]) -> None:
     check_stand_in(tmp_path, INTERVAL, ("gpt2",), cases)
 

@@ -93,6 +93,7 @@ def check_capture(found: dict[str, dict[str, str]], cases: Callable[[], None]) -
             cases()
 
 
+@pytest.mark.slow
 def test_capture_makes_the_same_programs_under_another_instruction_set(cases: Callable[[], None]) -> None:
     assert torch.__version__.split("+")[0] in TESTED_TORCH, "capture is only promised for tested versions of torch"
     found = process("capture", *NAMES, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")

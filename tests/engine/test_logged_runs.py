@@ -280,6 +280,7 @@ print(json.dumps([root, worker.log_report.needed, torch.backends.cpu.get_cpu_cap
 """
 
 
+@pytest.mark.slow
 def test_killed_runs_resume_to_the_same_root(flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]) -> None:
     run = new_run(tmp_path / "killed", flipped.agreement)
     command = [sys.executable, "-c", SCRIPT, str(run.path), str(WIDE)]
@@ -297,6 +298,7 @@ def test_killed_runs_resume_to_the_same_root(flipped: RunDirectory, tmp_path: Pa
     assert records_of(run) == records_of(flipped)
 
 
+@pytest.mark.slow
 def test_another_instruction_set_in_another_process_follows_to_the_same_root(
     flipped: RunDirectory, tmp_path: Path
 ) -> None:
@@ -321,6 +323,7 @@ def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, t
     assert compare(own, flipped.heads()[-1]).agrees
 
 
+@pytest.mark.slow
 def test_another_device_follows_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """One that is no CPU, whose FP64 sums take their terms backwards."""
     command = [sys.executable, "-m", "tests.engine.logged_on_another_device", str(WIDE), str(2.0**4)]

@@ -99,6 +99,7 @@ def test_convolutions(cases: CaseCounter) -> None:
     cases(len(CONVOLUTIONS) + 2)
 
 
+@pytest.mark.slow
 def test_transposed_convolutions(cases: CaseCounter) -> None:
     check_modules({str(s): _layer(nn.ConvTranspose2d, s) for s in TRANSPOSED}, (3, 2, 3))
     one = nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1, output_padding=1)
@@ -185,6 +186,7 @@ RESAMPLED: dict[str, nn.Module] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_resampling_and_borders(cases: CaseCounter) -> None:
     check_modules(RESAMPLED, (1, 4, 3))
     one = {"nearest": nn.Upsample(scale_factor=2), "linear": nn.Upsample(scale_factor=2, mode="linear"),

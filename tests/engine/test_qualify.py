@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.arithmetic_cases import bits_f32
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import (
     Arithmetic,
     Logging,
@@ -93,7 +94,7 @@ def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("reduce sum of products")
 
 
-@pytest.mark.parametrize("precision", [16, 24, 31])
+@pytest.mark.parametrize("precision", slow_except([16, 24, 31], 16))
 def test_fewer_bits_qualify(precision: int) -> None:
     assert qualify(Arithmetic(precision=precision)).cases > 15000
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.engine.arithmetic_cases import Maker
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import scatter_native as scattering
 from tiebreak.engine.arithmetic.scatter_native import plan_native
@@ -48,7 +49,7 @@ def pooling(images: int, side: int, out: int) -> Instruction:
         (pooling(70, 30, 400), 70 * 400, 70 * 400, 905),
     ],
 )
-@pytest.mark.parametrize("style", ["gauss", "ties", "any"])
+@pytest.mark.parametrize("style", slow_except(["gauss", "ties", "any"], "ties"))
 def test_against_the_pure_twin(
     instruction: Instruction,
     sources: int,

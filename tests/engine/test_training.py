@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.disk import StorageError
@@ -149,7 +150,7 @@ print(Worker(run, machine, key=key, on_progress=told).work().hex())
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", slow_except([signal.SIGKILL, signal.SIGINT], signal.SIGKILL))
 def test_killed_and_interrupted_runs_resume_to_the_same_root(new_run: NewRun, how: signal.Signals) -> None:
     expected = train(new_run("whole"))
     run = new_run("killed")
@@ -172,6 +173,7 @@ def test_killed_and_interrupted_runs_resume_to_the_same_root(new_run: NewRun, ho
     assert train(run) == expected
 
 
+@pytest.mark.slow
 def test_another_instruction_set_and_thread_count_in_another_process_give_the_same_root(new_run: NewRun) -> None:
     expected = train(new_run("here"))
     run = new_run("there")

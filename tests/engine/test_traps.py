@@ -170,6 +170,7 @@ def test_random_numbers_depend_on_the_element_and_nothing_else(shape: tuple[int,
     assert bits(result.state["drawn"]) == [random_bits(99, 4, 0, i) for i in range(24)]
 
 
+@pytest.mark.slow
 def test_seeded_initialisation_forks_so_the_initial_state_is_bytes() -> None:
     script = (
         "import torch, hashlib; torch.manual_seed(0); "

@@ -313,6 +313,7 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
         assert end.leaf == leaf
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 5))
 def test_10_an_honest_challenger_wins_against_garbage(random: Random, levels: int, interval: int) -> None:

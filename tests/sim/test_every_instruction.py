@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.parts import slow_except
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -96,7 +97,7 @@ def trace(name: str) -> Traced:
     return Traced(compiled, job, values, tree)
 
 
-@pytest.fixture(scope="module", params=["digits", "text"])
+@pytest.fixture(scope="module", params=slow_except(["digits", "text"], "digits"))
 def traced(request: pytest.FixtureRequest) -> Traced:
     return trace(request.param)
 

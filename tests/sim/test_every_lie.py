@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 
+import pytest
+
 from tests.sim.yard import STEPS, Duel, Yard, any_cheat, assert_caught_at, assert_same_end, kind_of
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction, Opcode
 from tiebreak.sim.tampering.values import Cheat
@@ -43,6 +45,7 @@ def sweep(yard: Yard, kinds: set[tuple[str, int]]) -> Counter[tuple[str, int]]:
     return judged
 
 
+@pytest.mark.slow
 def test_a_lie_in_any_scalar_function_is_found(yard: Yard) -> None:
     kinds = {kind_of(i) for i in yard.program.body if i.opcode == Opcode.MAP}
     judged = sweep(yard, kinds)
@@ -50,6 +53,7 @@ def test_a_lie_in_any_scalar_function_is_found(yard: Yard) -> None:
     assert {kind[1] for kind in judged} >= {MapFunction.EXP, MapFunction.LOG, MapFunction.TANH}
 
 
+@pytest.mark.slow
 def test_a_lie_in_any_other_instruction_is_found(yard: Yard) -> None:
     kinds = {kind_of(i) for i in yard.program.body if i.opcode != Opcode.MAP}
     families = {name for name, _ in kinds}

@@ -61,6 +61,7 @@ def stage() -> Stage:
     return Stage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [1, 5])
 def test_a_false_sum_among_a_million_steps(stage: Stage, levels: int) -> None:
     leaf = sums_of(stage.compiled.program, 12)[0]
@@ -75,6 +76,7 @@ def test_a_false_sum_among_a_million_steps(stage: Stage, levels: int) -> None:
     assert (1 + len(match.moves) <= 30) == (levels == 5)
 
 
+@pytest.mark.slow
 def test_a_false_weight_among_a_million_steps(stage: Stage) -> None:
     cheat = flipped_weight_bit(stage.compiled.program, state="model.head.weight", step=STEP, element=3)
     match = stage.play(cheat, replace(stage.job, nonce=10))

@@ -52,6 +52,7 @@ def devnet(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_devnet_and_a_deployment_on_it(
     devnet: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

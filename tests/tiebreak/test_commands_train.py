@@ -235,6 +235,7 @@ LONG = 4000
 """More steps than a machine gets through before it is interrupted."""
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(parties: Parties, tmp_path: Path) -> None:
     """Ctrl-C in a run of thousands of steps: exit code 130, one word, and what was committed is whole."""
     captured, folder = tmp_path / "captured", tmp_path / "run"

@@ -132,6 +132,7 @@ COVERED = ("order", "pure")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name for name in FOLLOWED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 16)
@@ -147,6 +148,7 @@ def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path,
     assert [own.step_log(step) for step in (1, STEPS)] == [opened.step_log(step) for step in (1, STEPS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pure", pytest.param("threads", marks=pytest.mark.slow)])
 def test_thirty_two_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 32)

@@ -161,6 +161,7 @@ def plain_states(settings: Iterable[tuple[int, str]]) -> dict[str, set[str]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CAPABILITIES) < 2, reason="needs a CPU with avx2")
 def test_plain_fp32_forks() -> None:
     """Two machines are enough: other threads, another instruction set, other bytes of every model."""

@@ -60,6 +60,7 @@ def test_a_foreign_state_is_refused() -> None:
         plain.train(task, {"x": torch.zeros(1)})
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_with_another_instruction_set() -> None:
     """Same settings: same bytes. Another instruction set: other bytes, where the CPU has more than the default one."""
     native, other = PlainSettings(threads=1), PlainSettings(threads=1, capability="default")
@@ -70,6 +71,7 @@ def test_a_process_of_its_own_with_another_instruction_set() -> None:
         assert runs[0].state_sha256 != runs[2].state_sha256
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(StateError, match=r"exit code 1: .*ConfigurationError.*no\.py"):
         plain_run("no.py", Path(__file__), PlainSettings(threads=1))

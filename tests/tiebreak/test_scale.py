@@ -16,6 +16,7 @@ from tiebreak.sim.scale.curves import document
 from tiebreak.sim.scale.measurements import RESULTS, Measurements
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_what_was_measured() -> None:
     text = page(document(Measurements.read(), Budgets()))
     assert (ROOT / "docs" / "scale.md").read_text("utf-8") == text, "run python -m benchmarks.scale_page docs/scale.md"
@@ -50,6 +51,7 @@ def test_a_program_file_and_a_step_of_ones_own(tmp_path: Path, capsys: pytest.Ca
     assert "program.tbp" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_curves_of_the_report(tmp_path: Path) -> None:
     path = tmp_path / "curves.json"
     assert run(tiebreak, ["scale", "--curves", str(path)]) == 0

@@ -22,6 +22,7 @@ def simulate(*arguments: object) -> int:
     return run(tiebreak, ["simulate", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_few_games_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Real games on two processes; they are what one process plays, and what the summary says."""
     assert simulate("--games", 6, "--seed", 11, "--processes", 2, "--output", tmp_path) == 0

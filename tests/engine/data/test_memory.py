@@ -79,6 +79,7 @@ print(run.recorded(), "checkpoints")
 """
 
 
+@pytest.mark.slow
 def test_data_larger_than_memory_are_imported_committed_and_trained_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), "192", "128"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)

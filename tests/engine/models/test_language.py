@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.parts import slow_except
 from tiebreak.engine.capture.task import Batch, Rows, Task
 from tiebreak.protocol.program.isa import Opcode
 
@@ -129,7 +130,7 @@ def make_task(case: Case) -> Task:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, "gpt2"))
 def test_language_model(name: str, cases: Callable[..., None]) -> None:
     case = CASES[name]
     trained = check(make_task(case), cases)

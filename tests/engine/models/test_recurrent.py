@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.parts import slow_except
 from tiebreak.engine.capture.task import Batch, Rows, Task
 
 VOCABULARY = 9
@@ -60,7 +61,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_except(NETWORKS, "lstm"))
 def test_recurrent(name: str, cases: CaseCounter) -> None:
     make, width = NETWORKS[name]
     task = Task(

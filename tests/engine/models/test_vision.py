@@ -9,6 +9,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, 
 
 from tests.conftest import CaseCounter
 from tests.engine.models.harness import OPTIMIZER_FOR_TESTS, check, randomised, tokens
+from tests.parts import slow_except
 from tiebreak.engine.capture.task import Batch, Rows, Task
 from tiebreak.protocol.program.isa import Opcode
 
@@ -42,7 +43,7 @@ def resnet(**changes: object) -> nn.Module:
     return randomised(ResNetForImageClassification(ResNetConfig(**(settings | changes))), seed=3)
 
 
-@pytest.mark.parametrize("layer", ["bottleneck", "basic"])
+@pytest.mark.parametrize("layer", slow_except(["bottleneck", "basic"], "basic"))
 def test_resnet(layer: str, cases: CaseCounter) -> None:
     trained = check(image_task(resnet(layer_type=layer), 32), cases)
     assert {"SCATTER_SUM 0 FI->F", "REDUCE 2 F->I"} <= trained.kinds  # max pooling
@@ -119,6 +120,7 @@ def segment(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
     return smoothed + 0.1 * F.mse_loss(logits.softmax(1)[:, 1], (labels == 1).to(logits.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "ups"),
     [("batch", ("transposed", "transposed")), ("group", ("nearest", "bilinear"))],

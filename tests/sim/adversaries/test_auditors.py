@@ -48,6 +48,7 @@ def beside(kind: type[Adversary]) -> GameResult:
     return staged(kind, 1)
 
 
+@pytest.mark.slow
 @KINDS
 def test_one_diligent_auditor_is_enough(kind: type[Adversary]) -> None:
     result = beside(kind)
@@ -167,6 +168,7 @@ def test_samples_find_fraud_as_often_as_the_formula_says(total: int, sample: int
     assert abs(found / draws - detection_probability(total, sample, false)) < sqrt(log(2e6) / (2 * draws))
 
 
+@pytest.mark.slow
 def test_an_auditor_that_samples_alone_finds_what_it_draws() -> None:
     """In each whole game: convicted if the false segment is among those drawn, and settled if it is not."""
     ends = Counter[tuple[bool, str]]()

@@ -51,6 +51,7 @@ def test_a_copied_challenge_earns_nothing() -> None:
     assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [builders._Copier, builders._Sealer], ids=["copied seal", "late seal"])
 def test_a_copied_proof_in_front_of_the_original_is_refused(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrontRunProof, "make", lambda *_: make)
@@ -63,6 +64,7 @@ def test_a_copied_proof_in_front_of_the_original_is_refused(make: object, monkey
     assert copied.moves >= original.moves - 2, "it had kept up to the last"
 
 
+@pytest.mark.slow
 def test_a_proof_withheld_for_a_block_costs_the_challenger_its_reward_and_nothing_else() -> None:
     """An open weakness: see docs/security.md, residual risks."""
     result = staged(WithheldProof, 3)
@@ -84,6 +86,7 @@ def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> Non
 # ---------------------------------------------------------------- who has to wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DelayingBuilder, ReorderingBuilder, DroppingBuilder], ids=lambda kind: kind.name)
 def test_order_and_delay_change_nothing(kind: type[Adversary]) -> None:
     result = staged(kind, 5)
@@ -91,12 +94,14 @@ def test_order_and_delay_change_nothing(kind: type[Adversary]) -> None:
     assert result.job_status == "slashed"
 
 
+@pytest.mark.slow
 def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
     result = staged(DelayingBuilder, 6, descent_levels=5)
     (duel,) = result.duels
     assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
     result = staged(Censorship, seed)
@@ -107,6 +112,7 @@ def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
     assert loser.wei < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(seed: int) -> None:
     """Not a promise: it says what the assumption is worth."""
@@ -188,6 +194,7 @@ def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
     return play(cast, "-", Random(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "trigger", "allowance", "moves_before"),
     [
@@ -213,6 +220,7 @@ def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_seco
     assert beyond.duels[0].reason == "timeout"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "kind", "grace"), [(TRAINER, "postHead", 3), ("auditor", "challenge", 0)])
 def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victim: str, kind: str, grace: int) -> None:
     """A late head counts until somebody abandons.

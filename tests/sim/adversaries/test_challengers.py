@@ -19,6 +19,7 @@ from tiebreak.sim.world.cast import TERMS
 STAKE, HALF = TERMS.trainer_stake, TERMS.trainer_stake // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: type[Adversary]) -> None:
     played(kind, 1)
@@ -32,6 +33,7 @@ def test_who_is_wrong_pays_the_trainer(kind: type[Adversary]) -> None:
     assert result.job_status == "settled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 4])
 def test_griefers_pay_for_each_game_and_delay_by_one(seed: int) -> None:
     result = played(Griefing, seed)
@@ -69,6 +71,7 @@ def test_a_game_against_oneself_delays_by_one_clock() -> None:
 # ---------------------------------------------------------------- with what others found out
 
 
+@pytest.mark.slow
 def test_a_mirror_gets_its_stake_back_and_the_auditor_the_reward() -> None:
     result = played(Mirror, 2)
     mirrored, honest = duel(result, "challenger 1"), duel(result, "auditor")

@@ -47,6 +47,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.slow
 def test_no_job_is_abandoned_in_a_game(refusals: list[tuple[str, str]]) -> None:
     found, ends = set[str](), set[str]()
     for seed in (0, 1):
@@ -99,6 +100,7 @@ def test_what_diverges_is_computed_to_its_end_and_paid() -> None:
     assert (result.job_status, party(result, TRAINER).wei) == ("settled", TERMS.reward)
 
 
+@pytest.mark.slow
 def test_a_cheat_in_a_run_of_nan_is_convicted_too() -> None:
     for seed in range(2):
         cast = stage(DivergingProgram(), Random(seed))

@@ -32,6 +32,7 @@ def test_all_are_played_here() -> None:
     assert set(ADVERSARIES) == {*CONSPIRACIES, Bait, CopiedRun}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONSPIRACIES, ids=lambda kind: kind.name)
 def test_one_auditor_that_does_as_agreed_convicts_all_of_them(kind: type[Adversary]) -> None:
     result = staged(kind, 1)
@@ -49,6 +50,7 @@ def test_a_censored_challenger_wins_later() -> None:
     assert result.seconds > 1000, "it was kept out for most of its clock"
 
 
+@pytest.mark.slow
 def test_puppets_open_games_and_delay_nothing() -> None:
     result = staged(SockPuppets, 3)
     puppets = [duel for duel in result.duels if duel.challenger.startswith("friend")]
@@ -58,6 +60,7 @@ def test_puppets_open_games_and_delay_nothing() -> None:
     assert result.seconds <= alone.seconds + 300
 
 
+@pytest.mark.slow
 def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking past what waits, no challenge is ever sent, and no timeout claimed."""
     result = staged(Decoy, 4)

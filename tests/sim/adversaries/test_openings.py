@@ -8,6 +8,7 @@ from tiebreak.sim.adversaries.openings import ADVERSARIES, EndlessOpenings, Garb
 from tiebreak.sim.world.cast import TERMS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: type[Adversary]) -> None:
     result = played(kind, 1)
@@ -20,6 +21,7 @@ def test_an_opening_of_kilobytes_is_a_broken_tie_to_both_referees(seed: int) -> 
     assert duel(played(OversizedOpenings, seed), "auditor").reason == "broken tie"
 
 
+@pytest.mark.slow
 def test_an_endless_stream_costs_who_sends_it() -> None:
     result = played(EndlessOpenings, 2)
     trainer, auditor = party(result, "trainer"), party(result, "auditor")

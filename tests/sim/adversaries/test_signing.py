@@ -24,6 +24,7 @@ from tiebreak.sim.world.world import STEP_SECONDS
 CAUGHT = [kind for kind in ADVERSARIES if not kind.open]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: type[Adversary]) -> None:
     played(kind, 1)

@@ -12,11 +12,13 @@ LONGEST = 2 * TERMS.clock + 6 * TERMS.replay_time + 1
 """Invariant 12."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ADVERSARIES, ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: type[Adversary]) -> None:
     played(kind, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [1, 5])
 def test_a_stalled_defence_takes_its_clock_and_three_allowances_and_loses(levels: int) -> None:
     result = played(StalledDefence, 3, descent_levels=levels)

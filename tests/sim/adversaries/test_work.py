@@ -65,6 +65,7 @@ def test_a_stale_checkpoint_holds_a_state_that_was_there_before() -> None:
         assert work.oracle.record(work.lie.step).state_root in older
 
 
+@pytest.mark.slow
 def test_somebody_elses_run_is_as_real_as_this_one() -> None:
     workshop = Workshop.open("exact")
     roots = [{r.state_root for r in workshop.another(stream).step_records} for stream in (3, 4, 5)]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import slow_except
 from tests.sim.counterexamples.keep import KEPT, main
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.sim.games.counterexamples import CounterExample, keep, load, load_all
@@ -46,7 +47,10 @@ def test_a_line_without_its_cause_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("example", load_all(KEPT), ids=lambda example: example.line)
+EXAMPLES = load_all(KEPT)
+
+
+@pytest.mark.parametrize("example", slow_except(EXAMPLES, *EXAMPLES[:2]), ids=lambda example: example.line)
 def test_what_broke_a_promise_once_does_so_no_more(example: CounterExample) -> None:
     assert play_line(example.line).violations == (), example.cause
 

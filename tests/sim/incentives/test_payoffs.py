@@ -106,6 +106,7 @@ def test_the_probabilities_of_all_stories_are_one(s: Setting, strategy: Trainer,
     assert sum(chance for chance, _ in stories(s, Players(trainer=strategy, own=own))) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(settings_of_jobs())
 def test_no_share_of_the_work_pays_a_cheat_more_than_the_smallest_or_the_largest(s: Setting) -> None:
@@ -128,6 +129,7 @@ def sample() -> Setting:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_games_at_random_pay_what_the_closed_form_says(cases: Callable[[], None]) -> None:
     """Monte Carlo, to five standard errors."""
     games, rng = 4000, Random(20)

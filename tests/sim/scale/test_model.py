@@ -58,6 +58,7 @@ def test_nothing_held_out_was_fitted_to(model: CostModel, measured: Measurements
     assert again.memory.coefficients == model.memory.coefficients
 
 
+@pytest.mark.slow
 def test_gas_of_a_game_that_was_not_measured(model: CostModel, yard: Yard) -> None:
     """A dispute in another program, played on the chain: within 5 %, and most moves within 2 %."""
     leaf = sums_of(yard.program, 12)[0]
@@ -230,6 +231,7 @@ def test_budgets_are_above_zero(name: str) -> None:
         Budgets(**{name: 0.0})
 
 
+@pytest.mark.slow
 def test_the_curves_cover_what_they_say(measured: Measurements) -> None:
     assert sizes("parameters")[0] == 10**6
     assert sizes("parameters")[-1] == 10**12

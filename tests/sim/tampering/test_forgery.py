@@ -81,6 +81,7 @@ def test_no_finite_partial_sums_end_in_such_a_claim(yard: Yard, value: float) ->
     assert forged.accumulators(3, leaf, 7).root == honest.accumulators(3, leaf, 7).root
 
 
+@pytest.mark.slow
 def test_every_forged_sum_loses_at_its_terms(yard: Yard, cases: object) -> None:
     rng, kinds = random.Random(4), set()
     for leaf, i in enumerate(yard.program.body):
@@ -122,6 +123,7 @@ def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yar
     assert match.chain.record.reason is EndReason.BROKEN_TIE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
 def test_a_maximum_has_no_forged_history(yard: Yard, function: ReduceFunction) -> None:
     program, duel = yard.program, None

@@ -140,6 +140,7 @@ def low_bits(yard: Yard, leaf: int, step: int) -> int:
     return found[len(found) // 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [1, 3])
 def test_a_poisoned_label(yard: Yard, levels: int) -> None:
     cheat = poisoned_label(yard.program, labels="labels", step=5, element=2, classes=CLASSES)
@@ -149,6 +150,7 @@ def test_a_poisoned_label(yard: Yard, levels: int) -> None:
     assert {s.levels for s in match.selections} <= set(range(1, levels + 1))
 
 
+@pytest.mark.slow
 def test_a_changed_learning_rate(yard: Yard) -> None:
     match = yard.convict(changed_learning_rate(yard.program, step=1, factor=1.5))
     verdict = match.final.verdict
@@ -167,6 +169,7 @@ def test_a_flipped_weight_bit(yard: Yard, bit: int, step: int) -> None:
     assert match.final.claimed == b""
 
 
+@pytest.mark.slow
 def test_a_sum_of_low_precision_is_walked_down_to_its_terms(yard: Yard) -> None:
     leaf = sums_of(yard.program, 12)[0]
     cheat = low_precision_sum(step=4, leaf=leaf, element=low_bits(yard, leaf, 4))

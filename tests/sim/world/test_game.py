@@ -115,6 +115,7 @@ def test_who_stalls_loses_by_its_clock(workshop: Workshop) -> None:
     assert duel(result).seconds > TERMS.clock
 
 
+@pytest.mark.slow
 def test_of_several_auditors_one_wins_and_all_keep_their_stakes(workshop: Workshop) -> None:
     result = play(cheating(workshop, auditors=seats(Auditor, Auditor, Auditor)), "three", Random(7))
     assert (result.job_status, result.violations) == ("slashed", ())
@@ -171,6 +172,7 @@ def test_the_same_line_gives_the_same_game(workshop: Workshop) -> None:
     assert other.violations == first.violations == ()
 
 
+@pytest.mark.slow
 def test_another_process_plays_the_same_game(workshop: Workshop) -> None:
     here = play(cheating(workshop), "elsewhere", Random(14)).to_json()
     script = (
