@@ -47,6 +47,7 @@ from tiebreak.sim.tampering.values import Cheat, poisoned_label
         ],
         (3, 4, 3),
         (7, 8, 2),
+        several=True,
     ),
 )
 def test_a_lie_at_any_place_of_a_segment_is_found(yard: Yard, interval: int, step: int, levels: int) -> None:
@@ -122,7 +123,9 @@ def test_every_head_after_the_lie_binds(yard: Yard) -> None:
 # ---------------------------------------------------------------- the other way round
 
 
-@pytest.mark.parametrize(("interval", "leaf", "step"), slow_except([(3, 0, 5), (1, 29, 2), (7, -1, 8)], (3, 0, 5)))
+@pytest.mark.parametrize(
+    ("interval", "leaf", "step"), slow_except([(3, 0, 5), (1, 29, 2), (7, -1, 8)], (3, 0, 5), several=True)
+)
 def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int, step: int) -> None:
     program, arena = yard.program, yard.arena(interval)
     place = leaf if leaf >= 0 else program.leaf_of_commit(1)
