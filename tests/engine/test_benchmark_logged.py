@@ -33,6 +33,7 @@ from benchmarks.logged.workloads import QUICK
 from benchmarks.table import RESULTS, Row
 from tiebreak.protocol.errors import StateError
 
+pytestmark = pytest.mark.slow
 Values = dict[tuple[str, str], float]
 
 

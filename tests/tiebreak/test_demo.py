@@ -19,6 +19,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 
+pytestmark = pytest.mark.slow
 STEPS = 16
 """The last checkpoint but one is of step 12."""
 

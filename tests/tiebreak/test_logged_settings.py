@@ -127,13 +127,10 @@ def trained(folder: Path, parties: Parties, precision: int) -> Path:
 
 WIDE = 2.0**33
 """A threshold about as wide as FP32 sums are inexact."""
-COVERED = ("order", "pure")
-"""Together with something else, by other settings."""
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name for name in FOLLOWED]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 16)
     opened = RunDirectory.open(made)
@@ -149,7 +146,7 @@ def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pure", pytest.param("threads", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["pure", "threads"])
 def test_thirty_two_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 32)
     found = audit(FOLLOWED[name], made, tmp_path / "replay")

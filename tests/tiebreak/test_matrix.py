@@ -3,7 +3,7 @@
 Threads, instruction set of torch (`ATEN_CPU_CAPABILITY`), order of the terms of every sum, a run in one piece or one
 that goes on from another process' checkpoint, compiled kernels or the pure path. Each setting is a process of its own,
 because torch reads these variables when it is loaded; it gets the programs of tests/golden as bytes and captures
-nothing. `make test` runs settings that cover every pair of values, `make matrix` the whole product.
+nothing. `make test` runs one setting, `make test-all` the whole product.
 
 A step count selects which bugs can be seen, so these are not shorter. And equality proves nothing where nothing could
 differ: plain FP32 training of the same models ends in different bytes in the same matrix; without its exact fallback
@@ -15,9 +15,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations, product
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.engine.arithmetic_cases import elements_of, sum_of, tensor_of
 from tests.engine.test_contraction import FAULTS, faulty
 from tests.golden.bundle import INTERVAL, MODELS, load
 from tests.golden.train import inputs, make_run, train
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, ziv
 from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.run.directory import RunDirectory
@@ -70,27 +71,8 @@ class Setting:
 EVERY = [Setting(*values) for values in product((1, 2), CAPABILITIES, (False, True), (False, True), (True, False))]
 
 
-def pairs(setting: Setting) -> set[tuple[tuple[str, object], ...]]:
-    """Every two of its values together."""
-    return set(combinations(asdict(setting).items(), 2))
-
-
-def covering(settings: Sequence[Setting]) -> list[Setting]:
-    """Few of the settings, which hold every pair that any of them holds: always the one with the most new pairs."""
-    missing, chosen = set().union(*map(pairs, settings)), list[Setting]()
-    while missing:
-        chosen.append(max(settings, key=lambda setting: len(pairs(setting) & missing)))
-        missing -= pairs(chosen[-1])
-    return chosen
-
-
-COVERING = covering(EVERY)
-
-
-def marked() -> list[Any]:
-    """Every setting; those that `make test` leaves out with a mark."""
-    rest = pytest.mark.slow
-    return [pytest.param(each, id=str(each), marks=() if each in COVERING else rest) for each in EVERY]
+FAR = Setting(2, CAPABILITIES[0], permuted=True, resumed=True, compiled=True)
+"""Differs in everything from how the other tests train."""
 
 
 def process(module: str, *arguments: str, capability: str, native: bool = True) -> Any:
@@ -115,14 +97,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_small_matrix_covers_every_pair() -> None:
-    every = set().union(*map(pairs, EVERY))
-    assert set().union(*map(pairs, COVERING)) == every
-    assert len(COVERING) < len(EVERY) / 2
-    names = list(asdict(EVERY[0]))
-    assert {(a[0], b[0]) for a, b in every} == set(combinations(names, 2))
-
-
 @pytest.mark.parametrize("capability", list(ABLE))
 def test_the_matrix_has_every_instruction_set(capability: str) -> None:
     """One that this CPU lacks is a skip with its name, not a case less."""
@@ -131,7 +105,7 @@ def test_the_matrix_has_every_instruction_set(capability: str) -> None:
     assert any(setting.capability == capability for setting in EVERY)
 
 
-@pytest.mark.parametrize("setting", marked())
+@pytest.mark.parametrize("setting", slow_except(EVERY, FAR), ids=str)
 def test_one_root(setting: Setting, stopped: Path, tmp_path: Path, cases: Callable[[], None]) -> None:
     if setting.resumed:
         shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
