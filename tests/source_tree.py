@@ -31,6 +31,7 @@ def package_modules() -> dict[str, Path]:
     return modules
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(), filename=str(path))

@@ -19,7 +19,7 @@ def run(
     (folder.parent / "conftest.py").write_text(CONFTEST.read_text())
     (folder.parent / "floors.json").write_text(json.dumps({part: floors or {}}))
     pytester.makeini("[pytest]\nmarkers = slow\n")
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-m", MARKED[part], "tests", *args)
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-m", MARKED[part], "tests", *args)
 
 
 MARKED = {"fast": "not slow", "slow": "slow"}

@@ -74,6 +74,7 @@ def playing(line: str) -> dict[str, Any]:
     return nothing | told
 
 
+@pytest.mark.slow
 def test_a_crash_is_told_at_once_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
