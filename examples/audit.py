@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> tiebreak.SegmentAudit:
     options = parser.parse_args(arguments)
 
     # Each party has its own key, in its own encrypted file (`tiebreak key client.pem`); here both are made up.
-    client, trainer = tiebreak.PrivateKey.generate(), tiebreak.PrivateKey.generate()
+    client, trainer = tiebreak.new_key(), tiebreak.new_key()
 
     x = torch.linspace(-1, 1, 256).reshape(-1, 1)
     run = tiebreak.agree(

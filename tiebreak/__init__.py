@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tiebreak.api.keys import load_key, new_key, save_key
     from tiebreak.api.policies import calibrate
     from tiebreak.api.runs import Run, agree, open_run, train
     from tiebreak.api.tasks import capture, make_task
@@ -70,6 +71,7 @@ _MODULES: Final = {
         "VerificationError",
     ),
     "tiebreak.protocol.commitments.keys": ("PrivateKey",),
+    "tiebreak.api.keys": ("load_key", "new_key", "save_key"),
     "tiebreak.api.policies": ("calibrate",),
     "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
     "tiebreak.api.tasks": ("capture", "make_task"),
@@ -81,8 +83,8 @@ __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError", "Group",
     "LoggedPolicy", "PrivateKey", "Rows", "Run", "SegmentAudit", "StateError", "Step", "Task", "Terms",
     "TiebreakError", "Trainer", "VerificationError", "Windows", "agree", "calibrate", "capture", "constant",
-    "cosine", "inverse_sqrt", "linear", "make_task", "no_decay", "one_cycle", "open_run", "reproducible",
-    "step_decay", "train",
+    "cosine", "inverse_sqrt", "linear", "load_key", "make_task", "new_key", "no_decay", "one_cycle", "open_run",
+    "reproducible", "save_key", "step_decay", "train",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import LogTree
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import Instruction

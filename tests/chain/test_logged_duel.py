@@ -16,7 +16,7 @@ from tests.protocol.logged import STEP, Misled, bits_of, exact_sum, neighbours_o
 from tests.protocol.runs import Liar, Logs, Run, program
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import NO_WORD
+from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
 from tiebreak.protocol.game.rules import Level, Reason

@@ -15,9 +15,9 @@ from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, LogRepor
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.logs import Entries, StepLog
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
+from tiebreak.protocol.program.step_log import Entries, StepLog
 
 from .conftest import TRAINER
 from .logged_cases import INTERVAL, STEPS, Flipping, logged_job, machine, new_run, published, replay, train

@@ -21,10 +21,11 @@ from tiebreak.engine.logged.encoding import (
     encode_sparse,
     max_sparse_bytes,
 )
-from tiebreak.protocol.commitments.logs import Entries, LogError, LogTree, StepLog
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
+from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
 
 from .log_cases import (
     MANY,

@@ -15,11 +15,12 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.logs import Entries, LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.reference import execute
 from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.trees import verify
 
 from .logged_cases import INTERVAL, STEPS, Flipping, compiled, logged_job, logging_of, machine, new_run, replay, train

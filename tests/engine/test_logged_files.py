@@ -12,9 +12,9 @@ from tiebreak.engine.logged import files
 from tiebreak.engine.logged.encoding import encode_sparse, max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile, Segment
 from tiebreak.protocol.commitments.job import SignedJob
-from tiebreak.protocol.commitments.logs import LogError, StepLog
 from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.program.step_log import LogError, StepLog
 from tiebreak.protocol.tags import Digest
 
 from .log_cases import MANY, entries, log_of, program_of

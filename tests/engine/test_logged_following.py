@@ -17,7 +17,6 @@ from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.logged.screening import Screen
 from tiebreak.engine.run.interpreter import NOTHING_NEAR
-from tiebreak.protocol.commitments.logs import Entries, LogError, StepLog
 from tiebreak.protocol.numbers.float32 import INF, SIGN, decode
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.reference import element
@@ -31,6 +30,7 @@ from tiebreak.protocol.program.rounding import (
     round_sum,
     sum_kind,
 )
+from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
 
 from .arithmetic_cases import Maker, elements_of, random_reduction, random_scatter, sum_of, tensor_of
 from .logged_cases import Flipping

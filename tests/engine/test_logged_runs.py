@@ -19,10 +19,11 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.retention import LAST, Keep
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.logs import LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.reference import execute, new_state
+from tiebreak.protocol.program.step_log import StepLog
 
 from .conftest import TRAINER
 from .logged_cases import (

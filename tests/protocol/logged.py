@@ -7,7 +7,6 @@ import numpy as np
 
 from tests.protocol.runs import STEPS, Logs, Run, Tamper, bend, flip, make_job, program
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import Entries, StepLog
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, decode_for
 from tiebreak.protocol.program.rounding import (
     Direction,
@@ -18,6 +17,7 @@ from tiebreak.protocol.program.rounding import (
     round_sum,
     sum_kind,
 )
+from tiebreak.protocol.program.step_log import Entries, StepLog
 
 TOLERANCES = pack_tolerances({SumKind.PLAIN: 2, SumKind.PRODUCTS: 2, SumKind.SCATTER: 2})
 """Within a quarter of the gap: about half of all inexact sums are near a middle."""

@@ -10,7 +10,7 @@ from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.logs import NO_LOG, LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import (
     StepRecord,
     data_tree,
@@ -29,6 +29,7 @@ from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
 from tiebreak.protocol.program.rounding import Direction, Policy, element_rounding
+from tiebreak.protocol.program.step_log import NO_LOG, StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.runs import GAME, STEPS, Liar, Run, bend, duel, flip, make_job, ordinary_element, program
+from tests.protocol.runs import GAME, SECRET, STEPS, Liar, Run, bend, duel, flip, make_job, ordinary_element, program
 from tests.protocol.walks import (
     ARGMAX,
     HONEST,
@@ -278,7 +278,7 @@ def test_9_an_honest_defender_never_loses(random: Random, levels: int, interval:
 def test_9_a_false_challenger_loses_where_it_is_wrong() -> None:
     """The challenger's own run is the tampered one."""
     for leaf in (3, 24, ARGMAX, program().leaf_of_commit(1)):
-        end = duel(HONEST, Defender(HONEST), Challenger(Liar(JOB, 4, leaf, bend_from=1)))
+        end = duel(HONEST, Defender(HONEST), Challenger(Liar(JOB, 4, leaf, bend_from=1), SECRET))
         assert end.verdict is not None
         assert (end.verdict.winner, end.verdict.reason, end.leaf) == (Side.DEFENDER, Reason.CONCEDED, leaf)
 
@@ -306,7 +306,7 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
     run = Run(job)
     # Where the flipped bit of the value undoes that of the loss, no lie was committed.
     assume(liar.run_tree(job.checkpoints).root != run.run_tree(job.checkpoints).root)
-    end = duel(liar, Defender(liar), Challenger(run), on_move=check_invariants)
+    end = duel(liar, Defender(liar), Challenger(run, SECRET), on_move=check_invariants)
     assert end.verdict is not None
     assert end.verdict.winner is Side.CHALLENGER
     if liar.value_tree(step).node(0, leaf) != run.value_tree(step).node(0, leaf) and end.step == step:
@@ -320,7 +320,7 @@ def test_10_an_honest_challenger_wins_against_garbage(random: Random, levels: in
     run = Run(make_job(levels=levels, interval=interval))
     liar = Garbage(run, random)
     assert liar.run_tree(run.job.checkpoints).root != run.run_tree(run.job.checkpoints).root
-    end = duel(liar, Erratic(liar, random), Challenger(run), on_move=check_invariants)
+    end = duel(liar, Erratic(liar, random), Challenger(run, SECRET), on_move=check_invariants)
     assert end.verdict is not None
     assert end.verdict.winner is Side.CHALLENGER
 
@@ -349,7 +349,7 @@ def test_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
     """True leaves, a false element: the first false leaf is the last; a leaf of padding cannot hide that."""
     liar = Liar(JOB, 4, ARGMAX, 0, bend_from=4)
     assert liar.accumulators(4, ARGMAX, 0).count == 5
-    end = duel(liar, FalseTerms(liar, lambda x: [*x[:7], b"\1" * 32]), Challenger(HONEST))
+    end = duel(liar, FalseTerms(liar, lambda x: [*x[:7], b"\1" * 32]), Challenger(HONEST, SECRET))
     assert end.verdict is not None
     assert (end.verdict.reason, end.position) == (Reason.RECOMPUTED, 4)
 
@@ -366,11 +366,11 @@ def test_padding_and_leaves_decide_alike_for_a_challenger_that_goes_there(place:
 
     liar = Liar(JOB, 4, ARGMAX, 0, bend_from=4)
     spoiled = FalseTerms(liar, lambda x: [*x[:place], b"\1" * 32, *x[place + 1 :]])
-    end = duel(liar, spoiled, GoesTo(HONEST))
+    end = duel(liar, spoiled, GoesTo(HONEST, SECRET))
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, reason)
     if place == 7:
-        end = duel(liar, Defender(liar), GoesTo(HONEST))
+        end = duel(liar, Defender(liar), GoesTo(HONEST, SECRET))
         assert end.verdict is not None
         assert (end.verdict.winner, end.verdict.reason) == (Side.DEFENDER, Reason.PADDING)
 
@@ -380,7 +380,7 @@ def test_a_bent_sum_is_caught_at_the_leaf_where_it_bends(first: int) -> None:
     liar = Liar(JOB, 4, REDUCTION, 0, bend_from=first)
     true = HONEST.encoded(4, REDUCTION, 0)
     assert bend(liar, 4, REDUCTION, 0, true, first)[:first] == true[:first]
-    end = duel(liar, Defender(liar), Challenger(HONEST))
+    end = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
     assert end.verdict is not None
     assert (end.verdict.reason, end.level, end.position) == (Reason.RECOMPUTED, Level.TERMS, first)
 
@@ -390,7 +390,7 @@ def test_a_lie_in_any_instruction_ends_at_that_instruction(leaf: int) -> None:
     is_body = leaf < len(program().body)
     element = ordinary_element(1, leaf) if is_body else 0
     liar = Liar(JOB, 1, leaf, element, bend_from=1)
-    end = duel(liar, Defender(liar), Challenger(HONEST))
+    end = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (end.step, end.leaf) == (1, leaf)
@@ -402,7 +402,7 @@ def test_7_the_bound_holds_for_the_longest_walk() -> None:
     """One level a move, the deepest trees of this program."""
     job = make_job(levels=1, interval=4)
     liar = Liar(job, 3, ARGMAX, 14, bend_from=4)
-    end = duel(liar, Defender(liar), Challenger(Run(job)))
+    end = duel(liar, Defender(liar), Challenger(Run(job), SECRET))
     assert end.moves <= game.max_moves(job)
     # run, steps, values, tensor (of one chunk), chunk, element, terms, proof
     assert end.moves == sum((2 * 1, 2 * 2, 2 * 7, 1, 1, 1, 2 * 3, 1))
@@ -422,7 +422,7 @@ def test_7_a_walk_to_a_partial_sum_takes_as_many_moves_as_it_says(
 ) -> None:
     job = make_job(levels=levels, interval=interval)
     element = ordinary_element(4, leaf)
-    end = duel(liar := Liar(job, 4, leaf, element, bend_from=bend_from), Defender(liar), Challenger(Run(job)))
+    end = duel(liar := Liar(job, 4, leaf, element, bend_from=bend_from), Defender(liar), Challenger(Run(job), SECRET))
     assert end.verdict is not None
     assert end.verdict.reason is Reason.RECOMPUTED
     i = program().body[leaf]
@@ -477,7 +477,7 @@ def rounds_too_finely(honest: Run, leaf: int, fine: bytes) -> None:
         return fine if (step, at) == (1, leaf) else flip(data, 0, 4) if at == loss else data
 
     liar = Run(job, tamper, 1)
-    end = duel(liar, Defender(liar), Challenger(honest))
+    end = duel(liar, Defender(liar), Challenger(honest, SECRET))
     assert end.verdict is not None
     assert (end.verdict.winner, end.leaf) == (Side.CHALLENGER, leaf)
     if end.terms:
@@ -485,6 +485,6 @@ def rounds_too_finely(honest: Run, leaf: int, fine: bytes) -> None:
     else:
         assert end.verdict.correct == honest.tensor(1, leaf)[4 * end.element : 4 * end.element + 4]
         assert end.verdict.committed == fine[4 * end.element : 4 * end.element + 4]
-    false = duel(honest, Defender(honest), Challenger(liar))
+    false = duel(honest, Defender(honest), Challenger(liar, SECRET))
     assert false.verdict is not None
     assert (false.verdict.winner, false.leaf) == (Side.DEFENDER, leaf)

@@ -1,6 +1,4 @@
-"""Keys and signatures: against `eth_account`, against damage, and the files they live in."""
-
-from pathlib import Path
+"""Keys and signatures: against `eth_account`, and against damage."""
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -9,7 +7,7 @@ from eth_account import Account
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiebreak.protocol.commitments.keys import ORDER, PrivateKey, recover, verify
+from tiebreak.protocol.commitments.keys import ORDER, RANDOM_BYTES, PrivateKey, recover, verify
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
 
 KEY = PrivateKey.from_int(0xC0FFEE)
@@ -73,14 +71,22 @@ def test_r_that_is_no_point_is_refused() -> None:
 
 
 def test_a_signature_by_another_key_is_refused() -> None:
-    other = PrivateKey.generate()
+    other = PrivateKey.from_int(0xBEEF)
     with pytest.raises(SignatureError, match=f"expected a signature by 0x{KEY.address.hex()}"):
         verify(DIGEST, other.sign(DIGEST), KEY.address)
 
 
-def test_keys_show_no_secret_and_are_random() -> None:
+def test_keys_show_no_secret_and_come_from_randomness() -> None:
     assert repr(KEY) == f"PrivateKey(address=0x{KEY.address.hex()})"
-    assert PrivateKey.generate().address != PrivateKey.generate().address
+    first, second = (PrivateKey.generate(bytes([n]) * RANDOM_BYTES) for n in (1, 2))
+    assert first.address != second.address
+    assert PrivateKey.generate(bytes(RANDOM_BYTES)).address == PrivateKey.from_int(1).address
+    greatest = PrivateKey.generate((ORDER - 2).to_bytes(RANDOM_BYTES, "big"))
+    assert greatest.address == PrivateKey.from_int(ORDER - 1).address
+    assert PrivateKey.generate((ORDER - 1).to_bytes(RANDOM_BYTES, "big")).address == PrivateKey.from_int(1).address
+    for size in (0, 32, 49):
+        with pytest.raises(ConfigurationError, match=f"expected 48 random bytes, got {size}"):
+            PrivateKey.generate(bytes(size))
     assert not hasattr(PrivateKey, "from_seed")
     for secret in (0, ORDER, -1):
         with pytest.raises(ConfigurationError, match="between 1 and the order"):
@@ -89,47 +95,15 @@ def test_keys_show_no_secret_and_are_random() -> None:
         PrivateKey(ec.generate_private_key(ec.SECP256R1()))
 
 
-def test_a_saved_key_is_encrypted_private_and_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    KEY.save(path, PASSPHRASE)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.read_bytes().startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
-    assert PrivateKey.load(path, PASSPHRASE).sign(DIGEST) == KEY.sign(DIGEST)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    KEY.save(path, PASSPHRASE)
-    before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="already exists"):
-        PrivateKey.generate().save(path, PASSPHRASE)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
-def test_a_key_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "key.pem"
-    KEY.save(path, PASSPHRASE)
-    path.chmod(mode)
-    with pytest.raises(ConfigurationError, match=f"expected mode 0600, got {mode:04o}"):
-        PrivateKey.load(path, PASSPHRASE)
-
-
-def test_bad_files_and_passphrases_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    KEY.save(path, PASSPHRASE)
-    pem = path.read_bytes()
+def test_bad_encodings_and_passphrases_are_named() -> None:
+    pem = KEY.to_pem(PASSPHRASE)
     with pytest.raises(ConfigurationError, match="wrong passphrase"):
-        PrivateKey.load(path, "wrong horse")
+        PrivateKey.from_pem(pem, "wrong horse")
     for broken in (pem[:-60], pem.replace(b"M", b"N")):
         with pytest.raises(ConfigurationError, match="does not decrypt"):
             PrivateKey.from_pem(broken, PASSPHRASE)
     with pytest.raises(ConfigurationError, match="at least 8 bytes, got 5"):
         KEY.to_pem("short")
-    with pytest.raises(ConfigurationError, match="cannot read key file"):
-        PrivateKey.load(tmp_path / "missing", PASSPHRASE)
     clear = ec.derive_private_key(5, ec.SECP256K1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

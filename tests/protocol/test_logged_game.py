@@ -26,7 +26,7 @@ from tests.protocol.programs import job_data
 from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program
 from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invariants
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import LogTree
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, chunk_count
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side

@@ -11,7 +11,7 @@ from tests.protocol.logged import (
 )
 from tests.protocol.runs import SECRET, Liar, Run, duel, program
 from tests.protocol.walks import WALKS, Walk, other
-from tiebreak.protocol.commitments.logs import NO_WORD, code_in, word_leaf
+from tiebreak.protocol.commitments.log_tree import NO_WORD, code_in, word_leaf
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game

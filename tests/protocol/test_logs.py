@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 
 from tests.protocol.programs import every_kind
 from tiebreak.engine.data.hashing import hasher, kernel
-from tiebreak.protocol.commitments.logs import (
-    NO_LOG,
+from tiebreak.protocol.commitments.log_tree import (
     NO_WORD,
     WORD_ELEMENTS,
-    Entries,
-    LogError,
     LogTree,
-    StepLog,
     code_in,
     depth_of_value,
     logs_tree,
@@ -39,6 +35,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
+from tiebreak.protocol.program.step_log import NO_LOG, Entries, LogError, StepLog
 from tiebreak.protocol.tags import EMPTY
 from tiebreak.protocol.trees import fold
 

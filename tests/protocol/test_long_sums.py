@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.protocol.programs import Body
-from tests.protocol.runs import Computed, Run, duel, honest, make_job
+from tests.protocol.runs import SECRET, Computed, Run, duel, honest, make_job
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import data_tree, identify, state_tree
@@ -121,12 +121,14 @@ def is_caught_where_it_bends(terms: int, first: int) -> None:
     def watch(before: GameState, move: Move, after: GameState) -> None:
         opened.append(move)
 
-    end = duel(cheat, Defender(cheat), Challenger(true), on_move=watch)
+    end = duel(cheat, Defender(cheat), Challenger(true, SECRET), on_move=watch)
     assert sum(isinstance(move, OpenTerms) for move in opened) == 1
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (end.level, end.leaf, end.position) == (Level.TERMS, SUM, first)
-    assert duel(true, Defender(true), Challenger(cheat)).verdict.winner is Side.DEFENDER  # type: ignore[union-attr]
+    verdict = duel(true, Defender(true), Challenger(cheat, SECRET)).verdict
+    assert verdict is not None
+    assert verdict.winner is Side.DEFENDER
 
 
 TERMS = (1 << 20) - 3

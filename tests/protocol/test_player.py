@@ -129,11 +129,10 @@ def test_a_challenger_takes_up_its_game_after_a_crash(leaf: int) -> None:
     assert forgotten.move(made[-1][0], made[-2][1]) == Concede(), "without its secret it has nothing to open"
 
 
-def test_a_challenger_s_secret_is_its_own() -> None:
-    """By default from the operating system; else 32 bytes."""
+def test_a_challenger_s_secret_decides_its_seals() -> None:
     liar = Run(JOB, lie(4, SUB), 4)
-    first, second = (duel(liar, Defender(liar), Challenger(HONEST)).seal for _ in range(2))
-    assert first != second
+    seals = [duel(liar, Defender(liar), Challenger(HONEST, secret)).seal for secret in (SECRET, SECRET, bytes(32))]
+    assert seals[0] == seals[1] != seals[2]
     with pytest.raises(EncodingError, match="secret: expected 32 bytes, got 31"):
         duel(liar, Defender(liar), Challenger(HONEST, SECRET[1:]))
 
@@ -142,7 +141,7 @@ def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
     head = SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT)
     seats = {
         "defender": Seat(party=Defender(HONEST), key=TRAINER),
-        "challenger": Seat(party=Challenger(HONEST), key=CHALLENGER),
+        "challenger": Seat(party=Challenger(HONEST, SECRET), key=CHALLENGER),
     }
     with pytest.raises(SignatureError):
         match.play(JOB, head, DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
@@ -162,7 +161,7 @@ def test_a_challenge_without_ground_loses() -> None:
 
 def test_an_element_is_described_in_hex() -> None:
     liar = Liar(JOB, 3, SUB, 299)
-    told = describe(duel(liar, Defender(liar), Challenger(HONEST)), program(), HONEST)
+    told = describe(duel(liar, Defender(liar), Challenger(HONEST, SECRET)), program(), HONEST)
     data = {run: run.tensor(3, SUB)[4 * 299 : 4 * 300][::-1].hex() for run in (liar, HONEST)}
     assert (told.winner, told.reason, told.level) == ("challenger", "recomputed", "chunks")
     assert (told.checkpoint, told.step, told.leaf, told.instruction) == (1, 3, SUB, "map sub")
@@ -173,7 +172,7 @@ def test_an_element_is_described_in_hex() -> None:
 
 def test_a_partial_sum_is_described_with_the_true_element() -> None:
     liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
-    state = duel(liar, Defender(liar), Challenger(HONEST))
+    state = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
     told = describe(state, program(), HONEST)
     assert (told.level, told.instruction, told.element, told.term_leaf) == ("terms", "reduce argmax", 3, 2)
     assert int(told.committed, 16) ^ int(told.correct, 16) == 1
@@ -183,7 +182,7 @@ def test_a_partial_sum_is_described_with_the_true_element() -> None:
 def test_commits_padding_and_unfinished_games_are_described() -> None:
     commit = program().leaf_of_commit(0)
     liar = Liar(JOB, 2, commit)
-    told = describe(duel(liar, Defender(liar), Challenger(HONEST)), program())
+    told = describe(duel(liar, Defender(liar), Challenger(HONEST, SECRET)), program())
     assert (told.leaf, told.instruction, told.element) == (commit, "commit", None)
     assert (told.committed, told.correct) == (
         liar.value_tree(2).node(0, commit).hex(),
@@ -194,9 +193,9 @@ def test_commits_padding_and_unfinished_games_are_described() -> None:
         def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
             return len(nodes) - 1
 
-    told = describe(duel(HONEST, Defender(HONEST), Rightmost(HONEST)), program())
+    told = describe(duel(HONEST, Defender(HONEST), Rightmost(HONEST, SECRET)), program())
     assert (told.winner, told.reason, told.level, told.leaf) == ("defender", "padding", "run", None)
-    state = duel(HONEST, Defender(HONEST), Challenger(HONEST))
+    state = duel(HONEST, Defender(HONEST), Challenger(HONEST, SECRET))
     with pytest.raises(StateError, match="with a verdict"):
         describe(replace(state, verdict=None), program())
 
@@ -204,9 +203,9 @@ def test_commits_padding_and_unfinished_games_are_described() -> None:
 def test_players_refuse_the_other_side_s_turn() -> None:
     states: list[GameState] = []
     liar = Run(JOB, lie(4, SUB), 4)
-    duel(liar, Defender(liar), Challenger(HONEST), on_move=lambda before, *_: states.append(before))
+    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda before, *_: states.append(before))
     for state in states:
-        party = Challenger(HONEST) if state.mover is Side.DEFENDER else Defender(HONEST)
+        party = Challenger(HONEST, SECRET) if state.mover is Side.DEFENDER else Defender(HONEST)
         with pytest.raises(StateError, match="expected a phase in which the"):
             party.move(state, None)
 

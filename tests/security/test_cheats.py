@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.protocol.programs import every_kind
-from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER, Run, duel, make_job
+from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, SECRET, TRAINER, Run, duel, make_job
 from tiebreak.protocol.commitments.job import Head, game_id
 from tiebreak.protocol.commitments.records import StepRecord, loss_id
 from tiebreak.protocol.errors import IllegalMove, VerificationError
@@ -48,7 +48,7 @@ def payload(bits: int) -> Callable[[int, int, bytes], bytes]:
 @pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, 0xFFC00000, 0x7F800000, 0x80000000])
 def test_strange_bits_in_a_committed_loss_are_caught(bits: int) -> None:
     cheat = Run(make_job(), payload(bits), STEP)
-    end = duel(cheat, Defender(cheat), Challenger(Run(make_job())))
+    end = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET))
     assert end.verdict is not None
     assert (end.verdict.winner, end.step) == (Side.CHALLENGER, STEP)
 
@@ -66,7 +66,7 @@ class Littered(Run):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_garbage_behind_a_head_is_caught(count: int) -> None:
     cheat = Littered(make_job())
-    end = duel(cheat, Defender(cheat), Challenger(Run(make_job())), count=count)
+    end = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET), count=count)
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.PADDING)
 
@@ -76,10 +76,10 @@ def test_every_division_of_a_run_into_segments_catches_a_lie_in_its_last_step(st
     job = make_job(steps=steps, interval=interval)
     last = len(every_kind().body) - 1
     cheat = Run(job, lambda step, leaf, data: b"\1\2\3\4" if (step, leaf) == (steps, last) else data, steps)
-    end = duel(cheat, Defender(cheat), Challenger(Run(job)))
+    end = duel(cheat, Defender(cheat), Challenger(Run(job), SECRET))
     assert end.verdict is not None
     assert (end.verdict.winner, end.step) == (Side.CHALLENGER, steps)
-    honest = duel(Run(job), Defender(Run(job)), Challenger(Run(job)))
+    honest = duel(Run(job), Defender(Run(job)), Challenger(Run(job), SECRET))
     assert honest.verdict is not None
     assert honest.verdict.winner is Side.DEFENDER
 
@@ -192,7 +192,7 @@ def test_a_record_of_another_step_does_not_tie() -> None:
             return replace(super().record(step), step=1) if step == 2 else super().record(step)
 
     cheat = Stale(make_job())
-    end: GameState = duel(cheat, Defender(cheat), Challenger(Run(make_job())))
+    end: GameState = duel(cheat, Defender(cheat), Challenger(Run(make_job()), SECRET))
     assert end.verdict is not None
     assert (end.verdict.winner, end.verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
     assert loss_id(0x7FC00000) != loss_id(0x7FC00001)

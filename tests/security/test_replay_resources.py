@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
+from tiebreak.api.keys import save_key
 from tiebreak.cli.train import train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities
@@ -87,7 +88,7 @@ def test_a_cheat_cannot_hide_behind_a_run_that_diverges(tmp_path: Path) -> None:
     end = contest(
         game.start(run.job, head.head, bytes(32), 0),
         defender=Defender(Evidence(run, interpreter, fake)),
-        challenger=Challenger(Evidence(replayed, interpreter)),
+        challenger=Challenger(Evidence(replayed, interpreter), bytes(32)),
         clock=count(1).__next__,
     )
     assert end.verdict is not None
@@ -135,7 +136,7 @@ def test_a_dispute_holds_one_state_however_long_the_segment(tmp_path: Path) -> N
 
 def test_the_command_goes_on_with_a_diverging_run_when_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, key = make_run(tmp_path / "run"), tmp_path / "key.pem"
-    TRAINER.save(key, "a long passphrase")
+    save_key(TRAINER, key, "a long passphrase")
     monkeypatch.setenv("TIEBREAK_PASSPHRASE", "a long passphrase")
     arguments = [str(run.path), "--key", str(key), "--threads", "1"]
     stopped = CliRunner().invoke(train, arguments)

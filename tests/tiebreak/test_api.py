@@ -270,7 +270,7 @@ def test_another_job_in_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
-    client, trainer, stranger = (tiebreak.PrivateKey.generate() for _ in range(3))
+    client, trainer, stranger = (tiebreak.new_key() for _ in range(3))
     with pytest.raises(ConfigurationError, match="both client and trainer, or neither"):
         tiebreak.agree(**regression(), directory=tmp_path / "x", client=client)
     folder, terms = tmp_path / "run", tiebreak.Terms(reward=5, descent_levels=2)
@@ -295,7 +295,7 @@ def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
     task = tiebreak.make_task(**regression())
     policy = tiebreak.calibrate(task, precision=16, steps=1, orders=1, threads=1)
     assert policy.evidence is not None
-    client, trainer = (tiebreak.PrivateKey.generate() for _ in range(2))
+    client, trainer = (tiebreak.new_key() for _ in range(2))
     folder = tmp_path / "run"
     run = tiebreak.train(
         **regression(), directory=folder, client=client, trainer=trainer, policy=policy, progress=False

@@ -13,10 +13,10 @@ import pytest
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE
+from tiebreak.api.keys import load_key, new_key, save_key
 from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.protocol.chain.devnet import free_port
-from tiebreak.protocol.commitments.keys import PrivateKey
 
 COMMAND = "import sys; from tiebreak.cli.main import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
 
@@ -62,7 +62,7 @@ def test_a_devnet_and_a_deployment_on_it(
     assert set(found["contracts"]) == {"Transcendentals", "Referee", "Tiebreak"}
     assert len(found["accounts"]) == 2
     key = folder / "account-1.pem"
-    assert "0x" + PrivateKey.load(key, PASSPHRASE).address.hex() == found["accounts"][1]["address"]
+    assert "0x" + load_key(key, PASSPHRASE).address.hex() == found["accounts"][1]["address"]
 
     output = folder / "deployment.json"
     base = ["deploy", "--rpc", found["rpc"]]
@@ -80,7 +80,7 @@ def test_a_devnet_and_a_deployment_on_it(
     assert run(tiebreak, base) == 1
     assert "expected --key FILE" in capsys.readouterr().err
     poor = folder / "poor.pem"
-    PrivateKey.generate().save(poor, PASSPHRASE)
+    save_key(new_key(), poor, PASSPHRASE)
     assert run(tiebreak, [*base, "--key", str(poor), "-o", str(folder / "other.json")]) == 1
     assert "InsufficientFunds" in capsys.readouterr().err
     wrong = json.loads(output.read_text())

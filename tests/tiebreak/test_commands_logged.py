@@ -9,6 +9,7 @@ import torch
 
 from tests.engine.conftest import CLIENT, DOMAIN, TRAINER
 from tests.engine.logged_cases import INTERVAL, STEPS, compiled
+from tiebreak.api.keys import save_key
 from tiebreak.api.running import make_interpreter, make_logging
 from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
@@ -53,7 +54,7 @@ def make_run(path: Path, precision: int = 32, *, logged: bool = True) -> RunDire
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command that trains, but for the run."""
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSWORD)
-    TRAINER.save(tmp_path / "key.pem", PASSWORD)
+    save_key(TRAINER, tmp_path / "key.pem", PASSWORD)
     return ["train", "--key", str(tmp_path / "key.pem"), "--threads", "1", "--quiet"]
 
 

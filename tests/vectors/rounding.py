@@ -6,15 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from tests.vectors.inputs import Stream
-from tiebreak.protocol.commitments.logs import (
-    Entries,
-    LogTree,
-    StepLog,
-    code_in,
-    depth_of_value,
-    logs_tree,
-    word_leaf,
-)
+from tiebreak.protocol.commitments.log_tree import LogTree, code_in, depth_of_value, logs_tree, word_leaf
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, encode, finish
@@ -31,6 +23,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
+from tiebreak.protocol.program.step_log import Entries, StepLog
 
 Json = dict[str, Any]
 _PRECISIONS: Final = (16, 17, 20, 23, 24, 29, 32)

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from tests.vectors.inputs import EDGES, HARD, TRANSCENDENTAL_EDGES
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION, SIGN, round_f32
-from tiebreak.protocol.numbers.transcendental import FUNCTIONS
 from tiebreak.protocol.program.isa import MapFunction
+from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 
 CASES: Final = 6144
 """Of each function."""
@@ -67,14 +67,16 @@ def argument(function: MapFunction, case: int, near: tuple[int, ...]) -> tuple[i
 
 def run_digest(function: MapFunction, first: int, near: tuple[int, ...]) -> bytes:
     """Of the results of `RUN` cases."""
-    results = (FUNCTIONS[function](*argument(function, case, near)) for case in range(first, first + RUN))
+    results = (
+        TRANSCENDENTAL_FUNCTIONS[function](*argument(function, case, near)) for case in range(first, first + RUN)
+    )
     return sha256(b"".join(result.to_bytes(4, "big") for result in results)).digest()[:4]
 
 
 def bulk() -> dict[str, Any]:
     """The file."""
     groups: dict[str, Any] = {}
-    for function in FUNCTIONS:
+    for function in TRANSCENDENTAL_FUNCTIONS:
         near = anchors(function)
         groups[function.name.lower()] = {
             "function": int(function),

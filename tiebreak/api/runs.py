@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.console import Console
 from torch import Tensor, nn
 
+from tiebreak.api.keys import new_key
 from tiebreak.api.policies import Policy, as_policy
 from tiebreak.api.running import make_interpreter
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
@@ -210,7 +211,7 @@ def agree(
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
     compiled = capture(task, cache=cache)
-    client, trainer = client or PrivateKey.generate(), trainer or PrivateKey.generate()
+    client, trainer = client or new_key(), trainer or new_key()
     logged = as_policy(policy)
     rules = Rules.of(logged, precision)
     job = draft_job(

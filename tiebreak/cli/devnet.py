@@ -10,6 +10,7 @@ from types import FrameType
 
 import click
 
+from tiebreak.api.keys import save_key
 from tiebreak.cli.keyfiles import passphrase
 from tiebreak.protocol.chain import Chain, Deployment
 from tiebreak.protocol.chain.devnet import BALANCE, MAX_ACCOUNTS, MNEMONIC, RunningNode, dev_secrets, running_node
@@ -97,7 +98,7 @@ def _write_keys(folder: Path, signers: list[PrivateKey]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     word = passphrase(folder)
     for index, signer in enumerate(signers):
-        signer.save(folder / f"account-{index}.pem", word)
+        save_key(signer, folder / f"account-{index}.pem", word)
 
 
 def _print_table(

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from tiebreak.api import keys
 from tiebreak.protocol.commitments.keys import PrivateKey
 
 PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a secret)
@@ -25,11 +26,11 @@ def passphrase(path: Path, *, confirm: bool = False) -> str:
 
 def load_key(path: Path) -> PrivateKey:
     """The key in a file. Raises `ConfigurationError` if it cannot be read, decrypted, or others may read it."""
-    return PrivateKey.load(path, passphrase(path))
+    return keys.load_key(path, passphrase(path))
 
 
 def new_key(path: Path) -> PrivateKey:
     """A new key in a new file, encrypted, for its owner only."""
-    key = PrivateKey.generate()
-    key.save(path, passphrase(path, confirm=True))
+    key = keys.new_key()
+    keys.save_key(key, path, passphrase(path, confirm=True))
     return key

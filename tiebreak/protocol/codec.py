@@ -54,6 +54,21 @@ def signed(value: int, width: int) -> bytes:
         raise EncodingError(f"expected a signed integer of {width} bytes, got {value}") from None
 
 
+def check_uint(name: str, value: object, bits: int) -> int:
+    """The value, if it is an int of this many bits; `EncodingError` otherwise."""
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise EncodingError(f"{name}: expected an unsigned {bits}-bit integer, got {value!r:.80}")
+    return value
+
+
+def check_bytes(name: str, value: object, length: int) -> bytes:
+    """The value, if it is `bytes` of this length; `EncodingError` otherwise."""
+    if type(value) is not bytes or len(value) != length:
+        found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+        raise EncodingError(f"{name}: expected {length} bytes, got {found}")
+    return value
+
+
 def encode_name(name: str) -> bytes:
     """u16 length and the bytes of a state or data name."""
     raw = name.encode("ascii", "replace")

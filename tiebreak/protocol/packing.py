@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from tiebreak.protocol.commitments.eip712 import check_bytes, check_uint
+from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.errors import EncodingError
 
 T = TypeVar("T")

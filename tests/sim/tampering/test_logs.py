@@ -21,12 +21,13 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Head, SignedHead
-from tiebreak.protocol.commitments.logs import NO_WORD, LogTree, StepLog
+from tiebreak.protocol.commitments.log_tree import NO_WORD, LogTree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
 from tiebreak.protocol.game.moves import OpenChunk, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum_kind
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.games.duel import Match
 from tiebreak.sim.games.local_chain import fork
 from tiebreak.sim.games.scenario import Committed, audit_logged, commit_logged, play_out

@@ -16,9 +16,9 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.logs import NO_LOG
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
+from tiebreak.protocol.program.step_log import NO_LOG
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
 from tiebreak.sim.tampering.forgery import ForgedEvidence

@@ -14,8 +14,8 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.numbers.transcendental import FUNCTIONS
 from tiebreak.protocol.program.isa import MapFunction
+from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 
 _RELATIVE: Final = 17 * 2.0**-52
 """16 ulp and the roundings of the two products."""
@@ -70,7 +70,7 @@ class Transcendentals:
         """The bits of the rounded exact result, computed in integers, for the bits of an argument."""
         key = function, bits
         if key not in self._known:
-            self._known[key] = FUNCTIONS[function](bits, self.precision)
+            self._known[key] = TRANSCENDENTAL_FUNCTIONS[function](bits, self.precision)
         return self._known[key]
 
     def _exact(self, function: MapFunction, x: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.following import Follower
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
 from tiebreak.protocol.errors import CannotCheck, VerificationError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
 

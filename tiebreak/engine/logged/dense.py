@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiebreak.engine.logged.element_order import Places, joined
-from tiebreak.protocol.commitments.logs import Entries, Integers, Mask, StepLog
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
 DIGITS: Final = 5
 NOTHING: Final = 121

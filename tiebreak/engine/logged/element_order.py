@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiebreak.protocol.commitments.logs import Entries, Integers, Mask
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.program.step_log import Entries, Integers, Mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)

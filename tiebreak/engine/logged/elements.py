@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiebreak.protocol.commitments.logs import Integers, Mask
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN
+from tiebreak.protocol.program.step_log import Integers, Mask
 
 Bits = NDArray[np.uint32]
 Doubles = NDArray[np.float64]

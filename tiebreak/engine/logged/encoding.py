@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from tiebreak.engine.logged.element_order import Places, joined
 from tiebreak.protocol.codec import unsigned
-from tiebreak.protocol.commitments.logs import Entries, Integers, LogError, Mask, StepLog
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.step_log import Entries, Integers, LogError, Mask, StepLog
 
 FORMAT: Final = 1
 HEADER_BYTES: Final = 17

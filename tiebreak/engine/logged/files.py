@@ -25,9 +25,9 @@ from tiebreak.engine.data.disk import plain_size, storing, write_file, write_who
 from tiebreak.engine.logged.encoding import HEADER_BYTES, decode_entries, encode_sparse, max_sparse_bytes
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import Entries, LogError, StepLog
 from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
 from tiebreak.protocol.tags import Digest
 
 MAGIC: Final = b"TBLOGS01"

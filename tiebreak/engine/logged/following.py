@@ -28,7 +28,6 @@ from tiebreak.engine.arithmetic.near_ties import NearTies
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.screening import Screen
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import Entries, Integers, Mask, StepLog
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
@@ -41,6 +40,7 @@ from tiebreak.protocol.program.rounding import (
     round_sum,
     sum_kind,
 )
+from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
 MAX_FINDINGS: Final = 100
 """Kept of a step, or of an audit, by number; the rest is only counted, for a hostile log may be all findings."""

@@ -13,9 +13,10 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import Follower, LogReport
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.commitments.logs import LogTree, StepLog, logs_tree
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import CannotCheck, StateError
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
 

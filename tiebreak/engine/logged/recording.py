@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.near_ties import NearTies
 from tiebreak.engine.logged.elements import bits_of, went_up
-from tiebreak.protocol.commitments.logs import Entries, StepLog
 from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.step_log import Entries, StepLog
 
 
 class Recorder:

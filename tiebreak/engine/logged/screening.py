@@ -26,8 +26,8 @@ from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.ziv import UNIT, coefficient
 from tiebreak.engine.logged.elements import Doubles
-from tiebreak.protocol.commitments.logs import Integers, Mask
 from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.step_log import Integers, Mask
 
 THRESHOLD: Final = 2.0**60
 _GREATEST: Final = 2.0**127

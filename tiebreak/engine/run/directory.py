@@ -36,11 +36,11 @@ from tiebreak.engine.logged.files import LogFile, Segment
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.codec import Reader, unsigned
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
-from tiebreak.protocol.commitments.logs import StepLog
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Limits, Program
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 RECORD_BYTES: Final = 76

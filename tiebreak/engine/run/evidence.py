@@ -20,11 +20,12 @@ from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepRe
 from tiebreak.engine.run.train import Tamper, honest, make_record
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import LogTree, StepLog
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_leaf, tensor_tree
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import Slot
 from tiebreak.protocol.program.program import Program, half_and_half
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 

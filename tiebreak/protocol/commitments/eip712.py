@@ -15,7 +15,7 @@ from typing import Final, NewType
 
 from eth_hash.auto import keccak
 
-from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.tags import Digest
 
 Address = NewType("Address", bytes)
@@ -68,21 +68,6 @@ JOB_TYPE: Final = StructType(
 )
 HEAD_TYPE: Final = StructType("Head", (("bytes32", "jobId"), ("uint64", "count"), ("bytes32", "runRoot")))
 MESSAGE_TYPE: Final = StructType("Message", (("bytes32", "messageHash"),))
-
-
-def check_uint(name: str, value: object, bits: int) -> int:
-    """The value, if it is an int of this many bits; `EncodingError` otherwise."""
-    if type(value) is not int or not 0 <= value < 1 << bits:
-        raise EncodingError(f"{name}: expected an unsigned {bits}-bit integer, got {value!r:.80}")
-    return value
-
-
-def check_bytes(name: str, value: object, length: int) -> bytes:
-    """The value, if it is `bytes` of this length; `EncodingError` otherwise."""
-    if type(value) is not bytes or len(value) != length:
-        found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
-        raise EncodingError(f"{name}: expected {length} bytes, got {found}")
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

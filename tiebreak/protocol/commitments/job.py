@@ -13,17 +13,9 @@ parties that the job names.
 from dataclasses import dataclass, fields
 from typing import Final
 
+from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import (
-    HEAD_TYPE,
-    JOB_TYPE,
-    Address,
-    Domain,
-    check_bytes,
-    check_uint,
-    hash_struct,
-    typed_digest,
-)
+from tiebreak.protocol.commitments.eip712 import HEAD_TYPE, JOB_TYPE, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION

@@ -1,4 +1,4 @@
-"""secp256k1 keys: signatures that both `cryptography` and the EVM's `ecrecover` accept, and the files they live in.
+"""secp256k1 keys: signatures that both `cryptography` and the EVM's `ecrecover` accept.
 
 Signature format (SPEC section 8), 65 bytes:
 
@@ -12,11 +12,6 @@ signature is checked against that key by `cryptography`, independently of the re
 expected.
 """
 
-import contextlib
-import os
-import secrets
-import stat
-from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -34,6 +29,8 @@ ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 """n, the order of secp256k1's base point (SEC 2, 2.4.1)."""
 SIGNATURE_BYTES: Final = 65
 MIN_PASSPHRASE_BYTES: Final = 8
+RANDOM_BYTES: Final = 48
+"""What a new key is made from."""
 
 # The digest is already a hash. SHA-256 names its length (32 bytes), and is the hash of RFC 6979's nonce derivation.
 _PREHASHED: Final = utils.Prehashed(hashes.SHA256())
@@ -62,13 +59,15 @@ class PrivateKey:
         return f"PrivateKey(address=0x{self.address.hex()})"
 
     @classmethod
-    def generate(cls) -> "PrivateKey":
-        """A new key from the operating system's random numbers."""
-        return cls(ec.generate_private_key(ec.SECP256K1()))
+    def generate(cls, randomness: bytes) -> "PrivateKey":
+        """The key that 48 random bytes give: 16 more than a scalar has, so that each is as likely as the others."""
+        if len(randomness) != RANDOM_BYTES:
+            raise ConfigurationError(f"expected {RANDOM_BYTES} random bytes, got {len(randomness)}")
+        return cls.from_int(1 + int.from_bytes(randomness, "big") % (ORDER - 1))
 
     @classmethod
     def from_int(cls, secret: int) -> "PrivateKey":
-        """The key with this scalar, 1 <= secret < n: for tests and for the funded accounts of a development chain."""
+        """The key with this scalar, 1 <= secret < n."""
         if not 1 <= secret < ORDER:
             raise ConfigurationError("expected a secret between 1 and the order of secp256k1")
         return cls(ec.derive_private_key(secret, ec.SECP256K1()))
@@ -103,42 +102,6 @@ class PrivateKey:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigurationError(f"expected a secp256k1 key, got {type(key).__name__}")
         return cls(key)
-
-    def save(self, path: Path, passphrase: str) -> None:
-        """Write a new file with mode 0600: complete or not at all. Raises `ConfigurationError` if the file exists."""
-        pem = self.to_pem(passphrase)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(pem)
-                file.flush()
-                os.fsync(file.fileno())
-            # A hard link, unlike a rename, never replaces a key that is already there.
-            os.link(temporary, path)
-        except FileExistsError as error:
-            raise ConfigurationError(f"{path} already exists; choose another name for the new key") from error
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-
-    @classmethod
-    def load(cls, path: Path, passphrase: str) -> "PrivateKey":
-        """Read a key file. Raises `ConfigurationError` if anyone but its owner may read or write it."""
-        try:
-            with path.open("rb") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                if mode & 0o077:
-                    raise ConfigurationError(f"expected mode 0600, got {mode:04o}; run chmod 600 {path}")
-                pem = file.read()
-        except OSError as error:
-            raise ConfigurationError(f"cannot read key file {path}: {error.strerror}") from error
-        return cls.from_pem(pem, passphrase)
-
-
-def new_secret() -> bytes:
-    """32 bytes from the operating system's random numbers."""
-    return secrets.token_bytes(32)
 
 
 def recover(digest: bytes, signature: bytes) -> Address:

@@ -13,16 +13,9 @@ Whether the move is legal is for `tiebreak.protocol.game.rules`.
 from dataclasses import dataclass
 from typing import Final
 
+from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import (
-    MESSAGE_TYPE,
-    Address,
-    Domain,
-    check_bytes,
-    check_uint,
-    hash_struct,
-    typed_digest,
-)
+from tiebreak.protocol.commitments.eip712 import MESSAGE_TYPE, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.game.moves import Concede, Move, Side, kind_name, pack_body, unpack_body
 from tiebreak.protocol.packing import Fields, pack, unpack

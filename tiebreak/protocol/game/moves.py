@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
-from tiebreak.protocol.commitments.eip712 import check_bytes, check_uint
+from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments.job import MAX_DESCENT_LEVELS
-from tiebreak.protocol.commitments.logs import NO_WORD, WORD_BYTES
+from tiebreak.protocol.commitments.log_tree import NO_WORD, WORD_BYTES
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES

@@ -30,9 +30,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from tiebreak.protocol.commitments.eip712 import check_bytes
+from tiebreak.protocol.codec import check_bytes
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.commitments.logs import NO_WORD, code_in, word_leaf
+from tiebreak.protocol.commitments.log_tree import NO_WORD, code_in, word_leaf
 from tiebreak.protocol.commitments.records import (
     ZERO_DIGEST,
     StepRecord,

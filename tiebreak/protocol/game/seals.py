@@ -22,8 +22,7 @@ secret may serve many games (a salt depends on the game), but is no key for anyt
 import hmac
 from typing import Final
 
-from tiebreak.protocol.codec import unsigned
-from tiebreak.protocol.commitments.eip712 import check_bytes
+from tiebreak.protocol.codec import check_bytes, unsigned
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 SECRET_BYTES: Final = 32

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
 
-from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import LogTree, logs_tree
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf
 from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.game import seals
@@ -235,10 +234,10 @@ class Challenger:
     out to be wrong (its run was), it has nothing to prove, and concedes.
     """
 
-    def __init__(self, oracle: Oracle, secret: bytes | None = None) -> None:
-        """secret: 32 bytes that nobody else can guess, to be kept until the game is over; by default new ones."""
+    def __init__(self, oracle: Oracle, secret: bytes) -> None:
+        """secret: 32 bytes that nobody else can guess, to be kept until the game is over."""
         self.oracle = oracle
-        self._secret = keys.new_secret() if secret is None else secret
+        self._secret = secret
         self._paths = {level: Path() for level in Level}
 
     def learn(self, state: GameState, answered: Move | None) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.commitments.logs import NO_WORD
+from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction

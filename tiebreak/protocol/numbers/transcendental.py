@@ -28,7 +28,6 @@ from tiebreak.protocol.numbers.float32 import (
     is_zero,
     round_f32,
 )
-from tiebreak.protocol.program.isa import MapFunction
 
 _FIRST_BITS: Final = 64
 _MOST_BITS: Final = 1 << 14
@@ -325,14 +324,3 @@ def cos(x: int, precision: int = MAX_PRECISION) -> int:
     if is_zero(x):
         return ONE
     return _sine(x & ~SIGN, 1, precision)
-
-
-FUNCTIONS: Final[dict[MapFunction, Callable[[int, int], int]]] = {
-    MapFunction.EXP: exp,
-    MapFunction.LOG: log,
-    MapFunction.TANH: tanh,
-    MapFunction.ERF: erf,
-    MapFunction.SIN: sin,
-    MapFunction.COS: cos,
-}
-"""Each function of (bits, precision)."""

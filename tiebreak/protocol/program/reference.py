@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from tiebreak.protocol.commitments.logs import NO_LOG, StepLog
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32, transcendental
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS, canonical
@@ -48,6 +47,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import NEAREST, Direction, Rounding, element_rounding
+from tiebreak.protocol.program.step_log import NO_LOG, StepLog
 
 Reader = Callable[[int, int], int]
 """(operand number, element of its value, row-major) -> the element."""
@@ -70,6 +70,16 @@ _F32_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
     MapFunction.EQ: float32.equal,
     MapFunction.NE: lambda x, y: not float32.equal(x, y),
 }
+
+TRANSCENDENTAL_FUNCTIONS: Final[dict[MapFunction, Callable[[int, int], int]]] = {
+    MapFunction.EXP: transcendental.exp,
+    MapFunction.LOG: transcendental.log,
+    MapFunction.TANH: transcendental.tanh,
+    MapFunction.ERF: transcendental.erf,
+    MapFunction.SIN: transcendental.sin,
+    MapFunction.COS: transcendental.cos,
+}
+"""Each function of (bits, precision)."""
 
 _I64_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
     MapFunction.COPY: lambda x: x,
@@ -113,7 +123,7 @@ def scalar(
 ) -> int:
     """A function of `map` (SPEC 4.4) on operands of these dtypes, which must be a signature of the registry."""
     if function in TRANSCENDENTALS:
-        return transcendental.FUNCTIONS[function](values[0], precision)
+        return TRANSCENDENTAL_FUNCTIONS[function](values[0], precision)
     if function == MapFunction.WHERE:
         return normal(result, values[1] if values[0] else values[2])
     if function == MapFunction.CAST:

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 from tiebreak.engine.run.train import Tamper
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import WORD_ELEMENTS, LogTree, StepLog
+from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.data import PoisonedLabel
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of

@@ -1,5 +1,6 @@
 """A whole game between two parties: off the chain as signed messages, then move by move on it, and what both cost."""
 
+import secrets
 from dataclasses import dataclass, replace
 
 from tiebreak.protocol.chain import GameRecord, Outcome
@@ -115,7 +116,7 @@ def play(
     final = contest(
         game.start(agreement.job, head.head, identity, 0),
         defender=Defender(defender),
-        challenger=Challenger(challenger, secret),
+        challenger=Challenger(challenger, secrets.token_bytes(32) if secret is None else secret),
         clock=lambda: len(moves) + 1,
         courier=courier,
         on_move=on_move,

@@ -8,7 +8,7 @@ from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import Chain, EmbeddedChain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
-from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
 ETHER = 10**18
@@ -26,7 +26,7 @@ class Parties:
     @classmethod
     def generate(cls) -> "Parties":
         """Fresh keys."""
-        return cls(*(PrivateKey.generate() for _ in range(3)))
+        return cls(*(PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES)) for _ in range(3)))
 
 
 class Market:

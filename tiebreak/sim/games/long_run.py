@@ -14,10 +14,10 @@ from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
-from tiebreak.protocol.commitments.logs import StepLog
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.games.duel import Match
 from tiebreak.sim.games.local_chain import Market

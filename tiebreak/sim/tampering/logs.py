@@ -24,12 +24,13 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Source
 from tiebreak.engine.run.interpreter import Interpreter, Observer, Sums
 from tiebreak.protocol.commitments.job import Job, SignedJob
-from tiebreak.protocol.commitments.logs import Entries, LogTree, StepLog, depth_of_value, logs_tree, word_leaf
+from tiebreak.protocol.commitments.log_tree import LogTree, depth_of_value, logs_tree, word_leaf
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
+from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree
 from tiebreak.sim.games.local_chain import fork

@@ -15,11 +15,12 @@ from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Tamper, make_record
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import WORD_ELEMENTS, LogTree, StepLog, code_in, logs_tree
+from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_in, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, identify, state_leaf
 from tiebreak.protocol.program.accumulator import decode_for, finish
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.rounding import Direction, element_rounding, sum_kind
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 from tiebreak.sim.tampering.forgery import Bend, ForgedEvidence, halfway

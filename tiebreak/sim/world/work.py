@@ -7,12 +7,13 @@ from typing import Final
 from tiebreak.engine.run.interpreter import State
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.logs import LogTree, StepLog
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 

@@ -25,11 +25,11 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Tamper, honest
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
-from tiebreak.protocol.commitments.logs import StepLog
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
+from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.tampering.forgery import Bend, Lies, halfway
 from tiebreak.sim.tampering.logs import Words

@@ -1,23 +1,17 @@
-"""The rounding log of one step: what it says of each element, and the tree that commits to it (SPEC section 5.1).
+"""The tree that commits to the rounding log of one step (SPEC section 5.1)."""
 
-The tree has a place for every element that could be logged, so nothing about a committed log can be out of order, twice
-there or out of range. Those are faults of the *files* in which logs travel (`tiebreak.engine.logged`), or of whoever
-made a `StepLog`; `StepLog.check` names them.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiebreak.protocol.commitments.records import chunk_count
-from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
+from tiebreak.protocol.program.step_log import Entries, Integers, StepLog
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of, empty_root
 
@@ -26,90 +20,7 @@ WORD_ELEMENTS: Final = CHUNK_BYTES // DType.F32.size
 NO_WORD: Final = bytes(WORD_BYTES)
 assert WORD_ELEMENTS * 2 == WORD_BYTES * 8, "a word has two bits for each element of a chunk"
 
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 _Bytes = NDArray[np.uint8]
-
-
-class LogError(VerificationError):
-    """A rounding log that cannot be one. Names step, instruction and element as far as they are known."""
-
-    def __init__(
-        self, rule: str, *, step: int | None = None, value: int | None = None, element: int | None = None
-    ) -> None:
-        self.rule = rule
-        self.step = step
-        self.value = value
-        self.element = element
-        parts = (("step", step), ("instruction", value), ("element", element))
-        where = ", ".join(f"{name} {number}" for name, number in parts if number is not None)
-        super().__init__(f"rounding log{' of ' if where else ''}{where}: {rule}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Entries:
-    """What a log says of one value: row-major element numbers, strictly ascending, and for each whether it went up."""
-
-    elements: Integers
-    up: Mask
-
-    __hash__ = None  # type: ignore[assignment]  # arrays can change
-
-    def __len__(self) -> int:
-        return len(self.elements)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Entries):
-            return NotImplemented
-        return np.array_equal(self.elements, other.elements) and np.array_equal(self.up, other.up)
-
-    def directions(self) -> Iterator[tuple[int, Direction]]:
-        """Element by element."""
-        for element, up in zip(self.elements.tolist(), self.up.tolist(), strict=True):
-            yield element, Direction.UP if up else Direction.DOWN
-
-
-@dataclass(frozen=True, slots=True)
-class StepLog:
-    """Entries by body value, values ascending; a value without entries is left out."""
-
-    entries: Mapping[int, Entries] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """Entries in all."""
-        return sum(map(len, self.entries.values()))
-
-    def check(self, program: Program, step: int) -> None:
-        """Raise `LogError` unless this can be a log of the program: what it names exists, in order and once."""
-        before = -1
-        for value, entries in self.entries.items():
-            if value <= before:
-                rule = "instruction twice" if value == before else f"expected instructions after {before} in order"
-                raise LogError(rule, step=step, value=value)
-            before = value
-            if value >= len(program.body) or sum_kind(program.body[value]) is None:
-                raise LogError("expected a sum of f32, which alone is logged", step=step, value=value)
-            _check_entries(entries, program.body[value].numel, step, value)
-
-
-NO_LOG: Final = StepLog()
-"""That of a step in which nothing was logged."""
-
-
-def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:
-    if not len(entries) or entries.elements.shape != entries.up.shape:
-        raise LogError(
-            f"expected as many directions as elements, at least one, got {len(entries)}", step=step, value=value
-        )
-    wrong = np.flatnonzero(np.diff(entries.elements) <= 0)
-    if wrong.size:
-        first, second = (int(entries.elements[wrong[0] + k]) for k in (0, 1))
-        rule = "element twice" if first == second else f"unsorted: comes after element {first}"
-        raise LogError(rule, step=step, value=value, element=second)
-    for element in (int(entries.elements[0]), int(entries.elements[-1])):
-        if not 0 <= element < numel:
-            raise LogError(f"out of range: expected an element below {numel}", step=step, value=value, element=element)
 
 
 class LogTree:

@@ -1,0 +1,101 @@
+"""What the rounding log of one step says of each element (SPEC section 5.1).
+
+The tree that commits to a log (`tiebreak.protocol.commitments.log_tree`) has a place for every element that could be
+logged, so nothing in it can be out of order, repeated or out of range. The *files* in which logs travel can be, and so
+can a `StepLog` that somebody made; `StepLog.check` says what is wrong.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction, sum_kind
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class LogError(VerificationError):
+    """A rounding log that cannot be one. Names step, instruction and element as far as they are known."""
+
+    def __init__(
+        self, rule: str, *, step: int | None = None, value: int | None = None, element: int | None = None
+    ) -> None:
+        self.rule = rule
+        self.step = step
+        self.value = value
+        self.element = element
+        parts = (("step", step), ("instruction", value), ("element", element))
+        where = ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+        super().__init__(f"rounding log{' of ' if where else ''}{where}: {rule}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What a log says of one value: row-major element numbers, strictly ascending, and for each whether it went up."""
+
+    elements: Integers
+    up: Mask
+
+    __hash__ = None  # type: ignore[assignment]  # arrays can change
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Entries):
+            return NotImplemented
+        return np.array_equal(self.elements, other.elements) and np.array_equal(self.up, other.up)
+
+    def directions(self) -> Iterator[tuple[int, Direction]]:
+        """Element by element."""
+        for element, up in zip(self.elements.tolist(), self.up.tolist(), strict=True):
+            yield element, Direction.UP if up else Direction.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """Entries by body value, values ascending; a value without entries is left out."""
+
+    entries: Mapping[int, Entries] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Entries in all."""
+        return sum(map(len, self.entries.values()))
+
+    def check(self, program: Program, step: int) -> None:
+        """Raise `LogError` unless this can be a log of the program: what it names exists, in order and once."""
+        before = -1
+        for value, entries in self.entries.items():
+            if value <= before:
+                rule = "instruction twice" if value == before else f"expected instructions after {before} in order"
+                raise LogError(rule, step=step, value=value)
+            before = value
+            if value >= len(program.body) or sum_kind(program.body[value]) is None:
+                raise LogError("expected a sum of f32, which alone is logged", step=step, value=value)
+            _check_entries(entries, program.body[value].numel, step, value)
+
+
+NO_LOG: Final = StepLog()
+"""That of a step in which nothing was logged."""
+
+
+def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:
+    if not len(entries) or entries.elements.shape != entries.up.shape:
+        raise LogError(
+            f"expected as many directions as elements, at least one, got {len(entries)}", step=step, value=value
+        )
+    wrong = np.flatnonzero(np.diff(entries.elements) <= 0)
+    if wrong.size:
+        first, second = (int(entries.elements[wrong[0] + k]) for k in (0, 1))
+        rule = "element twice" if first == second else f"unsorted: comes after element {first}"
+        raise LogError(rule, step=step, value=value, element=second)
+    for element in (int(entries.elements[0]), int(entries.elements[-1])):
+        if not 0 <= element < numel:
+            raise LogError(f"out of range: expected an element below {numel}", step=step, value=value, element=element)
