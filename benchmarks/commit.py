@@ -25,10 +25,11 @@ from torch import Tensor
 
 from benchmarks.table import RESULTS, Row, interleaved, publish
 from tiebreak.api.environment import usable_cores
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.hashing import kernel
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
-from tiebreak.engine.run.directory import write_tensors
 
 REPEATS: Final = 5
 INTERVAL: Final = 10
@@ -146,11 +147,11 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
     """What hashing and writing GPT-2's state costs, alone and beside products, as a share of ten steps."""
     torch.set_num_threads(usable_cores())
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state.safetensors"
 
         def commit() -> None:
             make_record(INTERVAL, state, 0)
-            write_tensors(path, state)
+            with Folder(Path(folder)) as files:
+                write_tensors(files, "state.safetensors", state)
 
         alone = interleaved({"hash": lambda: make_record(1, state, 0), "commit": commit}, REPEATS)
         work = Products(max(8.0, 4 * alone["commit"]))  # longer than the commit, which must end within it

@@ -43,10 +43,12 @@ from tiebreak.api.environment import describe
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.tensors import identities, identity
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.run.agreement import Terms, draft_job
-from tiebreak.engine.run.directory import RunDirectory, write_tensors
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.sim.games.local_chain import Market
@@ -170,7 +172,8 @@ def clock_seconds(state: dict[str, Tensor]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(7):
             started = time.perf_counter()
-            write_tensors(Path(folder) / f"{number}.safetensors", state)
+            with Folder(Path(folder)) as files:
+                write_tensors(files, f"{number}.safetensors", state)
             found.append(time.perf_counter() - started)
     return found[1:]
 

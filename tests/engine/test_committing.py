@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.data.disk import Folder, StorageError
+from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, plain_bytes, tensor_bytes
 from tiebreak.engine.run.audit import audit_segment, compare
-from tiebreak.engine.run.directory import RunDirectory, read_tensors, write_tensors
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.retention import ALL, LAST, Keep
@@ -366,10 +367,12 @@ def test_tensors_on_disk_are_plain_safetensors(tmp_path: Path, cases: Callable[[
         "wide": torch.arange(70_000, dtype=torch.int64).reshape(7, 100, 100)[:, ::2],
     }
     path = tmp_path / "x.safetensors"
-    write_tensors(path, tensors)
+    with Folder(tmp_path) as folder:
+        write_tensors(folder, path.name, tensors)
     kinds = {torch.bool: DType.BOOL, torch.float32: DType.F32, torch.int64: DType.I64}
     spec = {name: (kinds[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
-    ours, theirs = read_tensors(path, spec), load_file(path)
+    with Folder(tmp_path) as folder:
+        ours, theirs = read_tensors(folder, path.name, spec), load_file(path)
     for name, tensor in tensors.items():
         wanted = tensor_bytes(tensor).tobytes()
         assert tensor_bytes(theirs[name]).tobytes() == theirs[name].contiguous().numpy().tobytes() == wanted
@@ -378,6 +381,7 @@ def test_tensors_on_disk_are_plain_safetensors(tmp_path: Path, cases: Callable[[
         cases()
     assert identities(ours) == identities(tensors)
     first = path.read_bytes()
-    write_tensors(path, dict(reversed(tensors.items())))
+    with Folder(tmp_path) as folder:
+        write_tensors(folder, path.name, dict(reversed(tensors.items())))
     assert path.read_bytes() == first
     assert np.frombuffer(first[:8], dtype="<u8")[0] % 8 == 0

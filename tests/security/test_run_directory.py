@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from tiebreak.api.bundle import load_bundle
-from tiebreak.engine.data.disk import read_file
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.data.disk import Folder, StorageError, read_file
+from tiebreak.engine.data.formats import read_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.agreement import sign_job
-from tiebreak.engine.run.directory import RunDirectory, read_tensors
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -133,8 +139,8 @@ def test_bools_are_zero_or_one_also_where_their_hash_is_the_jobs(tmp_path: Path)
     forged = {"keep": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool)}
     path = tmp_path / "data.safetensors"
     save_file(forged, path)
-    with pytest.raises(EncodingError, match="bools of 0 and 1"):
-        read_tensors(path, make_program().data_spec())
+    with Folder(tmp_path) as folder, pytest.raises(EncodingError, match="bools of 0 and 1"):
+        read_tensors(folder, path.name, make_program().data_spec())
     program = make_program()
     job = replace(make_job(program), data_root=data_tree(identities(forged)).root)
     agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
@@ -167,3 +173,62 @@ def test_a_nested_manifest_cannot_exhaust_the_stack(tmp_path: Path) -> None:
     (folder / "bundle.json").write_bytes(b"[" * 4096)
     with pytest.raises(EncodingError, match="expected JSON"):
         load_bundle(folder)
+
+
+LATER = ("records.bin", "metrics.jsonl", ".lock", "checkpoints", "heads", "checkpoints/.000000000002.safetensors.part",
+         "heads/.000000000001.bin.part", "checkpoints/000000000002.safetensors", "heads/000000000001.bin")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in LATER for kind in ("symbolic", "hard") if kind[0] == "s" or "." in name]
+)
+def test_a_link_that_comes_after_the_run_was_opened_is_not_followed_either(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    """Somebody who may write into the folder exchanges a file between the check and the use."""
+    run, outside = make_run(tmp_path / "run"), tmp_path / "outside"
+    outside.mkdir()
+    (outside / ".000000000099.safetensors.part").write_bytes(b"begun")
+    path, target = run.path / name, outside / "precious"
+    target.write_bytes(b"")
+    if path.is_dir():
+        shutil.rmtree(path)
+        target = outside
+    path.unlink(missing_ok=True)
+    if kind == "symbolic":
+        path.symlink_to(target)
+    else:
+        path.hardlink_to(target)
+    worker = Worker(run, Interpreter(run.program, Arithmetic(device=torch.device("cpu"))), key=TRAINER, overlap=False)
+    with suppress(VerificationError):  # a part that was left over is removed, and what is replaced is never written to
+        worker.work()
+    left = {found.name: found.read_bytes() for found in outside.iterdir()}
+    assert left == {"precious": b"", ".000000000099.safetensors.part": b"begun"}
+
+
+def test_a_folder_names_what_it_refuses(tmp_path: Path) -> None:
+    inside = tmp_path / "folder" / "inside"
+    inside.mkdir(parents=True)
+    (tmp_path / "folder" / "link").symlink_to(inside)
+    os.mkfifo(inside / "pipe")
+    (inside / "link").symlink_to("/dev/null")
+    (inside / "plain").write_bytes(b"1")
+    for name, kind in (("pipe", "a pipe"), ("link", "a symbolic link"), ("plain", "a plain file")):
+        with pytest.raises(EncodingError, match=f"{name}: expected a folder, got {kind}"):
+            Folder(inside, name)
+    with pytest.raises(EncodingError, match="cannot be read"):
+        Folder(inside, "nothing")
+    with pytest.raises(StorageError, match="nothing"):
+        Folder(inside, "nothing", to_write=True)
+    with pytest.raises(EncodingError, match="link: expected a folder, got a symbolic link"):
+        Folder(tmp_path / "folder", "link")
+    with Folder(tmp_path / "folder", "inside") as folder:
+        for name, kind in (("pipe", "a pipe"), ("link", "a symbolic link")):
+            for use in (folder.reading, folder.changing, folder.replacing):
+                with pytest.raises(EncodingError, match=f"{name}: expected a plain file, got {kind}"), use(name):
+                    pass
+        with pytest.raises(EncodingError, match="expected a plain file, got a"):
+            folder.check()
+        with pytest.raises(StorageError, match="inside"):
+            folder.add("plain")
+        assert folder.names() == ["link", "pipe", "plain"]

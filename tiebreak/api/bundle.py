@@ -18,9 +18,10 @@ from torch import Tensor
 
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
-from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES, map_tensors, read_tensors, write_tensors
+from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.program import Program
@@ -88,29 +89,33 @@ class Bundle:
 
     def save(self, folder: Path) -> None:
         """Write the four files into a folder that is new or empty; the manifest last."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / PROGRAM, self.program.encode())
-        write_tensors(folder / STATE, self.state)
-        write_tensors(folder / DATA, self.data)
-        write_file(folder / MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
+        if folder.exists() and not folder.is_dir():
+            raise ConfigurationError(f"expected a new or empty folder, got {folder}, a file; choose another")
+        with Folder.make(folder) as made:
+            if made.names():
+                raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
+            made.write(PROGRAM, self.program.encode())
+            write_tensors(made, STATE, self.state)
+            write_tensors(made, DATA, self.data)
+            made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
 
 
 def load_bundle(folder: Path) -> Bundle:
     """Read and check a bundle. `StateError` if there is none, `VerificationError` if it is not what it says."""
     if not (folder / MANIFEST).is_file():
         raise StateError(f"expected a captured job in {folder}, got no {MANIFEST}; make one with `tiebreak capture`")
-    manifest = _manifest(read_file(folder / MANIFEST, MAX_MANIFEST_BYTES))
-    program = Program.decode(read_file(folder / PROGRAM, MAX_PROGRAM_BYTES))
-    bundle = Bundle(
-        name=manifest["name"],
-        steps=manifest["steps"],
-        checkpoint_interval=manifest["checkpoint_interval"],
-        program=program,
-        state=read_tensors(folder / STATE, program.state_spec()),
-        data=map_tensors(folder / DATA, program.data_spec()),
-    )
+    with Folder(folder) as files:
+        files.check()
+        manifest = _manifest(files.read(MANIFEST, MAX_MANIFEST_BYTES))
+        program = Program.decode(files.read(PROGRAM, MAX_PROGRAM_BYTES))
+        bundle = Bundle(
+            name=manifest["name"],
+            steps=manifest["steps"],
+            checkpoint_interval=manifest["checkpoint_interval"],
+            program=program,
+            state=read_tensors(files, STATE, program.state_spec()),
+            data=map_tensors(files, DATA, program.data_spec()),
+        )
     for name, root in bundle.roots().items():
         if manifest[name] != root:
             raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of the files, got {manifest[name]}")

@@ -16,7 +16,7 @@ from tiebreak.cli.agree import OFF_CHAIN
 from tiebreak.cli.audit import segments_of
 from tiebreak.cli.console import training_progress
 from tiebreak.engine.capture.task import Batch, Optimizer
-from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.agreement import Rules, Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
@@ -252,7 +252,8 @@ def _read_names(run: RunDirectory) -> dict[str, str]:
     if not path.is_file():
         return {name.removeprefix("model."): name for name in entries if name.startswith("model.")}
     # Lines, not JSON: deeply nested JSON of a stranger can exhaust the C stack of its parser.
-    lines = read_file(path, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
+    with run.folder() as folder:
+        lines = folder.read(NAMES, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
     names = {key: entry for key, _, entry in (line.partition("\t") for line in lines)}
     if not names or not all(entry in entries for entry in names.values()):
         raise EncodingError(f"{path}: expected keys and entries of the state, a tab between them, on lines")

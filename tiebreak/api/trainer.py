@@ -16,9 +16,9 @@ from tiebreak.cli.console import training_progress
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Optimizer, Task
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities
-from tiebreak.engine.run.directory import read_tensors, write_tensors
 from tiebreak.engine.run.interpreter import State
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
@@ -116,22 +116,24 @@ class Trainer:
         folder = self.directory if directory is None else Path(directory)
         if folder is None:
             raise ConfigurationError("expected a directory to save into, got none")
-        folder.mkdir(parents=True, exist_ok=True)
         state, losses = _files(self.step)
-        write_tensors(folder / state, {name: tensor.to("cpu") for name, tensor in self._state.items()})
-        write_tensors(folder / losses, {"loss": torch.tensor([*self.losses, 0.0])})
         saved = {"format": FORMAT, "step": self.step, **self._roots, "state_root": self.digest()}
-        write_file(folder / SAVED, (json.dumps(saved, indent=2) + "\n").encode())
-        for path in folder.glob("*.safetensors"):
-            if path.name not in (state, losses) and path.name.startswith(("state-", "losses-")):
-                path.unlink(missing_ok=True)
+        with Folder.make(folder) as files:
+            write_tensors(files, state, {name: tensor.to("cpu") for name, tensor in self._state.items()})
+            write_tensors(files, losses, {"loss": torch.tensor([*self.losses, 0.0])})
+            files.write(SAVED, (json.dumps(saved, indent=2) + "\n").encode())
+            old = [name for name in files.names() if name.startswith(("state-", "losses-"))]
+            for name in old:
+                if name.endswith(".safetensors") and name not in (state, losses):
+                    files.remove(name)
         return folder
 
     def _restore(self, folder: Path) -> dict[str, Tensor]:
         """The state saved in a folder, checked; the initial one if there is none."""
         if not (folder / SAVED).is_file():
             return self._compiled.state
-        saved = _saved(folder / SAVED)
+        with Folder(folder) as files:
+            saved = _saved(folder / SAVED, files.read(SAVED, MAX_SAVED_BYTES))
         for name, root in self._roots.items():
             if saved.get(name) != root:
                 raise ConfigurationError(
@@ -142,10 +144,11 @@ class Trainer:
         if type(step) is not int or not 0 <= step <= self.steps:
             raise EncodingError(f"{folder / SAVED}: expected a step of 0 to {self.steps}, got {step!r}")
         state_file, losses_file = _files(step)
-        state = read_tensors(folder / state_file, self._compiled.program.state_spec())
+        with Folder(folder) as files:
+            state = read_tensors(files, state_file, self._compiled.program.state_spec())
+            losses = read_tensors(files, losses_file, {"loss": (DType.F32, (step + 1,))})["loss"]
         if saved["state_root"] != (root := _state_root(state)):
             raise EncodingError(f"{folder / state_file}: expected state {saved['state_root']}, got {root}")
-        losses = read_tensors(folder / losses_file, {"loss": (DType.F32, (step + 1,))})["loss"]
         self.step, self.losses = step, losses[:step].tolist()
         return state
 
@@ -179,9 +182,9 @@ def _files(step: int) -> tuple[str, str]:
     return f"state-{step:012d}.safetensors", f"losses-{step:012d}.safetensors"
 
 
-def _saved(path: Path) -> dict[str, Any]:
+def _saved(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        saved = json.loads(read_file(path, MAX_SAVED_BYTES))
+        saved = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise EncodingError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(saved, dict) or not {"format", "step", "state_root"} <= saved.keys() or saved["format"] != FORMAT:

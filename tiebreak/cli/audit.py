@@ -7,7 +7,6 @@ audit could not be made, for what it needs of the run is withheld or damaged; 1 
 import json
 import math
 import secrets
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,8 +191,6 @@ def open_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
         if replay.job != trainer.job:
             raise ConfigurationError(f"{folder}: expected a replay of job {trainer.job.id.hex()}, got another job's")
         return replay
-    if folder.exists() and not any(folder.iterdir()):
-        shutil.rmtree(folder)
     return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data())
 
 

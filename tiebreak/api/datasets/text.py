@@ -13,8 +13,8 @@ import numpy as np
 
 from tiebreak.api.datasets.folder import Import, OnBytes
 from tiebreak.api.datasets.tokenizing import Tokens
+from tiebreak.engine.data.disk import opened
 from tiebreak.engine.data.elements import Array
-from tiebreak.engine.data.files import opened
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
 

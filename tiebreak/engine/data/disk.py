@@ -1,15 +1,37 @@
-"""Files that appear whole or not at all, and reading of files that may be a stranger's."""
+"""Folders and files that a stranger may have prepared, and files that appear whole or not at all.
 
+A folder from elsewhere may hold a symbolic link to a file of the user's, a second name (hard link) of one, a pipe that
+blocks whoever opens it, or a device. So whatever is read from or written into such a folder goes through `Folder`:
+
+* every name is one component, resolved relative to the descriptor of its folder, and never through a link, so that
+  nobody can exchange a folder between a check and a use;
+* only plain files are opened, looked at before opening (opening a device may do something) and again after it;
+* a new file is created under a name that nobody has (`O_EXCL`) and takes its final name when it is whole;
+* a file is changed in place only if it has no second name: what it shares its bytes with is not ours.
+
+The path that a user names may lead through links: that is the user's own choice.
+"""
+
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import RawIOBase
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
+from typing import Final, Self
 
-from safetensors import SafetensorError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 
-from tiebreak.protocol.errors import ConfigurationError, EncodingError
+_OPEN: Final = os.O_CLOEXEC | os.O_NONBLOCK
+_OTHERS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFREG: "a plain file",
+}
 
 
 class StorageError(ConfigurationError):
@@ -21,71 +43,241 @@ def storing(path: Path) -> Iterator[None]:
     """Raises what the disk has against writing there as `StorageError`."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise StorageError(
             f"cannot write {path}: {error}. Nothing committed is lost; free or change the disk and run again to resume"
         ) from error
 
 
-def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY)
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        yield
+    except OSError as error:
+        raise EncodingError(f"{path}: cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file does. Times are in nanoseconds; `changed` is set by the system alone."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, file: FileIO) -> "Stamp":
+        """That of an open file."""
+        found = os.fstat(file.fileno())
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def same_bytes(self, other: "Stamp") -> bool:
+        """Whether nobody wrote into the file in between. A new name or mode of it changes `changed` alone."""
+        return replace(self, changed=0) == replace(other, changed=0)
+
+
+def _expect(path: Path, kind: int, found: os.stat_result) -> os.stat_result:
+    got = stat.S_IFMT(found.st_mode)
+    if got != kind:
+        raise EncodingError(f"{path}: expected {_OTHERS[kind]}, got {_OTHERS.get(got, 'a device')}")
+    return found
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes `path`, durably, when the block succeeds."""
-    temporary = path.with_name(f".{path.name}.part")
-    with storing(path):
+def opened(path: Path) -> Iterator[tuple[FileIO, Stamp]]:
+    """A plain file (or what a link to one leads to), open for reading. Raises `EncodingError` for anything else."""
+    with _reading(path):
+        _expect(path, stat.S_IFREG, path.stat())
+        with FileIO(os.open(path, os.O_RDONLY | _OPEN)) as file:
+            _expect(path, stat.S_IFREG, os.fstat(file.fileno()))
+            yield file, Stamp.of(file)
+
+
+class Folder:
+    """An open folder, to be closed by `with`.
+
+    Raises `EncodingError` for what is not a plain file, or cannot be read, and `StorageError` where the disk refuses to
+    write.
+    """
+
+    def __init__(self, path: Path, *inside: str, to_write: bool = False) -> None:
+        """The folder that a path leads to, or one inside of it, to which no link may lead.
+
+        to_write: a folder that is not there is the disk's fault, and not that of whoever sent it.
+        """
+        opening = storing if to_write else _reading
+        self.path = path
+        with opening(path):
+            self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name in inside:
+            outer, self.path = self._handle, self.path / name
+            try:
+                with opening(self.path):
+                    _expect(self.path, stat.S_IFDIR, self._status(name))
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    self._handle = os.open(name, flags, dir_fd=outer)
+            finally:
+                os.close(outer)
+
+    @classmethod
+    def make(cls, path: Path) -> "Folder":
+        """The folder that a path leads to, made with its parents unless it is there."""
+        with storing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def add(self, name: str) -> None:
+        """Makes a folder in this one, which must be new."""
+        with storing(self.path / name):
+            os.mkdir(name, dir_fd=self._handle)
+
+    def names(self) -> list[str]:
+        """What the folder holds, in order."""
+        with _reading(self.path):
+            return sorted(os.listdir(self._handle))  # noqa: PTH208 - of the descriptor
+
+    def holds(self, name: str) -> bool:
+        """Whether there is anything of this name."""
         try:
-            yield temporary
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_directory(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+            self._status(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raises `EncodingError` if the folder holds anything but plain files and folders."""
+        with _reading(self.path), os.scandir(self._handle) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+                    _expect(self.path / entry.name, stat.S_IFREG, self._status(entry.name))
+
+    def size(self, name: str, limit: int | None = None) -> int:
+        """Bytes of a plain file. Raises `EncodingError` if it is missing, larger than `limit`, or something else."""
+        path = self.path / name
+        with _reading(path):
+            size = _expect(path, stat.S_IFREG, self._status(name)).st_size
+        if limit is not None and size > limit:
+            raise EncodingError(f"{path}: expected at most {limit} bytes, got {size}")
+        return size
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[tuple[FileIO, Stamp]]:
+        """A plain file, open for reading."""
+        with _reading(self.path / name), self._open(name, os.O_RDONLY) as file:
+            yield file, Stamp.of(file)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A whole file of at most `limit` bytes."""
+        with self.reading(name) as (file, stamp):
+            return _whole(self.path / name, file, stamp, limit)
+
+    @contextmanager
+    def changing(self, name: str, *, make: bool = False) -> Iterator[FileIO]:
+        """A plain file, open to be changed in place. make: an empty one, if there is none of this name."""
+        with storing(self.path / name), self._open_to_change(name, make=make) as file:
+            yield file
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[FileIO]:
+        """A new file that takes this name, durably, when the block succeeds; until then the old one stays."""
+        part = f".{name}.part"
+        with storing(self.path / name):
+            if self.holds(name):
+                _expect(self.path / name, stat.S_IFREG, self._status(name))
+            self.remove(part)
+            try:
+                with self._open(part, os.O_RDWR, new=True) as file:
+                    yield file
+                    os.fsync(file.fileno())
+                os.replace(part, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+                os.fsync(self._handle)
+            finally:
+                self.remove(part)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file whole or not at all."""
+        with self.replacing(name) as file:
+            write_whole(file, memoryview(content))
+
+    def remove(self, name: str) -> None:
+        """Removes a name, if it is there: of a link the link, of a file with other names this one."""
+        with storing(self.path / name), suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._handle)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while a process writes into the folder. Raises `StateError` where another holds it."""
+        with storing(self.path):
+            file = self._open_to_change(".lock", make=True)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StateError(f"{self.path}: another process is working in this folder") from error
+            yield
+
+    def _open_to_change(self, name: str, *, make: bool) -> FileIO:
+        file = self._open(name, os.O_RDWR, new=make and not self.holds(name))
+        if os.fstat(file.fileno()).st_nlink > 1:
+            file.close()
+            raise EncodingError(f"{self.path / name}: expected a file of one name, got one that has more (hard links)")
+        return file
+
+    def _status(self, name: str) -> os.stat_result:
+        assert name not in ("", ".", "..")
+        assert "/" not in name
+        return os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+
+    def _open(self, name: str, flags: int, *, new: bool = False) -> FileIO:
+        path = self.path / name
+        if not new:
+            _expect(path, stat.S_IFREG, self._status(name))
+        flags |= os.O_NOFOLLOW | _OPEN | (os.O_CREAT | os.O_EXCL if new else 0)
+        file = FileIO(os.open(name, flags, 0o666, dir_fd=self._handle), "r+" if flags & os.O_RDWR else "r")
+        try:
+            _expect(path, stat.S_IFREG, os.fstat(file.fileno()))
+        except EncodingError:
+            file.close()
+            raise
+        return file
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all. Raises `StorageError`."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+def read_exactly(file: FileIO, into: memoryview) -> int:
+    """Fills the buffer from where the file stands; returns the bytes read, fewer only at the file's end."""
+    done = 0
+    while done < len(into) and (count := file.readinto(into[done:])):
+        done += count
+    return done
 
 
-def write_whole(file: RawIOBase, data: memoryview) -> None:
+def write_whole(file: FileIO, data: memoryview) -> None:
     """Writes all of it: the system writes at most 2 GiB at once, and less when the disk fills up."""
     while data:
         data = data[file.write(data) or 0 :]
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all. Raises `StorageError`."""
+    with storing(path), Folder(path.parent) as folder:
+        folder.write(path.name, content)
+
+
 def read_file(path: Path, limit: int) -> bytes:
-    """Reads a file of at most `limit` bytes. Raises `EncodingError` if it is missing, larger or no plain file."""
-    try:
-        size_within(path, limit)
-        return path.read_bytes()
-    except OSError as error:
-        raise EncodingError(f"{path}: cannot be read: {error}") from error
+    """Reads a file (or what a link to one leads to) of at most `limit` bytes. Raises `EncodingError`."""
+    with opened(path) as (file, stamp):
+        return _whole(path, file, stamp, limit)
 
 
-def size_within(path: Path, limit: int) -> int:
-    """Bytes of a plain file. Raises `EncodingError` if it is missing, larger than `limit` or no plain file."""
-    try:
-        size = plain_size(path)
-    except OSError as error:
-        raise EncodingError(f"{path}: cannot be read: {error}") from error
-    if size > limit:
-        raise EncodingError(f"{path}: expected at most {limit} bytes, got {size}")
-    return size
-
-
-def plain_size(path: Path) -> int:
-    """Bytes of a plain file. A stranger's folder may hold a pipe, which blocks, or a link to an endless device."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise EncodingError(f"{path}: expected a plain file, got another kind")
-    return found.st_size
+def _whole(path: Path, file: FileIO, stamp: Stamp, limit: int) -> bytes:
+    if stamp.size > limit:
+        raise EncodingError(f"{path}: expected at most {limit} bytes, got {stamp.size}")
+    data = bytearray(stamp.size)
+    return bytes(memoryview(data)[: read_exactly(file, memoryview(data))])

@@ -36,7 +36,12 @@ class Element(StrEnum):
     @property
     def size(self) -> int:
         """Bytes of one."""
-        return _STORED[self].itemsize
+        return self.numpy.itemsize
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """One as numpy stores it, little-endian; a BF16 as a u16 and a bool as a u8."""
+        return _STORED[self]
 
     @property
     def committed(self) -> DType | None:
@@ -50,7 +55,7 @@ class Element(StrEnum):
 
     def read(self, data: bytes | memoryview, *, big_endian: bool = False) -> Array:
         """The elements as they are stored, 1-d; a BF16 as the u16 of its bits."""
-        return np.frombuffer(data, dtype=_STORED[self].newbyteorder(">") if big_endian else _STORED[self])
+        return np.frombuffer(data, dtype=self.numpy.newbyteorder(">") if big_endian else self.numpy)
 
     def convert(self, stored: Array) -> Array:
         """The elements that `read` gave, as little-endian f32 or i64 of the same shape; bools become 0 and 1.

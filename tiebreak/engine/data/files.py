@@ -7,79 +7,27 @@ at any time. Writing into such a tensor ends the process, and so does reading wh
 """
 
 import mmap
-import os
-import stat
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tiebreak.engine.data.disk import Stamp, opened, read_exactly
 from tiebreak.engine.data.elements import Element
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_RANK, DType
 
 BLOCK_BYTES: Final = 1 << 24
 """Of one read. A multiple of every element's size and of a subtree of the chunk tree."""
-_MAPPED: Final[dict[DType, np.dtype[Any]]] = {
-    DType.F32: np.dtype("<f4"),
-    DType.I64: np.dtype("<i8"),
-    DType.BOOL: np.dtype("bool"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What changes when a file does. Times are in nanoseconds; `changed` is set by the system alone."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    changed: int
-
-    def same_bytes(self, other: "Stamp") -> bool:
-        """Whether nobody wrote into the file in between. A new name or mode of it changes `changed` alone."""
-        return replace(self, changed=0) == replace(other, changed=0)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[tuple[FileIO, Stamp]]:
-    """A plain file (or what a link to one leads to), open for reading. Raises `EncodingError` for anything else.
-
-    A folder from elsewhere may hold a pipe, which blocks whoever opens it, or a link to an endless device.
-    """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # before: opening a device may do something
-            raise EncodingError(f"{path}: expected a plain file, got another kind")
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with FileIO(handle) as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):  # after: it may have been exchanged
-                raise EncodingError(f"{path}: expected a plain file, got another kind")
-            yield file, _stamp(found)
-    except OSError as error:
-        raise EncodingError(f"{path}: cannot be read: {error}") from error
-
-
-def _stamp(found: os.stat_result) -> Stamp:
-    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def read_exactly(file: FileIO, into: memoryview) -> int:
-    """Fills the buffer from where the file stands; returns the bytes read, fewer only at the file's end."""
-    done = 0
-    while done < len(into) and (count := file.readinto(into[done:])):
-        done += count
-    return done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +81,7 @@ class ArrayFile:
                     raise EncodingError(f"{self}: expected {left} bytes more, got the end of the file")
                 left -= len(block)
                 yield block
-            self._check_stamp(_stamp(os.fstat(file.fileno())))
+            self._check_stamp(Stamp.of(file))
 
     def tensor(self) -> Tensor:
         """The array as a tensor on the mapped file, float32, int64 or bool. Nothing is read yet, but for bools.
@@ -157,10 +105,12 @@ class ArrayFile:
         with self._opened() as file:
             length = self.offset - start + self.nbytes
             mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
-        array = np.frombuffer(mapping, _MAPPED[self.committed], prod(self.shape), self.offset - start)
+        array = np.frombuffer(mapping, self.element.numpy, prod(self.shape), self.offset - start)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is not, and stays so
             tensor = torch.from_numpy(array.reshape(self.shape))
+        if self.committed == DType.BOOL:
+            tensor = tensor.view(torch.bool)
         _SOURCES[tensor] = self
         return tensor
 

@@ -1,16 +1,23 @@
-"""Opening array files: .npy, .safetensors and raw bytes. Headers are hostile until checked; nothing is unpickled."""
+"""Array files: .npy, .safetensors and raw bytes. Headers are hostile until checked; nothing is unpickled."""
 
 import ast
 import json
 import re
+from collections.abc import Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor
+
+from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, write_whole
 from tiebreak.engine.data.elements import Element, of_numpy
-from tiebreak.engine.data.files import ArrayFile, Stamp, opened, read_exactly
+from tiebreak.engine.data.files import ArrayFile, check_bools
+from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, TORCH_DTYPES, Spec, memory_of, plain_bytes
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.program.isa import DType
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 MAX_NPY_HEADER: Final = 1024
@@ -106,10 +113,14 @@ def _npy_header(path: Path, text: bytes) -> dict[str, Any]:
 def open_safetensors(path: Path) -> dict[str, ArrayFile]:
     """The arrays of a .safetensors file, by name. They must cover its data without gap or overlap."""
     with opened(path) as (file, stamp):
-        size = int.from_bytes(_take(path, file, 8), "little")
-        if size > MAX_SAFETENSORS_HEADER:
-            raise EncodingError(f"{path}: expected a header of at most {MAX_SAFETENSORS_HEADER} bytes, got {size}")
-        text = _take(path, file, size)
+        return _safetensors(path, file, stamp)
+
+
+def _safetensors(path: Path, file: FileIO, stamp: Stamp) -> dict[str, ArrayFile]:
+    size = int.from_bytes(_take(path, file, 8), "little")
+    if size > MAX_SAFETENSORS_HEADER:
+        raise EncodingError(f"{path}: expected a header of at most {MAX_SAFETENSORS_HEADER} bytes, got {size}")
+    text = _take(path, file, size)
     try:
         header = parse_json(text, MAX_DEPTH)
     except ValueError as error:
@@ -141,6 +152,66 @@ def _entry(path: Path, name: str, entry: Any, start: int, stamp: Stamp) -> Array
     if len(places) != 2 or places[1] - places[0] != prod(shape) * element.size:
         raise EncodingError(f"{path}, {name[:60]}: expected {kind} {shape} to fill its place, got {places}")
     return ArrayFile(path=path, name=name, element=element, shape=tuple(shape), offset=start + places[0], stamp=stamp)
+
+
+def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors as safetensors, whole or not at all, straight from their memory. Raises `StorageError`."""
+    # Widest first: so each tensor is aligned to its elements. Names break ties, so equal tensors give equal files.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    described, end = {}, 0
+    for entry in order:
+        tensor, start = tensors[entry], end
+        end += tensor.numel() * tensor.element_size()
+        dtype = PROTOCOL_DTYPES[tensor.dtype].name
+        described[entry] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with folder.replacing(name) as file:
+        write_whole(file, memoryview(len(header).to_bytes(8, "little") + header))
+        for entry in order:
+            write_whole(file, plain_bytes(tensors[entry]))
+
+
+def read_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
+    """Reads exactly the tensors of `spec`; the header is checked against it before any of them is made.
+
+    Raises `EncodingError` for a file that is missing, truncated, oversized, or holds other names, dtypes or shapes.
+    """
+    with folder.reading(name) as (file, stamp):
+        entries = _of_spec(folder.path / name, file, stamp, spec)
+        tensors = {}
+        for entry, (dtype, shape) in spec.items():
+            array, tensors[entry] = entries[entry], torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+            memory = memory_of(tensors[entry])
+            file.seek(array.offset)
+            if (found := read_exactly(file, memory)) != len(memory):
+                raise EncodingError(f"{array}: expected {len(memory)} bytes, got the end of the file after {found}")
+            if dtype == DType.BOOL:
+                check_bools(array, memory)
+    return tensors
+
+
+def map_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
+    """As `read_tensors`, but the tensors stay in the file, which has to stay as it is: nobody may write into either."""
+    with folder.reading(name) as (file, stamp):
+        entries = _of_spec(folder.path / name, file, stamp, spec)
+    # SAFETY: each is opened once more by its path, and refused unless that is still the file of this stamp.
+    return {entry: entries[entry].tensor() for entry in spec}
+
+
+def _of_spec(path: Path, file: FileIO, stamp: Stamp, spec: Spec) -> dict[str, ArrayFile]:
+    expected = sum(dtype.size * prod(shape) for dtype, shape in spec.values())
+    if stamp.size > expected + MAX_SAFETENSORS_HEADER:
+        raise EncodingError(f"{path}: expected about {expected} bytes, got {stamp.size}")
+    entries = _safetensors(path, file, stamp)
+    if entries.keys() != spec.keys():
+        missing, extra = sorted(set(spec) - set(entries)), sorted(set(entries) - set(spec))
+        raise EncodingError(f"{path}: expected {len(spec)} tensors; missing {missing[:3]}, unexpected {extra[:3]}")
+    for name, (dtype, shape) in spec.items():
+        array = entries[name]
+        if (array.element, array.shape) != (dtype.name, shape):
+            raise EncodingError(f"{array}: expected {dtype.name} {shape}, got {array.element} {array.shape}")
+    return entries
 
 
 def parse_json(text: bytes, depth: int) -> Any:

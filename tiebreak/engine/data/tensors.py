@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.data.elements import Element
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.records import TensorData, identify_all
 from tiebreak.protocol.errors import EncodingError
@@ -37,10 +38,10 @@ def canonical(tensor: Tensor) -> Tensor:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The tensor's data as committed; a view of its memory where possible."""
-    return _memory(canonical(tensor.detach()))
+    return memory_of(canonical(tensor.detach()))
 
 
-def _memory(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
     """The tensor's data as it is: a view of its memory if that is the CPU's and contiguous."""
     array = tensor.detach().to("cpu").contiguous().numpy()
     if array.dtype.byteorder == ">":  # pragma: no cover - no supported device is big-endian
@@ -50,7 +51,7 @@ def _memory(tensor: Tensor) -> memoryview:
 
 def plain_bytes(tensor: Tensor) -> memoryview:
     """As `tensor_bytes`, by numpy alone: torch would start threads of its own for a thread beside the main one."""
-    data = _memory(tensor)
+    data = memory_of(tensor)
     if tensor.dtype != torch.float32:
         return data
     with np.errstate(all="ignore"):
@@ -63,8 +64,7 @@ def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
     expected = prod(shape) * dtype.size
     if len(data) != expected:
         raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {len(data)}")
-    kind = {DType.F32: "<f4", DType.I64: "<i8", DType.BOOL: "<u1"}[dtype]
-    array = np.frombuffer(data, dtype=kind).reshape(tuple(shape)).copy()
+    array = np.frombuffer(data, dtype=Element[dtype.name].numpy).reshape(tuple(shape)).copy()
     if dtype == DType.BOOL:
         if array.max() > 1:
             raise EncodingError(f"expected bools of 0 and 1, got {int(array.max())}")
@@ -82,7 +82,7 @@ def identity(tensor: Tensor) -> Digest:
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
     """The id of each tensor, by name; hashed together, by as many threads as torch has."""
     entries = [
-        TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=_memory(tensor))
+        TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=memory_of(tensor))
         for tensor in tensors.values()
     ]
     return dict(zip(tensors, identify_all(entries, hasher=hasher(torch.get_num_threads())), strict=True))

@@ -18,10 +18,11 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from tiebreak.engine.data.disk import plain_size, storing, write_file, write_whole
+from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.logged.encoding import HEADER_BYTES, decode_entries, encode_sparse, max_sparse_bytes
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.commitments.job import Job
@@ -74,8 +75,10 @@ class LogFile:
     @classmethod
     def create(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
         """A new file without logs, instead of any that is there. Raises `StorageError`."""
-        write_file(path, segment.header)
-        return cls(path, program, segment)
+        logs = cls(path, program, segment)
+        with logs._folder(to_write=True) as folder:
+            folder.write(path.name, segment.header)
+        return logs
 
     @classmethod
     def open(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
@@ -107,7 +110,7 @@ class LogFile:
         data = encode_sparse(log, self._program, step)
         head = unsigned(step, 8) + unsigned(len(data), 8)
         frame = head + unsigned(zlib.crc32(data, zlib.crc32(head)), 4) + data
-        with storing(self.path), self.path.open("rb+", buffering=0) as file:  # closing a full buffer would fail again
+        with self._folder(to_write=True) as folder, folder.changing(self.path.name) as file:
             file.truncate(self._end)
             file.seek(self._end)
             try:
@@ -120,7 +123,7 @@ class LogFile:
 
     def sync(self) -> None:
         """Makes all that was appended durable: before a record commits to it."""
-        with storing(self.path), self.path.open("rb+") as file:
+        with self._folder(to_write=True) as folder, folder.changing(self.path.name) as file:
             os.fsync(file.fileno())
 
     def read(self, step: int) -> StepLog:
@@ -163,12 +166,12 @@ class LogFile:
 
     @contextmanager
     def _reading(self) -> Iterator[BinaryIO]:
-        try:
-            plain_size(self.path)
-            with self.path.open("rb") as file:
-                yield file
-        except OSError as error:
-            raise EncodingError(f"{self.path}: cannot be read: {error}") from error
+        with self._folder() as folder, folder.reading(self.path.name) as (file, _), BufferedReader(file) as buffered:
+            yield buffered
+
+    def _folder(self, *, to_write: bool = False) -> Folder:
+        # The folder of the run, through whatever link the user named it by, and the one of its logs, through none.
+        return Folder(self.path.parent.parent, self.path.parent.name, to_write=to_write)
 
     def _scan(self) -> None:
         """Finds the frames after those known."""

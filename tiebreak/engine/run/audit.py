@@ -22,14 +22,13 @@ from math import prod
 from typing import Final
 
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import LogReport
-from tiebreak.engine.run.directory import RunDirectory, read_tensors
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import SignedHead
-from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
+from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -129,9 +128,8 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
 
 def kept_steps(run: RunDirectory, count: int) -> list[int]:
     """Steps, ascending, of the first `count` checkpoints (and the initial state) whose states the run still holds."""
-    held = {path.stem for path in run.state_path(0).parent.glob("*.safetensors")}
-    steps = [0, *(run.job.last_step(checkpoint) for checkpoint in range(count))]
-    return [step for step in steps if run.state_path(step).stem in held]
+    last = run.job.last_step(count - 1) if count else 0
+    return [step for step in run.kept() if step <= last]
 
 
 def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
@@ -243,18 +241,12 @@ class _SegmentAuditor:
         """A state of the trainer's on the device, or None if it is not what the record says."""
         expected = self._run.job.initial_state_root if step == 0 else self._record_of(step).state_root
         try:
-            tensors = read_tensors(self._run.state_path(step), self._run.program.state_spec())
+            tensors = self._run.state(step, expected)
         except VerificationError:
-            self._refuse(step)
-            return None
-        if state_tree(identities(tensors)).root != expected:
-            self._refuse(step)
+            self._audit.refused.append(step)
+            self._kept = [kept for kept in self._kept if kept != step]
             return None
         return self._interpreter.to_device(tensors)
-
-    def _refuse(self, step: int) -> None:
-        self._audit.refused.append(step)
-        self._kept = [kept for kept in self._kept if kept != step]
 
     def _record_of(self, step: int) -> StepRecord:
         return self._records[self._run.job.checkpoint_of(step)]
