@@ -8,13 +8,14 @@ One thread. "One at a time" is the integer reference; the tree over its accumula
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import click
 import numpy as np
 import torch
 
-from benchmarks.table import Row, interleaved, publish
+from benchmarks.table import Row, interleaved, placed, publish
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
@@ -142,12 +143,15 @@ def proof(of: AccumulatorTree, leaf: int) -> None:
 
 
 @click.command()
+@placed
 @click.argument("lengths", nargs=-1, type=click.IntRange(REFERENCE_AT, 32))
-def main(lengths: tuple[int, ...]) -> None:
-    """Measure sums of 2^LENGTHS terms (default: 20 and 24) and write results/accumulate.json."""
+def main(lengths: tuple[int, ...], folder: Path) -> None:
+    """Measure sums of 2^LENGTHS terms (default: 20 and 24)."""
     torch.set_num_threads(1)
     rows = [row for log2 in lengths or LENGTHS for row in length_rows(log2)] + kind_rows()
-    publish("accumulate", rows, f"kinds at 2^{KINDS_AT} terms, the reference at 2^{REFERENCE_AT}; one thread")
+    publish(
+        "accumulate", rows, f"kinds at 2^{KINDS_AT} terms, the reference at 2^{REFERENCE_AT}; one thread", folder=folder
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ Those of a game's moves are measured by `benchmarks.dispute` and `benchmarks.mil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 
-from benchmarks.table import Row, publish
+import click
+
+from benchmarks.table import Row, placed, publish
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import EmbeddedChain, Receipt
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
@@ -110,10 +113,12 @@ def measure() -> dict[str, int]:
     return bench.gas
 
 
-def main() -> None:
-    """Measure and publish."""
+@click.command()
+@placed
+def main(folder: Path) -> None:
+    """Measure the gas of the board's transactions."""
     rows = [Row(metric=f"gas: {name}", case="board", value=gas, unit="gas") for name, gas in measure().items()]
-    publish("board", rows, "the job board's own transactions", environment=[("chain", "embedded")])
+    publish("board", rows, "the job board's own transactions", folder=folder, environment=[("chain", "embedded")])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.table import RESULTS, Row, interleaved, publish
+from benchmarks.table import RESULTS, Row, interleaved, placed, publish
 from tiebreak.api.environment import usable_cores
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
@@ -179,9 +179,9 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
 
 @click.command()
 @click.option("--step-seconds", type=float, help="GPT-2's step  [default: that of results/engine.json]")
-@click.option("--output", default="commit", show_default=True, help="Name of the file under results/.")
-def main(step_seconds: float | None, output: str) -> None:
-    """Measure and write results/OUTPUT.json."""
+@placed
+def main(step_seconds: float | None, folder: Path) -> None:
+    """Measure what commitments cost."""
     step, source = measured_step() if step_seconds is None else (step_seconds, "given")
     found = kernel()
     rows: list[Row] = []
@@ -190,7 +190,8 @@ def main(step_seconds: float | None, output: str) -> None:
         rows += rates(name, state, data)
         if name.startswith("GPT-2"):
             rows += checkpoint(state, step, source)
-    publish(output, rows, f"hasher: {'plain Python' if found is None else found.implementation}, medians")
+    used = "plain Python" if found is None else found.implementation
+    publish("commit", rows, f"hasher: {used}, medians", folder=folder)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import torch
 from rich.console import Console
 
-from benchmarks.table import Row, publish
+from benchmarks.table import Row, placed, publish
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
@@ -51,7 +52,9 @@ def arena(folder: Path) -> Arena:
     return Arena(market, run, fork(run, folder / "replay", agreement, upto=job.steps), interpreter, folder)
 
 
-def main() -> None:
+@click.command()
+@placed
+def main(folder: Path) -> None:
     """Play one dispute for each r, and one that ends at a commit."""
     torch.set_num_threads(1)
     rows: list[Row] = []
@@ -70,7 +73,7 @@ def main() -> None:
         flip = flipped_weight_bit(program, state=weight, step=job.last_step(2), element=0)
         fought = fight(place, flip, another(job), "commit")
         rows += match_rows("weight bit, r = 1", fought.match)
-    publish("dispute", rows, "one cheat walked down to one leaf; 72 steps, checkpoints every 12")
+    publish("dispute", rows, "one cheat walked down to one leaf; 72 steps, checkpoints every 12", folder=folder)
 
 
 def match_rows(case: str, match: Match) -> list[Row]:

@@ -10,13 +10,14 @@ memory is measured by `benchmarks.memory`.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import click
 import torch
 
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import Row, interleaved, publish
+from benchmarks.table import Row, interleaved, placed, publish
 from benchmarks.workloads import WORKLOADS
 from tiebreak.api.environment import usable_cores
 from tiebreak.engine.arithmetic import Stats
@@ -118,11 +119,11 @@ def undecided(name: str, stats: Stats) -> list[Row]:
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice(sorted(WORKLOADS)))
 @click.option("--threads", type=click.IntRange(min=1), default=usable_cores(), show_default="all cores")
-@click.option("--output", default="engine", show_default=True, help="Name of the file under results/.")
-def main(workloads: tuple[str, ...], threads: int, output: str) -> None:
-    """Measure WORKLOADS (default: all) and write results/OUTPUT.json."""
+@placed
+def main(workloads: tuple[str, ...], threads: int, folder: Path) -> None:
+    """Measure WORKLOADS (default: all)."""
     rows = [row for name in workloads or WORKLOADS for row in measure(name, threads)]
-    publish(output, rows, "policy exact, medians")
+    publish("engine", rows, "policy exact, medians", folder=folder)
 
 
 if __name__ == "__main__":

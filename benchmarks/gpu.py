@@ -16,7 +16,7 @@ import click
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.table import RESULTS, Row, interleaved, publish
+from benchmarks.table import RESULTS, Row, interleaved, placed, publish
 from tests.golden.models import REAL, SMALL, make_real_task
 from tiebreak.api.environment import describe_cuda
 from tiebreak.api.running import usable_device
@@ -159,18 +159,18 @@ def peak(step: Callable[[], object], device: torch.device) -> float:
 
 @click.command()
 @click.option("--device", default="cuda", show_default=True, help="cpu: try out, on small models.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of gpu.json.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps compared with the CPU's.")
 @click.option("--size", type=click.IntRange(1), default=1, show_default=True, help="Factor of the batches.")
-def main(device: str, output: Path | None, steps: int, size: int) -> None:
+@placed
+def main(device: str, folder: Path, steps: int, size: int) -> None:
     """Measure; see the module."""
-    if device == "cpu" and output is None:
-        raise click.UsageError("--device cpu needs --output: what it measures does not belong among the results")
+    if device == "cpu" and folder == RESULTS:
+        raise click.UsageError("--commit is for a GPU's results, not for a trial on the CPU")
     found = usable_device(device)
     qualify(Arithmetic(found))
     rows = [row for name in (SMALL if device == "cpu" else REAL) for row in measure(name, found, steps, size)]
     note = "a trial on the CPU, numbers of no interest" if device == "cpu" else "policy exact on a GPU, medians"
-    publish("gpu", rows, note, environment=(("device", device), *describe_cuda()), folder=output or RESULTS)
+    publish("gpu", rows, note, environment=(("device", device), *describe_cuda()), folder=folder)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import click
 import torch
 
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import Row, publish
+from benchmarks.table import Row, placed, publish
 from benchmarks.workloads import STEPS, WORKLOADS
 from tiebreak.api.bundle import Bundle, load_bundle
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -76,15 +76,17 @@ def _in_a_process(who: str, source: str) -> int:
 
 @click.command()
 @click.argument("workloads", nargs=-1)
+@placed
 @click.option("--party", hidden=True, help="Measure one party in this process; WORKLOADS is then its source.")
-def main(workloads: tuple[str, ...], party: str | None) -> None:
-    """Measure WORKLOADS (default: GPT-2 and ResNet-50) and write results/memory.json."""
+def main(workloads: tuple[str, ...], party: str | None, folder: Path) -> None:
+    """Measure WORKLOADS (default: GPT-2 and ResNet-50)."""
     torch.set_num_threads(THREADS)
     if party is not None:
         click.echo(peak_of(party, workloads[0]))
         return
     names = workloads or ("gpt2", "resnet50-32", "resnet50-224")
-    publish("memory", [row for name in names for row in measure(name)], f"peak of {_STEPS} steps, {THREADS} threads")
+    rows = [row for name in names for row in measure(name)]
+    publish("memory", rows, f"peak of {_STEPS} steps, {THREADS} threads", folder=folder)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ chain: base cost,
 calldata (EIP-7623), execution. `python -m benchmarks.million_steps --layers N` plays with fewer layers.
 """
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
+import click
 import torch
 from rich.console import Console
 
 from benchmarks.dispute import match_rows
-from benchmarks.table import Row, publish
+from benchmarks.table import Row, placed, publish
 from benchmarks.workloads import gpt2
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
@@ -129,11 +130,11 @@ def rows_of(case: str, match: Match) -> list[Row]:
     return [row for row in found if row.metric != "bytes of messages"]
 
 
-def main() -> None:
+@click.command()
+@click.option("--layers", default=12, show_default=True, help="Layers of the model; 12: GPT-2 124M.")
+@placed
+def main(layers: int, folder: Path) -> None:
     """Play the largest product at each r, the other lies at r = 5."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=12, help="layers of the model (default: 12, GPT-2 124M)")
-    layers = parser.parse_args().layers
     torch.set_num_threads(2)
     rows: list[Row] = []
     with market() as (place, kind):
@@ -148,7 +149,9 @@ def main() -> None:
                 rows += rows_of(f"{name}, r = {levels}", match)
     note = f"one lie in a job of {STEPS:,} steps of GPT-2 with {layers} layers, checkpoints every {INTERVAL}"
     facts = [("chain", kind), ("instructions", str(len(program.body))), ("D", str(program.half_depth))]
-    publish("million_steps" if layers == 12 else f"million_steps_{layers}", rows, note, environment=facts)
+    publish(
+        "million_steps" if layers == 12 else f"million_steps_{layers}", rows, note, folder=folder, environment=facts
+    )
 
 
 if __name__ == "__main__":

@@ -1,61 +1,51 @@
-"""What `tiebreak.sim.scale` fits its models of cost to, and the points that these have to predict.
+"""Costs of steps, states and sums at many sizes, to which `benchmarks.figures` fits what `tiebreak scale` uses.
 
     python -m benchmarks.scale [--part NAME ...]
 
 One thread, and CPU seconds of the process (but writing to disk, which is seconds of the clock): the machine may be
-shared. Medians, with the spread (half of what lies between the quartiles, over the median). The parts:
+shared. Medians. The parts:
 
     steps    a step of each workload: its counts, plain FP32 PyTorch, the trainer's, and the one of a dispute in which
-             every value is hashed. `held out`: what the fit must predict.
-    memory   peak of each party's process
+             every value is hashed. `held out`: not fitted to, but predicted.
+    memory   peak of the trainer's process
     states   hashing and writing states
     sums     the accumulator tree of one element of a long sum
-    logs     bytes of a step's rounding log under policy `logged` with proven bounds
     files    bytes of a run directory
-    games    gas and bytes of every move of disputes in runs of up to ten million steps (`tiebreak.sim.games.long_run`)
-    board    gas of a job's life, with few jobs on the board and with more
 """
 
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import torch
 from torch import Tensor
 
 from benchmarks.accumulate import cases, tree
-from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.memory import EXACT
-from benchmarks.scale_games import board_rows, places_to_predict, played_games
 from benchmarks.scale_workloads import BATCHED, FITTED, HELD_OUT
 from benchmarks.steps import ExactStep, eager_step
-from benchmarks.table import RESULTS, Row, show
+from benchmarks.table import Row, placed, publish
 from tiebreak.api.bundle import Bundle
-from tiebreak.api.environment import describe
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.tensors import identities, identity
-from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.sim.games.local_chain import Market
-from tiebreak.sim.scale.counts import counts_of
-from tiebreak.sim.scale.model import memory_features
+from tiebreak.sim.incentives.counts import counts_of
 
-NAME: Final = "scale"
 BUDGET_S: Final = 2.0
 """CPU time that the repeats of one step may take, within the two bounds below."""
 LEAST, MOST = 3, 15
@@ -64,7 +54,6 @@ MEMORY: Final[dict[str, Callable[[], Task]]] = {
     for name in ("gpt 4x256", "gpt 6x384", "gpt 8x512", "mlp 4x1024", "mlp 6x2048", "resnet 32, wide")
 } | BATCHED
 """Of some most memory goes to the state, of the others to the values of a step."""
-LOGGED: Final = ("gpt 2x64", "gpt 2x128", "gpt 4x128", "gpt 4x256", "gpt 6x384", "resnet 32", "resnet 64", "text")
 STATES: Final = (
     (8, 1 << 10),
     (64, 1 << 10),
@@ -89,15 +78,9 @@ def cpu_seconds(run: Callable[[], object], *, warmup: int = 1) -> list[float]:
     return found[warmup:]
 
 
-def median_rows(metric: str, case: str, seconds: list[float], unit: str = "s") -> list[Row]:
-    """The median and its spread."""
-    middle = statistics.median(seconds)
-    low, _, high = statistics.quantiles(seconds, n=4)
-    spread = (high - low) / 2 / middle if middle else 0.0
-    return [
-        Row(metric=metric, case=case, value=middle, unit=unit),
-        Row(metric=f"{metric}, spread", case=case, value=spread, unit="of the median"),
-    ]
+def median(metric: str, case: str, seconds: list[float]) -> Row:
+    """The row of their median."""
+    return Row(metric=metric, case=case, value=statistics.median(seconds), unit="s")
 
 
 # ---------------------------------------------------------------- steps
@@ -108,19 +91,17 @@ def steps() -> Iterator[Row]:
     for name, make in {**FITTED, **HELD_OUT}.items():
         click.echo(f"steps: {name}", err=True)
         task = make()
-        started = time.process_time()
         compiled = compile_task(task)
-        yield Row(metric="steps: capture", case=name, value=time.process_time() - started, unit="s")
         yield Row(metric="steps: held out", case=name, value=int(name in HELD_OUT), unit="")
         parameters = sum(p.numel() for p in task.model.parameters())
         yield Row(metric="steps: parameters", case=name, value=parameters, unit="")
         counts = counts_of(compiled.program)
         for field in fields(counts):
             yield Row(metric=f"steps: {field.name}", case=name, value=getattr(counts, field.name), unit="")
-        yield from median_rows("steps: eager", name, cpu_seconds(eager_step(task, torch.float32, keep=False)))
+        yield median("steps: eager", name, cpu_seconds(eager_step(task, torch.float32, keep=False)))
         del task
-        yield from median_rows("steps: trainer", name, cpu_seconds(ExactStep(compiled, 100)))
-        yield from median_rows("steps: hashed", name, cpu_seconds(hashed_step(compiled), warmup=0))
+        yield median("steps: trainer", name, cpu_seconds(ExactStep(compiled, 100)))
+        yield median("steps: hashed", name, cpu_seconds(hashed_step(compiled), warmup=0))
 
 
 def hashed_step(compiled: Compiled) -> Callable[[], object]:
@@ -146,13 +127,13 @@ def memory() -> Iterator[Row]:
             task = make()
             compiled = compile_task(task)
             Bundle.of(compiled, name="scale", steps=task.steps, checkpoint_interval=1).save(path)
-            counts = memory_features(counts_of(compiled.program))
+            counts = counts_of(compiled.program)
             del task, compiled
             command = [sys.executable, "-m", "benchmarks.memory", "--party", EXACT[0], str(path)]
             found = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         yield Row(metric="memory: trainer", case=name, value=found, unit="bytes")
-        yield Row(metric="memory: state", case=name, value=counts["state"], unit="bytes")
-        yield Row(metric="memory: live", case=name, value=counts["live"], unit="bytes")
+        yield Row(metric="memory: state", case=name, value=counts.state_bytes + counts.data_bytes, unit="bytes")
+        yield Row(metric="memory: live", case=name, value=counts.live_bytes, unit="bytes")
 
 
 def states() -> Iterator[Row]:
@@ -162,8 +143,8 @@ def states() -> Iterator[Row]:
         state = {f"{n}": torch.randn(numbers) for n in range(tensors)}
         yield Row(metric="states: tensors", case=case, value=tensors, unit="")
         yield Row(metric="states: bytes", case=case, value=4 * tensors * numbers, unit="bytes")
-        yield from median_rows("states: hash", case, cpu_seconds(lambda state=state: identities(state)))  # type: ignore[misc]
-        yield from median_rows("states: write", case, clock_seconds(state))
+        yield median("states: hash", case, cpu_seconds(lambda state=state: identities(state)))  # type: ignore[misc]
+        yield median("states: write", case, clock_seconds(state))
 
 
 def clock_seconds(state: dict[str, Tensor]) -> list[float]:
@@ -183,24 +164,7 @@ def sums() -> Iterator[Row]:
     for log2 in SUMS:
         case = next(cases(log2))[1]
         yield Row(metric="sums: terms", case=f"2^{log2}", value=1 << log2, unit="")
-        yield from median_rows("sums: tree", f"2^{log2}", cpu_seconds(lambda case=case: tree(case)))  # type: ignore[misc]
-
-
-# ---------------------------------------------------------------- logs, files
-
-
-def logs() -> Iterator[Row]:
-    """Bytes of the sparse log of a step, the mean of some."""
-    rules = Rules(precision=32, logging=proven_policy(32, "float64").logging())
-    for name in LOGGED:
-        task = FITTED[name]()
-        trainer = Trainer(compile_task(task), task.steps, rules)
-        sizes = []
-        for _ in range(4):
-            trainer()
-            sizes.append(len(trainer.encoded))
-        yield Row(metric="logs: sparse", case=name, value=statistics.mean(sizes), unit="bytes a step")
-        click.echo(f"logs: {name}", err=True)
+        yield median("sums: tree", f"2^{log2}", cpu_seconds(lambda case=case: tree(case)))  # type: ignore[misc]
 
 
 def files() -> Iterator[Row]:
@@ -234,57 +198,18 @@ def files() -> Iterator[Row]:
 # ---------------------------------------------------------------- all of it
 
 PARTS: Final[dict[str, Callable[[], Iterator[Row]]]] = {
-    "steps": steps,
-    "memory": memory,
-    "states": states,
-    "sums": sums,
-    "logs": logs,
-    "files": files,
-    "board": board_rows,
-}
-GAMES: Final = "games"
-
-
-def load(path: Path) -> dict[str, Any]:
-    """What was measured before."""
-    if not path.is_file():
-        return {"rows": [], "games": [], "places": []}
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-def save(path: Path, lists: dict[str, list[dict[str, Any]]]) -> None:
-    """The document, an item a line, at once or not at all."""
-    head = {"name": NAME, "note": "one thread, CPU seconds; medians", "environment": dict(describe())}
-    parts = [json.dumps(head, indent=1)[:-2]]
-    for name, items in lists.items():
-        listed = ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)
-        parts.append(f' "{name}": [\n{listed}\n ]')
-    made = path.with_name(f".{path.name}.new")
-    made.write_text(",\n".join(parts) + "\n}\n", encoding="utf-8")
-    made.replace(path)
+    "steps": steps, "memory": memory, "states": states, "sums": sums, "files": files,
+}  # fmt: skip
 
 
 @click.command()
-@click.option("--part", "parts", multiple=True, type=click.Choice([*PARTS, GAMES]), help="Only these; others stay.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS / f"{NAME}.json")
-def main(parts: tuple[str, ...], output: Path) -> None:
-    """Measure and write results/scale.json."""
+@click.option("--part", "parts", multiple=True, type=click.Choice([*PARTS]), help="Only these.")
+@placed
+def main(parts: tuple[str, ...], folder: Path) -> None:
+    """Measure, and write after each part."""
     torch.set_num_threads(1)
-    chosen = parts or (*PARTS, GAMES)
-    for part in chosen:
-        known = load(output)
-        lists: dict[str, list[dict[str, Any]]] = {name: known[name] for name in ("rows", "games", "places")}
-        started = time.process_time()
-        if part == GAMES:
-            lists |= {"games": played_games(), "places": places_to_predict()}
-        else:
-            made = list(PARTS[part]())
-            show(part, [row for row in made if "spread" not in row.metric])
-            kept = [row for row in lists["rows"] if not row["metric"].startswith(f"{part}: ")]
-            lists["rows"] = kept + [asdict(row) for row in made]
-        save(output, lists)
-        click.echo(f"{part}: {time.process_time() - started:.0f} CPU seconds", err=True)
+    for part in parts or PARTS:
+        publish("scale", list(PARTS[part]()), "one thread, CPU seconds; medians", folder=folder)
 
 
 if __name__ == "__main__":

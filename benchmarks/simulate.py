@@ -1,36 +1,41 @@
-"""Games with every adversary: `make bench-simulate` plays them (an hour on two cores) and writes results/simulate.json.
+"""Games with every adversary (an hour on two cores): `make bench-simulate`.
 
-Killed, it goes on where it was. What it writes follows from the seed, but for the speed and the environment.
+A run that was killed goes on where it was. What it writes follows from the seed, but for speed and environment.
 """
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
+from typing import Final
 
-from benchmarks.table import RESULTS
+import click
+
+from benchmarks.table import RESULTS, placed
 from tiebreak.api.environment import usable_cores
 from tiebreak.cli.simulate import PromiseBroken, deal, run
 from tiebreak.sim.games.mixes import ALL
+from tiebreak.sim.games.page import PAGE
 from tiebreak.sim.games.series import SUMMARY
 
-GAMES, SEED = 1000, 2026
-FOLDER = Path("build") / "simulate"
+DOCS: Final = RESULTS.parents[1] / "docs"
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--games", type=int, default=GAMES)
-    options.add_argument("--seed", type=int, default=SEED)
-    options.add_argument("--mix", default=ALL)
-    options.add_argument("--processes", type=int, default=usable_cores())
-    options.add_argument("--folder", type=Path, default=FOLDER)
-    chosen = options.parse_args()
+@click.command()
+@click.option("--games", default=1000, show_default=True)
+@click.option("--seed", default=2026, show_default=True)
+@click.option("--mix", default=ALL, show_default=True)
+@click.option("--processes", default=usable_cores(), show_default="all cores")
+@click.option("--work", type=click.Path(file_okay=False, path_type=Path), default=Path("build") / "simulate")
+@placed
+def main(games: int, seed: int, mix: str, processes: int, work: Path, folder: Path) -> None:
+    """Play the games and keep their summary; with --commit, docs/simulation.md too."""
     try:
-        run(deal(chosen.seed, chosen.mix, chosen.games), chosen.folder, chosen.processes, resume=True)
+        run(deal(seed, mix, games), work, processes, resume=True)
     except PromiseBroken as broken:
         sys.exit(str(broken))  # such a summary is no result to publish
-    shutil.copyfile(chosen.folder / SUMMARY, RESULTS / "simulate.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(work / SUMMARY, folder / "simulate.json")
+    shutil.copyfile(work / PAGE, (DOCS if folder == RESULTS else folder) / "simulation.md")
 
 
 if __name__ == "__main__":

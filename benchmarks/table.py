@@ -1,18 +1,25 @@
-"""Rows of a benchmark as a printed table and as JSON: metric, case, value, unit, target."""
+"""Rows of a benchmark as a printed table and as JSON: metric, case, value, unit, target.
 
+A run writes to `benchmark-results/`, or where --output says. Only --commit merges its rows into `benchmarks/results`.
+"""
+
+import functools
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Final
 
+import click
 from rich.console import Console
 from rich.table import Table
 
 from tiebreak.api.environment import describe
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS: Final = Path(__file__).resolve().parent / "results"
+OUTPUT: Final = Path("benchmark-results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +33,32 @@ class Row:
     target: str = ""
 
 
+def placed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a click command --output and --commit; it is called with the `folder` that they choose."""
+
+    @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=OUTPUT, show_default=True,
+                  help="Folder for the results.")  # fmt: skip
+    @click.option("--commit", is_flag=True, help="Merge the rows into the repository's benchmarks/results instead.")
+    @functools.wraps(function)
+    def chosen(*args: Any, output: Path, commit: bool, **options: Any) -> Any:
+        return function(*args, folder=RESULTS if commit else output, **options)
+
+    return chosen
+
+
 def publish(
-    name: str, rows: list[Row], note: str = "", *, environment: Iterable[tuple[str, str]] = (), folder: Path = RESULTS
+    name: str, rows: list[Row], note: str = "", *, folder: Path = OUTPUT, environment: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Print the rows and write NAME.json into the folder; `environment` is added to what every result tells."""
+    """Print the rows and merge them into NAME.json of the folder; `environment` is added to what every result tells."""
     show(name, rows, note)
-    write(name, rows, note, environment=dict((*describe(), *environment)), folder=folder)
+    told = dict((*describe(), *environment))
+    before = read(folder / f"{name}.json")
+    new = {(row.metric, row.case): row for row in rows}
+    kept = [row for row in before if (row.metric, row.case) not in new]
+    order = {(row.metric, row.case): number for number, row in enumerate(before)}
+    merged = sorted([*kept, *rows], key=lambda row: order.get((row.metric, row.case), len(order)))
+    write(name, merged, note, environment=told, folder=folder)
+    click.echo(f"{len(rows)} rows written to {folder / name}.json, {len(kept)} older ones kept", err=True)
 
 
 def show(name: str, rows: list[Row], note: str = "") -> None:
@@ -44,7 +71,12 @@ def show(name: str, rows: list[Row], note: str = "") -> None:
     Console(width=130).print(table)
 
 
-def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, str], folder: Path = RESULTS) -> None:
+def read(path: Path) -> list[Row]:
+    """The rows of a results file; none if there is no file."""
+    return [Row(**row) for row in json.loads(path.read_text("utf-8"))["rows"]] if path.is_file() else []
+
+
+def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, str], folder: Path) -> None:
     """Write NAME.json into the folder, at once or not at all."""
     document = {"name": name, "note": note, "environment": environment, "rows": [asdict(row) for row in rows]}
     folder.mkdir(parents=True, exist_ok=True)

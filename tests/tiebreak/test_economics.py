@@ -1,4 +1,4 @@
-"""`tiebreak economics`: figures in, terms out, for people and programs; and the page that it stands behind."""
+"""`tiebreak economics`: figures in, terms out, for people and programs."""
 
 import json
 from importlib import import_module
@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks.economics_page import RESULT, main, page
-from tests.source_tree import ROOT
 from tiebreak.cli.agree import agree
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.sim.incentives import sweep as sweeping
 from tiebreak.sim.incentives.figures import PRESETS
-from tiebreak.sim.incentives.gas import measured
+from tiebreak.sim.incentives.measured import measured
 from tiebreak.sim.incentives.recommend import recommend
 
 command = import_module("tiebreak.cli.economics")  # the package has the command under this name
@@ -22,23 +19,6 @@ command = import_module("tiebreak.cli.economics")  # the package has the command
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(tiebreak, ["economics", *arguments])
-
-
-def test_the_page_is_what_the_model_says() -> None:
-    made = page(json.loads(RESULT.read_text("utf-8")))
-    assert (ROOT / "docs" / "economics.md").read_text("utf-8") == made, (
-        "run python -m benchmarks.economics_page docs/economics.md"
-    )
-
-
-def test_another_page_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "economics.md"
-    path.write_text("no")
-    monkeypatch.setattr("sys.argv", ["page", str(path), "--check"])
-    assert main() == 1
-    assert "is not what the model says" in capsys.readouterr().err
 
 
 def test_a_preset_gives_terms_that_agree_takes(tmp_path: Path) -> None:
@@ -88,20 +68,3 @@ def test_every_figure_has_an_option_with_help() -> None:
     for name, (_, limits) in command.FIGURES.items():
         assert f"--{name.replace('_', '-')}" in text
         assert limits.what[1:15] in text
-
-
-def test_a_sweep_is_written_and_says_how_many_points_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "STEPS", 1)
-    monkeypatch.setattr(sweeping, "regions", lambda base: iter(()))
-    monkeypatch.setattr(sweeping, "curves", lambda base: [])
-    whole = sweeping.sweep
-    small = lambda s, seed, **options: whole(s, seed, points=5, games=20, **options)  # noqa: E731
-    monkeypatch.setattr(command, "sweep", small)
-    paths = [tmp_path / name for name in ("one.json", "two.json", "three.json")]
-    for path, seed in zip(paths, (4, 4, 5), strict=True):
-        result = invoke("--preset", "gpt2", "--sweep", str(path), "--seed", str(seed))
-        assert result.exit_code == 0, result.output
-        assert "Sweep: 10 points, 0 at which the two ways differ" in result.output
-    one, two, three = (path.read_text() for path in paths)
-    assert one == two
-    assert one != three

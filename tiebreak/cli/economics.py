@@ -14,8 +14,7 @@ from rich.table import Table as RichTable
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import Findings, Table, agree_options, document, find, tables
-from tiebreak.sim.incentives.gas import measured
-from tiebreak.sim.incentives.sweep import sweep
+from tiebreak.sim.incentives.measured import measured
 
 OUTPUT: Final = click.Path(dir_okay=False, path_type=Path)
 WIDTH: Final = 140
@@ -54,12 +53,7 @@ def _figure_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_figure_options
 @click.option("--json", "json_file", type=OUTPUT, help="Write everything that is printed, and more, as JSON.")
-@click.option("--sweep", "sweep_file", type=OUTPUT, help="Write best replies over grids, found in two ways, as JSON.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the sweep's random part.")
-def economics(
-    preset: str | None, figures_file: Path | None, json_file: Path | None, sweep_file: Path | None, seed: int,
-    **given: Decimal | None,
-) -> int:  # fmt: skip
+def economics(preset: str | None, figures_file: Path | None, json_file: Path | None, **given: Decimal | None) -> None:
     """Recommend stakes, reward, fee and windows for a job, and say how far off its figures may be.
 
     Figures come from a preset, a file and options, the later ones first in rank. Gas is what this repository measured;
@@ -72,13 +66,6 @@ def economics(
     _show(console, preset, findings)
     if json_file is not None:
         _write(json_file, document(findings))
-    if sweep_file is not None:
-        result = _sweep(findings, seed)
-        _write(sweep_file, result)
-        words = f"{result['points']} points, {result['disagreements']} at which the two ways differ"
-        console.print(f"Sweep: {words}; {escape(str(sweep_file))}", highlight=False, soft_wrap=True)
-        return 2 if result["disagreements"] else 0
-    return 0
 
 
 def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -> Figures:
@@ -112,11 +99,6 @@ def _rich(table: Table) -> RichTable:
     for row in table.rows:
         shown.add_row(*map(escape, row))
     return shown
-
-
-def _sweep(findings: Findings, seed: int) -> dict[str, Any]:
-    progress = Console(stderr=True)
-    return sweep(findings.setting, seed, on_region=lambda name: progress.print(f"done: {name}", highlight=False))
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """`tiebreak scale`: what a job of any size costs, and what gives way first when it grows."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -13,282 +15,160 @@ from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.program.program import Program
-from tiebreak.sim.scale.bottleneck import Bottleneck, Budgets, Growth, bottlenecks, budgets_of
-from tiebreak.sim.scale.curves import BATCH, INTERVAL, PARAMETERS, SEQUENCE, STEPS, bottleneck_told, document, told
-from tiebreak.sim.scale.fitting import Prediction
-from tiebreak.sim.scale.measurements import RESULTS, Measurements
-from tiebreak.sim.scale.model import WHAT, CostModel, Costs, Setting
-from tiebreak.sim.scale.subjects import Subject, program_subject, transformer_subject
+from tiebreak.sim.incentives.costs import (
+    MOST,
+    WHAT,
+    Costs,
+    Load,
+    Means,
+    Work,
+    costs,
+    first_limit,
+    loads,
+    transformer_work,
+)
+from tiebreak.sim.incentives.counts import Counts, counts_of, transformer_counts, transformer_near
+from tiebreak.sim.incentives.measured import FIGURES, WORST
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-POSITIVE = click.FloatRange(0, min_open=True)
-DEFAULTS = Budgets()
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+POSITIVE: Final = click.FloatRange(0, min_open=True)
+MEANS: Final = {
+    "memory_bytes": ("--memory", "Bytes of memory of a machine."),
+    "disk_bytes": ("--disk", "Bytes of disk of a party."),
+    "days": ("--days", "Days to train one job, and to audit and settle all jobs."),
+    "auditor_cores": ("--auditor-cores", "Cores that audit; devices, with --step-seconds."),
+    "replay_time": ("--replay-time", "Seconds that the job allows for a move that replays a segment."),
+    "block_gas": ("--block-gas", "Gas of a block."),
+    "block_seconds": ("--block-seconds", "Seconds from block to block."),
+    "chain_share": ("--chain-share", "Share of the chain's gas that these jobs may use."),
+}
+
+
+def _number(option: str, default: int, most: int, text: str) -> Callable[[Any], Any]:
+    return click.option(option, type=click.IntRange(1, most), default=default, show_default=True, help=text)
+
+
+def _means(function: Callable[..., Any]) -> Callable[..., Any]:
+    for field in reversed(fields(Means)):
+        option, text = MEANS[field.name]
+        function = click.option(option, field.name, type=POSITIVE, default=field.default, show_default=True,
+                                help=text)(function)  # fmt: skip
+    return function
 
 
 @click.command()
-@click.option(
-    "--parameters",
-    type=click.IntRange(1000, 10**15),
-    default=PARAMETERS,
-    show_default=True,
-    help="Size of the model: GPT-2 with AdamW, of about so many parameters.",
-)
-@click.option(
-    "--program",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A captured program (program.tbp), instead of --parameters.",
-)
-@click.option(
-    "--sequence",
-    type=click.IntRange(1, 1 << 20),
-    default=SEQUENCE,
-    show_default=True,
-    help="Tokens of a sequence, with --parameters.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 1 << 20),
-    default=BATCH,
-    show_default=True,
-    help="Sequences of a step, with --parameters.",
-)
-@click.option("--steps", type=click.IntRange(1, 10**12), default=STEPS, show_default=True, help="Steps of a job.")
-@click.option(
-    "--checkpoint-interval",
-    "interval",
-    type=click.IntRange(1),
-    default=INTERVAL,
-    show_default=True,
-    help="Steps from checkpoint to checkpoint.",
-)
-@click.option("--jobs", type=click.IntRange(1, 10**12), default=1, show_default=True, help="Jobs of this kind.")
-@click.option(
-    "--disputed", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Share of the jobs with a dispute."
-)
-@click.option(
-    "--levels",
-    type=click.IntRange(1, 5),
-    default=5,
-    show_default=True,
-    help="Levels of a tree that a move of a dispute shows (r).",
-)
-@click.option(
-    "--window",
-    type=click.IntRange(1),
-    default=24 * 3600,
-    show_default=True,
-    help="Seconds within which a trainer has to post its next head, as in the job.",
-)
+@_number("--parameters", 124_439_808, 10**15, "Size of the model: GPT-2 with AdamW, of about so many parameters.")
+@click.option("--program", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A captured program (program.tbp), instead of --parameters.")  # fmt: skip
+@_number("--sequence", 1024, 1 << 20, "Tokens of a sequence, with --parameters.")
+@_number("--batch", 8, 1 << 20, "Sequences of a step, with --parameters.")
+@_number("--steps", 10_000, 10**12, "Steps of a job.")
+@_number("--checkpoint-interval", 10, 10**12, "Steps from checkpoint to checkpoint.")
+@_number("--jobs", 1, 10**12, "Jobs of this kind.")
+@click.option("--disputed", type=click.FloatRange(0, 1), default=0.01, show_default=True,
+              help="Share of the jobs with a dispute.")  # fmt: skip
+@_number("--levels", 5, 5, "Levels of a tree that a move of a dispute shows.")
+@_number("--window", 24 * 3600, 10**9, "Seconds within which a trainer has to post its next head, as in the job.")
 @click.option("--keep", default="all", show_default=True, help="Checkpoints that stay on disk: all, every:M or last.")
-@click.option("--logged", is_flag=True, help="Policy logged, with proven bounds: count the rounding logs.")
-@click.option(
-    "--step-seconds",
-    type=POSITIVE,
-    help="Seconds of a step of yours in plain FP32 PyTorch, on your device [default: as fitted, one core].",
-)
-@click.option(
-    "--memory",
-    "memory_bytes",
-    type=POSITIVE,
-    default=DEFAULTS.memory_bytes,
-    show_default=True,
-    help="Bytes of memory of a machine.",
-)
-@click.option(
-    "--disk",
-    "disk_bytes",
-    type=POSITIVE,
-    default=DEFAULTS.disk_bytes,
-    show_default=True,
-    help="Bytes of disk of a party.",
-)
-@click.option(
-    "--days",
-    type=POSITIVE,
-    default=DEFAULTS.days,
-    show_default=True,
-    help="Days within which a job is trained, and all jobs are audited and settled.",
-)
-@click.option(
-    "--auditor-cores",
-    type=POSITIVE,
-    default=DEFAULTS.auditor_cores,
-    show_default=True,
-    help="Cores (or devices, with --step-seconds) that audit.",
-)
-@click.option(
-    "--replay-time",
-    type=POSITIVE,
-    default=DEFAULTS.replay_time,
-    show_default=True,
-    help="Seconds for a move of a dispute that needs re-execution, as in the job.",
-)
-@click.option("--block-gas", type=POSITIVE, default=DEFAULTS.block_gas, show_default=True, help="Gas of a block.")
-@click.option(
-    "--block-seconds",
-    type=POSITIVE,
-    default=DEFAULTS.block_seconds,
-    show_default=True,
-    help="Seconds from block to block.",
-)
-@click.option(
-    "--chain-share",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=DEFAULTS.chain_share,
-    show_default=True,
-    help="Share of the chain's gas that these jobs may use.",
-)
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=RESULTS,
-    help="Folder of measurements [default: those of this repository].",
-)
-@click.option("--json", "output", type=FILE, help="Write costs and bottlenecks into this file, too.")
-@click.option("--curves", type=FILE, help="Write the curves of the report (10^6 to 10^12 parameters, 10^2 to 10^7 "
-              "steps, 1 to 10^5 jobs; of the default job) into this file, too.")  # fmt: skip
+@click.option("--step-seconds", type=POSITIVE,
+              help="Seconds of a step of yours in plain FP32 PyTorch, on your device [default: one core].")  # fmt: skip
+@_means
+@click.option("--json", "output", type=FILE, help="Write costs and limits into this file, too.")
 def scale(**options: Any) -> None:
-    """What a job costs at any size, and what gives way first when it grows.
+    """Estimate what a job of any size costs, and what gives way first when it grows.
 
-    Time, memory, disk, messages and gas, for figures of yours: from formulas where they can be counted (=), and
-    from fits to this repository's own measurements where they cannot, with bounds of 90 %. What lies beyond the
-    range that was measured is marked (*): there the bounds hold only if costs go on growing as they did.
+    Sizes are counted from the program. Times, memory and gas follow from this repository's own measurements on one
+    core of a CPU. For another device, give --step-seconds: times are then that, multiplied by the measured ratio to
+    plain PyTorch. Estimates of models that were measured but not fitted to were off by up to a factor of 2.
 
-    Measured was one core of a CPU, and no GPU. So times are CPU seconds of one core; for another device give
-    --step-seconds, and times are that, times the measured ratio to plain PyTorch, which need not be your device's.
-
-    Then, for each direction (parameters, steps, jobs), the size up to which all budgets hold, and the one that is
-    spent first. Budgets are your own (memory, disk, days, a chain) and the limits of this version.
+    The limits are your own means (memory, disk, days, a chain) and those of this version.
     """
-    m = Measurements.read(options["results"])
-    budgets = Budgets(**{name: options[name] for name in Budgets.__slots__})
-    setting = setting_of(options)
-    growth = Growth(
-        model=CostModel.of(m), budgets=budgets_of(budgets), sequence=options["sequence"], batch=options["batch"]
-    )
-    costs, found = growth.model.costs(setting), bottlenecks(growth, setting)
-    show(setting, costs, growth, found)
+    work = work_of(options)
+    means = Means(**{field.name: options[field.name] for field in fields(Means)})
+    found = costs(work)
+    show(work, found)
+    most = loads(work, means)[0]
+    click.echo(f"Nearest to its limit: {most.name}, {100 * most.share:.3g} % of {human(most.limit, most.unit)}.")
+    limits: dict[str, tuple[int | None, Load | None]] = {}
+    for direction, (start, grown) in directions(work, options).items():
+        limits[direction] = first_limit(grown, start, MOST[direction], means)
+    if most.share > 1:
+        click.echo(f"That is over the limit already. To lift it: {most.lift}.")
+    else:
+        for direction, (at, load) in limits.items():
+            click.echo(sentence(direction, at, load))
     if options["output"] is not None:
-        write_json(options["output"], report(m, setting, costs, found, budgets))
-    if options["curves"] is not None:
-        write_json(options["curves"], document(m, budgets))
+        document = {
+            "name": "scale",
+            "counts": asdict(work.counts),
+            "means": asdict(means),
+            "costs": {name: {"what": WHAT[name][0], "unit": WHAT[name][1], "value": value}
+                      for name, value in found.named().items()},
+            "limits": {direction: {"up to": at, "then": load and asdict(load)}
+                       for direction, (at, load) in limits.items()},
+        }  # fmt: skip
+        write_file(options["output"], (json.dumps(document, indent=1) + "\n").encode())
+        click.echo(f"wrote {options['output']}")
 
 
-def setting_of(options: dict[str, Any]) -> Setting:
-    """The user's figures."""
-    steps, interval = options["steps"], options["interval"]
-    return Setting(
-        subject=subject_of(options),
-        steps=steps,
-        interval=interval,
-        jobs=options["jobs"],
-        levels=options["levels"],
-        keep=Keep.parse(options["keep"]),
-        logged=options["logged"],
-        window=options["window"],
-        disputed=options["disputed"],
-        step_seconds=options["step_seconds"],
-    )
+def work_of(options: dict[str, Any]) -> Work:
+    """The user's jobs."""
+    steps, interval = options["steps"], options["checkpoint_interval"]
+    return Work(counts=counts_from(options), steps=steps, interval=interval, jobs=options["jobs"],
+                levels=options["levels"], keep=Keep.parse(options["keep"]), window=options["window"],
+                disputed=options["disputed"], step_seconds=options["step_seconds"])  # fmt: skip
 
 
-def subject_of(options: dict[str, Any]) -> Subject:
-    """What is trained."""
+def counts_from(options: dict[str, Any]) -> Counts:
+    """Of a captured program, or of GPT-2 with about so many parameters; says which."""
     path: Path | None = options["program"]
     if path is not None:
-        return program_subject(Program.decode(read_file(path, MAX_PROGRAM_BYTES)), path.name)
-    return transformer_subject(
-        options["parameters"],
-        sequence=options["sequence"],
-        batch=options["batch"],
-        steps=options["steps"],
-        interval=options["interval"],
-    )
+        counts = counts_of(Program.decode(read_file(path, MAX_PROGRAM_BYTES)))
+        name = str(path)
+    else:
+        model = transformer_near(options["parameters"], sequence=options["sequence"], batch=options["batch"])
+        counts = transformer_counts(model, steps=options["steps"], interval=options["checkpoint_interval"])
+        name = f"GPT-2 with {model.layers} layers of width {model.width}, {model.parameters:,} parameters"
+    click.echo(f"{name}: {counts.instructions:,} instructions and {counts.products:.3g} floating-point operations "
+               "of products in a step")  # fmt: skip
+    return counts
 
 
-def report(
-    m: Measurements, setting: Setting, costs: Costs, found: list[Bottleneck], budgets: Budgets
-) -> dict[str, Any]:
-    """What is printed, as JSON."""
-    return {
-        "name": "scale",
-        "environment": m.table.environment,
-        "subject": {
-            "name": setting.subject.name,
-            "parameters": setting.subject.parameters,
-            "counts": asdict(setting.subject.counts),
-        },
-        "setting": {
-            "steps": setting.steps,
-            "checkpoint_interval": setting.interval,
-            "jobs": setting.jobs,
-            "levels": setting.levels,
-            "keep": str(setting.keep),
-            "logged": setting.logged,
-            "window": setting.window,
-            "disputed": setting.disputed,
-            "step_seconds": setting.step_seconds,
-        },
-        "budgets": asdict(budgets),
-        "costs": {name: {"what": WHAT[name][0], "unit": WHAT[name][1], **told(p)} for name, p in costs.named().items()},
-        "bottlenecks": [bottleneck_told(bottleneck) for bottleneck in found],
+def directions(work: Work, options: dict[str, Any]) -> dict[str, tuple[int, Callable[[int], Work]]]:
+    """Where growth starts in each direction, and the work at another size. A captured program does not grow."""
+    grown: dict[str, tuple[int, Callable[[int], Work]]] = {
+        "steps": (work.steps, lambda size: replace(work, steps=size)),
+        "jobs": (work.jobs, lambda size: replace(work, jobs=size)),
     }
+    if options["program"] is None:
+        model = partial(transformer_work, work, sequence=options["sequence"], batch=options["batch"])
+        grown = {"parameters": (options["parameters"], model), **grown}
+    return grown
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """A JSON file, whole or not at all."""
-    write_file(path, (json.dumps(content, indent=1) + "\n").encode())
-    click.echo(f"wrote {path}")
-
-
-# ---------------------------------------------------------------- for people
-
-
-def show(setting: Setting, costs: Costs, growth: Growth, found: list[Bottleneck]) -> None:
-    """The table of costs, and the bottlenecks."""
-    s = setting.subject
-    click.echo(f"{s.name}: {s.parameters:,} parameters, {s.counts.instructions:,} instructions, "
-               f"{s.counts.products:.3g} operations of products a step")  # fmt: skip
-    click.echo(f"{setting.jobs:,} jobs of {setting.steps:,} steps, a checkpoint every {setting.interval:,}, "
-               f"keep {setting.keep}; r = {setting.levels}")  # fmt: skip
-    table = Table(header_style="dim")
-    for column in ("cost", "", "value", "from", "to"):
-        table.add_column(column, justify="left" if column == "cost" else "right")
-    for name, prediction in costs.named().items():
+def show(work: Work, found: Costs) -> None:
+    """The table of costs, and what it rests on."""
+    click.echo(f"{work.jobs:,} jobs of {work.steps:,} steps, a checkpoint every {work.interval:,}, keep {work.keep}")
+    table = Table("cost", "value", header_style="dim")
+    table.columns[1].justify = "right"
+    for name, value in found.named().items():
         what, unit = WHAT[name]
-        table.add_row(what, mark(prediction), *bounds(prediction, unit))
-    console = Console(width=110)
-    console.print(table)
-    click.echo("= counted   * beyond what was measured; bounds are of 90 %, if costs go on growing as they did")
-    most = growth.spent(setting)[0]
-    click.echo(f"most used: {most.budget}, {100 * most.share:.3g} % of {human(most.limit, most.unit)}")
-    for bottleneck in found:
-        click.echo(sentence(bottleneck))
+        table.add_row(what, human(value, unit))
+    Console(width=80).print(table)
+    click.echo(f"The worst data that were found slow a step by a factor of {float(WORST):g}.")
+    if work.counts.products > FIGURES["largest step"]:
+        click.echo(f"Times were fitted to steps of up to {FIGURES['largest step']:.3g} operations; beyond that they "
+                   "assume that costs go on growing as they did.")  # fmt: skip
 
 
-def sentence(b: Bottleneck) -> str:
-    """A bottleneck as a line."""
-    if b.first is None:
-        return f"{b.direction:<11}within all budgets up to {b.at:.3g}"
-    over = f"{b.first.budget} ({human(b.first.limit, b.first.unit)})"
-    own = ", a limit of this version" if b.first.own else ""
-    if b.at is None:
-        return f"{b.direction:<11}over already: {over}, by {b.first.share:.3g} times{own}; {b.first.lift}"
-    star = " *" if b.extrapolated else ""
-    return f"{b.direction:<11}up to {b.at:,}{star}; then {over}{own}. To lift it: {b.first.lift}"
+def sentence(direction: str, at: int | None, load: Load | None) -> str:
+    """How far the work can grow in a direction."""
+    if load is None:
+        return f"{direction}: within every limit up to {at:.3g}"
+    return f"{direction}: up to {at:,}; then {load.name} ({human(load.limit, load.unit)}). To lift it: {load.lift}."
 
 
-def mark(prediction: Prediction) -> str:
-    """How a value was found."""
-    return "=" if prediction.is_exact else "*" if prediction.extrapolated else ""
-
-
-def bounds(prediction: Prediction, unit: str) -> tuple[str, str, str]:
-    """A value and its bounds."""
-    low, high = ("", "") if prediction.is_exact else (human(prediction.low, unit), human(prediction.high, unit))
-    return human(prediction.value, unit), low, high
-
-
-SECONDS = ((86_400 * 365.25, "years"), (86_400, "days"), (3600, "h"), (60, "min"))
+SECONDS: Final = ((86_400 * 365.25, "years"), (86_400, "days"), (3600, "h"), (60, "min"))
 
 
 def human(value: float, unit: str) -> str:

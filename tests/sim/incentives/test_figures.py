@@ -13,7 +13,7 @@ from tiebreak.engine.run.audit import detection_probability
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
-from tiebreak.sim.incentives.gas import DISPUTES, RESULTS, Gas, measured, sides
+from tiebreak.sim.incentives.measured import Gas, dispute, measured, sides
 from tiebreak.sim.incentives.model import conditions, honesty
 from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend
 from tiebreak.sim.incentives.setting import Setting
@@ -82,42 +82,21 @@ def test_a_figure_out_of_range_is_refused(changes: dict[str, int], message: str)
         Figures.of(NEEDED | changes)
 
 
-def test_gas_is_what_was_measured_and_each_side_has_its_own(cases: Callable[[], None]) -> None:
-    rows = json.loads((RESULTS / DISPUTES).read_text())["rows"]
+def test_each_side_has_its_own_gas_of_a_measured_game(cases: Callable[[], None]) -> None:
     for levels in range(1, 6):
-        case = {row["metric"]: row["value"] for row in rows if row["case"] == f"sum of 768 products, r = {levels}"}
-        found = measured(levels)
-        assert abs(found.defence + found.prosecution - case["gas in all"]) <= 1
-        medians = sum(value for metric, value in case.items() if metric.startswith("gas: "))
-        assert found.prosecution > case["gas: challenge"] + case["gas: prove"]
-        assert found.defence + found.prosecution > medians
+        game, found = dispute(levels), measured(levels)
+        assert abs(found.defence + found.prosecution - game["in all"]) <= 1
+        assert found.prosecution > game["challenge"] + game["prove"]
         cases()
 
 
 def test_a_game_of_known_moves_is_split_by_side() -> None:
     """Two openings that show trees, three descents, five selections, and a tenth more than the medians say."""
-    game = {"gas: challenge": 100.0, "gas: prove": 200.0, "gas: open_steps": 30.0, "gas: open_values": 40.0,
-            "gas: descend": 10.0, "gas: select": 20.0, "transactions": 12.0, "gas in all": 550.0}  # fmt: skip
+    game = {"challenge": 100, "prove": 200, "open_steps": 30, "open_values": 40, "descend": 10, "select": 20,
+            "transactions": 12, "in all": 550}  # fmt: skip
     assert sides(game) == (110, 440)
     with pytest.raises(ConfigurationError, match="expected transactions of whole rounds beside 2 openings, got 13"):
-        sides(game | {"transactions": 13.0})
-
-
-def test_results_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="expected measured gas, got no file"):
-        measured(5, tmp_path)
-    (tmp_path / "board.json").write_text("{")
-    with pytest.raises(ConfigurationError, match="expected JSON, got"):
-        measured(5, tmp_path)
-    (tmp_path / "board.json").write_text('{"rows": [{"case": "board"}]}')
-    with pytest.raises(ConfigurationError, match="expected rows of metric, case and value"):
-        measured(5, tmp_path)
-    (tmp_path / "board.json").write_text('{"rows": []}')
-    (tmp_path / "million_steps.json").write_text((RESULTS / "million_steps.json").read_text())
-    with pytest.raises(ConfigurationError, match="expected a row 'gas: create job' in the results, got none"):
-        measured(5, tmp_path)
-    with pytest.raises(ConfigurationError, match="expected a dispute with r = 9, got none"):
-        measured(9)
+        sides(game | {"transactions": 13})
 
 
 def test_detection_is_that_of_an_audit(cases: Callable[[], None]) -> None:

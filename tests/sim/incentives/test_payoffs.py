@@ -16,13 +16,37 @@ from tiebreak.sim.incentives.rules import (
     TRAINER,
     Ledger,
     Players,
-    draw,
+    Story,
     expected_auditor,
     expected_trainer,
     play,
     stories,
 )
 from tiebreak.sim.incentives.setting import CHEATS, Auditor, Costs, Setting, Trainer
+
+
+def draw(s: Setting, players: Players, rng: Random, *, decoy: bool = False) -> Story:
+    """One story at random: auditors draw segments one by one."""
+    lie = decoy or players.trainer is not Trainer.HONEST
+    audited, finders = [], []
+    for number in range(s.auditors):
+        if not _happens(rng, players.chance(s, number)):
+            continue
+        audited.append(number)
+        if lie:
+            found = any(segment < s.tampered for segment in rng.sample(range(s.segments), s.sampled))
+        else:
+            found = _happens(rng, s.false_alarm)
+        if found:
+            finders.append(number)
+    rng.shuffle(finders)
+    mirrored = players.own is Auditor.COPYING and _happens(rng, s.mirror)
+    return Story(decoy=decoy, audited=tuple(audited), finders=tuple(finders), mirrored=mirrored)
+
+
+def _happens(rng: Random, probability: Fraction) -> bool:
+    return rng.randrange(probability.denominator) < probability.numerator
+
 
 amounts = st.integers(0, 10**6)
 shares = st.fractions(0, 1, max_denominator=12)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.gas import Gas
+from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.setting import MOST_AUDITORS, Setting
 
 WEI: Final = 10**18

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from tiebreak.sim.incentives.equilibrium import Equilibrium, solve
 from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
-from tiebreak.sim.incentives.gas import Gas
 from tiebreak.sim.incentives.griefing import Griefing, griefing, insurance_stake
+from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
 from tiebreak.sim.incentives.setting import HALF, Setting, Trainer
 

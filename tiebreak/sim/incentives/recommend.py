@@ -10,7 +10,7 @@ from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.job import MAX_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import Figures
-from tiebreak.sim.incentives.gas import Gas
+from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.model import Condition, conditions, first_share, honesty, victims_loss
 from tiebreak.sim.incentives.setting import Setting
 

@@ -1,9 +1,8 @@
 """The same games, paid out event by event by the board's rules: what the closed forms are tested against.
 
-Nothing here uses `tiebreak.sim.incentives.model`. A story is one way that chance may fall: who audits, what each
-draws, who comes
-first. `stories` lists all of them with their probabilities, `draw` takes one at random; `play` lets the parties act on
-a ledger that pays as `contracts/src/board/JobBoard.sol` does.
+Nothing here uses `tiebreak.sim.incentives.model`. A story is one way that chance may fall: who audits, what each of
+them draws, who comes first. `stories` lists all of them with their probabilities; `play` lets the parties act on a
+ledger that pays as `contracts/src/board/JobBoard.sol` does.
 """
 
 from collections import defaultdict
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, product
-from random import Random
 from typing import Final
 
 from tiebreak.protocol.errors import StateError
@@ -172,29 +170,6 @@ def stories(s: Setting, players: Players, *, decoy: bool = False) -> Iterator[tu
         for finders, (chance, mirrored) in product(orders, copies):
             story = Story(decoy=decoy, audited=audited, finders=finders, mirrored=mirrored)
             yield probability * chance / len(orders), story
-
-
-def draw(s: Setting, players: Players, rng: Random, *, decoy: bool = False) -> Story:
-    """One story at random: auditors draw segments one by one."""
-    lie = decoy or players.trainer is not Trainer.HONEST
-    audited, finders = [], []
-    for number in range(s.auditors):
-        if not _happens(rng, players.chance(s, number)):
-            continue
-        audited.append(number)
-        if lie:
-            found = any(segment < s.tampered for segment in rng.sample(range(s.segments), s.sampled))
-        else:
-            found = _happens(rng, s.false_alarm)
-        if found:
-            finders.append(number)
-    rng.shuffle(finders)
-    mirrored = players.own is Auditor.COPYING and _happens(rng, s.mirror)
-    return Story(decoy=decoy, audited=tuple(audited), finders=tuple(finders), mirrored=mirrored)
-
-
-def _happens(rng: Random, probability: Fraction) -> bool:
-    return rng.randrange(probability.denominator) < probability.numerator
 
 
 def play(s: Setting, players: Players, story: Story) -> Ledger:

@@ -1,8 +1,7 @@
-"""What the costs of a step are functions of, counted from its program alone; nothing is run.
+"""What a step's costs depend on, counted without running anything.
 
 `counts_of` counts any captured program. `transformer_counts` gives the same numbers for GPT-2 of any size in closed
-form, without a program: that is how a number of parameters becomes a training job. The closed form is compared with
-captured programs, number by number.
+form: that is how a number of parameters becomes a training job. Tests compare it with captured programs.
 """
 
 from dataclasses import dataclass
@@ -11,29 +10,26 @@ from math import prod
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.protocol.program.isa import Opcode, ReduceFunction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.trees import depth_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """One step of a program.
-
-    products: floating-point operations of its sums of products. terms: those of all its other reductions. elements: of
-    all values that it computes (not those that it reads). logged_elements: of the sums that policy `logged` logs.
-    Bytes are of tensors as they are committed; live_bytes: the most that values of a step take at once.
-    """
+    """One step of a program. Bytes are of tensors as they are committed."""
 
     instructions: int
     entries: int
-    data_entries: int
+    """Tensors of the state."""
     products: int
+    """Floating-point operations of its sums of products."""
     terms: int
+    """Terms of all its other reductions."""
     elements: int
-    logged_elements: int
+    """Of all values that it computes, not of those that it reads."""
     state_bytes: int
     data_bytes: int
     live_bytes: int
+    """The most that the values of a step take at once."""
     longest: int
     """Terms of the longest reduction."""
     largest: int
@@ -47,12 +43,11 @@ class Counts:
 
 def counts_of(program: Program) -> Counts:
     """The counts of one step of a validated program."""
-    products = terms = elements = logged = 0
+    products = terms = elements = 0
     for i in program.body:
         if i.opcode == Opcode.SOURCE:
             continue
         elements += i.numel
-        logged += i.numel if sum_kind(i) is not None else 0
         if i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM and len(i.operands) == 2:
             products += 2 * prod(i.index_space)
         elif i.opcode == Opcode.REDUCE:
@@ -63,11 +58,9 @@ def counts_of(program: Program) -> Counts:
     return Counts(
         instructions=len(program.body),
         entries=len(program.commits),
-        data_entries=len(program.data_slots),
         products=products,
         terms=terms,
         elements=elements,
-        logged_elements=logged,
         state_bytes=cost.state_bytes,
         data_bytes=cost.data_bytes,
         live_bytes=cost.live_bytes,
@@ -161,19 +154,9 @@ def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Coun
     return Counts(
         instructions=189 + 338 * layers,
         entries=15 + 36 * layers,
-        data_entries=5,
         products=layers * (72 * n * d * d + 12 * n * t * d + 4 * n * d) + 6 * n * vocabulary * d + 2 * n * d,
         terms=layers * (19 * n * d + 4 * scores) + 6 * n * d + 2 * n + 3 * n * vocabulary + n + t,
         elements=elements + 28 * d + 25 * n + t + 5 * b + 49,
-        logged_elements=layers * (20 * n * d + 2 * scores + 2 * b * h * t + 12 * d * d + 13 * d + 8 * n)
-        + n * d
-        + n * vocabulary
-        + 2 * vocabulary * d
-        + c * d
-        + 2 * d
-        + 6 * n
-        + t * d
-        + 1,
         state_bytes=12 * p + 8 + 4 * interval,
         data_bytes=64 * n + 8 + 4 * t * t + 4 * steps,
         live_bytes=4

@@ -1,0 +1,108 @@
+"""The figures of the benchmarks that the product itself uses: `python -m benchmarks.figures [--commit]`.
+
+Fits seconds and bytes to what they depend on, from results/scale.json: sums of what a unit of each feature costs, none
+of it negative, by relative error. GPT-2 and ResNet-50 at their published sizes are held out; a test predicts them.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from scipy.optimize import nnls
+
+from benchmarks.table import RESULTS
+
+MEASURED: Final = RESULTS.parents[1] / "tiebreak" / "sim" / "incentives" / "measured.json"
+LIE: Final = "sum of 768 products"
+"""Of the disputes measured, the one with the longest walk at every r."""
+STEP: Final = ("instructions", "products", "terms", "elements")
+BOARD: Final = {
+    "create": "create job", "accept": "accept job", "head": "post head", "settle": "settle", "withdraw": "withdraw",
+    "challenge": "challenge", "reclaim": "reclaim", "concede": "concede", "timeout": "timeout",
+    "equivocation": "report equivocation",
+}  # fmt: skip
+Cases = dict[str, dict[str, float]]
+
+
+def cases(name: str, folder: Path = RESULTS) -> Cases:
+    """case -> metric -> value of a results file."""
+    found: Cases = {}
+    for row in json.loads((folder / f"{name}.json").read_text("utf-8"))["rows"]:
+        found.setdefault(row["case"], {})[row["metric"]] = row["value"]
+    return found
+
+
+def fit(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    """What a unit of each feature costs, to four digits."""
+    names = tuple(rows[0][0])
+    design = np.array([[features[name] / value for name in names] for features, value in rows])
+    scale = design.max(axis=0)
+    found, _ = nnls(design / scale, np.ones(len(rows)))
+    return {name: float(f"{unit:.4g}") for name, unit in zip(names, found / scale, strict=True)}
+
+
+def fitted(found: Cases, group: str, metric: str, features: Mapping[str, str], constant: str = "") -> dict[str, float]:
+    """A fit over all cases of a group that are not held out. features: name -> metric; constant: a feature of 1."""
+    rows = []
+    for case in found.values():
+        if f"{group}: {metric}" in case and not case.get("steps: held out"):
+            known = {name: case[f"{group}: {source}"] for name, source in features.items()}
+            rows.append(({constant: 1.0, **known} if constant else known, case[f"{group}: {metric}"]))
+    return fit(rows)
+
+
+def named(game: Mapping[str, float]) -> dict[str, int]:
+    """The rows of one dispute, by kind of move."""
+    return {metric.removeprefix("gas: ").removeprefix("gas "): round(value) for metric, value in game.items()}
+
+
+def collect(folder: Path = RESULTS) -> dict[str, Any]:
+    """The contents of `measured.json`."""
+    scale, board, games = cases("scale", folder), cases("board", folder)["board"], cases("million_steps", folder)
+    step, state = {name: name for name in STEP}, {"tensors": "tensors", "bytes": "bytes"}
+    hostile = folder / "hostile.json"
+    worst = [row["worst"] for case, row in cases("hostile", folder).items() if case.startswith("compiled")] if (
+        hostile.is_file()) else [121.0]  # fmt: skip
+    return {
+        "environment": json.loads((folder / "scale.json").read_text("utf-8"))["environment"],
+        "board": {name: round(board[f"gas: {metric}"]) for name, metric in BOARD.items()},
+        "disputes": {str(levels): named(games[f"{LIE}, r = {levels}"]) for levels in range(1, 6)},
+        "dearest proof": max(round(game["gas: prove"]) for game in games.values()),
+        "seconds": {
+            "plain step": fitted(scale, "steps", "eager", step),
+            "trainer step": fitted(scale, "steps", "trainer", step),
+            "hashed step": fitted(scale, "steps", "hashed", step),
+            "hash state": fitted(scale, "states", "hash", state),
+            "write state": fitted(scale, "states", "write", state),
+            "accumulator tree": fitted(scale, "sums", "tree", {"terms": "terms"}, "trees"),
+        },
+        "bytes": {
+            "memory": fitted(scale, "memory", "trainer", {"state": "state", "live": "live"}, "process"),
+            "files": {
+                "metrics": scale["a step"]["files: metrics"],
+                "head": scale["a checkpoint"]["files: head"],
+                "program": scale["an instruction"]["files: program"],
+            },
+        },
+        "largest step": max(
+            case["steps: products"] for case in scale.values() if case.get("steps: held out") == 0
+        ),
+        "worst data": max(worst),
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--commit", action="store_true", help=f"write {MEASURED.name} into the package")
+    text = json.dumps(collect(), indent=1) + "\n"
+    if options.parse_args().commit:
+        MEASURED.write_text(text, "utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

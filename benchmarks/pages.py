@@ -1,0 +1,104 @@
+"""Fills the tables of docs/*.md from results and from the model: `python -m benchmarks.pages [--check]`.
+
+A table stands between `<!-- table SPEC -->` and `<!-- end -->`. SPEC is an object of JSON, one of
+
+    {"results": FILE, "cases": GLOB, "metrics": [...]}    rows by case, columns by metric, of results/FILE.json
+    {"economics": PRESET, "table": TITLE}                 a table of `tiebreak economics`
+    {"scale": [PARAMETERS, ...]}                          costs of `tiebreak scale` at these sizes
+"""
+
+import fnmatch
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, Final
+
+from benchmarks.figures import cases
+from benchmarks.table import RESULTS
+from tiebreak.cli.scale import human
+from tiebreak.sim.games.page import table
+from tiebreak.sim.incentives.costs import WHAT, Work, costs
+from tiebreak.sim.incentives.counts import transformer_counts, transformer_near
+from tiebreak.sim.incentives.figures import PRESETS
+from tiebreak.sim.incentives.findings import Findings, find, tables
+from tiebreak.sim.incentives.measured import measured
+
+DOCS: Final = RESULTS.parents[1] / "docs"
+PAGES: Final = ("economics.md", "gas.md", "logged.md", "scale.md")
+BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def number(value: Any) -> str:
+    """To four digits; whole numbers with all of theirs."""
+    if not isinstance(value, int | float):
+        return "–" if value is None else str(value)
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def of_results(name: str, glob: str, metrics: Sequence[str]) -> str:
+    """Rows by case, without what stands before the glob's first star."""
+    found = {case: row for case, row in cases(name).items() if fnmatch.fnmatchcase(case, glob)}
+    prefix = glob.split("*", maxsplit=1)[0]
+    rows = [(case.removeprefix(prefix), *(row.get(metric) for metric in metrics))
+            for case, row in found.items() if any(metric in row for metric in metrics)]  # fmt: skip
+    return table(("", *(metric.removeprefix("gas: ").replace("_", " ") for metric in metrics)), rows, number)
+
+
+@cache
+def findings(preset: str) -> Findings:
+    """Everything about a preset."""
+    figures = PRESETS[preset].figures
+    return find(figures, measured(figures.descent_levels))
+
+
+def of_economics(preset: str, title: str) -> str:
+    """A table as `tiebreak economics` prints it."""
+    found = next(each for each in tables(findings(preset)) if each.title == title)
+    return table(found.header, found.rows)
+
+
+def of_scale(sizes: Iterable[int]) -> str:
+    """Rows by cost, a column for each number of parameters."""
+    columns = []
+    for size in sizes:
+        model = transformer_near(size, sequence=1024, batch=8)
+        counts = transformer_counts(model, steps=10_000, interval=10)
+        columns.append((f"{model.parameters:,}", costs(Work(counts=counts, steps=10_000, interval=10)).named()))
+    rows = [(what, *(human(found[name], unit) for _, found in columns)) for name, (what, unit) in WHAT.items()]
+    return table(("parameters", *(head for head, _ in columns)), rows)
+
+
+def filled(text: str) -> str:
+    """A page with its tables as they are now."""
+
+    def fill(block: re.Match[str]) -> str:
+        spec = json.loads(block[2])
+        if "results" in spec:
+            made = of_results(spec["results"], spec["cases"], spec["metrics"])
+        elif "economics" in spec:
+            made = of_economics(spec["economics"], spec["table"])
+        else:
+            made = of_scale(spec["scale"])
+        return f"{block[1]}\n{made}\n\n{block[3]}"
+
+    return BLOCK.sub(fill, text)
+
+
+def main() -> int:
+    """Fill the tables, or with --check compare them."""
+    stale = []
+    for path in (DOCS / name for name in PAGES):
+        text = path.read_text("utf-8")
+        if filled(text) != text:
+            stale.append(path)
+            if "--check" not in sys.argv:
+                path.write_text(filled(text), encoding="utf-8")
+    for path in stale:
+        print(f"{path.name}: {'its tables are out of date' if '--check' in sys.argv else 'written'}")
+    return int("--check" in sys.argv and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

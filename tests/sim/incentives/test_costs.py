@@ -1,0 +1,184 @@
+"""Costs of a job: what is counted is counted exactly, and estimates meet measurements that they were not fitted to."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.figures import MEASURED, STEP, cases, collect, fit
+from benchmarks.scale_workloads import INTERVAL, TRANSFORMERS, gpt
+from benchmarks.workloads import STEPS
+from tiebreak.engine.capture.compile import MODEL, compile_task
+from tiebreak.engine.run.retention import Keep
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.costs import MOST, Means, Work, costs, first_limit, loads, transformer_work, walk
+from tiebreak.sim.incentives.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
+from tiebreak.sim.incentives.measured import cost
+
+SMALL = (
+    Transformer(layers=2, width=24, heads=3, vocabulary=37, context=15, sequence=10, batch=5),
+    Transformer(layers=1, width=64, heads=2, vocabulary=500, context=20, sequence=16, batch=3),
+    Transformer(layers=3, width=14, heads=2, vocabulary=53, context=11, sequence=10, batch=2),
+)
+GPT2 = Transformer(layers=12, width=768, heads=12, vocabulary=50257, context=1024, sequence=64, batch=8)
+SCALE = cases("scale")
+HELD_OUT = [name for name, case in SCALE.items() if case.get("steps: held out")]
+
+
+def work(**changes: Any) -> Work:
+    values = {"counts": transformer_counts(GPT2, steps=100, interval=10), "steps": 100, "interval": 10}
+    return Work(**(values | changes))
+
+
+# ---------------------------------------------------------------- counted
+
+
+@pytest.mark.parametrize("model", SMALL, ids=lambda m: f"{m.layers}x{m.width}")
+def test_a_captured_transformer_has_the_counts_of_the_closed_form(model: Transformer) -> None:
+    compiled = compile_task(gpt(model))
+    ours, true = transformer_counts(model, steps=STEPS, interval=INTERVAL), counts_of(compiled.program)
+    assert ours.live_bytes == pytest.approx(true.live_bytes, rel=0.05)
+    assert replace(ours, live_bytes=0) == replace(true, live_bytes=0)
+    assert model.parameters == sum(t.numel() for name, t in compiled.state.items() if name.startswith(MODEL))
+
+
+def test_the_models_that_were_measured_have_them_too() -> None:
+    """GPT-2 124M among them, whose closed form nothing was fitted to."""
+    for name, model in {**TRANSFORMERS, "gpt2": GPT2}.items():
+        found = transformer_counts(model, steps=STEPS, interval=INTERVAL)
+        step = {field.name: SCALE[name][f"steps: {field.name}"] for field in fields(Counts)}
+        for exact in ("entries", "products", "terms", "state_bytes", "largest", "longest"):
+            assert getattr(found, exact) == step[exact], (name, exact)
+        # Where two constants of a program are equal, it has an instruction less.
+        assert found.instructions - step["instructions"] in ((0,) if name == "gpt2" else (0, 1))
+        assert found.elements == pytest.approx(step["elements"], rel=1e-3)
+        assert found.live_bytes == pytest.approx(step["live_bytes"], rel=0.1)
+        assert model.parameters == SCALE[name]["steps: parameters"]
+
+
+@given(st.integers(10**5, 10**13))
+@settings(max_examples=50, deadline=None)
+def test_some_member_of_the_family_is_near_any_number_of_parameters(parameters: int) -> None:
+    model = transformer_near(parameters, sequence=64, batch=2)
+    assert 0.6 < model.parameters / parameters < 1.6
+    assert model.width % model.heads == 0
+
+
+def test_the_family_grows_and_is_gpt2_at_its_size() -> None:
+    sizes = [transformer_near(10**k, sequence=1024, batch=8).parameters for k in range(5, 14)]
+    assert sizes == sorted(set(sizes))
+    assert transformer_near(124_000_000, sequence=1024, batch=8).parameters == GPT2.parameters == 124_439_808
+
+
+# ---------------------------------------------------------------- measured
+
+
+def test_the_package_has_the_figures_of_the_benchmarks() -> None:
+    assert json.loads(MEASURED.read_text("utf-8")) == collect(), "run python -m benchmarks.figures --commit"
+
+
+def test_a_fit_finds_the_costs_that_made_the_values_and_none_below_zero() -> None:
+    rows = [({"a": float(a), "b": float(b)}, 2.0 * a + 0.5 * b) for a in (1, 7, 50) for b in (3, 90, 1000)]
+    assert fit(rows) == pytest.approx({"a": 2.0, "b": 0.5})
+    assert min(fit([({"a": 1.0, "b": float(b)}, 10.0 - b) for b in range(5)]).values()) == 0
+
+
+def test_models_that_were_held_out_are_predicted_within_a_factor_of_two(cases: Callable[[], None]) -> None:
+    assert sorted(HELD_OUT) == ["gpt2", "resnet50-224", "resnet50-32"]
+    for name in HELD_OUT:
+        features = {feature: SCALE[name][f"steps: {feature}"] for feature in STEP}
+        for kind, metric in (("plain step", "eager"), ("trainer step", "trainer"), ("hashed step", "hashed")):
+            assert 0.5 < cost("seconds", kind, features) / SCALE[name][f"steps: {metric}"] < 2, (name, kind)
+            cases()
+
+
+def test_memory_and_hashing_are_predicted_where_they_were_not_fitted(cases: Callable[[], None]) -> None:
+    for name in HELD_OUT:
+        step = {field: SCALE[name][f"steps: {field}"] for field in ("state_bytes", "data_bytes", "live_bytes")}
+        held = {"process": 1.0, "state": step["state_bytes"] + step["data_bytes"], "live": step["live_bytes"]}
+        peak = 1e6 * memory[name]["trainer: peak memory"]
+        assert 2 / 3 < cost("bytes", "memory", held) / peak < 1.5, name
+        cases()
+    for case, tensors, gigabytes in (("ResNet-50, 0.20 GB in 428 tensors", 428, 0.20),
+                                     ("GPT-2 124M, 1.49 GB in 444 tensors", 444, 1.49)):  # fmt: skip
+        measured = gigabytes / commit[case]["state ids, 1 thread"]
+        found = cost("seconds", "hash state", {"tensors": tensors, "bytes": gigabytes * 1e9})
+        assert 0.5 < found / measured < 2, case
+        cases()
+
+
+memory, commit = cases("memory"), cases("commit")
+
+
+@pytest.mark.parametrize(
+    ("lie", "levels", "chunks", "terms"),
+    [("sum of 768 products", levels, 18, 8) for levels in range(1, 6)] + [("sum of 50257 products", 5, 12, 14)],
+)
+def test_a_dispute_has_the_transactions_and_about_the_gas_of_a_played_one(
+    lie: str, levels: int, chunks: int, terms: int
+) -> None:
+    """Depths are those of the game in million_steps.json. The dearest proof is added, which is not every game's."""
+    played = cases("million_steps")[f"{lie}, r = {levels}"]
+    transactions, gas = walk(levels, run=10, steps=10, values=14, chunks=chunks, terms=terms)
+    assert transactions == played["transactions"]
+    assert 0.99 < gas / played["gas in all"] < 1.06
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def test_costs_grow_with_the_job_and_add_up() -> None:
+    one, ten = costs(work()), costs(work(jobs=10))
+    assert ten.all_bytes == 10 * one.run_bytes
+    assert ten.all_auditing == 10 * one.training
+    assert ten.all_gas == pytest.approx(10 * (one.job_gas + 0.01 * one.dispute_gas))
+    longer = costs(work(steps=200))
+    assert longer.training == pytest.approx(2 * one.training)
+    assert longer.run_bytes > one.run_bytes
+    assert one.worst_step > one.trainer_step
+    assert costs(work(keep=Keep(0))).run_bytes < one.run_bytes
+    assert costs(work(keep=Keep(0))).replay_move > one.replay_move
+
+
+def test_seconds_of_ones_own_scale_every_time_but_hashing() -> None:
+    own = costs(work(step_seconds=1.0))
+    here = costs(work())
+    assert own.plain_step == 1.0
+    assert own.trainer_step == pytest.approx(here.trainer_step / here.plain_step)
+    assert own.checkpoint == here.checkpoint
+
+
+def test_a_limit_is_met_exactly_where_it_is_said_to_be() -> None:
+    base, means = work(jobs=1, step_seconds=0.01), Means(replay_time=1e9)
+    at, load = first_limit(lambda size: replace(base, jobs=size), 1, MOST["jobs"], means)
+    assert at is not None
+    assert load is not None
+    assert loads(replace(base, jobs=at), means)[0].share <= 1
+    assert loads(replace(base, jobs=int(at * 1.002) + 1), means)[0].share > 1
+    assert load.name == "disk for all runs"
+    assert first_limit(lambda size: replace(base, jobs=size), 10**12, MOST["jobs"], means)[0] is None
+    endless = Means(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
+    assert first_limit(lambda size: replace(base, jobs=size), 1, 10**6, endless) == (10**6, None)
+
+
+def test_limits_of_this_version_are_met_when_nothing_else_is() -> None:
+    endless = Means(memory_bytes=1e300, disk_bytes=1e300, days=1e300, replay_time=1e300)
+    grown = lambda size: transformer_work(work(), size, sequence=64, batch=8)  # noqa: E731
+    _, load = first_limit(grown, 10**6, MOST["parameters"], endless)
+    assert load is not None
+    assert load.name == "elements of a step"
+
+
+@pytest.mark.parametrize("wrong", [{"interval": 0}, {"interval": 101}, {"jobs": 0}, {"disputed": 1.5}])
+def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="expected"):
+        work(**wrong)
+
+
+def test_a_move_shows_one_to_five_levels() -> None:
+    with pytest.raises(ConfigurationError, match="1 to 5 levels"):
+        costs(work(levels=6))

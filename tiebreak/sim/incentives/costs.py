@@ -1,0 +1,295 @@
+"""What a job of a given size costs, and what gives way first when it grows.
+
+Sizes are counted from the program (`counts`), and times, memory and gas follow from what this repository measured
+(`measured`). All seconds are CPU seconds of one core unless the user gives seconds of a step of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from typing import Final
+
+from tiebreak.engine.run.directory import MAX_METRICS_BYTES, MAX_RECORDS_BYTES, RECORD_BYTES
+from tiebreak.engine.run.retention import ALL, Keep
+from tiebreak.protocol.trees import depth_of
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import (
+    CHUNK_BYTES,
+    MAX_INSTRUCTIONS,
+    MAX_OPERANDS,
+    MAX_TERMS,
+    TERMS_PER_LEAF,
+    DType,
+)
+from tiebreak.protocol.program.program import Limits
+from tiebreak.sim.incentives.counts import Counts, transformer_counts, transformer_near
+from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute
+
+ENTRY_BYTES: Final = 110
+"""Of the header of a state's file, for each tensor (name, dtype, shape and place as JSON); about."""
+DAY: Final = 86_400
+MOST: Final = {"parameters": 10**15, "steps": 10**12, "jobs": 10**12}
+"""How far each direction of growth is followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Jobs of one kind.
+
+    keep: which checkpoints stay on disk. window: seconds within which a trainer posts its next head. disputed: share
+    of jobs with a dispute. step_seconds: of a step in plain FP32 PyTorch on the user's device; times are then that,
+    multiplied by the measured ratio to plain PyTorch.
+    """
+
+    counts: Counts
+    steps: int
+    interval: int
+    jobs: int = 1
+    levels: int = 5
+    keep: Keep = ALL
+    window: int = DAY
+    disputed: float = 0.01
+    step_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.interval <= self.steps:
+            raise ConfigurationError(f"expected a checkpoint every 1 to {self.steps} steps, got {self.interval}")
+        if self.jobs < 1 or not 0 <= self.disputed <= 1:
+            raise ConfigurationError(
+                f"expected at least one job and a share between 0 and 1, got {self.jobs} and {self.disputed}"
+            )
+        if self.step_seconds is not None and not 0 < self.step_seconds < float("inf"):
+            raise ConfigurationError(f"expected seconds of a step above zero, got {self.step_seconds}")
+
+    @property
+    def checkpoints(self) -> int:
+        """Of one job."""
+        return -(-self.steps // self.interval)
+
+    @property
+    def kept(self) -> int:
+        """States on disk at the end: the initial one, those that are kept, the newest."""
+        return 1 + -(-self.checkpoints // self.keep.every) if self.keep.every else 2
+
+    @property
+    def gap(self) -> int:
+        """Steps, at most, from a kept state to the beginning of a disputed segment."""
+        before = (self.checkpoints - 1) * self.interval
+        return min(before, (self.keep.every - 1) * self.interval) if self.keep.every else before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the work costs: seconds, bytes, gas, numbers. `WHAT` says what each is."""
+
+    plain_step: float
+    trainer_step: float
+    worst_step: float
+    checkpoint: float
+    training: float
+    replay_move: float
+    dispute_time: float
+    memory: float
+    state_bytes: float
+    run_bytes: float
+    transactions: float
+    dispute_gas: float
+    heads: float
+    job_gas: float
+    all_auditing: float
+    all_bytes: float
+    all_gas: float
+
+    def named(self) -> dict[str, float]:
+        """By name, in order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+WHAT: Final = {
+    "plain_step": ("a step in plain FP32 PyTorch", "s"),
+    "trainer_step": ("a step of the trainer, policy exact", "s"),
+    "worst_step": ("the same step on the worst data that were found", "s"),
+    "checkpoint": ("hashing and writing a checkpoint", "s"),
+    "training": ("training, and auditing, one whole job", "s"),
+    "replay_move": ("the slowest move of a dispute: replaying a segment", "s"),
+    "dispute_time": ("all that a party computes in a dispute", "s"),
+    "memory": ("a trainer's peak memory", "bytes"),
+    "state_bytes": ("one checkpoint", "bytes"),
+    "run_bytes": ("a run directory", "bytes"),
+    "transactions": ("transactions of a dispute, at most", ""),
+    "dispute_gas": ("gas of a dispute, at most", "gas"),
+    "heads": ("heads posted in a job", ""),
+    "job_gas": ("gas of a job without a dispute", "gas"),
+    "all_auditing": ("auditing all jobs", "s"),
+    "all_bytes": ("run directories of all jobs", "bytes"),
+    "all_gas": ("gas of all jobs and disputes", "gas"),
+}
+"""What each cost is, and its unit."""
+
+
+def costs(work: Work) -> Costs:
+    """Of these jobs."""
+    counts, board = work.counts, FIGURES["board"]
+    features = {name: getattr(counts, name) for name in ("instructions", "products", "terms", "elements")}
+    plain, step, hashed = (cost("seconds", f"{kind} step", features) for kind in ("plain", "trainer", "hashed"))
+    if work.step_seconds is not None:
+        # Hashing runs on the CPU wherever the step runs.
+        plain, step, hashed = work.step_seconds, work.step_seconds * step / plain, hashed - step
+        hashed = step + max(0.0, hashed)
+    tensors = {"tensors": counts.entries, "bytes": counts.state_bytes}
+    checkpoint = cost("seconds", "hash state", tensors) + cost("seconds", "write state", tensors)
+    training = step * work.steps + checkpoint * work.checkpoints
+    # From the kept state through the segment; to the step, whose values are hashed; again for each that is opened.
+    ids = (work.interval - 1) * step + hashed
+    tree = cost("seconds", "accumulator tree", {"trees": 1, "terms": counts.longest})
+    held = {"process": 1, "state": counts.state_bytes + counts.data_bytes, "live": counts.live_bytes}
+    files = {"metrics": work.steps, "head": work.checkpoints, "program": counts.instructions}
+    states = (counts.state_bytes + ENTRY_BYTES * counts.entries) * work.kept
+    run_bytes = states + counts.data_bytes + RECORD_BYTES * work.checkpoints + cost("bytes", "files", files)
+    heads = max(1, min(work.checkpoints, ceil(training / work.window)))
+    transactions, game = dispute_of(work)
+    posted = board["create"] + board["accept"] + heads * board["head"]
+    life = posted + board["settle"] + board["withdraw"]
+    return Costs(
+        plain_step=plain,
+        trainer_step=step,
+        worst_step=step * float(WORST),
+        checkpoint=checkpoint,
+        training=training,
+        replay_move=max(step * (work.gap + work.interval), ids),
+        dispute_time=step * (work.gap + work.interval) + ids + (1 + MAX_OPERANDS) * step + tree,
+        memory=cost("bytes", "memory", held),
+        state_bytes=counts.state_bytes,
+        run_bytes=run_bytes,
+        transactions=transactions,
+        dispute_gas=game,
+        heads=heads,
+        job_gas=life,
+        all_auditing=training * work.jobs,
+        all_bytes=run_bytes * work.jobs,
+        all_gas=(life + work.disputed * game) * work.jobs,
+    )
+
+
+def dispute_of(work: Work) -> tuple[int, float]:
+    """(transactions, gas), at most, of a dispute over the longest sum, with its dearest proof."""
+    c = work.counts
+    chunks = depth_of(-(-c.largest * DType.F32.size // CHUNK_BYTES))
+    terms = depth_of(-(-c.longest // TERMS_PER_LEAF))
+    run, steps = depth_of(work.checkpoints), depth_of(min(work.interval, work.steps))
+    return walk(work.levels, run=run, steps=steps, values=c.half_depth + 1, chunks=chunks, terms=terms)
+
+
+def walk(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: int) -> tuple[int, float]:
+    """(transactions, gas) of a walk down trees of these depths, where a move shows so many levels.
+
+    In each tree a descent and a selection take turns; only in the run's the first node is not shown by an opening.
+    """
+    game = dispute(levels)
+    rounds = [-(-depth // levels) for depth in (run, steps, values, chunks, terms)]
+    opened = [kind for kind, depth in zip(("steps", "values", "tensor", "terms"), (steps, values, chunks, terms),
+                                          strict=True) if depth]  # fmt: skip
+    moves = {"challenge": 1, "descend": sum(rounds) - len(opened), "select": sum(rounds), "open_chunk": 1,
+             "select_element": 1, "prove": 1, **{f"open_{kind}": 1 for kind in opened}}  # fmt: skip
+    counted = sum(game[kind] * number for kind, number in moves.items())
+    # Medians leave out what first writes to a slot cost more; so the ratio to the whole of the measured game.
+    known = dict.fromkeys(("challenge", "prove", "open_chunk", "select_element"), 1)
+    known |= {f"open_{kind}": 1 for kind in ("steps", "values", "tensor", "terms")}
+    descents = (game["transactions"] - len(known) - 4) // 2
+    known |= {"descend": descents, "select": descents + 4}
+    scale = game["in all"] / sum(game[kind] * number for kind, number in known.items())
+    dearer = max(0, FIGURES["dearest proof"] - game["prove"])
+    return sum(moves.values()), counted * scale + dearer
+
+
+# ---------------------------------------------------------------- what gives way first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a user has. days: to train one job, and to audit all. chain_share: of the chain's gas in that time."""
+
+    memory_bytes: float = 128e9
+    disk_bytes: float = 4e12
+    days: float = 30
+    auditor_cores: float = 1
+    replay_time: float = 3600
+    block_gas: float = 30e6
+    block_seconds: float = 12
+    chain_share: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigurationError(f"expected {name} above zero, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A limit on one cost, how much of it some work needs, and what would lift it."""
+
+    name: str
+    needed: float
+    limit: float
+    unit: str
+    lift: str
+
+    @property
+    def share(self) -> float:
+        """Above 1: over the limit."""
+        return self.needed / self.limit
+
+
+def loads(work: Work, m: Means) -> list[Load]:
+    """Every limit: those of the user's means, and those that this version sets itself; the most used first."""
+    c, n, own = costs(work), work.counts, Limits()
+    time, gas = m.days * DAY, m.block_gas / m.block_seconds * m.chain_share * m.days * DAY
+    raised = "raise `Limits` in tiebreak.protocol.program.program, which each machine sets for itself"
+    found = [
+        Load("memory of a machine", c.memory, m.memory_bytes, "bytes", "nothing yet splits a step over machines"),
+        Load("time to train one job", c.training, time, "s", "use a faster device (--step-seconds)"),
+        Load("time to audit all jobs", c.all_auditing, time * m.auditor_cores, "s",
+             "add auditors, which can replay different segments, or audit a sample"),
+        Load("replay time of one move, on the worst data", c.replay_move * float(WORST), m.replay_time, "s",
+             "shorten the checkpoint interval, keep every checkpoint, or agree on a longer replay time"),
+        Load("disk for all runs", c.all_bytes, m.disk_bytes * m.auditor_cores, "bytes",
+             "keep fewer checkpoints (--keep), lengthen the interval, or delete the states of settled jobs"),
+        Load("gas of the chain", c.all_gas, gas, "gas", "use a cheaper chain"),
+        Load("elements of a step", n.elements, own.total_elements, "", raised),
+        Load("terms of a step", n.products / 2 + n.terms, own.total_terms, "", raised),
+        Load("elements of a value", n.largest, own.value_elements, "", raised),
+        Load("instructions of a program", n.instructions, MAX_INSTRUCTIONS, "", "needs a change of the protocol"),
+        Load("terms of a sum", n.longest, MAX_TERMS, "", "needs a change of the protocol"),
+        Load("bytes of records", RECORD_BYTES * work.checkpoints, MAX_RECORDS_BYTES, "bytes", "lengthen the interval"),
+        Load("bytes of metrics", FIGURES["bytes"]["files"]["metrics"] * work.steps, MAX_METRICS_BYTES, "bytes",
+             "raise `MAX_METRICS_BYTES` in tiebreak.engine.run.directory"),
+    ]  # fmt: skip
+    return sorted(found, key=lambda load: -load.share)
+
+
+def transformer_work(work: Work, parameters: int, *, sequence: int, batch: int) -> Work:
+    """The same work on GPT-2 with about so many parameters."""
+    model = transformer_near(parameters, sequence=sequence, batch=batch)
+    return replace(work, counts=transformer_counts(model, steps=work.steps, interval=work.interval))
+
+
+def first_limit(grown: Callable[[int], Work], start: int, most: int, means: Means) -> tuple[int | None, Load | None]:
+    """How far work can grow, and the limit that it then meets.
+
+    (None, limit): it is over that limit already. (most, None): nothing gives way as far as was looked.
+    """
+
+    def worst(size: int) -> Load:
+        return loads(grown(size), means)[0]
+
+    if worst(start).share > 1:
+        return None, worst(start)
+    low, high = start, start
+    while high < most and worst(high).share <= 1:
+        low, high = high, min(most, high * 4)
+    if worst(high).share <= 1:
+        return most, None
+    while high > low + 1 and high > low * 1.001:
+        middle = min(high - 1, max(low + 1, round((low * high) ** 0.5)))
+        low, high = (middle, high) if worst(middle).share <= 1 else (low, middle)
+    return low, worst(high)

@@ -1,0 +1,103 @@
+"""What this repository measured, as the product uses it: gas of every operation, seconds and bytes of a step's parts.
+
+The figures are in `measured.json` beside this module, so that an installed package has them. `python -m
+benchmarks.figures --commit` makes that file from the results of the benchmarks.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.resources import files
+from typing import Any, Final
+
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.setting import Costs
+
+FIGURES: Final[Mapping[str, Any]] = json.loads(files(__package__).joinpath("measured.json").read_bytes())
+"""
+board         gas of each transaction of the job board
+disputes      r -> median gas of each kind of move in a dispute where a move shows r levels of a tree, the gas and the
+              number of transactions of the whole game; `dearest proof`: gas of the dearest last move that was measured
+seconds       name -> feature -> CPU seconds of one core that a unit of the feature costs; times add up
+bytes         name -> feature -> bytes
+largest step  operations of products in the largest step that the times were fitted to
+worst data    by which factor the worst data that were found slow a step, compared with ordinary data
+"""
+WORST: Final = Fraction(str(FIGURES["worst data"]))
+_SHOWING: Final = ("open_steps", "open_values", "open_tensor", "open_terms")
+"""Openings that show a tree: the challenger selects a node at once."""
+_OPENINGS: Final = (*_SHOWING, "open_chunk")
+_GWEI: Final = 10**9
+
+
+def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
+    """What so many units of each feature cost: `kind` is "seconds" or "bytes"."""
+    return float(sum(unit * features[feature] for feature, unit in FIGURES[kind][name].items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gas:
+    """Units of gas. defence, prosecution: all transactions of a side in a game that is walked to its end."""
+
+    create: int
+    accept: int
+    head: int
+    settle: int
+    withdraw: int
+    challenge: int
+    reclaim: int
+    concede: int
+    timeout: int
+    equivocation: int
+    defence: int
+    prosecution: int
+    answer: int
+
+    def costs(self, gwei: Fraction, heads: int) -> Costs:
+        """In wei, at a price per unit of gas, of a job in which so many heads are posted."""
+        price = round(gwei * _GWEI)
+        single = ("settle", "withdraw", "challenge", "reclaim", "concede", "timeout", "equivocation")
+        sides = ("defence", "prosecution", "answer")
+        return Costs(
+            offer=price * self.create,
+            way=price * (self.accept + heads * self.head),
+            **{name: price * getattr(self, name) for name in (*single, *sides)},
+        )
+
+
+def measured(levels: int) -> Gas:
+    """As measured, for games in which a move shows so many levels of a tree."""
+    game = dispute(levels)
+    defence, prosecution = sides(game)
+    return Gas(**FIGURES["board"], defence=defence, prosecution=prosecution, answer=game["descend"])
+
+
+def dispute(levels: int) -> dict[str, int]:
+    """The measured game at r = `levels`. Raises `ConfigurationError` if there is none."""
+    found: dict[str, int] | None = FIGURES["disputes"].get(str(levels))
+    if found is None:
+        raise ConfigurationError(f"expected a move that shows 1 to 5 levels of a tree, got {levels}")
+    return found
+
+
+def sides(game: Mapping[str, int]) -> tuple[int, int]:
+    """(defender's, challenger's) gas of a whole game.
+
+    A game has one challenge, one proof, each opening once, and selections: one after each opening that shows a tree
+    and one after each descent. The number of transactions says how many descents there were. Medians times numbers come
+    to a little less than the total, because the first write to a slot costs more; the rest is shared in proportion.
+    """
+    openings = [kind for kind in _OPENINGS if kind in game]
+    showing = sum(kind in _SHOWING for kind in openings)
+    element = int("select_element" in game)
+    descents, odd = divmod(game["transactions"] - 2 - len(openings) - element - showing, 2)
+    if odd or descents < 0:
+        raise ConfigurationError(
+            f"expected transactions of whole rounds beside {len(openings)} openings, got {game['transactions']}"
+        )
+    defender = descents * game["descend"] + sum(game[kind] for kind in openings)
+    challenger = game["challenge"] + game["prove"] + (descents + showing) * game["select"]
+    challenger += element * game.get("select_element", 0)
+    scale = Fraction(game["in all"], defender + challenger)
+    return round(defender * scale), round(challenger * scale)
