@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := tiebreak tests benchmarks examples model contracts/scripts
 
-.PHONY: help setup demo test test-all models bench-logged bench-economics bench-scale lint format types vectors hardest contracts anvil model model-mutants ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors hardest contracts anvil model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -70,21 +70,11 @@ model: ## The game and the job board, model-checked by SPIN within bounds (needs
 model-mutants: ## That SPIN refutes the models when a rule is left out, and reaches each outcome
 	$(PYTHON) model/check.py --mutants
 
-bench-logged: setup ## Policy logged (hours; OPTIONS=--missing goes on after a break), and its page docs/logged.md
-	$(BIN)/python -m benchmarks.logged $(OPTIONS)
-	$(BIN)/python -m benchmarks.logged.page docs/logged.md
+pages: setup ## Fill the tables of docs/ from the committed results and from the model
+	$(BIN)/python -m benchmarks.pages
 
-bench-economics: setup ## Best replies over grids, found twice, and the page docs/economics.md (minutes)
-	$(BIN)/python -m benchmarks.economics
-	$(BIN)/python -m benchmarks.economics_page docs/economics.md
-
-bench-scale: setup ## Costs at small sizes, the page docs/scale.md, and the curves of the report (a quarter of an hour)
-	$(BIN)/python -m benchmarks.scale
-	$(BIN)/python -m benchmarks.scale_page docs/scale.md
-	$(BIN)/tiebreak scale --curves benchmarks/results/scale_curves.json
-
-bench-%: setup ## Run a benchmark: bench-NAME writes benchmarks/results/NAME.json
-	$(BIN)/python -m benchmarks.$*
+bench-%: setup ## Run a benchmark: bench-NAME writes benchmark-results/NAME.json; OPTIONS=--commit merges it into the repository's
+	$(BIN)/python -m benchmarks.$* $(OPTIONS)
 
 ci: ## Every gate
 	.ci/run

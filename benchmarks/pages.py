@@ -34,7 +34,7 @@ def number(value: Any) -> str:
     """To four digits; whole numbers with all of theirs."""
     if not isinstance(value, int | float):
         return "–" if value is None else str(value)
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def of_results(name: str, glob: str, metrics: Sequence[str]) -> str:

@@ -1,12 +1,12 @@
 """Policy `logged` measured: logs, thresholds, time, what happens without the log, and what precision costs.
 
     python -m benchmarks.logged [--parts bytes,speed] [--models gpt2]
-    python -m benchmarks.logged --quick --output FOLDER       tries all of it out in seconds, on models of no interest
+    python -m benchmarks.logged --quick                       tries all of it out in seconds, on models of no interest
 
-Each part of each model is measured and written by itself: results/logged.json has the rows of all that were, with those
-of a part measured again in place of its older ones, so what is killed loses at most one part of one model. `--missing`
-measures only what is not there yet. Part `thresholds` comes first: the others use the policies that it leaves in
-results/logged/. `docs/logged.md` is written from the results by `benchmarks.logged.page`.
+Each part of each model is measured and written by itself: logged.json has the rows of all that were, with those of a
+part measured again in place of its older ones, so what is killed loses at most one part of one model. `--missing`
+measures only what is not there yet. Part `thresholds` comes first: the others use the policies that it leaves in the
+folder logged/ beside the results.
 
 | part | what |
 | --- | --- |
@@ -35,7 +35,7 @@ from benchmarks.logged.speed import speed
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import thresholds
 from benchmarks.logged.workloads import FULL, QUICK, Sizes
-from benchmarks.table import RESULTS, Row
+from benchmarks.table import RESULTS, Row, placed
 from tiebreak.api.environment import usable_cores
 from tiebreak.engine.capture.task import Task
 
@@ -93,24 +93,24 @@ class Names(click.ParamType[tuple[str, ...]]):
 @click.option("--parts", type=Names(tuple(PARTS)), default=",".join(PARTS), show_default=True)
 @click.option("--models", type=Names(MODELS), default=",".join(MODELS), show_default=True)
 @click.option("--missing", is_flag=True, help="Only what has no results yet.")
-@click.option("--quick", is_flag=True, help="Tiny models, to try the benchmark out; needs --output.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of logged.json.")
+@click.option("--quick", is_flag=True, help="Tiny models, to try the benchmark out.")
 @click.option("--steps", type=click.IntRange(min=1), help="Of part divergence: compare after so many at most.")
 @click.option("--threads", type=click.IntRange(min=1), default=usable_cores(), show_default="all cores")
+@placed
 def main(
     parts: tuple[str, ...],
     models: tuple[str, ...],
     missing: bool,
     quick: bool,
-    output: Path | None,
+    folder: Path,
     steps: int | None,
     threads: int,
 ) -> None:
     """Measure; see the module."""
-    if quick and output is None:
-        raise click.UsageError("--quick needs --output: what it measures does not belong among the results")
+    if quick and folder == RESULTS:
+        raise click.UsageError("--commit is for real models, not for --quick")
     torch.set_num_threads(threads)
-    store, sizes = Store(output or RESULTS), QUICK if quick else FULL
+    store, sizes = Store(folder), QUICK if quick else FULL
     if steps is not None:
         sizes = replace(sizes, marks=tuple(mark for mark in sizes.marks if mark <= steps))
     store.check_environment()

@@ -35,9 +35,9 @@ def test_a_trial_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_results_are_for_gpus() -> None:
-    done = CliRunner().invoke(gpu.main, ["--device", "cpu"])
+    done = CliRunner().invoke(gpu.main, ["--device", "cpu", "--commit"])
     assert done.exit_code == 2
-    assert "needs --output" in done.output
+    assert "--commit is for a GPU's results" in done.output
 
 
 def test_a_device_that_computes_otherwise_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

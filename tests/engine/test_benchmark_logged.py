@@ -26,7 +26,6 @@ from benchmarks.logged.names import (
     WITH,
     WITHOUT,
 )  # fmt: skip
-from benchmarks.logged.page import page
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.thresholds import by_the_paper
 from benchmarks.logged.workloads import QUICK
@@ -123,13 +122,6 @@ def test_accuracy(values: Values) -> None:
         assert values[case, f"{LOSS}, least"] < values[case, f"{LOSS}, greatest"]
 
 
-def test_the_page(folder: Path) -> None:
-    made = page(read(folder))
-    sections = [line for line in made.splitlines() if line.startswith("#")]
-    assert len(sections) == 8, sections
-    assert "At b = 32 a trainer's step" in made
-
-
 def test_what_is_there_is_not_measured_again(folder: Path) -> None:
     before = (folder / "logged.json").read_bytes()
     done = run("--quick", "--output", str(folder), "--missing")
@@ -165,7 +157,7 @@ def test_results_of_two_machines_are_not_mixed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_results_are_for_real_models() -> None:
-    assert "--quick needs --output" in run("--quick").output
+    assert "--commit is for real models" in run("--quick", "--commit").output
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:

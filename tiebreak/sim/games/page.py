@@ -138,9 +138,8 @@ def number(value: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[Any]], write: Callable[[Any], str] = number) -> str:
-    """A Markdown table; columns whose cells are all numbers stand to the right."""
-    body = [list(row) for row in rows]
-    right = [body != [] and all(isinstance(row[i], int | float) for row in body) for i in range(len(head))]
-    lines = [[*head], ["---:" if number else "---" for number in right]]
-    lines += [[write(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in body]
+    """A Markdown table; columns of numbers stand to the right."""
+    body = [[write(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    right = [body != [] and all(row[i][:1] in "-+–0123456789" for row in body) for i in range(len(head))]
+    lines = [[*head], ["---:" if numbers else "---" for numbers in right], *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

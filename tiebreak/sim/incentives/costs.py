@@ -11,10 +11,9 @@ from typing import Final
 
 from tiebreak.engine.run.directory import MAX_METRICS_BYTES, MAX_RECORDS_BYTES, RECORD_BYTES
 from tiebreak.engine.run.retention import ALL, Keep
-from tiebreak.protocol.trees import depth_of
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import (
-    CHUNK_BYTES,
     MAX_INSTRUCTIONS,
     MAX_OPERANDS,
     MAX_TERMS,
@@ -22,6 +21,7 @@ from tiebreak.protocol.program.isa import (
     DType,
 )
 from tiebreak.protocol.program.program import Limits
+from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.incentives.counts import Counts, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute
 
