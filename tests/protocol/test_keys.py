@@ -4,6 +4,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from eth_account import Account
+from eth_keys.datatypes import Signature
+from eth_keys.exceptions import BadSignature
+from eth_utils.exceptions import ValidationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,3 +119,44 @@ def test_bad_encodings_and_passphrases_are_named() -> None:
     )
     with pytest.raises(ConfigurationError, match="expected a secp256k1 key, got Ed25519"):
         PrivateKey.from_pem(other, PASSPHRASE)
+
+
+def _by_eth_keys(digest: bytes, signature: bytes) -> bytes | None:
+    try:
+        r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
+        key = Signature(vrs=(signature[64] - 27, r, s)).recover_public_key_from_msg_hash(digest)
+        return key.to_canonical_address()
+    except (BadSignature, ValidationError):
+        return None
+
+
+@pytest.mark.parametrize("digest", [bytes(32), b"\xff" * 32, b"\x01" * 32])
+@pytest.mark.parametrize("secret", [1, 2, ORDER - 1, 0x1234567])
+def test_recovery_is_that_of_eth_keys(secret: int, digest: bytes) -> None:
+    """Also of signatures that nobody made: the other v, s = r (where s R / r = R), an r that is not the nonce's."""
+    good = PrivateKey.from_int(secret).sign(digest)
+    r = good[:32] if good[0] < 0x7F else b"\x01" * 32
+    crafted = [
+        good[:64] + bytes([55 - good[64]]),
+        r + r + b"\x1b",
+        b"\x02" * 32 + good[32:],
+        bytes(31) + b"\x01" + good[32:],
+    ]
+    for signature in (good, *crafted):
+        expected = _by_eth_keys(digest, signature)
+        if expected is None:
+            with pytest.raises(SignatureError):
+                recover(digest, signature)
+        else:
+            assert recover(digest, signature) == expected
+    assert recover(digest, good) == PrivateKey.from_int(secret).address
+
+
+def test_a_signature_whose_key_would_be_infinity_is_refused() -> None:
+    """s R = z G: with R = 5 G and z = 5 s."""
+    point = ec.derive_private_key(5, ec.SECP256K1()).public_key().public_numbers()
+    signature = point.x.to_bytes(32, "big") + (77).to_bytes(32, "big") + bytes([27 + point.y % 2])
+    digest = (5 * 77).to_bytes(32, "big")
+    assert _by_eth_keys(digest, signature) is None
+    with pytest.raises(SignatureError):
+        recover(digest, signature)

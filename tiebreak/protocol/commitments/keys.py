@@ -18,15 +18,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from eth_hash.auto import keccak
-from eth_keys.datatypes import Signature
-from eth_keys.exceptions import BadSignature
-from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
 
 ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 """n, the order of secp256k1's base point (SEC 2, 2.4.1)."""
+_PRIME: Final = 2**256 - 2**32 - 977
+"""p of its field, y^2 = x^3 + 7."""
 SIGNATURE_BYTES: Final = 65
 MIN_PASSPHRASE_BYTES: Final = 8
 RANDOM_BYTES: Final = 48
@@ -108,13 +107,68 @@ def recover(digest: bytes, signature: bytes) -> Address:
     """The address whose key made the signature. Raises `SignatureError` unless it is well-formed and valid."""
     _check_digest(digest)
     r, s, v = _parse(signature)  # (1)
-    try:  # (2)
-        public = Signature(vrs=(v - 27, r, s)).recover_public_key_from_msg_hash(digest)
-        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), b"\x04" + public.to_bytes())
+    try:
+        # R has r as its x: a nonce whose x is n or more (chance 2^-128) would need another v, which is not allowed.
+        point = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), bytes([v - 25]) + signature[:32])
+        key = _signer(point, int.from_bytes(digest, "big"), r, s)  # (2)
         key.verify(utils.encode_dss_signature(r, s), digest, _VERIFY)  # (3)
-    except (BadSignature, ValidationError, ValueError, InvalidSignature) as error:
+    except (ValueError, InvalidSignature) as error:
         raise SignatureError("no secp256k1 key makes this signature over this digest") from error
     return address_of(key)
+
+
+def _signer(point: ec.EllipticCurvePublicKey, z: int, r: int, s: int) -> ec.EllipticCurvePublicKey:
+    """The key Q = (s R - z G) / r (SEC 1, 4.1.6). Raises `ValueError` where that is no point."""
+    inverse = pow(r, -1, ORDER)
+    factor = -z * inverse % ORDER
+    base = _affine(ec.derive_private_key(factor, ec.SECP256K1()).public_key()) if factor else _INFINITY
+    found = _add(_times(s * inverse % ORDER, _affine(point)), base)
+    if found[2] == 0:
+        raise ValueError("the point at infinity")
+    scale = pow(found[2], -1, _PRIME)
+    x, y = found[0] * scale**2 % _PRIME, found[1] * scale**3 % _PRIME
+    return ec.EllipticCurvePublicNumbers(x, y, ec.SECP256K1()).public_key()
+
+
+def _affine(key: ec.EllipticCurvePublicKey) -> "_Point":
+    numbers = key.public_numbers()
+    return numbers.x, numbers.y, 1
+
+
+_Point = tuple[int, int, int]
+"""Jacobian coordinates: (X / Z^2, Y / Z^3), and Z = 0 at infinity. Nothing here is secret, so time may vary."""
+_INFINITY: Final = (0, 1, 0)
+
+
+def _times(scalar: int, point: _Point) -> _Point:
+    result: _Point = _INFINITY
+    for bit in f"{scalar:b}":
+        result = _double(result)
+        if bit == "1":
+            result = _add(result, point)
+    return result
+
+
+def _double(point: _Point) -> _Point:
+    x, y, z = point
+    square = y * y % _PRIME
+    a, b = 4 * x * square % _PRIME, 3 * x * x % _PRIME
+    found = (b * b - 2 * a) % _PRIME
+    return found, (b * (a - found) - 8 * square * square) % _PRIME, 2 * y * z % _PRIME
+
+
+def _add(left: _Point, right: _Point) -> _Point:
+    if left[2] == 0 or right[2] == 0:
+        return right if left[2] == 0 else left
+    l2, r2 = left[2] ** 2 % _PRIME, right[2] ** 2 % _PRIME
+    u, w = left[0] * r2 % _PRIME, left[1] * r2 * right[2] % _PRIME
+    h, k = (right[0] * l2 - u) % _PRIME, (right[1] * l2 * left[2] - w) % _PRIME
+    if h == 0:
+        return _double(left) if k == 0 else _INFINITY
+    h2 = h * h % _PRIME
+    h3, v = h * h2 % _PRIME, u * h2 % _PRIME
+    x = (k * k - h3 - 2 * v) % _PRIME
+    return x, (k * (v - x) - w * h3) % _PRIME, h * left[2] * right[2] % _PRIME
 
 
 def verify(digest: bytes, signature: bytes, address: bytes) -> None:
