@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     )
     from tiebreak.engine.logged.policy import LoggedPolicy
     from tiebreak.engine.optimizers.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
-    from tiebreak.engine.run.agreement import Terms
     from tiebreak.engine.run.audit import SegmentAudit
     from tiebreak.protocol.commitments.keys import PrivateKey
+    from tiebreak.protocol.commitments.terms import Terms
     from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 
 _MODULES: Final = {
-    "tiebreak.engine.run.agreement": ("Terms",),
+    "tiebreak.protocol.commitments.terms": ("Terms",),
     "tiebreak.engine.run.audit": ("SegmentAudit",),
     "tiebreak.engine.capture.compile": ("Compiled",),
     "tiebreak.engine.logged.policy": ("LoggedPolicy",),

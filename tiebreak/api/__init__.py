@@ -1,1 +1,49 @@
-"""The library interface, in the words of a PyTorch user. Its names are those of `tiebreak` itself."""
+"""The library interface, in the words of a PyTorch user. Its names are those of `tiebreak` itself.
+
+The command line calls these modules through this package, `api.runs.open_run(...)`: each is imported when it is first
+used, so that a command that needs no torch does not wait for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tiebreak.api import audits as audits
+    from tiebreak.api import bundle as bundle
+    from tiebreak.api import calibrating as calibrating
+    from tiebreak.api import chains as chains
+    from tiebreak.api import datasets as datasets
+    from tiebreak.api import disputes as disputes
+    from tiebreak.api import environment as environment
+    from tiebreak.api import importing as importing
+    from tiebreak.api import keys as keys
+    from tiebreak.api import policies as policies
+    from tiebreak.api import progress as progress
+    from tiebreak.api import qualification as qualification
+    from tiebreak.api import running as running
+    from tiebreak.api import runs as runs
+
+_MODULES: Final = frozenset(
+    [
+        "audits",
+        "bundle",
+        "calibrating",
+        "chains",
+        "datasets",
+        "disputes",
+        "environment",
+        "importing",
+        "keys",
+        "policies",
+        "progress",
+        "qualification",
+        "running",
+        "runs",
+    ]
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tiebreak.api' has no attribute {name!r}")
+    return import_module(f"tiebreak.api.{name}")

@@ -16,11 +16,13 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
+from tiebreak.engine.run.cost import Cost, cost_of
 from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
@@ -74,6 +76,16 @@ class Bundle:
             data=compiled.data,
         )
 
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model, buffers too."""
+        return sum(tensor.numel() for name, tensor in self.state.items() if name.startswith(MODEL))
+
+    @property
+    def cost(self) -> Cost:
+        """What a step takes."""
+        return cost_of(self.program)
+
     def roots(self) -> dict[str, str]:
         """The three roots a job agrees on, in hex."""
         return {
@@ -98,6 +110,12 @@ class Bundle:
             write_tensors(made, STATE, self.state)
             write_tensors(made, DATA, self.data)
             made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
+
+
+def capture_bundle(task: Task) -> Bundle:
+    """Captures a task. Raises `ConfigurationError` that lists every operator without an exact form."""
+    made = compile_task(task)
+    return Bundle.of(made, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
 
 
 def load_bundle(folder: Path) -> Bundle:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from tiebreak.api.bundle import MANIFEST, Bundle, load_bundle
 from tiebreak.api.environment import describe, describe_cuda, usable_cores
 from tiebreak.api.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
@@ -15,6 +17,7 @@ from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress
 from tiebreak.engine.logged.divergence import settings_of
 from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
@@ -33,6 +36,22 @@ class Subject:
     state: Mapping[str, Tensor]
     data: Mapping[str, Tensor]
     steps: int
+
+
+def subject_of(name: str, bundle: Bundle) -> Subject:
+    """A captured job."""
+    return Subject(name=name, program=bundle.program, state=bundle.state, data=bundle.data, steps=bundle.steps)
+
+
+def subject_in(folder: Path) -> Subject:
+    """The run or the captured job in a folder. Raises `ConfigurationError` if there is neither."""
+    if (folder / "job.bin").is_file():
+        run = RunDirectory.open(folder)
+        state, data = run.state(0), run.data()
+        return Subject(name=str(folder), program=run.program, state=state, data=data, steps=run.job.steps)
+    if (folder / MANIFEST).is_file():
+        return subject_of(str(folder), load_bundle(folder))
+    raise ConfigurationError(f"expected a run or a captured job in {folder}, got no job.bin and no {MANIFEST}")
 
 
 def silent(_name: str) -> AbstractContextManager[OnProgress]:

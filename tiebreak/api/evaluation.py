@@ -6,9 +6,9 @@ Outside the job: nothing here is committed, so plain PyTorch may do it.
 import copy
 from collections.abc import Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from tiebreak.demo.tasks.plain import load_state
 from tiebreak.engine.capture.compile import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError
@@ -22,3 +22,16 @@ def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
     own = {name.removeprefix(MODEL): tensor for name, tensor in state.items() if name.startswith(MODEL)}
     load_state(model, own)
     return task.evaluate(model.eval())
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Overwrite parameters and buffers, all of them and no others, in place."""
+    own = dict([*model.named_parameters(), *model.named_buffers()])
+    if own.keys() != state.keys():
+        raise ConfigurationError(f"expected a state of {sorted(own)}, got {sorted(state)}")
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            raise ConfigurationError(f"expected {name} of shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(state[name])

@@ -17,7 +17,6 @@ Policy = LoggedPolicy | str | Path
 def calibrate(
     *tasks: Task, precision: int = MAX_PRECISION, steps: int = STEPS,
     orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
-    cache: bool = True,
 ) -> LoggedPolicy:  # fmt: skip
     """The policy of logged runs of some tasks, measured on this machine and all of its devices.
 
@@ -28,15 +27,15 @@ def calibrate(
     if not tasks:
         return proven_policy(precision)
     return calibrate_subjects(
-        [_subject(task, cache) for task in tasks], precision=precision, steps=steps,
+        [_subject(task) for task in tasks], precision=precision, steps=steps,
         orders=orders, margin=margin, share=share, threads=threads, seed=seed,
     )  # fmt: skip
 
 
-def _subject(task: object, cache: bool) -> Subject:
+def _subject(task: object) -> Subject:
     if not isinstance(task, Task):
         raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {type(task).__name__}")
-    made = capture(task, cache=cache)
+    made = capture(task)
     return Subject(name=task.name, program=made.program, state=made.state, data=made.data, steps=task.steps)
 
 

@@ -1,18 +1,50 @@
-"""Wires engine parts together for commands: an interpreter on a qualified device."""
+"""What computes a run: an interpreter by the rules of its job, on a device that passed the conformance vectors."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """How to compute; none of it changes a bit.
+
+    policy: this machine's own thresholds, for a run of policy `logged` [default: the proven bounds]. The others as in
+    `make_interpreter`.
+    """
+
+    threads: int | None = None
+    permute: int | None = None
+    device: str = "cpu"
+    policy: LoggedPolicy | None = None
+
+    def interpreter(self, run: RunDirectory) -> Interpreter:
+        """One for the run's program, on a qualified device."""
+        return make_interpreter(
+            run.program,
+            job=run.job,
+            policy=self.policy,
+            threads=self.threads,
+            permute=self.permute,
+            device=self.device,
+        )
+
+
+def use_threads(threads: int | None) -> None:
+    """Threads of torch in this process; None leaves torch's own choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def usable_device(name: str) -> torch.device:
@@ -44,8 +76,7 @@ def make_interpreter(
     threads: of torch. permute: seed of the order in which every reduction takes its terms. Raises `ConfigurationError`
     if the device computes anything else than the specification says, or the policy is not the job's.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     found = usable_device(device)
     precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
     # Of its own, so that the run's statistics are the run's.

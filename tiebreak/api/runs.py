@@ -5,32 +5,34 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from torch import Tensor, nn
 
+from tiebreak.api.audits import audit_chosen, segments_of
+from tiebreak.api.bundle import Bundle
 from tiebreak.api.keys import new_key
 from tiebreak.api.policies import Policy, as_policy
-from tiebreak.api.running import make_interpreter
+from tiebreak.api.progress import Tally, on_stderr
+from tiebreak.api.running import Machine
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
-from tiebreak.cli.agree import OFF_CHAIN
-from tiebreak.cli.audit import segments_of
-from tiebreak.cli.console import training_progress
+from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Optimizer
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.agreement import Rules, Terms, draft_job, sign_job
-from tiebreak.engine.run.audit import SegmentAudit, audit_segments, draw_segments, signed_records, steps_to_replay
+from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
+from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.engine.run.retention import Keep
-from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
+from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.tags import Digest
 
+OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
+"""Stands for the contract where there is none: no contract can live at this address (it is the precompile 0x01)."""
 NAMES: Final = "state_dict.tsv"
 MAX_NAMES_BYTES: Final = 1 << 26
 
@@ -109,24 +111,19 @@ class Run:
         keep: checkpoints that stay on disk, `all`, `every:M` or `last`; an audit computes again what was dropped.
         Raises `StateError` if the loss or the state is no longer finite; what is committed stays.
         """
-        if key is not None and key.address != self.job.trainer:
-            raise ConfigurationError(
-                f"expected the key of trainer 0x{self.job.trainer.hex()}, got 0x{key.address.hex()}"
-            )
-        if until is not None and not 1 <= until <= self.steps:
-            raise ConfigurationError(f"expected until of 1 to {self.steps} steps, got {until}")
-        console = Console(stderr=True, quiet=not progress)
-        with training_progress(console, "training", self.steps, self.step) as on_step:
+        tally = Tally()
+        with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
 
             def told(progress: Progress) -> None:
-                on_step(progress.step, progress.loss)
+                tally.step(progress)
+                on_step(progress.step, progress.loss, tally.words())
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
 
-            worker = Worker(
-                self._run, self._interpreter(self._run.policy()), key=key, on_progress=told, keep=Keep.parse(keep)
-            )
-            worker.work(until)
+            continue_run(
+                self._run, self._machine(self._run.policy()), key=key, until=until, keep=keep,
+                on_progress=told, on_commit=tally.commit,
+            )  # fmt: skip
         return self
 
     def audit(
@@ -153,14 +150,31 @@ class Run:
             chosen = draw_segments(len(records), sample, seed.encode(), root)
         else:
             chosen = segments_of(self._run, len(records), from_step, to_step)
-        console = Console(stderr=True, quiet=not progress)
-        with training_progress(console, "replaying", steps_to_replay(self._run, chosen)) as on_step:
-            return audit_segments(self._run, self._interpreter(as_policy(policy)), chosen, records, on_step)
+        return audit_chosen(self._run, chosen, records, self._machine(as_policy(policy)), quiet=not progress)
 
-    def _interpreter(self, policy: LoggedPolicy | None = None) -> Interpreter:
-        return make_interpreter(
-            self._run.program, job=self._run.job, policy=policy, threads=self._threads, device=self._device
-        )
+    def _machine(self, policy: LoggedPolicy | None) -> Machine:
+        return Machine(threads=self._threads, device=self._device, policy=policy)
+
+
+def continue_run(
+    run: RunDirectory, machine: Machine, *, key: PrivateKey | None, until: int | None, keep: str,
+    on_progress: OnProgress, on_commit: OnCommit, diverging: bool = False,
+) -> Digest:  # fmt: skip
+    """Computes from the last whole checkpoint to step `until` (default: the end); the root of the run tree so far.
+
+    diverging: go on where the state is no longer finite. Raises `ConfigurationError` for a key that is not the
+    trainer's, and for steps that the job has not.
+    """
+    job, kept = run.job, Keep.parse(keep)
+    if key is not None and key.address != job.trainer:
+        raise ConfigurationError(f"expected the key of trainer 0x{job.trainer.hex()}, got 0x{key.address.hex()}")
+    if until is not None and not 1 <= until <= job.steps:
+        raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
+    worker = Worker(
+        run, machine.interpreter(run), key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
+        stop_if_not_finite=not diverging,
+    )  # fmt: skip
+    return worker.work(until)
 
 
 def train(
@@ -168,7 +182,7 @@ def train(
     directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
-    device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all", cache: bool = True,
+    device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
     **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory; called again, it goes on where the run there stands. Returns the finished run.
@@ -180,7 +194,7 @@ def train(
     run = agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
         schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
-        policy=policy, precision=precision, device=device, threads=threads, cache=cache, **options,
+        policy=policy, precision=precision, device=device, threads=threads, **options,
     )  # fmt: skip
     return run.resume(trainer, progress=progress, keep=keep)
 
@@ -190,7 +204,7 @@ def agree(
     directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
-    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, cache: bool = True, **options: Any,
+    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, **options: Any,
 ) -> Run:  # fmt: skip
     """A run in which nothing is computed yet: the job is captured and signed by client and trainer.
 
@@ -210,28 +224,58 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    compiled = capture(task, cache=cache)
+    compiled = capture(task)
     client, trainer = client or new_key(), trainer or new_key()
     logged = as_policy(policy)
-    rules = Rules.of(logged, precision)
-    job = draft_job(
-        compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, client=client.address,
-        trainer=trainer.address, terms=terms or Terms(), policy=rules.policy, precision=rules.precision,
-        tolerances=rules.tolerances,
-    )  # fmt: skip
+    job = _draft(compiled, task.steps, task.checkpoint_interval, client, trainer, terms or Terms(), logged, precision)
     if there:
         opened = RunDirectory.open(folder)
         _check_same(opened.job, job, folder)
         return Run(opened, device=device, threads=threads)
-    signed = sign_job(job, domain or Domain(chain_id=0, contract=OFF_CHAIN), client=client, trainer=trainer)
-    made = RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, logged)
+    made = _create(folder, compiled, job, domain or Domain(chain_id=0, contract=OFF_CHAIN), client, trainer, logged)
     write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
     return Run(made, device=device, threads=threads)
 
 
+def agree_on(
+    bundle: Bundle, directory: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain,
+    policy: Policy | None = None, precision: int | None = None,
+) -> RunDirectory:  # fmt: skip
+    """As `agree`, for a job that was captured into files before (`tiebreak capture`)."""
+    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data), as_policy(policy)
+    job = _draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
+    return _create(directory, compiled, job, domain, client, trainer, logged)
+
+
+def _draft(
+    compiled: Compiled, steps: int, interval: int, client: PrivateKey, trainer: PrivateKey, terms: Terms,
+    policy: LoggedPolicy | None, precision: int | None,
+) -> Job:  # fmt: skip
+    rules = Rules.of(policy, precision)
+    return draft_job(
+        compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer.address,
+        terms=terms, policy=rules.policy, precision=rules.precision, tolerances=rules.tolerances,
+    )  # fmt: skip
+
+
+def _create(
+    folder: Path, compiled: Compiled, job: Job, domain: Domain, client: PrivateKey, trainer: PrivateKey,
+    policy: LoggedPolicy | None,
+) -> RunDirectory:  # fmt: skip
+    signed = sign_job(job, domain, client=client, trainer=trainer)
+    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, policy)
+
+
+def open_directory(directory: Path) -> RunDirectory:
+    """The files of a run, each checked when it is read. Raises as `open_run` does."""
+    if not directory.is_dir():
+        raise ConfigurationError(f"expected the folder of a run, got {directory}; make one with `tiebreak agree`")
+    return RunDirectory.open(directory)
+
+
 def open_run(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Run:
     """A run that is there, perhaps a stranger's. Raises `VerificationError` for what is not as its job says."""
-    return Run(RunDirectory.open(Path(directory)), device=device, threads=threads)
+    return Run(open_directory(Path(directory)), device=device, threads=threads)
 
 
 def _check_same(there: Job, wanted: Job, folder: Path) -> None:

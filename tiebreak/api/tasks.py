@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tiebreak.engine.capture.cache import default_cache
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, open_array
@@ -119,13 +118,12 @@ def _factors(schedule: Schedule | None, steps: int) -> tuple[float, ...] | None:
     return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
 
 
-def capture(task: Task, *, cache: bool = True) -> Compiled:
+def capture(task: Task) -> Compiled:
     """The task as a program, its initial state and its data.
 
-    cache: keep the captured step, and take it from there when nothing about it has changed. Raises `ConfigurationError`
-    that lists every operator without an exact form.
+    Raises `ConfigurationError` that lists every operator without an exact form.
     """
-    return compile_task(task, default_cache() if cache else None)
+    return compile_task(task)
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
+from tiebreak.api.progress import on_stderr
 from tiebreak.api.running import make_interpreter
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
-from tiebreak.cli.console import training_progress
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Optimizer, Task
 from tiebreak.engine.data import FactsCache, data_identities
@@ -45,7 +44,7 @@ class Trainer:
 
     def __init__(
         self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None, device: str = "cpu",
-        threads: int | None = None, cache: bool = True,
+        threads: int | None = None,
     ) -> None:  # fmt: skip
         if save_every is not None and (directory is None or save_every < 1):
             raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
@@ -57,7 +56,7 @@ class Trainer:
         """The loss of each of them."""
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Compiled = capture(task, cache=cache)
+        self._compiled: Compiled = capture(task)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
@@ -93,8 +92,7 @@ class Trainer:
         last = self.steps if until is None else until
         if not 0 <= last <= self.steps:
             raise ConfigurationError(f"expected until of at most {self.steps} steps, got {until}")
-        console = Console(stderr=True, quiet=not progress)
-        with training_progress(console, "training", self.steps, self.step) as on_step:
+        with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
             while self.step < last:
                 step = next(iter(self))
                 on_step(step.number, step.loss)
@@ -156,14 +154,14 @@ class Trainer:
 def reproducible(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
     seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
-    save_every: int | None = None, device: str = "cpu", threads: int | None = None, cache: bool = True, **options: Any,
+    save_every: int | None = None, device: str = "cpu", threads: int | None = None, **options: Any,
 ) -> Trainer:  # fmt: skip
     """Training whose every byte is fixed by model, data and settings, on any machine and with any number of threads.
 
     The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. Initial weights are what the
     module holds: seeded initialisation by torch is not the same everywhere, so share them as a file if others are to
     repeat the run. directory: where to save, every `save_every` steps and at the end; a save of the same run that is
-    there is gone on from. device: qualified before the first step. cache: of the captured step.
+    there is gone on from. device: qualified before the first step.
 
     Raises `ConfigurationError` before any work for what cannot be done, with every operator without an exact form.
     """
@@ -171,7 +169,7 @@ def reproducible(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
         checkpoint_every=1, **options,
     )  # fmt: skip
-    return Trainer(task, directory=directory, save_every=save_every, device=device, threads=threads, cache=cache)
+    return Trainer(task, directory=directory, save_every=save_every, device=device, threads=threads)
 
 
 def _state_root(state: State) -> str:

@@ -6,22 +6,15 @@ from typing import Any, Final
 
 import click
 
-from tiebreak.api.bundle import Bundle, load_bundle
-from tiebreak.api.running import policy_words
+from tiebreak import api
 from tiebreak.cli.keyfiles import load_key
 from tiebreak.cli.options import output_option
-from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.logged.policy import LoggedPolicy
-from tiebreak.engine.run.agreement import Rules, Terms, draft_job, sign_job
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import MAX_SECONDS
-from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms, ether
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
 WEI: Final = 10**18
-OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
-"""Stands for the contract where there is none: no contract can live at this address (it is the precompile 0x01)."""
 
 
 class Ether(click.ParamType[int]):
@@ -115,12 +108,10 @@ DEFAULTS: Final = Terms()
     help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
 )
 @click.option("--chain-id", type=click.IntRange(0), default=0, show_default=True, help="Chain of the contract.")
-@click.option(
-    "--contract", type=AddressType(), default=OFF_CHAIN, help="Contract that plays disputes.  [default: none]"
-)
+@click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]")
 def agree(
     captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,
-    chain_id: int, contract: Address, **terms: int,
+    chain_id: int, contract: Address | None, **terms: int,
 ) -> None:  # fmt: skip
     """Sign the CAPTURED job as client and trainer, into a new run folder.
 
@@ -132,40 +123,20 @@ def agree(
     trainer's log says: precision and tolerances are agreed on, thresholds are each party's own, and those of the file
     are the trainer's.
     """
-    policy = None if policy_file is None else LoggedPolicy.load(policy_file)
-    run = sign(
-        load_bundle(captured),
+    run = api.runs.agree_on(
+        api.bundle.load_bundle(captured),
         output,
         client=load_key(client_key),
         trainer=load_key(trainer_key),
         terms=Terms(**terms),
-        domain=Domain(chain_id=chain_id, contract=contract),
-        policy=policy,
+        domain=Domain(chain_id=chain_id, contract=api.runs.OFF_CHAIN if contract is None else contract),
+        policy=policy_file,
         precision=precision,
     )
-    click.echo(f"job     {run.job.id.hex()}")
-    click.echo(f"client  0x{run.job.client.hex()}")
-    click.echo(f"trainer 0x{run.job.trainer.hex()}")
-    click.echo(f"policy  {policy_words(run.job)}")
+    job = run.job
+    click.echo(f"job     {job.id.hex()}")
+    click.echo(f"client  0x{job.client.hex()}, pays {ether(job.reward)}")
+    click.echo(f"trainer 0x{job.trainer.hex()}, stakes {ether(job.trainer_stake)}")
+    click.echo(f"stake   {ether(job.challenger_stake)} of a challenger")
+    click.echo(f"policy  {api.running.policy_words(job)}")
     click.echo(f"run     {output}")
-
-
-def sign(
-    bundle: Bundle, folder: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain,
-    policy: LoggedPolicy | None = None, precision: int | None = None,
-) -> RunDirectory:  # fmt: skip
-    """The run directory of the bundle's job, signed by both; policy and precision as in `Rules.of`."""
-    compiled, rules = Compiled(bundle.program, bundle.state, bundle.data), Rules.of(policy, precision)
-    job = draft_job(
-        compiled,
-        steps=bundle.steps,
-        checkpoint_interval=bundle.checkpoint_interval,
-        client=client.address,
-        trainer=trainer.address,
-        terms=terms,
-        policy=rules.policy,
-        precision=rules.precision,
-        tolerances=rules.tolerances,
-    )
-    agreement = sign_job(job, domain, client=client, trainer=trainer)
-    return RunDirectory.create(folder, agreement, bundle.program, bundle.state, bundle.data, policy)

@@ -5,70 +5,33 @@ audit could not be made, for what it needs of the run is withheld or damaged; 1 
 """
 
 import json
-import math
 import secrets
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
 
-from tiebreak.api.running import make_interpreter
-from tiebreak.cli.console import training_progress
+from tiebreak import api
 from tiebreak.cli.options import device_option, output_option, permute_option, threads_option
-from tiebreak.cli.progress import Tally
-from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import LogReport
-from tiebreak.engine.logged.policy import LoggedPolicy
-from tiebreak.engine.run.audit import (
-    SegmentAudit,
-    audit_segments,
-    compare,
-    detection_probability,
-    draw_segments,
-    signed_records,
-    steps_to_replay,
-)
-from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
+
+if TYPE_CHECKING:
+    from tiebreak.api.running import Machine
+    from tiebreak.engine.logged.following import LogReport
+    from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
+    from tiebreak.engine.run.directory import RunDirectory
+    from tiebreak.protocol.commitments.job import SignedHead
 
 COULD_NOT_CHECK: Final = 3
 SHOWN_FINDINGS: Final = 5
-SHARES: Final = (0.01, 0.1)
-"""Of all segments: for how many false ones the chance of detection is printed, beside a single one."""
 
 
 class AuditFailure(VerificationError):
-    """The replay contradicts what the trainer signed."""
+    """The replay contradicts what the trainer signed. details: what belongs below its one sentence, a line each."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """How to compute; none of it changes a bit.
-
-    policy: the auditor's own thresholds, never the trainer's: with ones that are too small it would err, and accuse.
-    """
-
-    threads: int | None
-    permute: int | None
-    device: str
-    policy: Path | None
-
-    def interpreter(self, run: RunDirectory) -> Interpreter:
-        """One for the run's program, on a qualified device."""
-        return make_interpreter(
-            run.program,
-            job=run.job,
-            policy=None if self.policy is None else LoggedPolicy.load(self.policy),
-            threads=self.threads,
-            permute=self.permute,
-            device=self.device,
-        )
+    def __init__(self, sentence: str, details: list[str]) -> None:
+        super().__init__(sentence)
+        self.details = details
 
 
 policy_option: Final = click.option(
@@ -108,18 +71,20 @@ def audit(
 
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """
-    machine = Machine(threads=threads, permute=permute, device=device, policy=policy)
     report: dict[str, Any] = {"run": str(run)}
     try:
         _check_choice(segment, from_step, to_step, sample, seed)
-        trainer = RunDirectory.open(run)
+        trainer = api.runs.open_directory(run)
+        machine = api.running.Machine(
+            threads=threads, permute=permute, device=device, policy=api.policies.as_policy(policy)
+        )
         report["job"] = trainer.job.id.hex()
         if segment is None and from_step is None and to_step is None and sample is None:
             lines = _whole(trainer, output, machine, report)
         else:
             lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, report)
     except AuditFailure as failure:
-        return _end(report, "fraud", as_json, failure, 2)
+        return _end(report, "fraud", as_json, failure, 2, failure.details)
     except (CannotCheck, VerificationError) as error:
         return _end(report, "could not check", as_json, error, COULD_NOT_CHECK)
     report["verdict"] = "agrees"
@@ -137,128 +102,87 @@ def _check_choice(
         raise ConfigurationError("expected --seed together with --sample, got it alone")
 
 
-def _end(report: dict[str, Any], verdict: str, as_json: bool, error: TiebreakError, code: int) -> int:
+def _end(
+    report: dict[str, Any],
+    verdict: str,
+    as_json: bool,
+    error: TiebreakError,
+    code: int,
+    details: list[str] | None = None,
+) -> int:
     reason = " ".join(str(error).split())
     if as_json:
         click.echo(json.dumps(report | {"verdict": verdict, "reason": reason}))
-    click.echo(f"{type(error).__name__}: {reason}", err=True)
+    click.echo("\n".join([f"{type(error).__name__}: {reason}", *(details or [])]), err=True)
     return code
 
 
-def _whole(trainer: RunDirectory, output: Path, machine: Machine, report: dict[str, Any]) -> list[str]:
-    heads = trainer.heads()
-    if not heads:
-        raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
-    replay = open_replay(trainer, output)
-    last = replay.job.last_step(heads[-1].head.count - 1)
-    logs = CommittedLogs(trainer, signed_records(trainer)[0].__getitem__) if trainer.job.is_logged else None
-    root, log = _replay_whole(replay, last, machine, logs)
-    comparison = compare(replay, heads[-1])
-    report |= _of_head(heads[-1]) | {"kind": "whole", "steps": [1, last], "replayed_root": comparison.replayed.hex()}
+def _whole(trainer: "RunDirectory", output: Path, machine: "Machine", report: dict[str, Any]) -> list[str]:
+    done = api.audits.audit_whole(trainer, output, machine)
+    comparison = done.comparison
+    root = comparison.replayed.hex()
+    report |= _of_head(done.head) | {"kind": "whole", "steps": [1, done.last_step], "replayed_root": root}
     if trainer.job.is_logged:
-        report["log"] = _of_log(log)
+        report["log"] = _of_log(done.log)
     if not comparison.agrees:
-        raise AuditFailure(
-            f"expected run root {comparison.replayed.hex()} after {comparison.count} checkpoints, got "
-            f"{comparison.committed.hex()}, signed by 0x{replay.job.trainer.hex()}; see `tiebreak dispute`"
+        details = [f"  run root   expected {root}, got {comparison.committed.hex()}"]
+        raise _failure(
+            report, trainer, done.fraud, comparison.count, f"tiebreak dispute {trainer.path} {output}", details
         )
-    lines = _log_words(log) if trainer.job.is_logged else []
-    return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {last} steps"]
+    lines = _log_words(done.log) if trainer.job.is_logged else []
+    return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {done.last_step} steps"]
 
 
-def _replay_whole(
-    replay: RunDirectory, last: int, machine: Machine, logs: CommittedLogs | None
-) -> tuple[str, LogReport]:
-    with training_progress(Console(stderr=True), "replaying", replay.job.steps, replay.last_complete()) as on_step:
+def _failure(
+    report: dict[str, Any], trainer: "RunDirectory", fraud: "SegmentReport | None", count: int, following: str,
+    details: list[str],
+) -> AuditFailure:  # fmt: skip
+    """The sentence that says where a run first differs, what was expected there, and what to do next."""
+    if fraud is not None:
+        committed, replayed = fraud.committed, fraud.replayed
+        details = [*details, f"  record     expected {replayed.digest.hex()}, got {committed.digest.hex()}"]
+        report["first_difference"] = {"checkpoint": fraud.checkpoint, "steps": [fraud.first_step, fraud.last_step]}
+    details = [*details, f"  signed by  0x{trainer.job.trainer.hex()}", f"  next       {following}"]
+    return AuditFailure(api.audits.difference(fraud, count), details)
 
-        def told(progress: Progress) -> None:
-            tally.step(progress)
-            on_step(progress.step, progress.loss, tally.words())
 
-        interpreter, tally = machine.interpreter(replay), Tally()
-        worker = Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs)
-        return worker.work(last).hex(), worker.log_report
-
-
-def _of_head(head: SignedHead) -> dict[str, Any]:
+def _of_head(head: "SignedHead") -> dict[str, Any]:
     return {"head": {"count": head.head.count, "run_root": head.head.run_root.hex()}}
 
 
-def open_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
-    """The auditor's run of the same job, made from the job's own inputs if it is not there yet."""
-    if (folder / "job.bin").exists():
-        replay = RunDirectory.open(folder)
-        if replay.job != trainer.job:
-            raise ConfigurationError(f"{folder}: expected a replay of job {trainer.job.id.hex()}, got another job's")
-        return replay
-    return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data())
-
-
 def _parts(
-    trainer: RunDirectory, segment: int | None, steps: tuple[int | None, int | None], sample: int | None,
-    seed: str | None, machine: Machine, report: dict[str, Any],
+    trainer: "RunDirectory", segment: int | None, steps: tuple[int | None, int | None], sample: int | None,
+    seed: str | None, machine: "Machine", report: dict[str, Any],
 ) -> list[str]:  # fmt: skip
-    records, head = signed_records(trainer)
-    lines = []
+    drawn = secrets.token_hex(16) if seed is None else seed
+    choice = api.audits.choose_segments(
+        trainer, segment=segment, first=steps[0], last=steps[1], sample=sample, seed=drawn
+    )
+    total, lines = len(choice.records), []
     if sample is not None:
-        seed = secrets.token_hex(16) if seed is None else seed
-        chosen: tuple[int, ...] = draw_segments(len(records), sample, seed.encode(), head.head.run_root)
-        chances = _chances(len(records), sample)
-        report |= {"seed": seed, "detection": [{"false": x, "probability": p} for x, p in chances]}
-        lines = [f"sample     {sample} of {len(records)} segments, drawn from the seed {seed} and the signed root"]
-        lines.append(f"detection  {'; '.join(f'{_false(x)}: {100 * p:.3g}%' for x, p in chances)}")
-    else:
-        chosen = (segment,) if segment is not None else segments_of(trainer, len(records), *steps)
-    report |= _of_head(head) | {"kind": "segments" if sample is None else "sample", "wanted": list(chosen)}
-    done = _replay(trainer, chosen, machine, records)
+        report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in choice.detection]}
+        lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
+        lines.append(f"detection  {'; '.join(f'{_false(x)}: {100 * p:.3g}%' for x, p in choice.detection)}")
+    kind = "segments" if sample is None else "sample"
+    report |= _of_head(choice.head) | {"kind": kind, "wanted": list(choice.segments)}
+    done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine)
     report |= _of_audit(done)
     if trainer.job.is_logged:
         report["log"] = _of_log(done.log)
         lines += _log_words(done.log)
     for step in done.refused:
         click.echo(f"warning: the state after step {step} is not what was committed; not used", err=True)
-    if (fraud := done.fraud) is not None:
-        raise AuditFailure(
-            f"steps {fraud.first_step} to {fraud.last_step}: expected record {fraud.replayed.digest.hex()}, got "
-            f"{fraud.committed.digest.hex()}, signed by 0x{trainer.job.trainer.hex()}; see a whole `tiebreak audit`"
-        )
+    if done.fraud is not None:
+        following = f"tiebreak audit {trainer.path}: a whole audit makes the replay that a dispute needs"
+        raise _failure(report, trainer, done.fraud, total, following, [])
     return [*lines, *_words(done)]
-
-
-def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:
-    """The signed segments that hold the steps `first` (default: the first) to `last` (default: the last signed)."""
-    job = trainer.job
-    signed = job.last_step(count - 1)
-    first, last = 1 if first is None else first, signed if last is None else last
-    if not 1 <= first <= last <= signed:
-        raise ConfigurationError(f"expected steps within 1 to {signed}, which are signed, got {first} to {last}")
-    return tuple(range(job.checkpoint_of(first), job.checkpoint_of(last) + 1))
-
-
-def _replay(trainer: RunDirectory, chosen: tuple[int, ...], machine: Machine, records: list[Any]) -> SegmentAudit:
-    if chosen[-1] >= len(records):
-        raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {chosen[-1]}")
-    interpreter, total = machine.interpreter(trainer), steps_to_replay(trainer, chosen)
-    started = time.perf_counter()
-    with training_progress(Console(stderr=True), "replaying", total) as on_step:
-
-        def told(done: int, loss: float) -> None:
-            rate = done / (time.perf_counter() - started)
-            on_step(done, loss, f"{rate:.3g} steps/s, {max(0, total - done) / rate:.0f} s left")
-
-        return audit_segments(trainer, interpreter, chosen, records, told)
-
-
-def _chances(total: int, sample: int) -> list[tuple[int, float]]:
-    counts = dict.fromkeys([1, *(max(1, math.ceil(share * total)) for share in SHARES)])
-    return [(count, detection_probability(total, sample, count)) for count in counts]
 
 
 def _false(count: int) -> str:
     return "one false segment" if count == 1 else f"{count} false segments"
 
 
-def _of_audit(done: SegmentAudit) -> dict[str, Any]:
+def _of_audit(done: "SegmentAudit") -> dict[str, Any]:
     return {
         "checked": [[r.checkpoint, r.first_step, r.last_step] for r in done.checked],
         "not_checked": done.total - len(done.checked),
@@ -269,12 +193,12 @@ def _of_audit(done: SegmentAudit) -> dict[str, Any]:
     }
 
 
-def _of_log(log: LogReport) -> dict[str, Any]:
+def _of_log(log: "LogReport") -> dict[str, Any]:
     counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
     return {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
 
 
-def _log_words(log: LogReport) -> list[str]:
+def _log_words(log: "LogReport") -> list[str]:
     """What following the logs came to; findings convict nobody, so they are told beside the verdict."""
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]
     for count, what in ((log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")):
@@ -283,7 +207,7 @@ def _log_words(log: LogReport) -> list[str]:
     return [*lines, *(f"           {finding}" for finding in log.findings[:SHOWN_FINDINGS])]
 
 
-def _words(done: SegmentAudit) -> list[str]:
+def _words(done: "SegmentAudit") -> list[str]:
     """What was checked, and what was not."""
     spans: list[list[int]] = []
     for report in done.checked:

@@ -3,31 +3,34 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tiebreak.api.bundle import MANIFEST, Bundle, load_bundle
-from tiebreak.api.calibrating import MAX_ORDERS, Subject, calibrate_subjects
+from tiebreak import api, demo
 from tiebreak.cli.capture import captured
-from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.cache import default_cache
-from tiebreak.engine.logged.calibration import MARGIN, MAX_MARGIN, SHARE, OnProgress, proven_policy
-from tiebreak.engine.logged.policy import KindEvidence, LoggedPolicy
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
-from tiebreak.protocol.program.rounding import SumKind
+
+if TYPE_CHECKING:
+    from tiebreak.api.calibrating import Subject
+    from tiebreak.engine.logged.calibration import OnProgress
+    from tiebreak.engine.logged.policy import KindEvidence, LoggedPolicy
+
+MAX_ORDERS, MAX_MARGIN = 100, 2.0**20
+STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
+"""Those of `tiebreak.calibrate`, which is not imported for its help alone."""
 
 
 @click.command()
 @click.argument("sources", metavar="TASK-OR-RUN...", nargs=-1)
 @click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION), default=MAX_PRECISION,
               show_default=True, help="Bits to which sums and functions are rounded.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Steps of each program.")
-@click.option("--orders", type=click.IntRange(1, MAX_ORDERS), default=4, show_default=True,
+@click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True, help="Steps of each program.")
+@click.option("--orders", type=click.IntRange(1, MAX_ORDERS), default=ORDERS, show_default=True,
               help="Random orders of the terms of each sum, on each kernel and device.")  # fmt: skip
 @click.option("--margin", type=click.FloatRange(1, MAX_MARGIN), default=MARGIN, show_default=True,
               help="The thresholds are so many times what was seen.")  # fmt: skip
@@ -61,10 +64,10 @@ def calibrate(
         got = "both" if proven else "neither"
         raise ConfigurationError(f"expected tasks or runs to measure, or --proven, got {got}")
     if proven:
-        policy = proven_policy(precision)
+        policy = api.policies.calibrate(precision=precision)
     else:
         console = Console(stderr=True)
-        policy = calibrate_subjects(
+        policy = api.calibrating.calibrate_subjects(
             subjects(sources),
             precision=precision, steps=steps, orders=orders, margin=margin, share=share,
             threads=threads, devices=devices or None, seed=seed, progress=lambda name: _progress(console, name),
@@ -74,27 +77,19 @@ def calibrate(
     click.echo(f"policy {policy.digest} in {output}")
 
 
-def subjects(sources: tuple[str, ...]) -> Iterator[Subject]:
+def subjects(sources: tuple[str, ...]) -> Iterator["Subject"]:
     """What each source stands for, one at a time: a folder of a run or a captured job, else a task."""
     for source in sources:
         folder = Path(source)
-        if (folder / "job.bin").is_file():
-            run = RunDirectory.open(folder)
-            yield Subject(name=source, program=run.program, state=run.state(0), data=run.data(), steps=run.job.steps)
-        elif (folder / MANIFEST).is_file():
-            yield _of_bundle(source, load_bundle(folder))
-        elif folder.is_dir():
-            raise ConfigurationError(f"expected a run or a captured job in {folder}, got no job.bin and no {MANIFEST}")
+        if folder.is_dir():
+            yield api.calibrating.subject_in(folder)
         else:
-            yield _of_bundle(source, captured(load_task(source), default_cache()))
-
-
-def _of_bundle(source: str, bundle: Bundle) -> Subject:
-    return Subject(name=source, program=bundle.program, state=bundle.state, data=bundle.data, steps=bundle.steps)
+            bundle = captured(demo.loader.load_task(source))
+            yield api.calibrating.subject_of(source, bundle)
 
 
 @contextmanager
-def _progress(console: Console, name: str) -> Iterator[OnProgress]:
+def _progress(console: Console, name: str) -> Iterator["OnProgress"]:
     """A bar on a terminal, ten lines elsewhere."""
     if not console.is_terminal:
         yield lambda done, total: _line(console, name, done, total)
@@ -113,9 +108,9 @@ def _line(console: Console, name: str, done: int, total: int) -> None:
         console.print(escape(f"comparing {name}: sum {done} of {total}"), highlight=False, soft_wrap=True)
 
 
-def show(policy: LoggedPolicy) -> None:
+def show(policy: "LoggedPolicy") -> None:
     """Print a policy: a column for each kind of sum."""
-    kinds = [kind for kind in SumKind if policy.tolerances[kind]]
+    kinds = [kind for kind, tolerance in policy.tolerances.items() if tolerance]
     click.echo(f"{policy.precision} bits, computed in FP64; thresholds and divergences in units of u times")
     click.echo("the norm of an element's terms, the tolerance as a share of the gap between its neighbours")
     click.echo("".join([" " * 28, *(f"{kind.name.lower():>14}" for kind in kinds)]))

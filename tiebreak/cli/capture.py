@@ -3,56 +3,49 @@
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tiebreak.api.bundle import Bundle
+from tiebreak import api, demo
 from tiebreak.cli.options import output_option, steps_option, task_argument
-from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.cache import CaptureCache, default_cache
-from tiebreak.engine.capture.compile import MODEL, compile_task
-from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.cost import cost_of
+
+if TYPE_CHECKING:
+    from tiebreak.api.bundle import Bundle
+    from tiebreak.engine.capture.task import Task
 
 
 @click.command()
 @task_argument
 @output_option("captured", "New or empty folder for the captured job.")
 @steps_option
-@click.option("--no-cache", is_flag=True, help="Capture the step anew, and do not keep it.")
-def capture(task: str, output: Path, steps: int | None, no_cache: bool) -> None:
+def capture(task: str, output: Path, steps: int | None) -> None:
     """Capture TASK as a program that any party can run without its code.
 
-    TASK is digits, text, or a Python file of your own that defines task() and returns an
-    tiebreak.engine.capture.task.Task. The file is
+    TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
     run, so capture only what you wrote or read. What comes out is data: the training step as a list of instructions,
     the initial state and the data, named by the roots that a job is signed over. Give the folder to a trainer.
 
-    An operator without an exact form is an error that lists every such operator with its place in the model. A step
-    that was captured before, to the last number in it, is taken from a cache; TIEBREAK_CACHE says where that is.
+    An operator without an exact form is an error that lists every such operator with its place in the model.
     """
-    loaded = load_task(task, steps=steps)
-    cache = None if no_cache else default_cache()
+    loaded = demo.loader.load_task(task, steps=steps)
     started = time.perf_counter()
-    bundle = captured(loaded, cache)
+    bundle = captured(loaded)
     seconds = time.perf_counter() - started
     bundle.save(output)
-    how = "captured anew" if cache is None else cache.outcome
-    show(bundle, output, {"capture": f"{seconds:.1f} s, {how}"})
+    show(bundle, output, {"capture": f"{seconds:.1f} s"})
 
 
-def captured(task: Task, cache: CaptureCache | None) -> Bundle:
+def captured(task: "Task") -> "Bundle":
     """The task's bundle; a spinner with the time on a terminal, one line elsewhere."""
+    with _waiting(f"capturing {task.name}"):
+        return api.bundle.capture_bundle(task)
+
+
+def _waiting(title: str) -> AbstractContextManager[Any]:
     console = Console(stderr=True)
-    with _waiting(console, f"capturing {task.name}"):
-        compiled = compile_task(task, cache)
-    return Bundle.of(compiled, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
-
-
-def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
     if not console.is_terminal:
         console.print(f"{title} ...", highlight=False, markup=False)
         return nullcontext()
@@ -64,16 +57,15 @@ def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
     return progress
 
 
-def show(bundle: Bundle, folder: Path, more: dict[str, str] | None = None) -> None:
+def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> None:
     """Print what a bundle holds, a line for each thing; `more` comes after what is counted."""
-    program, cost = bundle.program, cost_of(bundle.program)
-    parameters = sum(t.numel() for name, t in bundle.state.items() if name.startswith(MODEL))
+    program, cost = bundle.program, bundle.cost
     rows = {
         "job": bundle.name,
         "steps": f"{bundle.steps}, a checkpoint every {bundle.checkpoint_interval}",
         "program": f"{len(program.body)} instructions, {len(bundle.state)} state entries",
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
-        "model": f"{parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
+        "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
         **(more or {}),
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},

@@ -1,24 +1,16 @@
 """`tiebreak data`: datasets to arrays that a task maps, and the ids of arrays."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tiebreak.api.datasets import hugging_face
-from tiebreak.api.datasets.arrays import import_arrays
-from tiebreak.api.datasets.folder import OnBytes, importing, open_folder
-from tiebreak.api.datasets.text import CUTS, LENGTHS, TOKENS, Counts, Layout, import_texts
-from tiebreak.api.datasets.tokenizing import ByteTokens, TokenizerFile, Tokens
+from tiebreak import api
 from tiebreak.cli.options import output_option
-from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy, open_raw, open_safetensors
 from tiebreak.protocol.errors import ConfigurationError
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+CUTS = ("files", "lines", "paragraphs")
 
 
 @click.group()
@@ -56,17 +48,8 @@ def arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str |
     float16, bfloat16 and integers of any width are converted exactly, float64 is rounded to nearest. Arrays are named
     after their files, or as in a .safetensors file. Objects (pickled data) are refused.
     """
-    found: dict[str, ArrayFile] = {}
-    for path in files:
-        for name, array in _named(path, dtype, offset, _shape(shape)).items():
-            if name in found:
-                raise ConfigurationError(f"expected each array once, got {name} in {found[name].path} and in {path}")
-            found[name] = array
-    source = {"kind": "arrays", "files": [path.name for path in files]}
-    total = sum(array.nbytes for array in found.values())
-    with importing(output, source) as made, _progress("importing", total) as on_bytes:
-        import_arrays(made, found, on_bytes)
-    _show(open_folder(output), cache=None)
+    api.importing.import_files(files, output, dtype=dtype, offset=offset, shape=_shape(shape))
+    _show(output, cached=False)
 
 
 def _token_options(function: Any) -> Any:
@@ -85,7 +68,7 @@ def _token_options(function: Any) -> Any:
 
 @import_group.command(name="text")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--cut", type=click.Choice(list(CUTS)), default="files", show_default=True, help="What is one text.")
+@click.option("--cut", type=click.Choice(CUTS), default="files", show_default=True, help="What is one text.")
 @_token_options
 @output_option("imported", "New or empty folder for the arrays.")
 def text(files: tuple[Path, ...], cut: str, output: Path, **settings: Any) -> None:
@@ -95,13 +78,9 @@ def text(files: tuple[Path, ...], cut: str, output: Path, **settings: Any) -> No
     each text, and `lengths`. A text is tokenized as a whole and has at most 4 MiB: cut larger files into lines or
     paragraphs. Empty texts are left out.
     """
-    tokens, layout = _tokens(**settings)
-    source = {"kind": "text", "files": [path.name for path in files], "cut": cut} | _described(tokens, settings)
-    total = sum(path.stat().st_size for path in files if path.is_file())
-    with importing(output, source) as made, _progress("importing", total) as on_bytes:
-        counts = import_texts(made, CUTS[cut](files, on_bytes), tokens, layout)
-    _show_counts(counts)
-    _show(open_folder(output), cache=None)
+    counts = api.importing.import_text(files, output, cut=cut, settings=settings)
+    _show_counts(counts.texts, counts.tokens, counts.cut)
+    _show(output, cached=False)
 
 
 @import_group.command(name="hf")
@@ -119,22 +98,12 @@ def hf(
     Columns of numbers, and of lists of numbers of one shape, become arrays of the columns' names; row i of each is
     example i. Needs the extra tiebreak[hf].
     """
-    dataset = hugging_face.open_dataset(folder, split)
-    if text_column is not None and columns and settings["rows"] is None:
-        raise ConfigurationError("expected --rows with --column and --text, so that row i of each array is example i")
-    tokens, layout = _tokens(**settings)
-    chosen = list(dict.fromkeys(columns)) or ([] if text_column is not None else hugging_face.numeric_columns(dataset))
-    source = {"kind": "hf", "split": split, "columns": chosen, "text": text_column} | _described(tokens, settings)
-    if text_column is not None and (taken := {TOKENS, LENGTHS} & set(chosen)):
-        raise ConfigurationError(f"expected other names than those of the tokens, got {sorted(taken)}; rename columns")
-    passes = bool(chosen) + (text_column is not None)
-    with importing(output, source) as made, _progress("importing", passes * len(dataset)) as on_rows:
-        if chosen:
-            hugging_face.import_columns(made, dataset, chosen, on_rows)
-        if text_column is not None:
-            found = hugging_face.texts(dataset, text_column, on_rows)
-            _show_counts(import_texts(made, found, tokens, layout, keep_empty=layout.rows is not None))
-    _show(open_folder(output), cache=None)
+    counts = api.importing.import_dataset(
+        folder, output, split=split, columns=columns, text=text_column, settings=settings
+    )
+    if counts is not None:
+        _show_counts(counts.texts, counts.tokens, counts.cut)
+    _show(output, cached=False)
 
 
 @data.command()
@@ -147,21 +116,7 @@ def root(paths: tuple[Path, ...], no_cache: bool) -> None:
     each file and kept in the cache as long as the file does not change.
     """
     for path in paths:
-        found = open_folder(path) if path.is_dir() else _named(path, None, 0, None)
-        _show(found, cache=None if no_cache else FactsCache())
-
-
-def _named(path: Path, dtype: str | None, offset: int, shape: tuple[int, ...] | None) -> dict[str, ArrayFile]:
-    """The arrays of a file, by name."""
-    if dtype is not None:
-        return {path.stem: open_raw(path, dtype, shape, offset)}
-    if shape is not None or offset:
-        raise ConfigurationError("expected --dtype with --shape and --offset, which are for raw bytes")
-    if path.suffix == ".safetensors":
-        return open_safetensors(path)
-    if path.suffix != ".npy":
-        raise ConfigurationError(f"expected .npy, .safetensors, or --dtype for raw bytes, got {path}")
-    return {path.stem: open_npy(path)}
+        _show(path, cached=not no_cache)
 
 
 def _shape(given: str | None) -> tuple[int, ...] | None:
@@ -171,45 +126,13 @@ def _shape(given: str | None) -> tuple[int, ...] | None:
         raise ConfigurationError(f"expected a shape such as 60000,28,28, got {given!r}") from error
 
 
-def _tokens(
-    tokenizer: Path | None, separator: str | None, rows: int | None, padding: str | None
-) -> tuple[Tokens, Layout]:
-    """What the options of texts ask for."""
-    tokens: Tokens = ByteTokens() if tokenizer is None else TokenizerFile(tokenizer)
-    fill = None if padding is None else tokens.special(padding)
-    if fill is not None and len(fill) != 1:
-        raise ConfigurationError(f"expected a padding of one token, got {len(fill)}")
-    return tokens, Layout(
-        separator=None if separator is None else tokens.special(separator),
-        rows=rows,
-        padding=None if fill is None else int(fill[0]),
-    )
-
-
-def _described(tokens: Tokens, settings: dict[str, Any]) -> dict[str, Any]:
-    return tokens.description | {name: settings[name] for name in ("separator", "rows", "padding")}
-
-
-def _show(found: dict[str, ArrayFile], cache: FactsCache | None) -> None:
+def _show(path: Path, *, cached: bool) -> None:
     """A line for each array; its id is computed now if need be."""
-    for name, array in found.items():
-        with _progress(f"reading {name}", array.nbytes) as on_bytes:
-            facts = examine(array, cache=cache, on_bytes=on_bytes)
+    for name, array, facts in api.importing.facts(path, cached=cached):
         shape = " x ".join(map(str, array.shape)) or "one"
         note = f"  {facts.not_finite} not finite: no task takes it" if facts.not_finite else ""
         click.echo(f"{name:<20}{array.element:<6}{shape:<24}{facts.identity.hex()}{note}")
 
 
-def _show_counts(counts: Counts) -> None:
-    cut = f", {counts.cut} cut off at the row's length" if counts.cut else ""
-    click.echo(f"{counts.texts} texts, {counts.tokens} tokens{cut}")
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[OnBytes]:
-    """A bar on a terminal's standard error; elsewhere nothing."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(title, total=total)
-        yield lambda more: progress.update(bar, advance=more)
+def _show_counts(texts: int, tokens: int, cut: int) -> None:
+    click.echo(f"{texts} texts, {tokens} tokens{f', {cut} cut off at the length of a row' if cut else ''}")

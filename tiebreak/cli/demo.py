@@ -6,8 +6,8 @@ from typing import Final
 import click
 from rich.console import Console
 
+import tiebreak.demo
 from tiebreak.cli.options import output_option
-from tiebreak.demo.run import run_demo
 from tiebreak.protocol.errors import VerificationError
 
 WIDTH: Final = 150
@@ -28,6 +28,6 @@ def demo(output: Path) -> None:
     down to that number and loses its stake in an embedded Ethereum chain. Writes report.html, report.md, result.json.
     """
     console = Console()
-    result = run_demo(output, console if console.is_terminal else Console(width=WIDTH))
+    result = tiebreak.demo.run.run_demo(output, console if console.is_terminal else Console(width=WIDTH))
     if not result.succeeded:
         raise DemoFailure("an audit disagreed or a game was decided for the wrong side; see the report")

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from tiebreak import api
 from tiebreak.cli.keyfiles import load_key
-from tiebreak.protocol.chain import Chain, Creation
-from tiebreak.protocol.chain.deployments import check_deployment, document, read_deployment, require_chain
 from tiebreak.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tiebreak.protocol.chain import Creation
 
 
 @click.command()
@@ -41,34 +44,24 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
     With --check FILE nothing is sent and no key is needed: the command recreates each contract in a call and compares
     what would stand there with what does, byte for byte. Check a deployment like that before you pay money into it.
     """
-    chain = Chain.connect(rpc)
-    if chain_id is not None:
-        require_chain(chain, chain_id)
-    if checked is not None:
-        file = read_deployment(checked)
-        check_deployment(chain, file)
-        for name, standing in file.contracts.items():
-            click.echo(f"{name:<16}0x{standing.address.hex()}  this version's code")
-        return
-    if key is None:
+    if checked is None and key is None:
         raise ConfigurationError("expected --key FILE of the account that pays, or --check FILE, got neither")
-    if output.exists():
+    if checked is None and output.exists():
         raise ConfigurationError(f"{output} already exists; choose another --output")
-    _deploy(chain, key, output)
-
-
-def _deploy(chain: Chain, key: Path, output: Path) -> None:
+    chain = api.chains.connect(rpc, chain_id)
+    if checked is not None:
+        for name, address in api.chains.check(chain, checked).items():
+            click.echo(f"{name:<16}0x{address.hex()}  this version's code")
+        return
+    assert key is not None  # else neither was given
     signer = load_key(key)
-    creations: list[Creation] = []
-
-    def made(creation: Creation) -> None:
-        creations.append(creation)
-        click.echo(f"{creation.name:<16}0x{creation.address.hex()}  {creation.gas_used} gas, block {creation.block}")
-
     click.echo(f"{'chain id':<16}{chain.chain_id}")
     click.echo(f"{'deployer':<16}0x{signer.address.hex()}")
-    chain.deploy(signer, made)
-    # What was deployed is read back: the file must not say more than what stands there.
-    chain.attach(chain.deployment.board)
-    output.write_text(json.dumps(document(chain, signer.address, creations), indent=1) + "\n", "utf-8")
-    click.echo(f"{'in all':<16}{sum(c.gas_used for c in creations)} gas; written to {output}")
+    document = api.chains.deploy(chain, signer, _show)
+    output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    gas = sum(contract["gasUsed"] for contract in document["contracts"].values())
+    click.echo(f"{'in all':<16}{gas} gas; written to {output}")
+
+
+def _show(creation: "Creation") -> None:
+    click.echo(f"{creation.name:<16}0x{creation.address.hex()}  {creation.gas_used} gas, block {creation.block}")

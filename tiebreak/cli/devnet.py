@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
-from tiebreak.api.keys import save_key
+from tiebreak import api
 from tiebreak.cli.keyfiles import passphrase
-from tiebreak.protocol.chain import Chain, Deployment
-from tiebreak.protocol.chain.devnet import BALANCE, MAX_ACCOUNTS, MNEMONIC, RunningNode, dev_secrets, running_node
-from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import ether
 
+if TYPE_CHECKING:
+    from tiebreak.api.chains import Devnet
+
+MAX_ACCOUNTS = 100
 WATCH_SECONDS = 0.5
 """How often to look whether the node is still there."""
 
@@ -53,28 +56,25 @@ def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path
     In another terminal, play there through `tiebreak.protocol.chain.Chain.connect(URL)` and `attach(BOARD)`; see
     docs/chain.md.
     """
-    secrets = dev_secrets(accounts)
-    signers = [PrivateKey.from_int(secret) for secret in secrets]
-    if keys is not None:
-        _write_keys(keys, signers)
+    word = None if keys is None else _folder_for_keys(keys)
     with (
         _terminated(),
-        running_node(port=port, accounts=accounts, block_seconds=block_time, embedded=embedded) as node,
+        api.chains.devnet(port=port, accounts=accounts, block_seconds=block_time, embedded=embedded) as running,
     ):
-        chain = Chain.connect(node.url)
-        deployment = chain.deploy(signers[0])
-        show = _print_json if as_json else _print_table
-        show(node, chain, deployment, list(zip(signers, secrets, strict=True)))
-        _wait(node)
+        if keys is not None and word is not None:
+            for index, (signer, _) in enumerate(running.accounts):
+                api.keys.save_key(signer, keys / f"account-{index}.pem", word)
+        (_print_json if as_json else _print_table)(running)
+        _wait(running)
     if not as_json:
         click.echo("stopped")
 
 
-def _wait(node: RunningNode) -> None:
+def _wait(running: "Devnet") -> None:
     """Until Ctrl-C. Raises `NodeError` if the node ends before."""
     try:
         while True:
-            node.check()
+            running.node.check()
             time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
         return
@@ -94,37 +94,32 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write_keys(folder: Path, signers: list[PrivateKey]) -> None:
+def _folder_for_keys(folder: Path) -> str:
+    """Makes it, and asks for the passphrase before the chain starts."""
     folder.mkdir(parents=True, exist_ok=True)
-    word = passphrase(folder)
-    for index, signer in enumerate(signers):
-        save_key(signer, folder / f"account-{index}.pem", word)
+    return passphrase(folder)
 
 
-def _print_table(
-    node: RunningNode, chain: Chain, deployment: Deployment, accounts: list[tuple[PrivateKey, int]]
-) -> None:
-    click.echo(f"{'RPC':<16}{node.url} ({node.kind})")
-    click.echo(f"{'chain id':<16}{chain.chain_id}")
-    for name, address in deployment.named().items():
+def _print_table(running: "Devnet") -> None:
+    click.echo(f"{'RPC':<16}{running.node.url} ({running.node.kind})")
+    click.echo(f"{'chain id':<16}{running.chain.chain_id}")
+    for name, address in running.deployment.named().items():
         click.echo(f"{name:<16}0x{address.hex()}")
-    click.echo(f"{'mnemonic':<16}{MNEMONIC}")
-    for index, (signer, secret) in enumerate(accounts):
+    click.echo(f"{'mnemonic':<16}{running.mnemonic}")
+    for index, (signer, secret) in enumerate(running.accounts):
         click.echo(f"{f'account {index}':<16}0x{signer.address.hex()}  key 0x{secret:064x}")
-    click.echo(f"Each account started with {BALANCE // 10**18} ether. These keys are public. Ctrl-C stops the chain.")
+    click.echo(f"Each account started with {ether(running.balance)}. These keys are public. Ctrl-C stops the chain.")
 
 
-def _print_json(
-    node: RunningNode, chain: Chain, deployment: Deployment, accounts: list[tuple[PrivateKey, int]]
-) -> None:
+def _print_json(running: "Devnet") -> None:
     document = {
-        "rpc": node.url,
-        "node": node.kind,
-        "chainId": chain.chain_id,
-        "contracts": {name: f"0x{address.hex()}" for name, address in deployment.named().items()},
-        "mnemonic": MNEMONIC,
+        "rpc": running.node.url,
+        "node": running.node.kind,
+        "chainId": running.chain.chain_id,
+        "contracts": {name: f"0x{address.hex()}" for name, address in running.deployment.named().items()},
+        "mnemonic": running.mnemonic,
         "accounts": [
-            {"address": f"0x{signer.address.hex()}", "key": f"0x{secret:064x}"} for signer, secret in accounts
+            {"address": f"0x{signer.address.hex()}", "key": f"0x{secret:064x}"} for signer, secret in running.accounts
         ],
     }
     click.echo(json.dumps(document, indent=1))

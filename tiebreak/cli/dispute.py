@@ -1,17 +1,15 @@
 """`tiebreak dispute`: where a trainer's run leaves the program, and the referee's verdict."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tiebreak.api.running import make_interpreter
+from tiebreak import api
 from tiebreak.cli.options import device_option, threads_option
-from tiebreak.engine.run.audit import compare
-from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.evidence import Evidence
-from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.game.moves import Side
-from tiebreak.sim.games.duel import Match, play
+
+if TYPE_CHECKING:
+    from tiebreak.api.disputes import Dispute
 
 
 @click.command()
@@ -28,29 +26,23 @@ def dispute(run: Path, replay: Path, count: int | None, threads: int | None, dev
     them, and the walk ends there. Exit code 0 says that a verdict was reached; it is printed. In earnest the same moves
     are signed messages or transactions (tiebreak.protocol.game.messages, tiebreak.protocol.chain).
     """
-    defended, own = RunDirectory.open(run), RunDirectory.open(replay)
-    if defended.job != own.job:
-        raise ConfigurationError(f"expected a replay of job {defended.job.id.hex()}, got one of {own.job.id.hex()}")
-    heads = {head.head.count: head for head in defended.heads()}
-    chosen = max(heads, default=0) if count is None else count
-    if chosen not in heads:
-        raise ConfigurationError(f"expected a head of {chosen} checkpoints, got {sorted(heads)}")
-    if compare(own, heads[chosen]).agrees:
-        click.echo(f"nothing to dispute: head {chosen} is what the program produces")
+    machine = api.running.Machine(threads=threads, device=device)
+    defended, own = api.disputes.open_both(run, replay)
+    found = api.disputes.dispute(defended, own, machine, count)
+    if found is None:
+        click.echo(f"nothing to dispute: head {count or len(defended.heads())} is what the program produces")
         return
-    interpreter = make_interpreter(defended.program, job=defended.job, threads=threads, device=device)
-    defender, challenger = Evidence(defended, interpreter), Evidence(own, interpreter)
-    show(play(defended.agreement, heads[chosen], defender, challenger))
+    show(found)
 
 
-def show(match: Match) -> None:
-    """Print the walk and the verdict."""
-    for s in match.selections:
-        click.echo(f"{s.level.name.lower():<8}height {s.height:>3}  position {s.position}")
-    verdict = match.final.verdict
-    assert verdict is not None  # a finished match has one
-    loser = "trainer" if match.loser is Side.DEFENDER else "challenger"
-    click.echo(f"{loser} loses after {len(match.moves)} moves: {verdict.detail}")
-    for name, data in (("committed", verdict.committed), ("correct", verdict.correct)):
-        if data:
-            click.echo(f"{name:<10}{data.hex()}")
+def show(dispute: "Dispute") -> None:
+    """Print where the sides part in one sentence, the verdict, the bits, and the walk that found them."""
+    verdict = dispute.final.verdict
+    assert verdict is not None  # a finished game has one
+    click.echo(f"{dispute.sentence}")
+    click.echo(f"{dispute.loser} loses after {dispute.final.moves} moves: {verdict.detail}")
+    for name, bits in (("committed", dispute.summary.committed), ("correct", dispute.summary.correct)):
+        if bits:
+            click.echo(f"{name:<10}{bits}")
+    for level, height, position in dispute.walk:
+        click.echo(f"{level.name.lower():<8}height {height:>3}  position {position}")

@@ -1,18 +1,18 @@
-"""The command `tiebreak`. Each command lives in its own module of `tiebreak.cli`.
+"""The command `tiebreak`. Each command lives in its own module of `tiebreak.cli`, imported when it is called.
 
 Exit codes: 0 success; 1 what was asked cannot be done as asked; 2 something from another party does not verify, or a
-check of ours failed; 130 interrupted. An error of ours is one line, and so is a disk that is full or closed to us; any
-other exception is a bug and keeps its traceback.
+check of ours failed; 130 interrupted. An error of ours is one line, and so is a disk that is full or closed to us, and
+a library of an extra that is not installed; any other exception is a bug and keeps its traceback.
 """
 
 import errno
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 import click
 
-from tiebreak.cli import COMMANDS
 from tiebreak.protocol.errors import TiebreakError, VerificationError
 
 CONFIGURATION: Final = 1
@@ -20,9 +20,57 @@ VERIFICATION: Final = 2
 INTERRUPTED: Final = 130
 _DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
 """What a disk may say that no code of ours can help."""
+COMMANDS: Final = {
+    "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
+    "doctor": "Run the conformance vectors on this machine and show its environment.",
+    "key": "Make a signing key in FILE and print its address.",
+    "data": "Import datasets, and show the ids of arrays.",
+    "capture": "Capture TASK as a program that any party can run without its code.",
+    "calibrate": "Measure how far sums differ between machines, for policy logged.",
+    "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
+    "train": "Train the signed job in the folder RUN.",
+    "audit": "Replay the trainer's RUN and compare it with what was signed.",
+    "dispute": "Play the verification game over RUN against the auditor's REPLAY.",
+    "devnet": "Run a chain for development, with the contracts on it.",
+    "deploy": "Put the three contracts on a chain, or verify that they stand there.",
+    "simulate": "Play games in which somebody does not do as agreed.",
+    "economics": "Recommend stakes, reward, fee and windows for a job.",
+    "scale": "Predict what a job of any size costs.",
+}
+"""In the order of the help, with what it says of each: so it need not import them."""
+EXTRAS: Final = {
+    **dict.fromkeys(
+        ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
+    ),
+    **dict.fromkeys(["simpy", "scipy", "pydantic"], "sim"),
+    **dict.fromkeys(["jinja2", "markupsafe", "matplotlib", "sklearn"], "demo"),
+    **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
+}
+"""Libraries that not everybody needs, and the extra of the package that brings each."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's)
+        """Their names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's)
+        """The command, from its own module; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"tiebreak.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
+        """The table of commands, from `COMMANDS` alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="tiebreak")
 def tiebreak() -> None:
     """Train models so that anyone can check the result, bit by bit.
@@ -30,10 +78,6 @@ def tiebreak() -> None:
     A training run is fixed by its program, its initial state and its data: every result is the correctly rounded value
     of its exact one, so two honest parties always get the same bytes. `tiebreak demo` shows the whole path.
     """
-
-
-for _command in COMMANDS:
-    tiebreak.add_command(_command)
 
 
 def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +96,12 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
         line = " ".join(str(error).split())
         click.echo(f"{type(error).__name__}: {line}", err=True)
         return VERIFICATION if isinstance(error, VerificationError) else CONFIGURATION
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        click.echo(f"this needs the library {library}; install it: pip install 'tiebreak[{EXTRAS[library]}]'", err=True)
+        return CONFIGURATION
     except OSError as error:
         if error.errno not in _DISK:
             raise

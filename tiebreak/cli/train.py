@@ -1,22 +1,21 @@
 """`tiebreak train`: compute a run, sign its heads."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from tiebreak.api.running import make_interpreter, policy_words
-from tiebreak.cli.console import OnStep, training_progress
+from tiebreak import api
+from tiebreak.cli.events import as_line, checkpoint_event, end_event, start_event, step_event
 from tiebreak.cli.keyfiles import load_key
 from tiebreak.cli.options import device_option, permute_option, threads_option
-from tiebreak.cli.progress import Tally, as_line, checkpoint_event, end_event, start_event, step_event
-from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.retention import Keep
-from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tiebreak.api.progress import OnStep
+    from tiebreak.engine.run.directory import RunDirectory
+    from tiebreak.engine.run.train import Commit, Progress
 
 
 @click.command()
@@ -48,59 +47,40 @@ def train(
     Under policy `logged` the logs in RUN/logs belong to the run: nobody can audit it without them. The thresholds are
     those of RUN/policy.json.
     """
-    kept = Keep.parse(keep)
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")
-    opened = RunDirectory.open(run)
-    signing = load_key(key)
-    if signing.address != opened.job.trainer:
-        raise ConfigurationError(
-            f"expected the key of trainer 0x{opened.job.trainer.hex()}, got 0x{signing.address.hex()}"
-        )
-    if until is not None and until > opened.job.steps:
-        raise ConfigurationError(f"expected --until of at most {opened.job.steps} steps, got {until}")
-    interpreter = make_interpreter(
-        opened.program, job=opened.job, policy=opened.policy(), threads=threads, permute=permute, device=device
-    )
-    told = Told(opened, kept, "nothing" if quiet else "lines" if as_json else "bar")
-    worker = Worker(
-        opened,
-        interpreter,
-        key=signing,
-        keep=kept,
-        on_progress=told.step,
-        on_commit=told.commit,
-        stop_if_not_finite=not diverging,
-    )
-    with told.open():
-        root = worker.work(until)
+    opened = api.runs.open_directory(run)
+    machine = api.running.Machine(threads=threads, permute=permute, device=device, policy=opened.policy())
+    told = Told(opened, keep, "nothing" if quiet else "lines" if as_json else "bar")
+    with ExitStack() as stack:
+        told.open(stack)
+        root = api.runs.continue_run(
+            opened, machine, key=load_key(key), until=until, keep=keep, diverging=diverging, on_progress=told.step,
+            on_commit=told.commit,
+        )  # fmt: skip
     told.end(root.hex())
 
 
 class Told:
     """What a run tells of itself: a bar on stderr and its root on stdout, JSON lines on stdout, or nothing."""
 
-    def __init__(self, run: RunDirectory, keep: Keep, how: str) -> None:
+    def __init__(self, run: "RunDirectory", keep: str, how: str) -> None:
         self._run = run
         self._job = run.job
         self._how = how
         self._keep = keep
         self._at = run.last_complete()
-        self._tally = Tally()
+        self._tally = api.progress.Tally()
         self._bar: OnStep | None = None
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Around the run."""
+    def open(self, stack: ExitStack) -> None:
+        """The run begins; what it shows ends with the stack."""
         self._line(start_event(self._job.id.hex(), self._at, self._job.steps, self._job.checkpoint_interval,
-                               str(self._keep), policy_words(self._job)))  # fmt: skip
-        with ExitStack() as stack:
-            if self._how == "bar":
-                bar = training_progress(Console(stderr=True), "training", self._job.steps, self._at)
-                self._bar = stack.enter_context(bar)
-            yield
+                               self._keep, api.running.policy_words(self._job)))  # fmt: skip
+        if self._how == "bar":
+            self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: "Progress") -> None:
         """A step is done."""
         self._at = progress.step
         self._tally.step(progress)
@@ -108,7 +88,7 @@ class Told:
         if self._bar is not None:
             self._bar(progress.step, progress.loss, self._tally.words())
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: "Commit") -> None:
         """A checkpoint is safe."""
         self._tally.commit(commit)
         self._line(checkpoint_event(commit))
@@ -119,7 +99,7 @@ class Told:
         self._line(end_event(self._at, root, self._tally, size))
         if self._how == "bar":
             if self._job.is_logged:
-                click.echo(f"policy   {policy_words(self._job)}")
+                click.echo(f"policy   {api.running.policy_words(self._job)}")
                 click.echo(f"logs     {self._tally.entries} entries in {self._tally.steps} steps; {size} bytes in all")
             click.echo(f"run root {root}")
 

@@ -4,10 +4,11 @@ import time
 
 from rich.console import Console
 
+from tiebreak.api.disputes import narrowed_to
 from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.demo.training import Trained
 from tiebreak.protocol.game.moves import Side, kind_name
-from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import describe
 from tiebreak.sim.games import scenario
 from tiebreak.sim.games.duel import Selection
@@ -102,27 +103,10 @@ def _result(
 
 
 def _walk_step(final: GameState, s: Selection) -> WalkStep:
-    note = _note(final, s.level, s.position) if s.height == s.levels else ""
+    note = narrowed_to(final, s.level, s.position) if s.height == s.levels else ""
     return WalkStep(
         tree=s.level.name.lower(), height=s.height, levels=s.levels, index=s.index, position=s.position, note=note
     )
-
-
-def _note(state: GameState, level: Level, position: int) -> str:
-    """What is narrowed down once a leaf of a tree is reached."""
-    match level:
-        case Level.RUN:
-            job = state.job
-            return f"checkpoint {position + 1}: steps {job.first_step(position)} to {job.last_step(position)}"
-        case Level.STEPS:
-            return f"step {state.step}"
-        case Level.VALUES:
-            half = 1 << state.job.half_depth
-            return f"instruction {position}" if position < half else f"state entry {position - half}"
-        case Level.CHUNKS:
-            return f"chunk {position}"
-        case Level.TERMS:
-            return f"terms {4 * position} to {4 * position + 3}"
 
 
 def _loser(side: Side) -> Loser:

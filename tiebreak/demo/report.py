@@ -8,32 +8,11 @@ from markupsafe import Markup
 
 from tiebreak.demo.pictures import pictures
 from tiebreak.demo.results import DemoResult
+from tiebreak.demo.words import gain, share, short, whole
 
 HTML: Final = "report.html"
 MARKDOWN: Final = "report.md"
 JSON: Final = "result.json"
-
-
-def short(digest: str) -> str:
-    """The ends of a long hex string; short ones as they are."""
-    return digest if len(digest) <= 18 else f"{digest[:10]}…{digest[-6:]}"
-
-
-def share(part: int, whole: int) -> str:
-    """A small ratio, readable over many orders of magnitude."""
-    return "0" if part == 0 or whole == 0 else f"{part / whole:.1e}"
-
-
-def whole(number: int | None) -> str:
-    """A whole number with thousands separated, or a dash."""
-    return "–" if number is None else f"{number:,}"
-
-
-def ether(wei: int) -> str:
-    """A signed amount of wei in ether, exact."""
-    whole_part, rest = divmod(abs(wei), 10**18)
-    digits = f"{whole_part}.{rest:018d}".rstrip("0").rstrip(".")
-    return f"{'-' if wei < 0 else '+'}{digits} ether"
 
 
 def cell(text: object) -> str:
@@ -51,7 +30,7 @@ def environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"short": short, "whole": whole, "ether": ether, "cell": cell}
+    made.filters |= {"short": short, "whole": whole, "gain": gain, "cell": cell}
     made.globals["share"] = share
     return made
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from tiebreak.api.environment import describe
-from tiebreak.cli.console import heading, show_result
 from tiebreak.demo import disputes, report, training
+from tiebreak.demo.console import heading, show_result
 from tiebreak.demo.forks import plain_runs
 from tiebreak.demo.results import DemoResult
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.scenario import Arena

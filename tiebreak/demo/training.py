@@ -12,20 +12,21 @@ import torch
 from rich.console import Console
 
 from tiebreak.api.evaluation import evaluate_state
+from tiebreak.api.progress import training_progress
 from tiebreak.api.running import make_interpreter
-from tiebreak.cli.console import training_progress
-from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
+from tiebreak.demo.words import short
 from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.agreement import draft_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
 from tiebreak.sim.games.local_chain import Market
 

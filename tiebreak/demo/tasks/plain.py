@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tiebreak.api.evaluation import load_state
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import SGD, Adafactor, Adam, AdamW, Task
 from tiebreak.engine.optimizers.settings import settings_of
-from tiebreak.protocol.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +37,6 @@ class PlainRun:
     metrics: dict[str, float]
     seconds: float
     """Of the training loop alone."""
-
-
-def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Overwrite parameters and buffers, all of them and no others, in place."""
-    own = dict([*model.named_parameters(), *model.named_buffers()])
-    if own.keys() != state.keys():
-        raise ConfigurationError(f"expected a state of {sorted(own)}, got {sorted(state)}")
-    for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
-            raise ConfigurationError(f"expected {name} of shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
 
 
 def state_sha256(model: nn.Module) -> str:

@@ -10,27 +10,11 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import Policy
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the parties bargain over. Amounts in wei, times in seconds.
-
-    challenge_window: how long after the last head a challenge may start. clock: what each side has in one game, in all.
-    replay_time: what a move that needs re-execution (a segment, a step, a long sum) may take beside it, three a side.
-    descent_levels: levels of a tree that one move reveals, 1 (Truebit's binary game) to 5.
-    """
-
-    reward: int = 10**18
-    trainer_stake: int = 10**18
-    challenger_stake: int = 10**17
-    challenge_window: int = 24 * 3600
-    clock: int = 6 * 3600
-    replay_time: int = 3600
-    descent_levels: int = 1
-    nonce: int = 0
+__all__ = ["Rules", "Terms", "draft_job", "sign_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
-from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.setting import MOST_AUDITORS, Setting

@@ -6,8 +6,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.commitments.job import MAX_SECONDS
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import Figures
 from tiebreak.sim.incentives.measured import Gas

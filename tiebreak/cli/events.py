@@ -1,4 +1,4 @@
-"""Progress of a run in words and as JSON lines: loss, speed, time left, and where the time goes.
+"""What `tiebreak train --json` prints, as it goes.
 
 JSON lines, one object each, on stdout; numbers of seconds; digests in hex:
 
@@ -15,71 +15,12 @@ JSON lines, one object each, on stdout; numbers of seconds; digests in hex:
 """
 
 import json
-import time
-from collections.abc import Callable
-from datetime import timedelta
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tiebreak.engine.run.train import Commit, Progress
-
-
-class Tally:
-    """Adds up what a worker tells, from when this is made."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._started = clock()
-        self.steps = 0
-        self.entries = 0
-        self._left = 0
-        self._computing = self._resolving = self._hashing = self._writing = 0.0
-
-    def step(self, progress: Progress) -> None:
-        """A step is done."""
-        self.steps += 1
-        self.entries += progress.entries
-        self._left = progress.steps - progress.step
-        self._computing += progress.seconds
-        self._resolving += progress.resolving
-
-    def commit(self, commit: Commit) -> None:
-        """A checkpoint is safe."""
-        self._hashing += commit.hashing
-        self._writing += commit.writing
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return self._clock() - self._started
-
-    @property
-    def steps_per_second(self) -> float:
-        """Since the start."""
-        return self.steps / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """To the run's end, at this rate; None before the first step."""
-        return self._left / self.steps_per_second if self.steps and self.seconds > 0 else None
-
-    def share(self) -> dict[str, float]:
-        """Of the wall clock. Hashing and writing run beside the rest, so all may come to more than 1."""
-        spent = {
-            "arithmetic": self._computing - self._resolving,
-            "resolving": self._resolving,
-            "hashing": self._hashing,
-            "writing": self._writing,
-        }
-        return {name: value / self.seconds if self.seconds > 0 else 0.0 for name, value in spent.items()}
-
-    def words(self) -> str:
-        """One line of it."""
-        left = self.seconds_left
-        until = "" if left is None else f", {timedelta(seconds=round(left))} left"
-        share = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.share().items() if name != "writing")
-        logged = f", {self.entries / self.steps:.3g} entries a step" if self.entries else ""
-        return f"{self.steps_per_second:.3g} steps/s{until}, {share}{logged}"
+if TYPE_CHECKING:
+    from tiebreak.api.progress import Tally
+    from tiebreak.engine.run.train import Commit, Progress
 
 
 def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
@@ -95,7 +36,7 @@ def start_event(job: str, step: int, steps: int, interval: int, keep: str, polic
     }
 
 
-def step_event(progress: Progress) -> dict[str, Any]:
+def step_event(progress: "Progress") -> dict[str, Any]:
     """A step is done."""
     return {
         "event": "step",
@@ -110,7 +51,7 @@ def step_event(progress: Progress) -> dict[str, Any]:
     }
 
 
-def checkpoint_event(commit: Commit) -> dict[str, Any]:
+def checkpoint_event(commit: "Commit") -> dict[str, Any]:
     """A checkpoint is safe."""
     return {
         "event": "checkpoint",
@@ -125,7 +66,7 @@ def checkpoint_event(commit: Commit) -> dict[str, Any]:
     }
 
 
-def end_event(step: int, run_root: str, tally: Tally, log_bytes: int) -> dict[str, Any]:
+def end_event(step: int, run_root: str, tally: "Tally", log_bytes: int) -> dict[str, Any]:
     """The run has come to where it was to come."""
     return {
         "event": "end",

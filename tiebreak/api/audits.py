@@ -1,0 +1,176 @@
+"""Audits of a signed run: the whole of it, kept as the auditor's own replay, or some of its segments."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tiebreak.api.progress import Tally, on_stderr
+from tiebreak.api.running import Machine
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.following import LogReport
+from tiebreak.engine.run.audit import (
+    Comparison,
+    SegmentAudit,
+    SegmentReport,
+    audit_segments,
+    compare,
+    detection_probability,
+    draw_segments,
+    signed_records,
+    steps_to_replay,
+)
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
+
+SHARES: Final = (0.01, 0.1)
+"""Of all segments: for how many false ones the chance of detection is told, beside a single one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WholeAudit:
+    """A head against the auditor's own replay.
+
+    fraud: the first checkpoint that differs; None in an audit that agrees, and where the trainer's records are not
+    those that it signed. last_step: the last that the head covers.
+    """
+
+    head: SignedHead
+    comparison: Comparison
+    fraud: SegmentReport | None
+    last_step: int
+    log: LogReport
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the trainer's root is the true one."""
+        return self.comparison.agrees
+
+    def __repr__(self) -> str:
+        if self.agrees:
+            return f"<audit: {self.comparison.count} checkpoints, {self.last_step} steps, agrees>"
+        return f"<audit: {difference(self.fraud, self.comparison.count)}>"
+
+
+def difference(fraud: SegmentReport | None, count: int) -> str:
+    """One sentence: where a run of `count` checkpoints leaves its program."""
+    if fraud is None:
+        return f"the signed root is not that of the program's {count} checkpoints"
+    steps = f"step {fraud.last_step}"
+    if fraud.first_step < fraud.last_step:
+        steps = f"steps {fraud.first_step} to {fraud.last_step}"
+    theirs, own = fraud.committed, fraud.replayed
+    if theirs.state_root != own.state_root:
+        what = "the state"
+    elif theirs.loss_bits != own.loss_bits:
+        what = "the loss"
+    else:
+        what = "the record"
+    checkpoint = f"checkpoint {fraud.checkpoint + 1} of {count}"
+    return f"the run leaves the program in {steps}: {what} of {checkpoint} is the first that differs"
+
+
+def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet: bool = False) -> WholeAudit:
+    """Computes the run again as far as it is signed, into `folder`, and compares the last head.
+
+    Only the job's own inputs are used, each checked against the job's roots, and under policy `logged` the committed
+    logs. A replay that is in `folder` already goes on. Raises `ConfigurationError` if nothing is signed yet.
+    """
+    heads = trainer.heads()
+    if not heads:
+        raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
+    replay = open_replay(trainer, folder)
+    head, last = heads[-1], replay.job.last_step(heads[-1].head.count - 1)
+    logs = CommittedLogs(trainer, signed_records(trainer)[0].__getitem__) if trainer.job.is_logged else None
+    tally = Tally()
+    with on_stderr("replaying", last, replay.last_complete(), quiet=quiet) as on_step:
+
+        def told(progress: Progress) -> None:
+            tally.step(progress)
+            on_step(progress.step, progress.loss, tally.words())
+
+        interpreter = machine.interpreter(replay)
+        worker = Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs)
+        worker.work(last)
+    comparison = compare(replay, head)
+    fraud = None if comparison.agrees else _first_difference(trainer, replay)
+    return WholeAudit(head=head, comparison=comparison, fraud=fraud, last_step=last, log=worker.log_report)
+
+
+def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
+    """None where the trainer's records are not those that it signed, and so say nothing."""
+    try:
+        committed, _ = signed_records(trainer)
+    except (CannotCheck, EncodingError):
+        return None
+    job = replay.job
+    for checkpoint, (their, own) in enumerate(zip(committed, replay.records(), strict=False)):
+        if their != own:
+            first, last = job.first_step(checkpoint), job.last_step(checkpoint)
+            return SegmentReport(checkpoint=checkpoint, first_step=first, last_step=last, committed=their, replayed=own)
+    return None
+
+
+def open_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
+    """The auditor's run of the same job, made from the job's own inputs if it is not there yet."""
+    if (folder / "job.bin").exists():
+        replay = RunDirectory.open(folder)
+        if replay.job != trainer.job:
+            raise ConfigurationError(f"{folder}: expected a replay of job {trainer.job.id.hex()}, got another job's")
+        return replay
+    return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which segments are checked, of which records. detection: (false segments, chance that the sample has one)."""
+
+    records: list[StepRecord]
+    head: SignedHead
+    segments: tuple[int, ...]
+    detection: list[tuple[int, float]]
+
+
+def choose_segments(
+    trainer: RunDirectory, *, segment: int | None, first: int | None, last: int | None, sample: int | None, seed: str
+) -> Choice:
+    """A segment, those with the steps `first` to `last`, or a sample drawn from the seed and the signed root."""
+    records, head = signed_records(trainer)
+    count = len(records)
+    detection: list[tuple[int, float]] = []
+    if sample is not None:
+        chosen = draw_segments(count, sample, seed.encode(), head.head.run_root)
+        false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
+        detection = [(number, detection_probability(count, sample, number)) for number in false]
+    else:
+        chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
+        if chosen[-1] >= count:
+            raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
+    return Choice(records=records, head=head, segments=chosen, detection=detection)
+
+
+def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    """The signed segments that hold the steps `first` (default: the first) to `last` (default: the last signed)."""
+    job = trainer.job
+    signed = job.last_step(count - 1)
+    first, last = 1 if first is None else first, signed if last is None else last
+    if not 1 <= first <= last <= signed:
+        raise ConfigurationError(f"expected steps within 1 to {signed}, which are signed, got {first} to {last}")
+    return tuple(range(job.checkpoint_of(first), job.checkpoint_of(last) + 1))
+
+
+def audit_chosen(
+    trainer: RunDirectory,
+    segments: tuple[int, ...],
+    records: list[StepRecord],
+    machine: Machine,
+    *,
+    quiet: bool = False,
+) -> SegmentAudit:
+    """Replays the segments, each from the nearest checkpoint before it that the trainer kept and that is good."""
+    interpreter = machine.interpreter(trainer)
+    with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
+        return audit_segments(trainer, interpreter, segments, records, on_step)

@@ -1,0 +1,65 @@
+"""The contracts on a chain: a node for development, and deployments. Needs the extra `tiebreak[chain]`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiebreak.protocol.chain import Chain, Creation, Deployment
+from tiebreak.protocol.chain.deployments import check_deployment, document, read_deployment, require_chain
+from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, RunningNode, dev_secrets, running_node
+from tiebreak.protocol.commitments.keys import PrivateKey
+
+
+def connect(rpc: str, chain_id: int | None = None) -> Chain:
+    """A chain by URL or IPC path. Raises `ConfigurationError` if it is another than `chain_id`."""
+    chain = Chain.connect(rpc)
+    if chain_id is not None:
+        require_chain(chain, chain_id)
+    return chain
+
+
+def check(chain: Chain, file: Path) -> dict[str, bytes]:
+    """Addresses of the contracts of a deployment's file, each compared with this version's code. Sends nothing."""
+    found = read_deployment(file)
+    check_deployment(chain, found)
+    return {name: standing.address for name, standing in found.contracts.items()}
+
+
+def deploy(chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], None]) -> dict[str, Any]:
+    """Deploys the contracts; what to write into the deployment's file."""
+    creations: list[Creation] = []
+
+    def made(creation: Creation) -> None:
+        creations.append(creation)
+        on_creation(creation)
+
+    chain.deploy(signer, made)
+    # What was deployed is read back: the file must not say more than what stands there.
+    chain.attach(chain.deployment.board)
+    return document(chain, signer.address, creations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devnet:
+    """A running node with the contracts on it. accounts: keys with their secrets, which are public."""
+
+    node: RunningNode
+    chain: Chain
+    deployment: Deployment
+    accounts: list[tuple[PrivateKey, int]]
+    mnemonic: str = MNEMONIC
+    balance: int = BALANCE
+    """Of each account at the start, in wei."""
+
+
+@contextmanager
+def devnet(*, port: int, accounts: int, block_seconds: int, embedded: bool) -> Iterator[Devnet]:
+    """A chain for development, until the end of the block; the first account deploys the contracts."""
+    secrets = dev_secrets(accounts)
+    signers = [PrivateKey.from_int(secret) for secret in secrets]
+    with running_node(port=port, accounts=accounts, block_seconds=block_seconds, embedded=embedded) as node:
+        chain = Chain.connect(node.url)
+        deployment = chain.deploy(signers[0])
+        yield Devnet(node=node, chain=chain, deployment=deployment, accounts=list(zip(signers, secrets, strict=True)))

@@ -1,0 +1,123 @@
+"""Disputes over a signed run, played out in one process: where it leaves its program, and whom the referee convicts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiebreak.api.running import Machine
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.protocol.commitments.job import SignedHead, game_id
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.match import contest
+from tiebreak.protocol.game.moves import Move, Select, Side
+from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.sides import Challenger, Defender, Summary, describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Dispute:
+    """A finished game over a head. walk: (tree, height, position) of each choice of the first child that differs."""
+
+    head: SignedHead
+    final: GameState
+    summary: Summary
+    walk: tuple[tuple[Level, int, int], ...]
+
+    @property
+    def loser(self) -> str:
+        """`trainer` or `challenger`."""
+        return "challenger" if self.summary.winner == Side.DEFENDER.name.lower() else "trainer"
+
+    @property
+    def sentence(self) -> str:
+        """Where the two sides part, as far as the game came, from the checkpoint down to the element."""
+        return difference(self.final, self.summary)
+
+    def __repr__(self) -> str:
+        return f"<dispute: the {self.loser} loses; {self.sentence}>"
+
+
+def open_both(run: Path, replay: Path) -> tuple[RunDirectory, RunDirectory]:
+    """The trainer's run and the auditor's. Raises `ConfigurationError` if they are not of one job."""
+    defended, own = RunDirectory.open(run), RunDirectory.open(replay)
+    if defended.job != own.job:
+        raise ConfigurationError(
+            f"{replay}: expected a replay of job {defended.job.id.hex()}, got one of {own.job.id.hex()}"
+        )
+    return defended, own
+
+
+def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: int | None = None) -> Dispute | None:
+    """Plays the game over a head of `defended` (default: the last) against the auditor's replay `own`.
+
+    None if the head is what the program produces. Raises `ConfigurationError` for a head that is not there,
+    `StateError` for a replay that has not come as far.
+    """
+    heads = {head.head.count: head for head in defended.heads()}
+    if not heads:
+        raise ConfigurationError(
+            f"{defended.path}: expected at least one signed head, got none; nothing to dispute yet"
+        )
+    chosen = max(heads) if count is None else count
+    if chosen not in heads:
+        raise ConfigurationError(
+            f"{defended.path}: expected a head of {chosen} checkpoints, got those of {sorted(heads)}"
+        )
+    head = heads[chosen]
+    if compare(own, head).agrees:
+        return None
+    interpreter = machine.interpreter(defended)
+    challenger = Evidence(own, interpreter)
+    walk: list[tuple[Level, int, int]] = []
+    made = 0
+
+    def on_move(before: GameState, move: Move, _after: GameState, _size: int) -> None:
+        nonlocal made
+        made += 1
+        if isinstance(move, Select):
+            walk.append((before.level, before.height, before.position << before.levels | move.index))
+
+    final = contest(
+        rules.start(defended.job, head.head, game_id(head.head, defended.agreement.domain, bytes(20), 0), 0),
+        defender=Defender(Evidence(defended, interpreter)),
+        challenger=Challenger(challenger),
+        clock=lambda: made + 1,
+        on_move=on_move,
+    )
+    summary = describe(final, defended.program, challenger)
+    return Dispute(head=head, final=final, summary=summary, walk=tuple(walk))
+
+
+def difference(final: GameState, ended: Summary) -> str:
+    """One sentence of a finished game: the first checkpoint, step, instruction and element that differ."""
+    job = final.job
+    if ended.checkpoint is None:
+        return "the signed root does not open to checkpoints"
+    place = [f"checkpoint {ended.checkpoint + 1} of {job.checkpoints}"]
+    if ended.step:
+        place.append(f"step {ended.step}")
+    if ended.leaf is not None:
+        origin = f" of {ended.origin}" if ended.origin else ""
+        place.append(f"instruction {ended.leaf} ({ended.instruction}{origin})")
+    if ended.element is not None:
+        place.append(f"element {ended.element}")
+    return f"the run leaves the program first in {', '.join(place)}"
+
+
+def narrowed_to(state: GameState, level: Level, position: int) -> str:
+    """What a walk has found once it has reached leaf `position` of the tree of a level."""
+    match level:
+        case Level.RUN:
+            job = state.job
+            return f"checkpoint {position + 1}: steps {job.first_step(position)} to {job.last_step(position)}"
+        case Level.STEPS:
+            return f"step {state.step}"
+        case Level.VALUES:
+            half = 1 << state.job.half_depth
+            return f"instruction {position}" if position < half else f"state entry {position - half}"
+        case Level.CHUNKS:
+            return f"chunk {position}"
+        case Level.TERMS:
+            return f"terms {4 * position} to {4 * position + 3}"

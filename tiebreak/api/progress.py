@@ -1,0 +1,139 @@
+"""Progress of a run for people: a bar with loss, speed and the time left; and a tally of where the time goes."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Final, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bar,
+)
+from rich.text import Text
+
+from tiebreak.engine.run.train import Commit, Progress
+
+LOSS_WIDTH: Final = len("loss -1.234e-05")
+SPEED_WIDTH: Final = len("1,000 steps/s")
+TIME_WIDTH: Final = len("0:00:00")
+MIN_BAR: Final = 5
+
+
+class OnStep(Protocol):
+    """Called after each step with its number (from 1), its loss, and more in words."""
+
+    def __call__(self, step: int, loss: float, detail: str = "") -> None:
+        """A step is done."""
+
+
+def on_stderr(title: str, steps: int, done: int = 0, *, quiet: bool = False) -> AbstractContextManager[OnStep]:
+    """`training_progress` where a command shows it."""
+    return training_progress(Console(stderr=True, quiet=quiet), title, steps, done)
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s")
+
+
+@contextmanager
+def training_progress(console: Console, title: str, steps: int, done: int = 0) -> Iterator[OnStep]:
+    """A bar that fits 80 columns; `done` steps are already behind a resumed run. Off a terminal, ten lines instead."""
+    if not console.is_terminal:
+        yield _lines(console, title, steps, done)
+        return
+    last = ""
+    # The bar takes what the words leave, so that no word is cut off.
+    words = len(title) + 2 * len(str(steps)) + 1 + LOSS_WIDTH + SPEED_WIDTH + TIME_WIDTH + 5
+    width = min(40, max(MIN_BAR, console.width - words))
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=width), MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"), _Speed(), TimeRemainingColumn(elapsed_when_finished=True),
+    )  # fmt: skip
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task(escape(title), total=steps, completed=done, loss="")
+
+        def on_step(step: int, loss: float, detail: str = "") -> None:
+            nonlocal last
+            last = detail
+            bar.update(task, completed=step, loss=f"loss {loss:.4g}")
+
+        yield on_step
+    if last:
+        console.print(escape(f"{title}: {last}"), highlight=False, style="dim", soft_wrap=True)
+
+
+def _lines(console: Console, title: str, steps: int, done: int) -> OnStep:
+    every, started = max(1, steps // 10), time.perf_counter()
+
+    def on_step(step: int, loss: float, detail: str = "") -> None:
+        if step % every and step != steps:
+            return
+        rate = (step - done) / max(1e-9, time.perf_counter() - started)
+        left = f", {timedelta(seconds=round((steps - step) / rate))} left" if step < steps and rate > 0 else ""
+        more = f", {detail}" if detail else ""
+        line = f"{title}: step {step} of {steps}, loss {loss:.4f}, {rate:.3g} steps/s{left}{more}"
+        # A line of words may be wider than the console thinks; where nobody watches, it is one line all the same.
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+    return on_step
+
+
+class Tally:
+    """Adds up what a worker tells, from when this is made."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started = clock()
+        self.steps = 0
+        self.entries = 0
+        self._computing = self._resolving = self._hashing = self._writing = 0.0
+
+    def step(self, progress: Progress) -> None:
+        """A step is done."""
+        self.steps += 1
+        self.entries += progress.entries
+        self._computing += progress.seconds
+        self._resolving += progress.resolving
+
+    def commit(self, commit: Commit) -> None:
+        """A checkpoint is safe."""
+        self._hashing += commit.hashing
+        self._writing += commit.writing
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self._clock() - self._started
+
+    @property
+    def steps_per_second(self) -> float:
+        """Since the start."""
+        return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+    def share(self) -> dict[str, float]:
+        """Of the wall clock. Hashing and writing run beside the rest, so all may come to more than 1."""
+        spent = {
+            "arithmetic": self._computing - self._resolving,
+            "resolving": self._resolving,
+            "hashing": self._hashing,
+            "writing": self._writing,
+        }
+        return {name: value / self.seconds if self.seconds > 0 else 0.0 for name, value in spent.items()}
+
+    def words(self) -> str:
+        """Where the time went, in one line."""
+        share = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.share().items() if name != "writing")
+        logged = f", {self.entries / self.steps:.3g} entries a step" if self.entries else ""
+        return f"{share}{logged}"
