@@ -186,6 +186,14 @@ OPTIONAL = {"tiebreak.api.datasets.hugging_face": "hf", "tiebreak.api.datasets.t
 """Adapters of libraries that an extra asks for: imported inside a function, which says so where they are missing."""
 
 
+EXTRAS = {
+    "tiebreak.protocol.chain": ["chain"],
+    "tiebreak.sim": ["chain", "sim"],
+    "tiebreak.demo": ["chain", "sim", "demo"],
+}
+"""Folders that nobody needs who only trains or audits, and the extras that bring their libraries."""
+
+
 def names_of(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=]", line)[0].lower() for line in requirements}
 
@@ -216,7 +224,9 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
         for _, reached in imports_of(parse(path)):
             top = reached.partition(".")[0]
             if top not in sys.stdlib_module_names and top != "tiebreak":
-                asked_for = declared | (optional[OPTIONAL[name]] if name in OPTIONAL else set())
+                extras = next((e for folder, e in EXTRAS.items() if f"{name}.".startswith(f"{folder}.")), [])
+                extras = [*extras, OPTIONAL[name]] if name in OPTIONAL else extras
+                asked_for = declared.union(*(optional[extra] for extra in extras))
                 assert modules.get(top, top) in asked_for, (
                     f"{name} imports {top}, which pyproject.toml does not ask for"
                 )

@@ -3,13 +3,15 @@
 import errno
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
 
 from tests.source_tree import ROOT
-from tiebreak.cli.main import run, tiebreak
+from tiebreak.cli.main import COMMANDS, EXTRAS, run, tiebreak
 from tiebreak.protocol import errors
 from tiebreak.protocol.errors import (
     CannotCheck,
@@ -100,13 +102,17 @@ def test_wrong_usage_is_exit_code_1(arguments: list[str], capsys: pytest.Capture
     assert "Usage: tiebreak" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(tiebreak.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_explains(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiebreak, [name, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"Usage: tiebreak {name}")
     assert len(text.split()) > 60
-    for parameter in tiebreak.commands[name].params:
+    command = tiebreak.get_command(click.Context(tiebreak), name)
+    assert command is not None
+    assert command.help is not None
+    assert " ".join(command.help.split()).startswith(COMMANDS[name]), "the line in the table is its first sentence"
+    for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{parameter.name} says nothing"
 
@@ -115,4 +121,72 @@ def test_the_installed_command_runs() -> None:
     code = "import sys; from tiebreak.cli.main import main; sys.argv = ['tiebreak', '--help']; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Usage: tiebreak" in done.stdout
-    assert all(name in done.stdout for name in tiebreak.commands)
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_every_command_has_its_line_in_the_help() -> None:
+    modules = {path.stem for path in (ROOT / "tiebreak" / "cli").glob("*.py")}
+    assert set(COMMANDS) == modules - {"__init__", "main", "options", "keyfiles", "events"}
+
+
+HEAVY = {
+    "torch",
+    "numpy",
+    "web3",
+    "eth_abi",
+    "sklearn",
+    "scipy",
+    "pydantic",
+    "matplotlib",
+    "simpy",
+    "jinja2",
+    "transformers",
+}
+SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
+
+
+def imported_by(code: str) -> set[str]:
+    """Names of all modules that a fresh interpreter has after running some code."""
+    code += "\nsys.stderr.write('\\n' + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["no-such-command"]])
+def test_the_command_answers_before_it_imports(arguments: list[str]) -> None:
+    found = imported_by(SEEN + f"run(main.tiebreak, {arguments!r})")
+    assert not HEAVY & found
+    assert not [name for name in found if name.startswith(("tiebreak.engine", "tiebreak.sim", "tiebreak.demo", "rich"))]
+    assert len(found) < 250
+
+
+# `simulate` and `scale` list what the simulator has, so their help reads it.
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"simulate", "scale"}))
+def test_help_imports_nothing_heavy(name: str) -> None:
+    assert not (HEAVY - {"numpy"}) & imported_by(SEEN + f"run(main.tiebreak, [{name!r}, '--help'])")
+
+
+def test_importing_the_package_imports_nothing() -> None:
+    found = imported_by("import sys\nimport tiebreak\nassert 'train' in dir(tiebreak)")
+    assert [name for name in found if name.startswith("tiebreak")] == ["tiebreak"]
+    assert not HEAVY & found
+
+
+def test_a_key_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIEBREAK_PASSPHRASE", "correct horse battery")
+    found = imported_by(SEEN + f"assert run(main.tiebreak, ['key', {str(tmp_path / 'key.pem')!r}]) == 0")
+    assert not HEAVY & found
+    assert (tmp_path / "key.pem").is_file()
+
+
+def test_a_library_of_an_extra_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'web3.types'", name="web3.types")
+    assert run(raising(error), ["act"]) == 1
+    assert capsys.readouterr().err == "this needs the library web3; install it: pip install 'tiebreak[chain]'\n"
+    with pytest.raises(ModuleNotFoundError):
+        run(raising(ModuleNotFoundError("No module named 'x'", name="x")), ["act"])
+
+
+def test_every_extra_is_one_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS.values()) <= set(extras)

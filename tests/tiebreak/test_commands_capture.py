@@ -1,4 +1,4 @@
-"""`tiebreak capture`: what it says, and when it takes a step from the cache."""
+"""`tiebreak capture`: what it says, and what it refuses."""
 
 import io
 from pathlib import Path
@@ -18,10 +18,7 @@ def captured(folder: Path, name: str, *more: str) -> Path:
     return output
 
 
-def test_a_captured_job_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TIEBREAK_CACHE", str(tmp_path / "cache"))
+def test_a_captured_job_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "task.py").write_text(TASK)
     bundle = load_bundle(captured(tmp_path, "first"))
     printed = capsys.readouterr()
@@ -35,30 +32,29 @@ def test_a_captured_job_is_shown(
     # float32 weights and momenta and three losses; 20 examples of 6 numbers and a label, 7 rates, a seed
     assert shown["model"] == f"{numbers} numbers; state {numbers * 8 + 12} B, data {20 * (24 + 8) + 7 * 4 + 8} B"
     assert "operations, about " in shown["a step"]
-    assert " s, kept as " in shown["capture"]
+    assert shown["capture"].endswith(" s")
     assert shown["program root"] == bundle.program.root.hex()
 
 
-def test_the_cache_and_no_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TIEBREAK_CACHE", str(tmp_path / "cache"))
+def test_steps_and_the_model_change_what_they_should(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK)
-    roots = []
-    for name, options, words in (
-        ("anew", ["--no-cache"], "captured anew"),
-        ("first", [], "kept as "),
-        ("second", [], "cached as "),
-        ("longer", ["--steps", "9"], "cached as "),
-    ):
-        roots.append(load_bundle(captured(tmp_path, name, *options)).roots())
-        assert words in capsys.readouterr().out
-    assert roots[0] == roots[1] == roots[2] != roots[3]
+    first, longer = (load_bundle(captured(tmp_path, f"{n}", *more)) for n, more in enumerate(([], ["--steps", "9"])))
+    assert (first.steps, longer.steps) == (7, 9)
+    assert first.roots()["initial_state_root"] == longer.roots()["initial_state_root"]
     (tmp_path / "task.py").write_text(TASK.replace("nn.Dropout(0.2)", "nn.Dropout(0.3)"))
     changed = load_bundle(captured(tmp_path, "changed"))
-    assert "kept as " in capsys.readouterr().out
-    assert changed.roots()["program_root"] != roots[0]["program_root"]
-    assert len(list((tmp_path / "cache" / "capture").iterdir())) == 2
+    assert changed.roots()["program_root"] != first.roots()["program_root"]
+
+
+def test_an_output_that_is_there_is_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "task.py").write_text("raise RuntimeError('this was run')")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert run(tiebreak, ["capture", str(tmp_path / "task.py"), "--output", str(tmp_path / "full")]) == 1
+    expected = (
+        f"ConfigurationError: expected a new or empty folder, got {tmp_path / 'full'}; choose another or empty it"
+    )
+    assert capsys.readouterr().err.strip() == expected
 
 
 def test_a_terminal_sees_that_something_happens() -> None:

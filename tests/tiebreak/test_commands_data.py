@@ -167,7 +167,7 @@ def test_text_to_rows(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFix
     found = load_arrays(tmp_path / "out")
     assert [bytes(row) for row in found["tokens"].tolist()] == [b"ab...", b"abcde", b"last."]
     assert found["lengths"].tolist() == [2, 5, 4]
-    assert lines_of(capsys)[0] == "3 texts, 14 tokens, 1 cut off at the row's length"
+    assert lines_of(capsys)[0] == "3 texts, 14 tokens, 1 cut off at the length of a row"
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=12), min_size=1, max_size=3))

@@ -80,7 +80,7 @@ def test_a_wrong_passphrase(
 
 def test_more_steps_than_the_job_has(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parties.train(parties.signed(tmp_path / "run"), "--until", str(STEPS + 1)) == 1
-    assert "expected --until of at most 7 steps, got 8" in one_line(capsys)
+    assert "expected until of 1 to 7 steps, got 8" in one_line(capsys)
 
 
 @pytest.mark.parametrize("device", ["abacus", "", "cuda:99", "meta", "mps"])
@@ -203,7 +203,7 @@ def test_quiet_prints_nothing(parties: Parties, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr() == ("", "")
     assert RunDirectory.open(folder).kept() == [0, 2 * INTERVAL, STEPS]
     assert parties.train(folder, "--quiet", "--until", "99") == 1
-    assert "expected --until of at most" in one_line(capsys)
+    assert "expected until of 1 to 7 steps" in one_line(capsys)
 
 
 def test_options_that_make_no_sense(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,22 @@
 
 import dataclasses
 import io
+import re
+import time
 
 import pytest
 from rich.console import Console
 
 from tests.tiebreak.synthetic import result
 from tiebreak.api import environment
-from tiebreak.cli.console import heading, show_result, training_progress
+from tiebreak.api.progress import training_progress
+from tiebreak.demo.console import heading, show_result
 from tiebreak.demo.results import Loser
 
 
-def recorded(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
+def recorded(*, terminal: bool = False, width: int = 240) -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
-    return Console(file=stream, width=240, force_terminal=terminal, color_system=None), stream
+    return Console(file=stream, width=width, force_terminal=terminal, color_system=None), stream
 
 
 def test_the_table_has_every_dispute() -> None:
@@ -56,7 +59,8 @@ def test_progress_off_a_terminal_is_a_few_lines(steps: int, lines: int) -> None:
             on_step(step, 1 / step)
     printed = stream.getvalue().splitlines()
     assert len(printed) == lines
-    assert printed[-1] == f"digits: step {steps} of {steps}, loss {1 / steps:.4f}"
+    assert re.fullmatch(rf"digits: step {steps} of {steps}, loss {1 / steps:.4f}, \S+ steps/s", printed[-1])
+    assert all(re.search(r" steps/s, \d:\d\d:\d\d left$", line) for line in printed[:-1])
 
 
 def test_progress_on_a_terminal_ends_complete() -> None:
@@ -65,7 +69,22 @@ def test_progress_on_a_terminal_ends_complete() -> None:
         for step in (3, 4, 5):
             on_step(step, 0.25)
     assert "5/5" in stream.getvalue()
-    assert "loss 0.2500" in stream.getvalue()
+    assert "loss 0.25" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("title", "steps"), [("training", 72), ("training digits", 1_000_000)])
+def test_progress_fits_80_columns_and_no_word_is_cut_off(title: str, steps: int) -> None:
+    console, stream = recorded(terminal=True, width=80)
+    with training_progress(console, title, steps, done=steps // 2) as on_step:
+        for step in (steps // 2 + 1, steps - 1):
+            on_step(step, -1.2345e-5, "arithmetic 70.0%, resolving 10.0%")
+            time.sleep(0.15)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
+    assert "…" not in stream.getvalue()
+    assert max(map(len, drawn)) <= 80
+    bars = [line for line in drawn if f"{steps - 1}/{steps}" in line]
+    assert re.search(rf"^{title} .+ {steps - 1}/{steps} loss -1.234e-05 \S+ steps/s +(\d:\d\d:\d\d|-:--:--)", bars[-1])
+    assert drawn[-1] == f"{title}: arithmetic 70.0%, resolving 10.0%"
 
 
 def test_the_environment_names_what_matters() -> None:

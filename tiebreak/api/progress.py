@@ -24,7 +24,7 @@ from rich.text import Text
 from tiebreak.engine.run.train import Commit, Progress
 
 LOSS_WIDTH: Final = len("loss -1.234e-05")
-SPEED_WIDTH: Final = len("1,000 steps/s")
+SPEED_WIDTH: Final = len("3.33e+06 steps/s")
 TIME_WIDTH: Final = len("0:00:00")
 MIN_BAR: Final = 5
 
@@ -44,7 +44,9 @@ def on_stderr(title: str, steps: int, done: int = 0, *, quiet: bool = False) -> 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s")
+        if speed is None:
+            return Text("")
+        return Text(f"{speed:.3g} steps/s" if speed < 100 or speed >= 1e5 else f"{speed:,.0f} steps/s")
 
 
 @contextmanager

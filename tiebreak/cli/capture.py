@@ -11,6 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tiebreak import api, demo
 from tiebreak.cli.options import output_option, steps_option, task_argument
+from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tiebreak.api.bundle import Bundle
@@ -30,6 +31,8 @@ def capture(task: str, output: Path, steps: int | None) -> None:
 
     An operator without an exact form is an error that lists every such operator with its place in the model.
     """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
     loaded = demo.loader.load_task(task, steps=steps)
     started = time.perf_counter()
     bundle = captured(loaded)
@@ -40,12 +43,11 @@ def capture(task: str, output: Path, steps: int | None) -> None:
 
 def captured(task: "Task") -> "Bundle":
     """The task's bundle; a spinner with the time on a terminal, one line elsewhere."""
-    with _waiting(f"capturing {task.name}"):
+    with _waiting(Console(stderr=True), f"capturing {task.name}"):
         return api.bundle.capture_bundle(task)
 
 
-def _waiting(title: str) -> AbstractContextManager[Any]:
-    console = Console(stderr=True)
+def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
     if not console.is_terminal:
         console.print(f"{title} ...", highlight=False, markup=False)
         return nullcontext()

@@ -26,23 +26,23 @@ COMMANDS: Final = {
     "key": "Make a signing key in FILE and print its address.",
     "data": "Import datasets, and show the ids of arrays.",
     "capture": "Capture TASK as a program that any party can run without its code.",
-    "calibrate": "Measure how far sums differ between machines, for policy logged.",
+    "calibrate": "Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.",
     "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
-    "train": "Train the signed job in the folder RUN.",
-    "audit": "Replay the trainer's RUN and compare it with what was signed.",
-    "dispute": "Play the verification game over RUN against the auditor's REPLAY.",
-    "devnet": "Run a chain for development, with the contracts on it.",
+    "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
+    "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
+    "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
+    "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
     "deploy": "Put the three contracts on a chain, or verify that they stand there.",
-    "simulate": "Play games in which somebody does not do as agreed.",
-    "economics": "Recommend stakes, reward, fee and windows for a job.",
-    "scale": "Predict what a job of any size costs.",
+    "simulate": "Play games in which somebody does not do as agreed, and check that the system keeps its promises.",
+    "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off its figures may be.",
+    "scale": "What a job costs at any size, and what gives way first when it grows.",
 }
-"""In the order of the help, with what it says of each: so it need not import them."""
+"""In the order of the help, with the first sentence of each: so the table need not import them."""
 EXTRAS: Final = {
     **dict.fromkeys(
         ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
     ),
-    **dict.fromkeys(["simpy", "scipy", "pydantic"], "sim"),
+    **dict.fromkeys(["simpy", "scipy"], "sim"),
     **dict.fromkeys(["jinja2", "markupsafe", "matplotlib", "sklearn"], "demo"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
 }
