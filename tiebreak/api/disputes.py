@@ -1,5 +1,6 @@
 """Disputes over a signed run, played out in one process: where it leaves its program, and whom the referee convicts."""
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
     final = contest(
         rules.start(defended.job, head.head, game_id(head.head, defended.agreement.domain, bytes(20), 0), 0),
         defender=Defender(Evidence(defended, interpreter)),
-        challenger=Challenger(challenger),
+        challenger=Challenger(challenger, secrets.token_bytes(32)),
         clock=lambda: made + 1,
         on_move=on_move,
     )

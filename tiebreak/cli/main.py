@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "deploy": "Put the three contracts on a chain, or verify that they stand there.",
     "simulate": "Play games in which somebody does not do as agreed, and check that the system keeps its promises.",
     "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off its figures may be.",
-    "scale": "What a job costs at any size, and what gives way first when it grows.",
+    "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
 }
 """In the order of the help, with the first sentence of each: so the table need not import them."""
 EXTRAS: Final = {
