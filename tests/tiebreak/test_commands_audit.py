@@ -281,7 +281,9 @@ def test_verdicts_as_json(cheating: Path, parties: Parties, tmp_path: Path, caps
     assert parties.audit(cheating, tmp_path / "replay", "--json") == 2
     whole = json.loads(capsys.readouterr().out)
     assert (whole["verdict"], whole["kind"], whole["head"]["count"]) == ("fraud", "whole", 3)
-    assert whole["replayed_root"] in whole["reason"]
+    assert whole["replayed_root"] != whole["head"]["run_root"]
+    assert whole["first_difference"] == {"checkpoint": 1, "steps": [4, 6]}
+    assert whole["reason"].startswith("the run leaves the program in steps 4 to 6: the state of checkpoint 2 of 3")
     assert parties.audit(cheating, tmp_path / "unused", "--from-step", "1", "--json") == 2
     parts = json.loads(capsys.readouterr().out)
     assert parts["checked"] == [[0, 1, 3], [1, 4, 6]], "it ends where the fraud is"

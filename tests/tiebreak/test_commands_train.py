@@ -106,7 +106,7 @@ def test_a_run_that_another_process_works_on(
     assert other.stdout is not None
     assert other.stdout.readline() == "locked\n"
     assert parties.train(folder) == 1
-    assert "another process is working on this run" in one_line(capsys)
+    assert "another process is working in this folder" in one_line(capsys)
     other.communicate("\n")
     assert parties.train(folder, "--until", "1") == 0
 

@@ -93,12 +93,19 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
 
 def difference(final: GameState, ended: Summary) -> str:
     """One sentence of a finished game: the first checkpoint, step, instruction and element that differ."""
-    job = final.job
-    if ended.checkpoint is None:
+    job, checkpoint, step = final.job, ended.checkpoint, ended.step
+    # A side may fail to open what the walk has come to: then the leaf of the walk is all that is known.
+    if checkpoint is None and not final.height:
+        checkpoint = final.position
+    if step is None and final.level is Level.STEPS and not final.height and checkpoint is not None:
+        step = job.first_step(checkpoint) + final.position
+    if checkpoint is None:
         return "the signed root does not open to checkpoints"
-    place = [f"checkpoint {ended.checkpoint + 1} of {job.checkpoints}"]
-    if ended.step:
-        place.append(f"step {ended.step}")
+    place = [f"checkpoint {checkpoint + 1} of {job.checkpoints}"]
+    if step is not None:
+        place.append(f"step {step}")
+    else:
+        place.append(f"steps {job.first_step(checkpoint)} to {job.last_step(checkpoint)}")
     if ended.leaf is not None:
         origin = f" of {ended.origin}" if ended.origin else ""
         place.append(f"instruction {ended.leaf} ({ended.instruction}{origin})")
