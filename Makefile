@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := tiebreak tests benchmarks examples model contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors hardest contracts anvil model model-mutants ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest contracts anvil model model-mutants ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ types: setup ## mypy --strict
 
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m tests.vectors.generate tests/vectors --check
+
+newest: setup ## The core on the newest Python there is, without torch, and the types of all as that version has them
+	.ci/newest
 
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol import test_logs as logs
+from tests.protocol import test_merkle as trees
 from tiebreak.engine.data import hashing
-from tiebreak.engine.data.hashing import MAX_RECORD_BYTES, Kernel, agrees, hasher
+from tiebreak.engine.data.hashing import LEAST_NODES, MAX_RECORD_BYTES, Kernel, agrees, hasher
 from tiebreak.engine.native import load
+from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import TensorData, identify, identify_all, tensor_tree
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher, one_nan
@@ -192,3 +195,22 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for shape, size in (((2,), 4), ((), 8), ((0,), 0)):
         with pytest.raises(EncodingError, match="F32"):
             identify_all([TensorData(dtype=DType.F32, shape=shape, data=memoryview(bytes(size)))])
+
+
+@given(st.integers(2 * LEAST_NODES - 3, 4 * LEAST_NODES + 3), st.integers(0, 9), st.sampled_from([PLAIN, hasher()]))
+def test_wide_trees_are_the_naive_ones(count: int, seed: int, by: Hasher) -> None:
+    leaves = [hashlib.sha256(bytes([seed]) + n.to_bytes(2, "big")).digest() for n in range(count)]
+    tree = Tree(leaves, hasher=by)
+    naive = trees.naive_root(trees.padded(leaves, tree.depth))
+    assert tree.root == naive == Tree.over(b"".join(leaves), hasher=by).root
+    assert Tree(leaves, 12).proof(count - 1)[tree.depth :] == [trees.empty_root(h) for h in range(tree.depth, 12)]
+
+
+@pytest.mark.skipif(hashing.kernel() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("stride", [1, 2, 129])
+def test_log_trees_are_the_naive_ones(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough words that the compiled hasher takes them."""
+    monkeypatch.setattr(hashing, "LEAST_NODES", 2)
+    directions = logs.full_log(stride)
+    tree = LogTree(logs.program(), logs.log_of(directions), hasher=hasher())
+    assert tree.root == logs.naive_root(directions, logs.program())

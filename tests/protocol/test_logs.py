@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.programs import every_kind
-from tiebreak.engine.data.hashing import hasher, kernel
 from tiebreak.protocol.commitments.log_tree import (
     NO_WORD,
     WORD_ELEMENTS,
@@ -20,7 +19,6 @@ from tiebreak.protocol.commitments.log_tree import (
     logs_tree,
     word_leaf,
 )
-from tiebreak.protocol.hashing import PLAIN as PLAIN_HASHER
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
@@ -177,22 +175,21 @@ def test_the_tree_is_the_dense_one(directions: dict[int, dict[int, Direction]]) 
                 assert code_in(word, place) == codes.get(chunk * WORD_ELEMENTS + place, Direction.NONE)
 
 
+def full_log(stride: int) -> dict[int, dict[int, Direction]]:
+    """An entry for each `stride`th element of the largest value."""
+    return {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
+
+
 @given(values_of(every_kind()))
 @settings(max_examples=20)
 def test_the_tree_of_a_program_of_every_kind(directions: dict[int, dict[int, Direction]]) -> None:
     assert LogTree(every_kind(), log_of(directions)).root == naive_root(directions, every_kind())
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("stride", [1, 2, 129])
-def test_full_logs(stride: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough words that the hashing kernel takes them, with it and without."""
-    if compiled and kernel() is None:
-        pytest.skip("needs a C compiler")
-    monkeypatch.setattr("tiebreak.engine.data.hashing.LEAST_NODES", 2)
-    directions = {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
-    tree = LogTree(program(), log_of(directions), hasher=hasher() if compiled else PLAIN_HASHER)
-    assert tree.root == naive_root(directions, program())
+def test_full_logs(stride: int) -> None:
+    directions = full_log(stride)
+    assert LogTree(program(), log_of(directions)).root == naive_root(directions, program())
 
 
 def test_an_empty_log() -> None:

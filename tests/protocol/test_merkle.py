@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiebreak.engine.data.hashing import LEAST_NODES, hasher
 from tiebreak.protocol.errors import ProofError
-from tiebreak.protocol.hashing import PLAIN, Hasher
 from tiebreak.protocol.tags import EMPTY
 from tiebreak.protocol.trees import (
     Frontier,
@@ -134,14 +132,6 @@ def test_a_frontier_of_a_million_leaves_holds_a_node_a_level() -> None:
         height = above + 1
     assert frontier.root(20) == pad(node, height, 20)
     assert len(frontier._peaks) == count.bit_count()
-
-
-@given(st.integers(2 * LEAST_NODES - 3, 4 * LEAST_NODES + 3), st.integers(0, 9), st.sampled_from([PLAIN, hasher()]))
-def test_wide_trees_are_the_naive_ones(count: int, seed: int, by: Hasher) -> None:
-    leaves = [sha256(bytes([seed]) + n.to_bytes(2, "big")).digest() for n in range(count)]
-    tree = Tree(leaves, hasher=by)
-    assert tree.root == naive_root(padded(leaves, tree.depth)) == Tree.over(b"".join(leaves), hasher=by).root
-    assert Tree(leaves, 12).proof(count - 1)[tree.depth :] == [empty_root(h) for h in range(tree.depth, 12)]
 
 
 def test_leaves_are_digests() -> None:
