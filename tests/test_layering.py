@@ -1,19 +1,51 @@
-"""Imports go one way: protocol <- engine <- sim <- tiebreak. Read from the syntax tree, so nothing is imported."""
+"""Imports go one way, between packages and between their folders, and only adapters touch the world outside.
+
+All of it is read from the syntax trees, so nothing is imported.
+"""
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 
 from tests.source_tree import LAYERS, imports_of, package_modules, parse
 
-RIM = ("tiebreak.protocol.chain",)
-"""Adapters of protocol (prefixes): they may touch files, the clock and a node. The rest of protocol may not."""
-IMPURE = frozenset(
-    {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "shutil", "socket"}
-    | {"subprocess", "tempfile", "time", "web3"}
+_PROTOCOL = "errors tags codec packing numbers hashing trees program commitments game parties chain"
+FOLDERS = {
+    "tiebreak.protocol": _PROTOCOL.split(),
+    "tiebreak.engine": ["native", "lowering", "optimizers", "data", "capture", "arithmetic", "run", "logged"],
+    "tiebreak.sim": ["world", "adversaries", "games", "incentives"],
+    "tiebreak": ["protocol", "engine", "sim", "api", "demo", "cli", "__main__"],
+}
+"""Folders of each package and modules beside them, in the order in which they may import: each those before it."""
+TANGLED = {
+    "tiebreak.engine": {("run", "logged")},
+    "tiebreak.sim": {
+        ("world", "tampering"),
+        ("tampering", "games"),
+        ("adversaries", "tampering"),
+        ("games", "tampering"),
+    },
+    "tiebreak": {("api", "cli")},
+}
+"""Imports between folders that still go against the order, as (importing, imported). To be emptied."""
+
+ADAPTERS = {
+    "tiebreak.protocol.chain": "speaks to Ethereum nodes",
+    "tiebreak.engine.native": "runs the C compiler, and asks the environment for it and for the cache folder",
+    "tiebreak.sim.games.runner": "plays games in several processes",
+}
+"""What below the API may start a process, open a socket or read the environment, by prefix."""
+OUTSIDE = frozenset(
+    {"asyncio", "http", "multiprocessing", "requests", "socket", "socketserver", "ssl", "subprocess", "urllib", "web3"}
 )
-NOT_IN_PROTOCOL = frozenset(["torch", "torchvision", "jax", "sklearn", "matplotlib"])
+OUTSIDE_OF_OS = ("environ", "getenv", "putenv", "system", "popen", "fork", "exec", "spawn", "posix_spawn")
+"""Beginnings of what `os` offers for the same."""
+IMPURE = OUTSIDE | frozenset(
+    {"ctypes", "datetime", "io", "os", "pathlib", "random", "secrets", "shutil", "sys", "tempfile", "threading", "time"}
+    | {"torch", "torchvision", "jax", "sklearn", "matplotlib"}
+)
+"""What protocol below `chain` may not reach, whatever it imports."""
 
 
 def layer(name: str) -> int | None:
@@ -22,7 +54,7 @@ def layer(name: str) -> int | None:
 
 
 def upward(module: str, tree: ast.AST) -> list[str]:
-    """Imports of a module that go against the order."""
+    """Imports of a module that go against the order of packages."""
     own = layer(module)
     assert own is not None
     return [name for _, name in imports_of(tree) if (other := layer(name)) is not None and other > own]
@@ -34,14 +66,69 @@ def hidden(tree: ast.AST) -> list[str]:
     return [name for f in functions for _, name in imports_of(f) if layer(name) is not None]
 
 
-def impure(module: str, tree: ast.AST) -> list[str]:
-    """Imports through which protocol code outside its adapters could touch a file, a socket, the clock, or torch."""
-    tops = [name.split(".")[0] for _, name in imports_of(tree)]
-    banned = NOT_IN_PROTOCOL if module.startswith(RIM) else NOT_IN_PROTOCOL | IMPURE
-    return sorted(set(tops) & banned)
+def is_in(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
 
 
-def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+def folder_of(package: str, module: str) -> str | None:
+    """The folder of a package that a module lies in, or its own name beside the folders; None if it lies elsewhere."""
+    return module.removeprefix(package + ".").split(".")[0] if module.startswith(package + ".") else None
+
+
+def folder_imports(package: str, graph: Mapping[str, set[str]]) -> set[tuple[str, str]]:
+    """Pairs of different folders of a package, the first of which imports the second."""
+    return {
+        (own, other)
+        for module, imported in graph.items()
+        for name in imported
+        if (own := folder_of(package, module)) and (other := folder_of(package, name)) and own != other
+    }
+
+
+def against(order: Sequence[str], pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those pairs that go against an order, or name what is not in it."""
+    return {(a, b) for a, b in pairs if a not in order or b not in order or order.index(b) > order.index(a)}
+
+
+def touches(tree: ast.AST) -> list[str]:
+    """Where a module could start a process, open a socket or read the environment."""
+    found = sorted({name.split(".")[0] for _, name in imports_of(tree)} & OUTSIDE)
+    found += [name for _, name in imports_of(tree) if name.startswith("os.") and name[3:].startswith(OUTSIDE_OF_OS)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            found += [f"os.{node.attr}"] * node.attr.startswith(OUTSIDE_OF_OS)
+    return found
+
+
+def executed_imports(tree: ast.AST) -> set[str]:
+    """Dotted names that importing a module imports: all but those for type checkers alone."""
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    return {name for node, name in imports_of(tree) if id(node) not in typing_only}
+
+
+def ways_to(banned: Collection[str], start: str, imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Chains of imports that lead from a module of ours through modules of ours to a banned one."""
+    found, seen, waiting = [], {start}, [[start]]
+    while waiting:
+        path = waiting.pop()
+        for name in imports[path[-1]]:
+            if name.split(".")[0] in banned:
+                found.append([*path, name])
+            # Importing a.b.c runs a.b too; of `tiebreak` itself, the interpreter has run it before anything else.
+            parents = [".".join(name.split(".")[:depth]) for depth in range(2, name.count(".") + 2)]
+            for module in parents:
+                if module in imports and module not in seen:
+                    seen.add(module)
+                    waiting.append([*path, module])
+    return found
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Cycles found by depth-first search, each as the path that closes."""
     found, done, path = [], set(), []
 
@@ -91,10 +178,29 @@ def test_no_cycles() -> None:
     assert cycles(graph) == []
 
 
-def test_protocol_is_pure(cases: Callable[[], None]) -> None:
-    for module, path in package_modules().items():
-        if module.startswith("tiebreak.protocol"):
-            assert impure(module, parse(path)) == [], f"{module} is not an adapter"
+@pytest.mark.parametrize("package", FOLDERS)
+def test_order_of_folders(package: str) -> None:
+    pairs = folder_imports(package, import_graph())
+    assert len(pairs) > 3
+    assert against(FOLDERS[package], pairs) - TANGLED.get(package, set()) == set()
+
+
+def test_only_adapters_touch_the_world_outside(cases: Callable[[], None]) -> None:
+    below = [m for m in package_modules() if any(is_in(m, package) for package in LAYERS[:-1])]
+    for module in below:
+        if not any(is_in(module, adapter) for adapter in ADAPTERS):
+            assert touches(parse(package_modules()[module])) == [], f"{module} is not an adapter"
+            cases()
+    for adapter in ADAPTERS:
+        assert any(touches(parse(package_modules()[module])) for module in below if is_in(module, adapter)), adapter
+
+
+def test_protocol_is_pure_through_all_that_it_imports(cases: Callable[[], None]) -> None:
+    imports = {module: executed_imports(parse(path)) for module, path in package_modules().items()}
+    del imports["tiebreak"]
+    for module in imports:
+        if is_in(module, "tiebreak.protocol") and not is_in(module, "tiebreak.protocol.chain"):
+            assert ways_to(IMPURE, module, imports) == []
             cases()
 
 
@@ -106,13 +212,39 @@ def test_protocol_is_pure(cases: Callable[[], None]) -> None:
         (lambda t: upward("tiebreak.sim.x", t), "def f():\n    from tiebreak.cli.main import main"),
         (hidden, "def f():\n    import tiebreak.protocol.program.isa"),
         (hidden, "class C:\n    def f(self):\n        from tiebreak.protocol import isa"),
-        (lambda t: impure("tiebreak.protocol.x", t), "import torch.nn"),
-        (lambda t: impure("tiebreak.protocol.x", t), "from time import time"),
-        (lambda t: impure("tiebreak.protocol.chain.x", t), "from torch import nn"),
+        (touches, "import subprocess as s"),
+        (touches, "def f():\n    from urllib.request import urlopen"),
+        (touches, "from os import environ"),
+        (touches, "import os\nx = os.environ.get('HOME')"),
+        (touches, "import os\nos.execvp('sh', [])"),
     ],
 )
 def test_the_checks_see_what_they_look_for(check: Callable[[ast.AST], list[str]], source: str) -> None:
     assert check(ast.parse(source)) != []
+
+
+def test_ways_lead_through_modules_and_packages() -> None:
+    sources = {
+        "p.a": "from p.b import f",
+        "p.b": "import p.c.d",
+        "p.c": "from time import sleep",
+        "p.c.d": "",
+        "p.e": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import os",
+    }
+    imports = {module: executed_imports(ast.parse(source)) for module, source in sources.items()}
+    assert {tuple(way) for way in ways_to(IMPURE, "p.a", imports)} == {
+        ("p.a", "p.b", "p.c", "time"),
+        ("p.a", "p.b", "p.c", "time.sleep"),
+    }
+    assert ways_to(IMPURE, "p.c.d", imports) == ways_to(IMPURE, "p.e", imports) == []
+
+
+def test_folders_against_the_order_are_found() -> None:
+    graph = {"p.a.x": {"p.b.y", "p.a.z", "q.b"}, "p.b.y": {"p.c"}, "p.d": {"p.a.x"}}
+    pairs = folder_imports("p", graph)
+    assert pairs == {("a", "b"), ("b", "c"), ("d", "a")}
+    assert against(("c", "b", "a"), pairs) == {("d", "a")}
+    assert against(("a", "b", "c", "d"), pairs) == {("a", "b"), ("b", "c")}
 
 
 def test_cycles_are_found() -> None:
