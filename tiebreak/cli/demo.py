@@ -20,7 +20,8 @@ class DemoFailure(VerificationError):
 
 @click.command()
 @output_option("demo-output", "Folder for runs and report; emptied if a demo made it.")
-def demo(output: Path) -> None:
+@click.option("--steps", type=click.IntRange(13), help="Steps of each job, for a shorter demo.  [default: their own]")
+def demo(output: Path, steps: int | None) -> None:
     """Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.
 
     Two models are trained honestly on scikit-learn's digits and on the text of Python's own documentation. An auditor
@@ -28,6 +29,6 @@ def demo(output: Path) -> None:
     down to that number and loses its stake in an embedded Ethereum chain. Writes report.html, report.md, result.json.
     """
     console = Console()
-    result = tiebreak.demo.run.run_demo(output, console if console.is_terminal else Console(width=WIDTH))
+    result = tiebreak.demo.run.run_demo(output, console if console.is_terminal else Console(width=WIDTH), steps=steps)
     if not result.succeeded:
         raise DemoFailure("an audit disagreed or a game was decided for the wrong side; see the report")

@@ -1,4 +1,4 @@
-"""The compiled contracts, as checked in under `contracts/artifacts` (no Node needed to use them).
+"""The compiled contracts, as checked in under `contracts/artifacts`; in an installed package, a copy beside this module.
 
 An artifact is a JSON object with `abi` (a list), `bytecode` (creation code) and `deployedBytecode`, hex with 0x.
 """
@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from tiebreak.protocol.errors import ConfigurationError
 
-ARTIFACTS: Final = Path(__file__).resolve().parents[3] / "contracts" / "artifacts"
+_PACKAGED: Final = Path(__file__).resolve().parent / "contracts"
+ARTIFACTS: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "contracts" / "artifacts"
 BOARD: Final = "Tiebreak"
 REFEREE: Final = "Referee"
 TRANSCENDENTALS: Final = "Transcendentals"
@@ -42,6 +43,8 @@ def load_artifact(name: str) -> Artifact:
         )
         return Artifact(name, tuple(content["abi"]), bytecode, len(deployed))
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}; is this a whole checkout?") from error
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}; is this a whole checkout, or a whole installation?"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path}: expected a JSON object with abi and bytecode; restore the file") from error

@@ -1,0 +1,147 @@
+"""The wheel, installed elsewhere, does everything: it has its data, and a user's own modules do not stand in its way."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import ROOT, committed_files
+from tests.tiebreak.parties import PASSPHRASE, TASK
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel, and a folder of a user's outside the checkout."""
+
+    python: Path
+    folder: Path
+
+    def run(self, *command: str, code: int = 0) -> str:
+        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TIEBREAK_CACHE")}
+        environment |= {"TIEBREAK_PASSPHRASE": PASSPHRASE, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    def tiebreak(self, *arguments: str, code: int = 0) -> str:
+        return self.run(str(self.python.parent / "tiebreak"), *arguments, code=code)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Built from the committed files, installed into a fresh environment that sees the packages of this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for path in committed_files():
+        target = folder / "source" / path.relative_to(ROOT)
+        if target.parts[len(folder.parts) + 1] in (
+            "tiebreak",
+            "contracts",
+            "pyproject.toml",
+            "setup.py",
+            "README.md",
+            "LICENSE",
+        ):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    quiet = ["--no-deps", "--no-index"]
+    build = [*pip, "wheel", *quiet, "--no-build-isolation", "-w", str(folder), str(folder / "source")]
+    subprocess.run(build, check=True, capture_output=True)
+    shutil.rmtree(folder / "source")
+    (wheel,) = folder.glob("tiebreak-*.whl")
+    venv.create(folder / "environment", symlinks=True)
+    python = folder / "environment" / "bin" / "python"
+    site = next((folder / "environment").glob("lib/python*/site-packages"))
+    # Not through a .pth file of its own: an editable install of the checkout is not seen.
+    shared = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site / "shared.pth").write_text("".join(f"{path}\n" for path in shared))
+    subprocess.run([*pip, "--python", str(python), "install", *quiet, str(wheel)], check=True, capture_output=True)
+    (folder / "user").mkdir()
+    return Installed(python, folder / "user")
+
+
+def test_it_is_the_wheel_and_beside_it_lie_a_users_own_modules(installed: Installed) -> None:
+    """A user's own `protocol.py`, `engine.py` and `sim.py` are the user's, and break nothing."""
+    for name in ("protocol", "engine", "sim", "api", "cli", "demo"):
+        (installed.folder / f"{name}.py").write_text(f"WHO = 'the user, {name}'\n")
+    (installed.folder / "script.py").write_text(
+        "import engine, protocol, sim, torch, tiebreak\n"
+        "assert (protocol.WHO, engine.WHO, sim.WHO) == ('the user, protocol', 'the user, engine', 'the user, sim')\n"
+        "x = torch.linspace(-1, 1, 32).reshape(-1, 1)\n"
+        "trainer = tiebreak.reproducible(torch.nn.Linear(1, 1), torch.nn.MSELoss(), optimizer=tiebreak.SGD(lr=0.1),\n"
+        "                                data={'x': x, 'y': 2 * x}, batch=8, steps=3).run(progress=False)\n"
+        "print(tiebreak.__file__, trainer.digest())\n"
+    )
+    where, digest = installed.run(str(installed.python), "script.py").split()
+    assert len(bytes.fromhex(digest)) == 32
+    assert Path(where).is_relative_to(installed.python.parents[1])
+
+
+def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
+    (installed.folder / "task.py").write_text(TASK)
+    assert installed.tiebreak("--version").startswith("tiebreak, version ")
+    for name in ("client", "trainer"):
+        assert installed.tiebreak("key", f"{name}.pem").startswith("0x")
+    (installed.folder / "book.txt").write_text("a text\n" * 9)
+    assert installed.tiebreak("data", "import", "text", "book.txt", "-o", "imported").startswith("1 texts, ")
+    assert installed.tiebreak("data", "root", "imported").startswith("tokens")
+    assert "program root" in installed.tiebreak("capture", "task.py", "-o", "captured")
+    installed.tiebreak("calibrate", "--proven", "-o", "policy.json")
+    keys = ["--client-key", "client.pem", "--trainer-key", "trainer.pem"]
+    assert "policy  exact" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
+    assert "run root" in installed.tiebreak("train", "run", "--key", "trainer.pem")
+    assert "agrees: 3 checkpoints, 7 steps" in installed.tiebreak("audit", "run", "-o", "replay")
+    assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay")
+    assert "exact: " in installed.tiebreak("doctor", "--device", "cpu")
+
+
+def test_studies(installed: Installed) -> None:
+    assert "tiebreak agree" in installed.tiebreak("economics", "--preset", "fine-tune")
+    assert "cost" in installed.tiebreak("scale")
+    assert "hopes for" in installed.tiebreak("simulate", "--list")
+    text = installed.tiebreak("simulate", "-n", "1", "-j", "1", "-m", "honest", "-o", "games")
+    assert "1 games" in text
+    assert "BROKEN PROMISE" not in text
+
+
+def test_a_chain(installed: Installed) -> None:
+    environment = os.environ | {"TIEBREAK_PASSPHRASE": PASSPHRASE}
+    command = [
+        str(installed.python.parent / "tiebreak"),
+        "devnet",
+        "--embedded",
+        "--json",
+        "--port",
+        "18547",
+        "--keys",
+        "accounts",
+    ]
+    node = subprocess.Popen(command, cwd=installed.folder, env=environment, stdout=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    lines = ""
+    for line in node.stdout:
+        lines += line
+        if line == "}\n":
+            break
+    try:
+        found = json.loads(lines)
+        rpc = ["--rpc", found["rpc"]]
+        assert "Tiebreak" in installed.tiebreak("deploy", *rpc, "--key", "accounts/account-1.pem")
+        assert "this version's code" in installed.tiebreak("deploy", *rpc, "--check", "deployment.json")
+    finally:
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(60) == 0
+
+
+def test_the_demo(installed: Installed) -> None:
+    assert "Disputes" in installed.tiebreak("demo", "--steps", "14", "-o", "shown")
+    assert json.loads((installed.folder / "shown" / "result.json").read_text())["succeeded"] is True
