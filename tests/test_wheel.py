@@ -1,4 +1,4 @@
-"""The wheel, installed elsewhere, does everything: it has its data, and a user's own modules do not stand in its way."""
+"""The wheel, installed elsewhere, does everything, and modules of a user's own do not stand in its way."""
 
 import json
 import os

@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 import tiebreak
 from tests.source_tree import ROOT
-from tiebreak.engine.capture.cache import CaptureCache
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
@@ -25,10 +24,8 @@ STEPS = 7
 
 
 @pytest.fixture(autouse=True)
-def in_short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of these tests' own, and no qualification: other tests run the vectors on this machine."""
-    cache = CaptureCache(tmp_path_factory.getbasetemp() / "captured by the interface")
-    monkeypatch.setattr("tiebreak.api.tasks.default_cache", lambda: cache)
+def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No qualification: other tests run the vectors on this machine."""
     monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
 
 

@@ -37,7 +37,7 @@ def test_this_machine_is_exact_with_kernels_and_without(capsys: pytest.CaptureFi
     assert rows["torch"] == torch.__version__
     assert rows["torch threads"] == "1"
     assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
-    assert {rows[f"kernel {name}"] for name in ("contraction", "scattering", "chains")} == {chains.build().reason}
+    assert {rows[f"kernel {name}"] for name in ("reduce", "scatter", "elementwise")} == {chains.build().reason}
     assert rows["kernel hasher"].startswith("compiled with")
 
 
@@ -58,7 +58,7 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert document["qualification"][0]["cases"] > 1000
     assert document["environment"]["torch"] == torch.__version__
     assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
-        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("contraction", "scattering", "chains", "hasher")
+        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("reduce", "scatter", "elementwise", "hasher")
     ]
 
 

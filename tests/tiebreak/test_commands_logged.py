@@ -28,7 +28,7 @@ TOLERANCES = dict.fromkeys(SumKind, 2)
 def policy_of(precision: int = 32, threshold: float | None = 2.0**24) -> LoggedPolicy:
     """A wide policy: a share of all elements is logged."""
     thresholds = dict.fromkeys(SumKind, threshold)
-    return LoggedPolicy(precision=precision, compute="float64", thresholds=thresholds, tolerances=TOLERANCES)
+    return LoggedPolicy(precision=precision, thresholds=thresholds, tolerances=TOLERANCES)
 
 
 def make_run(path: Path, precision: int = 32, *, logged: bool = True) -> RunDirectory:

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from tests.source_tree import ROOT
-from tiebreak.engine.capture.cache import CaptureCache
 
 EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(autouse=True)
-def in_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cache but the test's own, and no qualification: other tests run the vectors on this machine."""
-    monkeypatch.setattr("tiebreak.api.tasks.default_cache", lambda: CaptureCache(tmp_path / "cache"))
+def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No qualification: other tests run the vectors on this machine."""
     monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
 
 

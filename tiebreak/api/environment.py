@@ -9,15 +9,7 @@ from typing import Final
 
 import torch
 
-from tiebreak.engine.arithmetic import (
-    elementwise_native as chains,
-)
-from tiebreak.engine.arithmetic import (
-    reduce_native as contraction,
-)
-from tiebreak.engine.arithmetic import (
-    scatter_native as scattering,
-)
+from tiebreak.engine.arithmetic import elementwise_native, reduce_native, scatter_native
 from tiebreak.engine.data import hashing
 from tiebreak.engine.native import enabled, load
 
@@ -66,9 +58,10 @@ def describe() -> tuple[tuple[str, str], ...]:
 
 def kernels() -> tuple[Kernel, ...]:
     """Each compiled accelerator; those that are not there yet are compiled now."""
+    kernels = (("reduce", reduce_native), ("scatter", scatter_native), ("elementwise", elementwise_native))
     found = [
         Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
-        for name, module in (("contraction", contraction), ("scattering", scattering), ("chains", chains))
+        for name, module in kernels
     ]
     hasher, reason = hashing.kernel(), load(Path(hashing.__file__).with_suffix(".c")).reason
     if hasher is not None:

@@ -44,16 +44,15 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
     With --check FILE nothing is sent and no key is needed: the command recreates each contract in a call and compares
     what would stand there with what does, byte for byte. Check a deployment like that before you pay money into it.
     """
-    if checked is None and key is None:
-        raise ConfigurationError("expected --key FILE of the account that pays, or --check FILE, got neither")
-    if checked is None and output.exists():
-        raise ConfigurationError(f"{output} already exists; choose another --output")
     chain = api.chains.connect(rpc, chain_id)
     if checked is not None:
         for name, address in api.chains.check(chain, checked).items():
             click.echo(f"{name:<16}0x{address.hex()}  this version's code")
         return
-    assert key is not None  # else neither was given
+    if key is None:
+        raise ConfigurationError("expected --key FILE of the account that pays, or --check FILE, got neither")
+    if output.exists():
+        raise ConfigurationError(f"{output} already exists; choose another --output")
     signer = load_key(key)
     click.echo(f"{'chain id':<16}{chain.chain_id}")
     click.echo(f"{'deployer':<16}0x{signer.address.hex()}")

@@ -63,7 +63,7 @@ class Kernel:
 
 def build() -> Build:
     """The compiled library, or why there is none."""
-    return load(Path(__file__).with_suffix(".c"))
+    return load(Path(__file__).with_name("elementwise.c"))
 
 
 def kernel() -> Kernel | None:

@@ -1,4 +1,4 @@
-"""The compiled contracts, as checked in under `contracts/artifacts`; in an installed package, a copy beside this module.
+"""The compiled contracts, as checked in under `contracts/artifacts`; where installed, a copy beside this module.
 
 An artifact is a JSON object with `abi` (a list), `bytecode` (creation code) and `deployedBytecode`, hex with 0x.
 """
