@@ -2,6 +2,5 @@
 
 `tracing` makes one flat graph of ATen calls, forward and backward, on tensors without data (`undecomposed`: which
 operators torch must leave whole); `folding` computes what no parameter, batch or draw decides; `step` lowers the rest
-by the rules of `tiebreak.engine.lowering` and reports, with `hints`, what has no rule. `cache` keeps captured steps
-under their `fingerprint`.
+by the rules of `tiebreak.engine.lowering` and reports, with `hints`, what has no rule.
 """

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.cache import CaptureCache
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.lowering import DTYPES
@@ -34,11 +33,8 @@ class Compiled:
     data: dict[str, Tensor]
 
 
-def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
-    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form.
-
-    cache: where captured steps are kept; None captures anew.
-    """
+def compile_task(task: Task) -> Compiled:
+    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form."""
     b = Builder()
     initial = task.initial_state()
     refs = {name: b.state(MODEL + name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
@@ -48,8 +44,7 @@ def compile_task(task: Task, cache: CaptureCache | None = None) -> Compiled:
     batch = _batch(b, task)
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
     task.model.train()
-    trace = capture if cache is None else cache.capture
-    step = trace(b, task.model, task.loss, batch, example, refs.__getitem__)
+    step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())

@@ -467,28 +467,6 @@ class Builder:
         """The job's seed: data entry `seed`, i64 of rank 0."""
         return self.data("seed", DType.I64, ())
 
-    @property
-    def streams(self) -> int:
-        """How many random streams are taken."""
-        return self._streams
-
-    def replay(self, emitted: Sequence[tuple[Instruction, str]], streams: int) -> None:
-        """Emits (instruction, origin) pairs again that another builder in this one's state emitted.
-
-        They get the numbers they had there; `streams` is how many random streams were taken by then.
-        """
-        for instruction, origin in emitted:
-            number, params = len(self.instructions), instruction.params
-            if instruction.opcode == Opcode.SOURCE and isinstance(params, Slot):
-                emit = self.state if instruction.function == SourceKind.STATE else self.data
-                ref = emit(params.name, instruction.dtype, instruction.shape)
-            else:
-                self.origin = origin
-                ref = self.emit(instruction)
-            if ref.value != number:
-                raise ValueError(f"expected instruction {number} to be new here, it is number {ref.value}")
-        self._streams = streams
-
     def _next_stream(self) -> int:
         self._streams += 1
         return self._streams - 1
