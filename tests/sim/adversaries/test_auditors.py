@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.engine.run.audit import detection_probability, draw_segments
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck
@@ -45,7 +45,7 @@ NOBODY = bytes(19) + b"\x01"
 @cache
 def beside(kind: type[Adversary]) -> GameResult:
     """A game beside a diligent auditor."""
-    return staged(kind, 1)
+    return played(kind, 1)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_what_each_saves_and_loses() -> None:
 
 @pytest.mark.parametrize("kind", [LazyAuditor, SilentAuditor, CopyingAuditor, PoorAuditor], ids=lambda kind: kind.name)
 def test_alone_a_false_head_is_settled_and_nothing_was_promised(kind: type[Adversary]) -> None:
-    result = staged(kind, 2, auditors=[])
+    result = played(kind, 2, auditors=[])
     assert (result.watched, result.false_head, result.job_status) == (False, True, "settled")
     assert result.catches[PlainFalseRun.name] == "undetected"
     assert result.duels == ()

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.staging import HALF, party, staged
+from tests.sim.adversaries.playing import HALF, party, played
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.sim.adversaries import builders
@@ -44,7 +44,7 @@ def test_all_are_played_here() -> None:
 
 
 def test_a_copied_challenge_earns_nothing() -> None:
-    result = staged(FrontRunChallenge, 1)
+    result = played(FrontRunChallenge, 1)
     copied, original = result.duels
     assert (copied.challenger, copied.verdict) == ("builder", "void")
     assert (original.challenger, original.verdict) == ("auditor", "challenger")
@@ -55,7 +55,7 @@ def test_a_copied_challenge_earns_nothing() -> None:
 @pytest.mark.parametrize("make", [builders._Copier, builders._Sealer], ids=["copied seal", "late seal"])
 def test_a_copied_proof_in_front_of_the_original_is_refused(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrontRunProof, "make", lambda *_: make)
-    result = staged(FrontRunProof, 2)
+    result = played(FrontRunProof, 2)
     assert result.catches[FrontRunProof.name] == "refused", "its proof stood in the block, and reverted"
     copied, original = result.duels
     assert (copied.challenger, copied.verdict) == ("builder", "void")
@@ -67,7 +67,7 @@ def test_a_copied_proof_in_front_of_the_original_is_refused(make: object, monkey
 @pytest.mark.slow
 def test_a_proof_withheld_for_a_block_costs_the_challenger_its_reward_and_nothing_else() -> None:
     """An open weakness: see docs/security.md, residual risks."""
-    result = staged(WithheldProof, 3)
+    result = played(WithheldProof, 3)
     assert result.job_status == "slashed"
     assert party(result, "builder").wei == HALF
     assert party(result, "auditor").wei == 0, "its stake came back"
@@ -76,7 +76,7 @@ def test_a_proof_withheld_for_a_block_costs_the_challenger_its_reward_and_nothin
 
 
 def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> None:
-    result = staged(FrontRunReport, 4)
+    result = played(FrontRunReport, 4)
     assert (result.job_status, result.duels) == ("slashed", ())
     assert (party(result, "builder").wei, party(result, "auditor").wei) == (HALF, 0)
     assert party(result, "trainer").wei == -TERMS.trainer_stake
@@ -89,14 +89,14 @@ def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [DelayingBuilder, ReorderingBuilder, DroppingBuilder], ids=lambda kind: kind.name)
 def test_order_and_delay_change_nothing(kind: type[Adversary]) -> None:
-    result = staged(kind, 5)
+    result = played(kind, 5)
     assert result.catches[PlainFalseRun.name] == "recomputed"
     assert result.job_status == "slashed"
 
 
 @pytest.mark.slow
 def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
-    result = staged(DelayingBuilder, 6, descent_levels=5)
+    result = played(DelayingBuilder, 6, descent_levels=5)
     (duel,) = result.duels
     assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
 
@@ -104,7 +104,7 @@ def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
-    result = staged(Censorship, seed)
+    result = played(Censorship, seed)
     honest_trainer = PlainFalseRun.name not in result.catches
     assert honest_trainer == bool(seed), "one seed for either side"
     assert result.job_status == ("settled" if honest_trainer else "slashed")

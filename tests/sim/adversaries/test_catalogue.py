@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.duel import job_of
+from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sim.adversaries.rounds import duel, party, played
+from tests.sim.adversaries.playing import duel, party, played
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.challengers import (
     ADVERSARIES,

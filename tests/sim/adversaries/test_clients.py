@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from tests.sim.adversaries.staging import HALF, party, stage, staged
+from tests.sim.adversaries.playing import HALF, party, played, stage
 from tiebreak.protocol.chain import Reverted
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import Adversary
@@ -51,7 +51,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_no_job_is_abandoned_in_a_game(refusals: list[tuple[str, str]]) -> None:
     found, ends = set[str](), set[str]()
     for seed in (0, 1):
-        result = staged(AbandonsInAGame, seed)
+        result = played(AbandonsInAGame, seed)
         ends.add(result.job_status)
         honest = PlainFalseRun.name not in result.catches
         assert party(result, TRAINER if honest else "auditor").wei == (
@@ -65,14 +65,14 @@ def test_no_job_is_abandoned_in_a_game(refusals: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_an_accepted_job_is_not_cancelled(seed: int, refusals: list[tuple[str, str]]) -> None:
-    result = staged(CancelsAfterAcceptance, seed)
+    result = played(CancelsAfterAcceptance, seed)
     assert result.job_status == "settled"
     assert party(result, TRAINER).wei == TERMS.reward
     assert set(refusals) == {("cancelJob", "WrongJobStatus")}
 
 
 def test_who_does_not_withdraw_is_in_nobodys_way() -> None:
-    result = staged(NeverWithdraws, 1)
+    result = played(NeverWithdraws, 1)
     assert result.job_status == "slashed"
     assert party(result, "client").wei == 0, "its reward is its own still"
     assert party(result, "auditor").wei == HALF
@@ -82,7 +82,7 @@ def test_who_does_not_withdraw_is_in_nobodys_way() -> None:
 def test_a_trainer_does_not_sign_a_window_in_which_it_cannot_compute(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert staged(ShortWindow, seed).job_status == "none"
+    assert played(ShortWindow, seed).job_status == "none"
     monkeypatch.setattr(Trainer, "objects", lambda *_: False)
     rng = Random(seed)
     cast = stage(ShortWindow(), rng)
@@ -96,7 +96,7 @@ def test_what_diverges_is_computed_to_its_end_and_paid() -> None:
     run = diverging_workshop().run()
     last = run.state(run.job.steps).values()
     assert any(bool(torch.isnan(value).any()) for value in last if value.is_floating_point())
-    result = staged(DivergingProgram, 1)
+    result = played(DivergingProgram, 1)
     assert (result.job_status, party(result, TRAINER).wei) == ("settled", TERMS.reward)
 
 
@@ -128,7 +128,7 @@ def test_a_short_window_is_bait_for_an_honest_trainer_only() -> None:
 
 
 def test_one_signature_is_good_for_one_job(refusals: list[tuple[str, str]]) -> None:
-    result = staged(TwoJobsOneNonce, 1)
+    result = played(TwoJobsOneNonce, 1)
     assert result.job_status == "settled"
     assert party(result, "client").wei == -TERMS.reward, "it paid once"
     assert ("createJob", "JobExists") in refusals

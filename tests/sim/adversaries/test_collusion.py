@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.staging import HALF, of, party, stage, staged
+from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.collusion import (
     ADVERSARIES,
@@ -35,7 +35,7 @@ def test_all_are_played_here() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONSPIRACIES, ids=lambda kind: kind.name)
 def test_one_auditor_that_does_as_agreed_convicts_all_of_them(kind: type[Adversary]) -> None:
-    result = staged(kind, 1)
+    result = played(kind, 1)
     assert (result.watched, result.job_status) == (True, "slashed")
     assert party(result, "auditor").wei == HALF
     conspirators = sum(found.wei for found in result.parties if found.adversary == kind.name)
@@ -44,7 +44,7 @@ def test_one_auditor_that_does_as_agreed_convicts_all_of_them(kind: type[Adversa
 
 
 def test_a_censored_challenger_wins_later() -> None:
-    result = staged(FriendlyBuilder, 2)
+    result = played(FriendlyBuilder, 2)
     (duel,) = result.duels
     assert (duel.challenger, duel.reason) == ("auditor", "recomputed")
     assert result.seconds > 1000, "it was kept out for most of its clock"
@@ -52,18 +52,18 @@ def test_a_censored_challenger_wins_later() -> None:
 
 @pytest.mark.slow
 def test_puppets_open_games_and_delay_nothing() -> None:
-    result = staged(SockPuppets, 3)
+    result = played(SockPuppets, 3)
     puppets = [duel for duel in result.duels if duel.challenger.startswith("friend")]
     assert puppets
     assert {duel.verdict for duel in puppets} == {"void"}
-    alone = staged(BribedMajority, 3)
+    alone = played(BribedMajority, 3)
     assert result.seconds <= alone.seconds + 300
 
 
 @pytest.mark.slow
 def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking past what waits, no challenge is ever sent, and no timeout claimed."""
-    result = staged(Decoy, 4)
+    result = played(Decoy, 4)
     (duel,) = result.duels
     assert (duel.verdict, duel.reason) == ("challenger", "recomputed")
     monkeypatch.setattr(World, "stands_alone", lambda *_: False)
@@ -82,7 +82,7 @@ def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("seed", [0, 2], ids=["clock", "stake"])
 def test_nobody_who_reads_the_terms_takes_the_bait(seed: int) -> None:
-    result = staged(Bait, seed)
+    result = played(Bait, seed)
     assert (result.watched, result.false_head, result.job_status) == (False, True, "settled")
     assert result.duels == ()
     assert party(result, "auditor").wei == 0
@@ -112,7 +112,7 @@ def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> Non
 
 
 def test_a_copied_run_is_as_good_as_its_original() -> None:
-    result = staged(CopiedRun, 6)
+    result = played(CopiedRun, 6)
     first, second = party(result, TRAINER), of(result, CopiedRun)
     assert (first.wei, second.wei) == (TERMS.reward, TERMS.reward)
     assert party(result, "client").wei == -2 * TERMS.reward

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.duel import convict, job_of
+from tests.sim.adversaries.playing import convict, job_of
 from tiebreak.protocol.program.isa import Opcode, SourceKind
 from tiebreak.sim.adversaries.data import ADVERSARIES, Backdoor, ChangedOrder, PoisonedLabel, RepeatedBatch
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.duel import convict, fight, job_of
+from tests.sim.adversaries.playing import convict, fight, job_of
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
 from tiebreak.sim.adversaries.base import Catch

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.duel import Duel, convict, job_of
+from tests.sim.adversaries.playing import Duel, convict, job_of
 from tiebreak.protocol.game.rules import Level
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer

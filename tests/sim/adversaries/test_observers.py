@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.sim.adversaries.duel import job_of
+from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, SourceKind
 from tiebreak.sim.adversaries.observers import (

@@ -1,6 +1,6 @@
 """Many games at once against an honest trainer with one machine: an open weakness, as it is."""
 
-from tests.sim.adversaries.rounds import party, result_of
+from tests.sim.adversaries.playing import party, result_of
 from tiebreak.sim.adversaries.overload import Overload
 from tiebreak.sim.world.cast import TERMS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sim.adversaries.rounds import duel, party, played, result_of
+from tests.sim.adversaries.playing import duel, party, played, result_of
 from tiebreak.protocol.errors import TiebreakError
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.signing import (

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sim.adversaries.duel import job_of
+from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.numbers.float32 import decode, round_f32
 from tiebreak.sim.adversaries.observers import during, together
 from tiebreak.sim.adversaries.sums import (

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.duel import convict, job_of
+from tests.sim.adversaries.playing import convict, job_of
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
 from tiebreak.sim.adversaries.work import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.sim.adversaries.duel import job_of
+from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.duel import CLIENT, DOMAIN, TRAINER, fight, job_of
+from tests.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, fight, job_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs

@@ -1,7 +1,8 @@
-"""A deviating trainer against a diligent auditor, off the chain."""
+"""What the tests of adversaries play: a deviating trainer against an auditor off the chain, and whole games."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from tiebreak.engine.run.agreement import Terms, sign_job
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -9,14 +10,21 @@ from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Oracle
-from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
-from tiebreak.sim.games.duel import Match, play
+from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import play as play_match
+from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.game import play
+from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Lie, Work
 from tiebreak.sim.world.workshop import Workshop
 
 CLIENT, TRAINER = (PrivateKey.from_int(n) for n in (11, 12))
 DOMAIN = Domain(chain_id=1, contract=Address(b"\x02" * 20))
+HALF = TERMS.trainer_stake // 2
+
+# ---------------------------------------------------------------- off the chain
 
 
 def job_of(workshop: Workshop, nonce: int = 1, levels: int = 4) -> Job:
@@ -28,7 +36,7 @@ def fight(job: Job, count: int, defender: Oracle, challenger: Oracle) -> Match:
     """A game against the defender's head of so many checkpoints."""
     agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
     head = Head(job_id=job.id, count=count, run_root=defender.run_tree(count).root)
-    return play(agreement, SignedHead.sign(head, DOMAIN, TRAINER), defender, challenger, secret=bytes(32))
+    return play_match(agreement, SignedHead.sign(head, DOMAIN, TRAINER), defender, challenger, secret=bytes(32))
 
 
 @dataclass(frozen=True)
@@ -74,3 +82,50 @@ def assert_caught(kind: type[DeviatingTrainer], match: Match, lie: Lie) -> None:
     assert (state.element if state.claimed else None) == lie.element, kind.name
     assert state.verdict is not None
     assert Catch(state.verdict.reason.name.lower().replace("_", " ")) in kind.caught, kind.name
+
+
+# ---------------------------------------------------------------- whole games
+
+
+def stage(adversary: Adversary, rng: Random, **changes: Any) -> Cast:
+    """A cast that the adversary has joined. `changes`: fields of the cast, or of its terms."""
+    named = {name: value for name, value in changes.items() if name in Cast.__dataclass_fields__}
+    terms = {name: value for name, value in changes.items() if name not in named}
+    cast = Cast(workshop=Workshop.open("exact"), **named)
+    cast.terms = replace(cast.terms, **terms)
+    adversary.join(cast, rng)
+    if not adversary.open:
+        cast.expected[adversary.name] = frozenset(str(catch) for catch in adversary.caught)
+    return cast
+
+
+def result_of(kind: type[Adversary], seed: int, **changes: Any) -> GameResult:
+    """A game of an adversary, whatever comes of it."""
+    rng = Random(seed)
+    return play(stage(kind(), rng, **changes), f"{kind.name} {seed}", rng)
+
+
+def played(kind: type[Adversary], seed: int, **changes: Any) -> GameResult:
+    """A game of an adversary, which must break no promise and, unless its end is open, end where it says."""
+    result = result_of(kind, seed, **changes)
+    assert result.violations == ()
+    assert kind.open or result.catches[kind.name] in kind.caught
+    return result
+
+
+def party(result: GameResult, name: str) -> PartyResult:
+    """One party's account."""
+    (found,) = [party for party in result.parties if party.name == name]
+    return found
+
+
+def of(result: GameResult, kind: type[Adversary]) -> PartyResult:
+    """The account of the party that is an adversary of this kind."""
+    (found,) = [party for party in result.parties if party.adversary == kind.name]
+    return found
+
+
+def duel(result: GameResult, challenger: str) -> DuelResult:
+    """The one game of a challenger."""
+    (found,) = [found for found in result.duels if found.challenger == challenger]
+    return found
