@@ -1,38 +1,23 @@
 """The adapter itself: agreement with the contracts' ABI, and every way in which a chain can disappoint."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from eth_abi.abi import encode
-from eth_abi.exceptions import DecodingError
-from eth_hash.auto import keccak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chain.support import JOB, RUN, STRANGER
 from tiebreak.protocol.chain import (
     Chain,
-    ChainError,
     ContractMismatch,
     EmbeddedChain,
-    EndReason,
-    GameRecord,
-    JobRecord,
-    JobStatus,
     NodeError,
-    Outcome,
     Reverted,
     artifacts,
 )
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
-from tiebreak.protocol.chain.bindings import camel_case
-from tiebreak.protocol.chain.calls import MOVES, move_call, read_move
-from tiebreak.protocol.chain.reverts import decode_revert
-from tiebreak.protocol.commitments.eip712 import JOB_TYPE
+from tiebreak.protocol.chain.artifacts import load_artifact
+from tiebreak.protocol.chain.calls import move_call, read_move
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game import rules as game
@@ -46,7 +31,6 @@ from tiebreak.protocol.game.moves import (
     OpenTensor,
     OpenTerms,
     OpenValues,
-    Phase,
     Prove,
     Select,
     SelectElement,
@@ -54,27 +38,9 @@ from tiebreak.protocol.game.moves import (
     TensorOpening,
     TensorWitness,
 )
-from tiebreak.protocol.game.rules import Level
-from tiebreak.protocol.game.rules import Reason as GameReason
 from tiebreak.protocol.tags import Digest
 
 GAME = Digest(b"\x0a" * 32)
-
-
-def test_jobs_are_encoded_in_the_order_of_the_signed_type() -> None:
-    struct = {name: kind.name for name, kind in g.Job.kinds().items()}
-    assert tuple((kind, camel_case(name)) for name, kind in struct.items()) == JOB_TYPE.fields
-
-
-def test_enums_are_those_of_the_rules() -> None:
-    def members(kind: Any) -> dict[str, int]:
-        return {member.name: member.value for member in kind}
-
-    assert members(Level) == members(g.Level)
-    assert {"NONE": 0, **members(Phase)} == members(g.Phase)
-    assert members(GameReason).items() <= members(EndReason).items()
-    assert {reason.name for reason in set(EndReason) - set(map(int, GameReason))} == {"NONE", "JOB_SLASHED"}  # type: ignore[operator]
-    assert (JobRecord, GameRecord, JobStatus, Outcome) == (g.JobState, g.GameState, g.JobStatus, g.Verdict)
 
 
 # ---------------------------------------------------------------- moves as calls
@@ -107,7 +73,7 @@ tensors = st.builds(
     chunk_root=digest,
     siblings=digests,
 )
-chunks = st.builds(ChunkOpening, tensor=u8, chunk=u64, data=data, siblings=digests)
+chunks = st.builds(ChunkOpening, tensor=u8, chunk_index=u64, data=data, siblings=digests)
 openings = {"tensors": st.lists(tensors, max_size=3).map(tuple), "chunks": st.lists(chunks, max_size=3).map(tuple)}
 moves = st.one_of(
     st.builds(Descend, nodes=digests),
@@ -128,59 +94,10 @@ STATE = game.start(JOB, Head(job_id=JOB.id, count=1, run_root=RUN), GAME, 0)
 @given(moves)
 def test_a_move_survives_its_calldata(move: Move) -> None:
     call = move_call(STATE, move)
-    found = type(call).decode(call.data[4:])
+    found = Call.decode(call.data)
     assert found == call
-    assert call.named()["gameId"] == GAME
-    assert read_move(found) == move
-
-
-def test_every_kind_of_move_is_a_call_of_its_own() -> None:
-    assert len(get_args(Move)) == len(MOVES) == 10
-    assert len({call.selector() for call in MOVES}) == 10
-
-
-def test_other_calls_are_no_moves() -> None:
-    with pytest.raises(ChainError, match="got a call of settle"):
-        read_move(g.SettleCall(RUN))
-    with pytest.raises(DecodingError):
-        g.SettleCall.decode(g.SettleCall(RUN).data[4:-1])
-
-
-def test_a_number_that_is_no_member_of_its_enum_is_refused() -> None:
-    words = [bytes(32)] * len(JobRecord.kinds())
-    assert g.JobCall.result(b"".join(words)).status is JobStatus.NONE
-    words[list(JobRecord.kinds()).index("status")] = (7).to_bytes(32, "big")
-    with pytest.raises(DecodingError, match="7 is not a valid JobStatus"):
-        g.JobCall.result(b"".join(words))
-
-
-# ---------------------------------------------------------------- errors
-
-
-def test_every_custom_error_decodes_to_its_name_and_values(cases: Callable[..., None]) -> None:
-    """Against the ABI as the compiler wrote it."""
-    samples = {"bytes32": RUN, "address": b"\x11" * 20, "string": "field", "bytes": b"bytes", "bool": True}
-    for name in CONTRACTS:
-        for entry in load_artifact(name).abi:
-            if entry["type"] != "error":
-                continue
-            types = [field["type"] for field in entry["inputs"]]
-            values = [samples.get(kind, 3) for kind in types]
-            selector = bytes(keccak(f"{entry['name']}({','.join(types)})".encode()))[:4]
-            error = decode_revert(selector + encode(types, values), "")
-            assert error.name == entry["name"]
-            assert error.values == dict(zip((field["name"] for field in entry["inputs"]), values, strict=True))
-            cases()
-
-
-def test_reverts_without_a_known_error() -> None:
-    assert decode_revert(b"", "out of gas").name == "Halted"
-    assert decode_revert(b"\x01\x02\x03\x04", "").values == {"data": b"\x01\x02\x03\x04"}
-    panic = bytes.fromhex("4e487b71") + encode(["uint256"], [0x11])
-    assert (decode_revert(panic, "").name, decode_revert(panic, "").values) == ("Panic", {"code": 0x11})
-    text = bytes.fromhex("08c379a0") + encode(["string"], ["why"])
-    assert str(decode_revert(text, "")) == "the contract refused: Error(message=why)"
-    assert decode_revert(panic[:10], "").name == "Unknown"
+    assert (call.values["gameId"], call.game_id) == (GAME, GAME)
+    assert read_move(found) == found.move == move
 
 
 def test_a_call_that_no_function_takes_halts(chain: EmbeddedChain) -> None:

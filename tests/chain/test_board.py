@@ -24,8 +24,7 @@ from tests.chain.support import (
     offer,
 )
 from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.calls import head_struct, job_struct
+from tiebreak.protocol.chain.calls import Call, create_job
 from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Head, Job, game_id
@@ -42,11 +41,11 @@ def refusal(error: pytest.ExceptionInfo[Reverted]) -> tuple[str, dict[str, objec
 
 def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
-    assert chain._read(g.HashJobCall(job_struct(job))) == job.id
-    assert chain._read(g.DomainSeparatorCall()) == eip712.domain_separator(chain.domain)
+    assert chain._read(Call("hashJob", (job.values,))) == job.id
+    assert chain._read(Call("domainSeparator")) == eip712.domain_separator(chain.domain)
     claim = Head(job_id=job.id, count=3, run_root=RUN)
-    assert chain._read(g.HeadDigestCall(head_struct(claim))) == claim.digest(chain.domain)
-    found = chain._read(g.GameIdOfCall(head_struct(claim), CHALLENGER.address, 2**64 - 1))
+    assert chain._read(Call("headDigest", (claim.values,))) == claim.digest(chain.domain)
+    found = chain._read(Call("gameIdOf", (claim.values, CHALLENGER.address, 2**64 - 1)))
     assert found == game_id(claim, chain.domain, CHALLENGER.address, 2**64 - 1)
 
 
@@ -144,9 +143,11 @@ def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases
     taken = 0
     for policy, precision, packed in asked:
         job = numbered(next(NONCES))
-        changed = replace(job_struct(job), policy=policy, precision=precision, tolerances=packed)
+        offer = create_job(job, bytes(65))
+        at = [name for _, name in eip712.JOB_TYPE.fields].index("policy")
+        changed = (*job.values[:at], policy, precision, packed, *job.values[at + 3 :])
         with pytest.raises(Reverted) as error:
-            chain._send(CLIENT, g.CreateJobCall(changed, bytes(65)), job.reward)
+            chain._send(CLIENT, replace(offer, arguments=(changed, bytes(65))))
         # The job's ranges are checked before the trainer's signature.
         accepted = error.value.name == "MalformedSignature"
         assert error.value.name in ("MalformedSignature", "InvalidJob")
@@ -194,7 +195,7 @@ def test_the_defenders_clock(chain: EmbeddedChain, counted: int) -> None:
         assert refusal(error) == ("ClockRunning", {"rest": CLOCK, "used": moment - start})
     chain.travel_to(start + CLOCK + 1)
     with pytest.raises(Reverted) as error:
-        chain._send(TRAINER, g.DescendCall(game, (RUN, RUN)))
+        chain._send(TRAINER, Call("descend", (game, (RUN, RUN))))
     assert refusal(error) == ("ClockExhausted", {"rest": CLOCK, "used": CLOCK + 1})
     before = chain.credit(CHALLENGER.address)
     chain.timeout(STRANGER, game)
@@ -209,7 +210,7 @@ def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
     game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     chain.travel_to(receipt.timestamp + CLOCK)
     # Out of the blue, but in time: the nodes do not fold, and the defender loses for that.
-    chain._send(TRAINER, g.DescendCall(game, (RUN, RUN)))
+    chain._send(TRAINER, Call("descend", (game, (RUN, RUN))))
     assert chain.game_state(game).defender_rest == 0
     assert chain.job_state(job.id).status is JobStatus.SLASHED
 
@@ -220,7 +221,7 @@ def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> Non
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     other, _ = chain.challenge(STRANGER, head(chain, job, 3), 0)
     assert game != other
-    chain._send(TRAINER, g.DescendCall(game, (RUN, RUN)))
+    chain._send(TRAINER, Call("descend", (game, (RUN, RUN))))
     before = chain.credit(STRANGER.address)
     chain.reclaim(CLIENT, other)
     assert chain.credit(STRANGER.address) - before == job.challenger_stake
@@ -245,7 +246,7 @@ def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 7)
-    chain._send(TRAINER, g.DescendCall(game, (RUN, OTHER_RUN)))
+    chain._send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
     names = [event.name for event in chain.events(game)]
     assert names == ["GameStarted", "Descended", "GameEnded"]
     assert chain.events(game)[1].values["nodes"] == (RUN, OTHER_RUN)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tiebreak.protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.calls import job_struct
+from tiebreak.protocol.chain import InsufficientFunds, JobStatus, NodeError, Reverted, calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.simulated import BASE_FEE, SimulatedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -38,14 +37,14 @@ def a_job(nonce: int = 1) -> Job:
 
 
 def create(chain: SimulatedChain, job: Job) -> bytes:
-    return g.CreateJobCall(job_struct(job), TRAINER.sign(job.digest(chain.domain))).data
+    return calls.create_job(job, TRAINER.sign(job.digest(chain.domain))).data
 
 
 def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: SimulatedChain) -> None:
     job, draft = a_job(), chain.draft(START + 12)
     offered = draft.add(CLIENT, create(chain, job), job.reward)
-    accepted = draft.add(TRAINER, g.AcceptJobCall(job.id).data, job.trainer_stake)
-    assert draft.read(g.JobCall(job.id)).status is JobStatus.ACTIVE
+    accepted = draft.add(TRAINER, calls.accept_job(job.id, 0).data, job.trainer_stake)
+    assert draft.read(Call("job", (job.id,))).status is JobStatus.ACTIVE
     assert chain.job_state(job.id).status is JobStatus.NONE, "the block is not there yet"
     draft.seal()
     record = chain.job_state(job.id)
@@ -57,7 +56,7 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
 
 
 def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:
-    draft, call = chain.draft(START + 1), g.AcceptJobCall(a_job().id).data
+    draft, call = chain.draft(START + 1), calls.accept_job(a_job().id, 0).data
     with pytest.raises(Reverted) as caught:
         draft.add(TRAINER, call, 5)
     assert caught.value.name == "WrongJobStatus"
@@ -75,8 +74,8 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
         draft = chain.draft(START + 1)
         draft.add(CLIENT, create(chain, job), job.reward)
         for _ in range(reads):
-            draft.read(g.JobCall(job.id))
-        gas.append(draft.add(TRAINER, g.AcceptJobCall(job.id).data, job.trainer_stake).gas_used)
+            draft.read(Call("job", (job.id,)))
+        gas.append(draft.add(TRAINER, calls.accept_job(job.id, 0).data, job.trainer_stake).gas_used)
         draft.seal()
         gas.append(chain.evm.get_canonical_head().gas_used)
     assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
@@ -100,7 +99,7 @@ def test_contracts_stand_at_the_same_place_on_every_chain(contracts: SimulatedCh
 
 def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
     with pytest.raises(InsufficientFunds, match="got 5"):
-        chain.draft(START + 1).add(POOR, g.WithdrawCall(POOR.address).data)
+        chain.draft(START + 1).add(POOR, calls.withdraw(POOR.address).data)
 
 
 def test_a_transaction_that_no_block_takes(chain: SimulatedChain) -> None:
@@ -122,4 +121,4 @@ def test_a_chain_has_to_begin(contracts: SimulatedChain) -> None:
 
 def test_a_call_that_is_refused_when_read(chain: SimulatedChain) -> None:
     with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.draft(START + 1).read(g.SettleCall(a_job().id))
+        chain.draft(START + 1).read(calls.settle(a_job().id))

@@ -53,7 +53,7 @@ def _tensor(t: TensorOpening) -> bytes:
 
 
 def _chunk(c: ChunkOpening) -> bytes:
-    return _tuple([(False, word(c.tensor) + word(c.chunk)), (True, _bytes(c.data)), (True, _words(c.siblings))])
+    return _tuple([(False, word(c.tensor) + word(c.chunk_index)), (True, _bytes(c.data)), (True, _words(c.siblings))])
 
 
 def _witness(move: Prove) -> bytes:

@@ -159,7 +159,7 @@ def open_operands(tensors: Sequence[Data], depth: int) -> tuple[bytes, Prove]:
         opened.append(TensorOpening(value=k, dtype=int(dtype), dims=shape, chunk_root=tree.root, siblings=siblings))
         for c in range(tree.count):
             part = data[512 * c : 512 * (c + 1)]
-            chunks.append(ChunkOpening(tensor=k, chunk=c, data=part, siblings=tuple(tree.proof(c))))
+            chunks.append(ChunkOpening(tensor=k, chunk_index=c, data=part, siblings=tuple(tree.proof(c))))
     return body.root, Prove(instruction=b"", tensors=tuple(opened), chunks=tuple(chunks))
 
 

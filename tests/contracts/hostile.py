@@ -59,7 +59,7 @@ def changed_chunk(rng: random.Random, c: ChunkOpening) -> ChunkOpening:
     return rng.choice(
         (
             lambda: replace(c, tensor=rng.choice((c.tensor ^ 1, 7, 255))),
-            lambda: replace(c, chunk=rng.choice((c.chunk + 1, (1 << 64) - 1))),
+            lambda: replace(c, chunk_index=rng.choice((c.chunk_index + 1, (1 << 64) - 1))),
             lambda: replace(c, data=flipped(rng, c.data)),
             lambda: replace(c, data=rng.choice((c.data[:-1], c.data[:511] + b"\x00", b""))),
             lambda: replace(c, siblings=changed_siblings(rng, c.siblings)),

@@ -67,7 +67,7 @@ def _deployed(web3: Web3, name: str, *arguments: Any) -> Any:
 def proof_argument(move: Prove) -> tuple[Any, ...]:
     """`IReferee.Proof`."""
     tensors = [(t.value, t.dtype, list(t.dims), t.chunk_root, list(t.siblings)) for t in move.tensors]
-    chunks = [(c.tensor, c.chunk, c.data, list(c.siblings)) for c in move.chunks]
+    chunks = [(c.tensor, c.chunk_index, c.data, list(c.siblings)) for c in move.chunks]
     witness: tuple[Any, ...] = (0, ZERO, 0, ZERO, [], ZERO, [])
     match move.witness:
         case TensorWitness() as w:

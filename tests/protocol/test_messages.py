@@ -30,8 +30,7 @@ from tiebreak.protocol.game.moves import (
     StateWitness,
     TensorOpening,
     TensorWitness,
-    pack_body,
-    unpack_body,
+    unpack_move,
 )
 from tiebreak.protocol.game.sides import choose
 from tiebreak.protocol.packing import pack, unpack
@@ -49,7 +48,7 @@ tensors = st.builds(
     chunk_root=digests,
     siblings=lists,
 )
-chunks = st.builds(ChunkOpening, tensor=u8, chunk=u64, data=st.binary(max_size=512), siblings=lists)
+chunks = st.builds(ChunkOpening, tensor=u8, chunk_index=u64, data=st.binary(max_size=512), siblings=lists)
 witnesses = st.one_of(
     st.none(),
     st.builds(TensorWitness, tensor_id=digests, siblings=lists),
@@ -224,7 +223,7 @@ def test_moves_check_their_fields() -> None:
         lambda: OpenTerms(nodes=(bytes(32),) * 33, accumulator=b"", siblings=()),
         lambda: OpenTerms(nodes=(), accumulator=bytes(98), siblings=()),
         lambda: Prove(instruction=b"", salt=bytes(31)),
-        lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk=0, data=b"", siblings=()),) * 33),
+        lambda: Prove(instruction=b"", chunks=(ChunkOpening(tensor=0, chunk_index=0, data=b"", siblings=()),) * 33),
         lambda: TensorOpening(value=0, dtype=0, dims=(1,) * 9, chunk_root=bytes(32), siblings=()),
     ]
     for make in makers:
@@ -235,18 +234,18 @@ def test_moves_check_their_fields() -> None:
 def test_under_policy_exact_the_logs_fields_are_zero_and_empty() -> None:
     """By default, so that who knows nothing of logs says nothing of them; all fields travel all the same."""
     steps = OpenSteps(nodes=(), siblings=())
-    assert pack_body(steps) == [[], [], bytes(32), 0, bytes(32)]
-    assert pack_body(VALUES) == [bytes(32), 0, bytes(32), [], [], bytes(32), []]
-    assert pack_body(OpenChunk(chunk=b"x")) == [b"x", bytes(32), []]
+    assert steps.pack() == ((), (), bytes(32), 0, bytes(32))
+    assert VALUES.pack() == (bytes(32), 0, bytes(32), (), (), bytes(32), ())
+    assert OpenChunk(chunk=b"x").pack() == (b"x", bytes(32), ())
     for kind, short in ((3, [[], []]), (4, [bytes(32), 0, bytes(32), [], []]), (6, [b"x"])):
         with pytest.raises(EncodingError, match="expected an array of"):
-            unpack_body(kind, short)
+            unpack_move(kind, short)
 
 
 def test_the_largest_proof_fits() -> None:
     siblings = (bytes(32),) * 40
     tensor = TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
-    chunk = ChunkOpening(tensor=0, chunk=0, data=bytes(512), siblings=siblings)
+    chunk = ChunkOpening(tensor=0, chunk_index=0, data=bytes(512), siblings=siblings)
     proof = Prove(
         instruction=bytes(4096), previous=bytes(97), siblings=siblings, tensors=(tensor,) * 8, chunks=(chunk,) * 8,
         salt=bytes(32),

@@ -143,8 +143,8 @@ TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
     "chunk twice": (lambda p: (p[0], (*p[1], p[1][0])), ProofError, "opened once"),
     "chunk of no tensor": (lambda p: with_chunk(p, tensor=len(p[0])), ProofError, "one of . opened tensors"),
     "chunk of another tensor": (lambda p: with_chunk(p, tensor=1), ProofError, "expected"),
-    "chunk beyond the tensor": (lambda p: with_chunk(p, chunk=3), ProofError, "expected one of 3 chunks"),
-    "other chunk": (lambda p: with_chunk(p, chunk=2), ProofError, "expected 176 bytes, got 512"),
+    "chunk beyond the tensor": (lambda p: with_chunk(p, chunk_index=3), ProofError, "expected one of 3 chunks"),
+    "other chunk": (lambda p: with_chunk(p, chunk_index=2), ProofError, "expected 176 bytes, got 512"),
     "short chunk": (lambda p: with_chunk(p, data=p[1][0].data[:-1]), ProofError, "expected 512 bytes, got 511"),
     "empty chunk": (lambda p: with_chunk(p, data=b""), ProofError, "expected 512 bytes, got 0"),
     "flipped bit": (lambda p: with_chunk(p, data=flip(p[1][0].data)), ProofError, "chunk 0 of value .*expected root"),
@@ -192,7 +192,7 @@ def mutate(proof: Proof, choice: int, byte: int, bit: int) -> Proof:
     c = chunks[at]
     other: list[ChunkOpening] = [
         replace(c, tensor=c.tensor ^ change),
-        replace(c, chunk=c.chunk ^ change),
+        replace(c, chunk_index=c.chunk_index ^ change),
         replace(c, data=flip_one(c.data)),
         replace(c, siblings=flip_list(c.siblings)),
     ]
@@ -239,7 +239,7 @@ def lie(number: int, dtype: DType, shape: tuple[int, ...], data: bytes) -> tuple
     tree = Tree(ids, program.half_depth)
     siblings = tuple(tree.proof(number))
     opened = TensorOpening(value=number, dtype=int(dtype), dims=shape, chunk_root=chunks.root, siblings=siblings)
-    return tree.root, opened, ChunkOpening(tensor=0, chunk=0, data=data, siblings=tuple(chunks.proof(0)))
+    return tree.root, opened, ChunkOpening(tensor=0, chunk_index=0, data=data, siblings=tuple(chunks.proof(0)))
 
 
 def test_operands_of_another_dtype_are_refused() -> None:

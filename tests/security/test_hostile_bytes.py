@@ -34,7 +34,7 @@ def samples() -> dict[str, tuple[Callable[[bytes], object], bytes]]:
         previous=b"\0" * 97,
         siblings=(DIGEST,),
         tensors=(TensorOpening(value=1, dtype=0, dims=(3, 4), chunk_root=DIGEST, siblings=(DIGEST,)),),
-        chunks=(ChunkOpening(tensor=0, chunk=0, data=b"abcd", siblings=(DIGEST,)),),
+        chunks=(ChunkOpening(tensor=0, chunk_index=0, data=b"abcd", siblings=(DIGEST,)),),
         witness=StateWitness(
             step=1,
             state_root=DIGEST,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.contracts.context import Context, Target
 from tests.parts import slow_except
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
@@ -20,8 +21,7 @@ from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.chain import EmbeddedChain, Reverted
-from tiebreak.protocol.chain.calls import proof_struct
-from tiebreak.protocol.chain.generated import Context, JudgeCall, Target
+from tiebreak.protocol.chain.calls import Call, proof_argument
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -111,7 +111,7 @@ class EvmReferee:
         self.chain.deploy(DEPLOYER)
 
     def judge(self, context: Context, move: Prove) -> bytes:
-        call = JudgeCall(context, proof_struct(move))
+        call = Call("judge", (context.values, proof_argument(move)))
         return call.result(self.chain._node.call(self.chain.deployment.referee, call.data))
 
 

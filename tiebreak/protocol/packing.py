@@ -1,18 +1,20 @@
 """Canonical msgpack (SPEC section 9): arrays, unsigned integers and byte strings, each value with one encoding.
 
 The decoder lets msgpack read, then writes the result again and compares: whatever is not the shortest form, and
-whatever trails, differs. `Fields` takes typed values from a decoded array; every surprise is an `EncodingError`.
+whatever trails, differs. A `Record` declares its fields once, as annotations such as `U32` or `Bytes32`; its array,
+the checks of its values and its calldata (`tiebreak.protocol.chain.calls`) follow from them. Every surprise is an
+`EncodingError`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Self, cast, get_args, get_type_hints
 
 import msgpack
 
 from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.errors import EncodingError
-
-T = TypeVar("T")
 
 Packed = int | bytes | Sequence["Packed"]
 """What can be packed."""
@@ -56,45 +58,164 @@ class Fields:
     __slots__ = ("_at", "_items", "_what")
 
     def __init__(self, what: str, value: object, length: int) -> None:
-        if type(value) is not list or len(value) != length:
-            found = f"{len(value)} fields" if isinstance(value, list) else type(value).__name__
+        if not isinstance(value, list | tuple) or len(value) != length:
+            found = f"{len(value)} fields" if isinstance(value, list | tuple) else type(value).__name__
             raise EncodingError(f"{what}: expected an array of {length} fields, got {found}")
         self._what = what
         self._items = value
         self._at = 0
 
-    def _next(self) -> tuple[str, Any]:
+    def next(self) -> tuple[str, Any]:
+        """The next item and what to call it in an error."""
         self._at += 1
         return f"{self._what}, field {self._at}", self._items[self._at - 1]
 
     def uint(self, bits: int = 64) -> int:
         """An unsigned integer of at most this many bits."""
-        name, value = self._next()
-        return check_uint(name, value, bits)
+        return check_uint(*self.next(), bits)
 
     def raw(self, length: int) -> bytes:
         """A byte string of exactly this length."""
-        name, value = self._next()
-        return check_bytes(name, value, length)
+        return check_bytes(*self.next(), length)
 
     def data(self, limit: int) -> bytes:
         """A byte string of at most this length."""
-        name, value = self._next()
-        if type(value) is not bytes or len(value) > limit:
-            raise EncodingError(f"{name}: expected at most {limit} bytes, got something else")
-        return value
+        name, value = self.next()
+        Data(limit).check(name, value)
+        return bytes(value)
 
-    def list_of(self, read: Callable[[str, Any], T], limit: int) -> tuple[T, ...]:
-        """An array of at most `limit` items, each read by `read(name, item)`."""
-        name, value = self._next()
-        if type(value) is not list or len(value) > limit:
-            raise EncodingError(f"{name}: expected an array of at most {limit} items, got something else")
-        return tuple(read(f"{name}, item {number}", item) for number, item in enumerate(value))
 
-    def digests(self, limit: int) -> tuple[bytes, ...]:
-        """An array of at most `limit` digests."""
-        return self.list_of(lambda name, item: check_bytes(name, item, 32), limit)
+# ---------------------------------------------------------------- records and the kinds of their fields
 
-    def array(self) -> tuple[str, Any]:
-        """Name and value of a nested array, to be read by other `Fields`."""
-        return self._next()
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a field may hold. `check` is told the field's name for its `EncodingError`."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value that the field cannot hold."""
+        raise NotImplementedError
+
+    def pack(self, value: Any) -> Packed:
+        """The value as it is packed."""
+        return cast("Packed", value)
+
+    def unpack(self, name: str, item: Any) -> Any:  # noqa: ARG002  # arrays need the name
+        """The inverse of `pack`; what it returns is checked when the record is made."""
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class Uint(Kind):
+    """An unsigned integer of so many bits."""
+
+    bits: int
+
+    def check(self, name: str, value: Any) -> None:
+        check_uint(name, value, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw(Kind):
+    """Exactly so many bytes."""
+
+    length: int
+
+    def check(self, name: str, value: Any) -> None:
+        check_bytes(name, value, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Data(Kind):
+    """At most so many bytes."""
+
+    limit: int
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not bytes or len(value) > self.limit:
+            found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+            raise EncodingError(f"{name}: expected at most {self.limit} bytes, got {found}")
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(Kind):
+    """A tuple of at most so many items."""
+
+    item: Kind
+    limit: int
+
+    def check(self, name: str, value: Any) -> None:
+        if not isinstance(value, list | tuple) or len(value) > self.limit:
+            found = f"{len(value)}" if isinstance(value, list | tuple) else type(value).__name__
+            raise EncodingError(f"{name}: expected at most {self.limit} items, got {found}")
+        for item in value:
+            self.item.check(name, item)
+
+    def pack(self, value: Any) -> Packed:
+        return tuple(map(self.item.pack, value))
+
+    def unpack(self, name: str, item: Any) -> Any:
+        if not isinstance(item, list | tuple):
+            raise EncodingError(f"{name}: expected an array, got {type(item).__name__}")
+        return tuple(self.item.unpack(name, value) for value in item)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Kind):
+    """A record of one of these types, which differ in length. `optional`: also None, packed as an empty array."""
+
+    types: tuple[type["Record"], ...]
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        if not isinstance(value, self.types) and not (self.optional and value is None):
+            names = " or ".join(kind.__name__ for kind in self.types)
+            raise EncodingError(f"{name}: expected {names}, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        return () if value is None else cast("Record", value).pack()
+
+    def unpack(self, name: str, item: Any) -> Any:
+        length = len(item) if isinstance(item, list | tuple) else -1
+        if self.optional and length == 0:
+            return None
+        found = next((kind for kind in self.types if len(kind.kinds()) == length), self.types[0])
+        return found.unpack(name, item)
+
+
+U8 = Annotated[int, Uint(8)]
+U32 = Annotated[int, Uint(32)]
+U64 = Annotated[int, Uint(64)]
+Bytes32 = Annotated[bytes, Raw(32)]
+
+
+class Record:
+    """Base of frozen dataclasses whose fields are annotated with their kinds, in the order in which they travel."""
+
+    __slots__ = ()
+
+    @classmethod
+    def kinds(cls) -> dict[str, Kind]:
+        """Field -> its kind."""
+        return _kinds(cast("Hashable", cls))
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds().items():
+            kind.check(f"{type(self).__name__}.{name}", getattr(self, name))
+
+    def pack(self) -> tuple[Packed, ...]:
+        """As an array."""
+        return tuple(kind.pack(getattr(self, name)) for name, kind in self.kinds().items())
+
+    @classmethod
+    def unpack(cls, name: str, item: Any) -> Self:
+        """The inverse of `pack`. Raises `EncodingError`."""
+        kinds = cls.kinds()
+        found = Fields(name, item, len(kinds))
+        return cls(**{field: kind.unpack(*found.next()) for field, kind in kinds.items()})
+
+
+@cache
+def _kinds(record: Any) -> dict[str, Kind]:
+    hints = get_type_hints(record, include_extras=True)
+    return {field.name: get_args(hints[field.name])[1] for field in fields(record)}

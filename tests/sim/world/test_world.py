@@ -177,7 +177,7 @@ def test_a_builder_puts_in_its_own(workshop: Workshop) -> None:
 
 def test_more_than_a_block_holds_waits_for_the_next(workshop: Workshop) -> None:
     yard = Yard(workshop)
-    big = Call(None, raw=b"\x01" * 100_000)  # 4 million gas of calldata each
+    big = Call("", raw=b"\x01" * 100_000)  # 4 million gas of calldata each
     for _ in range(6):
         yard.send("trainer", big, untried=True)
     yard.run(60)
@@ -191,6 +191,6 @@ def test_a_call_says_what_it_is(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, offer = yard.job()
     assert (offer.kind, offer.job, offer.value, offer.move, offer.heads) == ("createJob", job, job.reward, None, ())
-    assert Call(None, raw=b"abc").data == b"abc"
-    assert Call(None, raw=b"abc").kind == ""
-    assert isinstance(refusal(yard.send("client", Call(None, raw=b"abcd"))), Reverted)
+    assert Call("", raw=b"abc").data == b"abc"
+    assert Call("", raw=b"abc").kind == ""
+    assert isinstance(refusal(yard.send("client", Call("", raw=b"abcd"))), Reverted)

@@ -1,205 +1,169 @@
-"""The contract ABI: structs, calls, results, logs and errors between typed Python values and bytes.
+"""The contracts' functions, events and custom errors, as the checked-in artifacts declare them.
 
-`tiebreak.protocol.chain.generated` declares one class per struct, function, event and error of the contracts. Its
-fields carry
-their ABI types as annotations (`U64`, `Bytes32`, `tuple[U64, ...]`, another struct, an enum), from which everything
-here follows: the canonical type, and how a value goes to `eth_abi` and comes back.
+`eth_abi` turns values into bytes and back; the types come from the ABIs. In what is read, addresses are 20 bytes,
+enums members, arrays tuples, structs dictionaries by the contracts' names or the dataclasses of
+`tiebreak.protocol.chain.records`. What each function, event and error means is said in `contracts/src/interfaces`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
-from enum import IntEnum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 from eth_abi.abi import decode, encode
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 
-from tiebreak.protocol.chain.bindings import camel_case
+from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
+from tiebreak.protocol.chain.errors import Reverted
+from tiebreak.protocol.chain.records import EndReason, GameRecord, JobRecord, JobStatus, Outcome
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.tags import Digest
 
-Result = TypeVar("Result")
+_ENUMS: Final = {"IJobBoard.JobStatus": JobStatus, "IGame.Verdict": Outcome, "IGame.Reason": EndReason}
+_RECORDS: Final = {"IJobBoard.JobState": JobRecord, "IGame.GameState": GameRecord}
+_BUILT_IN: Final = (("Error", "message", "string"), ("Panic", "code", "uint256"))
+"""The compiler's own errors: `require` with words, and its checks."""
 
 
-def _same(value: Any) -> Any:
-    return value
+def snake_case(name: str) -> str:
+    """`lossBits` -> loss_bits."""
+    return re.sub("(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1], name).lower()
+
+
+def camel_case(name: str) -> str:
+    """`loss_bits` -> lossBits: the contracts' spelling."""
+    return re.sub("_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """An ABI type: its canonical name, and how its values come from `eth_abi` and go to it."""
+class Field:
+    """An argument, a result, or a member of a struct. `declared`: the Solidity name of its enum or struct."""
 
     name: str
-    read: Callable[[Any], Any] = _same
-    write: Callable[[Any], Any] = _same
+    type: str
+    """Canonical: a struct is written out as a tuple."""
+    declared: str
+    members: tuple["Field", ...]
+    indexed: bool
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "Field":
+        """From the ABI's JSON."""
+        members = tuple(map(cls.of, entry.get("components", ())))
+        kind = str(entry["type"])
+        if members:
+            kind = f"({','.join(member.type for member in members)}){kind.removeprefix('tuple')}"
+        declared = str(entry.get("internalType", "")).removesuffix("[]").rpartition(" ")[2]
+        return cls(str(entry["name"]), kind, declared, members, bool(entry.get("indexed")))
+
+    def read(self, value: Any) -> Any:
+        """From `eth_abi`'s form. Raises `ValueError` for a number that is no member of its enum."""
+        return self._read(value, self.type)
+
+    def _read(self, value: Any, kind: str) -> Any:
+        if kind.endswith("[]"):
+            return tuple(self._read(item, kind.removesuffix("[]")) for item in value)
+        if self.members:
+            found = named(self.members, value)
+            record = _RECORDS.get(self.declared)
+            return found if record is None else record(**{snake_case(name): item for name, item in found.items()})
+        if kind == "address" and isinstance(value, str):
+            return Address(bytes.fromhex(value.removeprefix("0x")))
+        enum = _ENUMS.get(self.declared)
+        return value if enum is None else enum(value)
 
 
-def _read_address(text: str) -> Address:
-    return Address(bytes.fromhex(text.removeprefix("0x")))
+def named(members: Sequence[Field], values: Sequence[Any]) -> dict[str, Any]:
+    """Values in `eth_abi`'s form by their names, in ours."""
+    return {member.name: member.read(value) for member, value in zip(members, values, strict=True)}
 
 
-# The integer widths, and the other plain types, of the contracts.
-U8 = Annotated[int, Kind("uint8")]
-U16 = Annotated[int, Kind("uint16")]
-U24 = Annotated[int, Kind("uint24")]
-U32 = Annotated[int, Kind("uint32")]
-U40 = Annotated[int, Kind("uint40")]
-U48 = Annotated[int, Kind("uint48")]
-U64 = Annotated[int, Kind("uint64")]
-U96 = Annotated[int, Kind("uint96")]
-U128 = Annotated[int, Kind("uint128")]
-U256 = Annotated[int, Kind("uint256")]
-I256 = Annotated[int, Kind("int256")]
-Bool = Annotated[bool, Kind("bool")]
-String = Annotated[str, Kind("string")]
-Bytes = Annotated[bytes, Kind("bytes")]
-Bytes32 = Annotated[Digest, Kind("bytes32", lambda value: Digest(bytes(value)))]
-EvmAddress = Annotated[Address, Kind("address", _read_address)]
-
-
-def kind_of(annotation: Any) -> Kind:
-    """The ABI type of an annotated field."""
-    if get_origin(annotation) is Annotated:
-        found: Kind = get_args(annotation)[1]
-        return found
-    if get_origin(annotation) is tuple:
-        item = kind_of(get_args(annotation)[0])
-        return Kind(
-            f"{item.name}[]",
-            lambda values: tuple(item.read(value) for value in values),
-            lambda values: [item.write(value) for value in values],
-        )
-    if issubclass(annotation, Struct):
-        return Kind(annotation.abi_type(), annotation.from_abi, annotation.to_abi)
-    if issubclass(annotation, IntEnum):
-        return Kind("uint8", annotation, int)
-    raise TypeError(f"expected the annotation of an ABI type, got {annotation}")
-
-
-@cache
-def _kinds(struct: Any) -> dict[str, Kind]:
-    hints = get_type_hints(struct, include_extras=True)
-    return {field.name: kind_of(hints[field.name]) for field in fields(struct)}
-
-
-def _decode(kinds: Sequence[Kind], data: bytes) -> list[Any]:
-    """Values in our form. Raises `DecodingError`, also for a number that is no member of its enum."""
-    values = decode([kind.name for kind in kinds], data)
+def decode_fields(members: Sequence[Field], data: bytes) -> dict[str, Any]:
+    """Values by name, from their encoding. Raises `DecodingError`."""
     try:
-        return [kind.read(value) for kind, value in zip(kinds, values, strict=True)]
+        return named(members, decode([member.type for member in members], data))
     except ValueError as error:
         raise DecodingError(str(error)) from error
 
 
-class Struct:
-    """Base of the generated classes: dataclasses whose fields are annotated with ABI types, in the ABI's order."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function, event or custom error. `topic`: keccak-256 of its name and types; its first 4 bytes select it."""
 
-    __slots__ = ()
-
-    @classmethod
-    def kinds(cls) -> dict[str, Kind]:
-        """Field -> its ABI type."""
-        return _kinds(cast("Hashable", cls))
-
-    @classmethod
-    def abi_type(cls) -> str:
-        """The canonical type: a tuple written out."""
-        return f"({','.join(kind.name for kind in cls.kinds().values())})"
+    name: str
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+    topic: bytes
 
     @classmethod
-    def from_abi(cls, values: Sequence[Any]) -> Self:
-        """From `eth_abi`'s tuple."""
-        pairs = zip(cls.kinds().items(), values, strict=True)
-        return cls(**{name: kind.read(value) for (name, kind), value in pairs})
-
-    @classmethod
-    def from_values(cls, values: Sequence[Any]) -> Self:
-        """From values in our form, in the ABI's order."""
-        return cls(**dict(zip(cls.kinds(), values, strict=True)))
-
-    def to_abi(self) -> tuple[Any, ...]:
-        """As `eth_abi` takes it."""
-        return tuple(kind.write(getattr(self, name)) for name, kind in self.kinds().items())
-
-    def named(self) -> dict[str, Any]:
-        """Values by the contracts' names."""
-        return {camel_case(name): getattr(self, name) for name in self.kinds()}
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """From bytes that follow a selector. Raises `DecodingError`."""
-        return cls.from_values(_decode(list(cls.kinds().values()), data))
-
-    def encode(self) -> bytes:
-        """As the bytes that follow a selector."""
-        return encode([kind.name for kind in self.kinds().values()], self.to_abi())
-
-
-class Signed(Struct):
-    """Something with a selector: the hash of its name and types."""
-
-    __slots__ = ()
-    NAME: ClassVar[str]
-
-    @classmethod
-    def topic(cls) -> bytes:
-        """keccak-256 of name and types."""
-        return bytes(keccak((cls.NAME + cls.abi_type()).encode("ascii")))
-
-    @classmethod
-    def selector(cls) -> bytes:
-        """Its first 4 bytes."""
-        return cls.topic()[:4]
-
-
-class Function(Signed, Generic[Result]):
-    """A function and the type of its result: an instance is a call with its arguments."""
-
-    __slots__ = ()
+    def of(cls, entry: Mapping[str, Any]) -> "Entry":
+        """From the ABI's JSON."""
+        name, inputs = str(entry["name"]), tuple(map(Field.of, entry["inputs"]))
+        signature = f"{name}({','.join(field.type for field in inputs)})"
+        return cls(name, inputs, tuple(map(Field.of, entry.get("outputs", ()))), bytes(keccak(signature.encode())))
 
     @property
-    def data(self) -> bytes:
-        """Calldata."""
-        return self.selector() + self.encode()
+    def selector(self) -> bytes:
+        """What calldata and reverts start with."""
+        return self.topic[:4]
 
-    @classmethod
-    def result(cls, data: bytes) -> Result:
-        """What the function returned; None if it returns nothing. Raises `DecodingError`."""
-        (annotation,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]  # every generic's subclass has it
-        if annotation is type(None):
-            return None  # type: ignore[return-value]
-        if isinstance(annotation, type) and issubclass(annotation, Results):
-            return annotation.decode(data)  # type: ignore[return-value]
-        (value,) = _decode([kind_of(annotation)], data)
-        return value  # type: ignore[no-any-return]
+    def calldata(self, arguments: Sequence[Any]) -> bytes:
+        """A call with these arguments, in the ABI's order."""
+        return self.selector + encode([field.type for field in self.inputs], arguments)
 
+    def arguments(self, calldata: bytes) -> tuple[Any, ...]:
+        """The inverse of `calldata`, after the selector; in `eth_abi`'s form. Raises `DecodingError`."""
+        return decode([field.type for field in self.inputs], calldata[4:])
 
-class Results(Struct):
-    """What a function with several results returns."""
-
-    __slots__ = ()
-
-
-class Log(Signed):
-    """An event."""
-
-    __slots__ = ()
-    INDEXED: ClassVar[tuple[str, ...]] = ()
-    """Fields that stand in topics. Every one of these contracts is one word, so it stands there as it is."""
-
-    @classmethod
-    def read(cls, topics: Sequence[bytes], data: bytes) -> Self:
-        """From the topics after the first, and the data. Raises `DecodingError`."""
-        kinds = cls.kinds()
-        plain = [name for name in kinds if name not in cls.INDEXED]
-        values = _decode([kinds[name] for name in cls.INDEXED], b"".join(topics))
-        values += _decode([kinds[name] for name in plain], data)
-        return cls(**dict(zip((*cls.INDEXED, *plain), values, strict=True)))
+    def result(self, data: bytes) -> Any:
+        """What a function returned: None, its only value, or a tuple. Raises `DecodingError`."""
+        try:
+            values = decode([field.type for field in self.outputs], data)
+            read = tuple(field.read(value) for field, value in zip(self.outputs, values, strict=True))
+        except ValueError as error:
+            raise DecodingError(str(error)) from error
+        return read[0] if len(read) == 1 else read or None
 
 
-class Refusal(Signed):
-    """A custom error."""
+@cache
+def entries(kind: str) -> dict[str, Entry]:
+    """Every `function`, `event` or `error` of the contracts, by name. No two differ under one name."""
+    found = [e for contract in CONTRACTS for e in load_artifact(contract).abi if e["type"] == kind]
+    return {entry["name"]: Entry.of(entry) for entry in found}
 
-    __slots__ = ()
+
+@cache
+def _topics() -> dict[bytes, Entry]:
+    return {event.topic: event for event in entries("event").values()}
+
+
+@cache
+def _errors() -> dict[bytes, Entry]:
+    built_in = [Entry.of({"name": name, "inputs": [{"name": field, "type": kind}]}) for name, field, kind in _BUILT_IN]
+    return {error.selector: error for error in (*entries("error").values(), *built_in)}
+
+
+def read_log(topics: Sequence[bytes], data: bytes) -> tuple[str, dict[str, Any]] | None:
+    """Name and values of an event; None for one of another contract. Raises `DecodingError`."""
+    event = _topics().get(bytes(topics[0])) if topics else None
+    if event is None:
+        return None
+    # Every indexed field of these contracts is one word, so it stands in its topic as it is.
+    indexed = [field for field in event.inputs if field.indexed]
+    values = decode_fields(indexed, b"".join(topics[1:]))
+    values |= decode_fields([field for field in event.inputs if not field.indexed], data)
+    return event.name, {field.name: values[field.name] for field in event.inputs}
+
+
+def decode_revert(data: bytes, message: str) -> Reverted:
+    """The error that a contract reverted with; `message` is the node's, for a revert without data."""
+    if not data:
+        return Reverted("Halted", {"message": message})
+    error = _errors().get(data[:4])
+    if error is None:
+        return Reverted("Unknown", {"data": data})
+    try:
+        return Reverted(error.name, decode_fields(error.inputs, data[4:]))
+    except DecodingError:
+        return Reverted("Unknown", {"data": data})

@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol
 
-from eth_account.typed_transactions.typed_transaction import TypedTransaction
-
 from tiebreak.protocol.commitments.eip712 import Address
 
 
@@ -23,6 +21,8 @@ def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
 
     `fields`: chainId, nonce, to (absent: creation), value, data, gas, maxFeePerGas, maxPriorityFeePerGas.
     """
+    from eth_account.typed_transactions.typed_transaction import TypedTransaction  # noqa: PLC0415  # takes a second
+
     typed = {**fields, "type": 2}
     signature = signer.sign(bytes(TypedTransaction.from_dict(typed).hash()))
     r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")

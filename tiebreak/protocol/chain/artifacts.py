@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from eth_abi.abi import encode
+
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 _PACKAGED: Final = Path(__file__).resolve().parent / "contracts"
@@ -18,6 +21,9 @@ REFEREE: Final = "Referee"
 TRANSCENDENTALS: Final = "Transcendentals"
 CONTRACTS: Final = (TRANSCENDENTALS, REFEREE, BOARD)
 """In the order in which they are deployed: each is made with the address of the one before it."""
+
+CONSTRUCTOR_GAS: Final = 20_000
+"""More than any of these constructors uses: they read one account's code size and return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +54,19 @@ def load_artifact(name: str) -> Artifact:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path}: expected a JSON object with abi and bytecode; restore the file") from error
+
+
+def creation_code(name: str, argument: Address | None = None) -> bytes:
+    """What a transaction without a receiver carries; the argument is the constructor's, if it takes one."""
+    code = load_artifact(name).bytecode
+    return code if argument is None else code + encode(["address"], [argument])
+
+
+def creation_gas(name: str) -> int:
+    """An upper bound: base cost, calldata (EIP-7623), initcode words (EIP-3860), code deposit, constructor."""
+    artifact = load_artifact(name)
+    zeros = artifact.bytecode.count(0)
+    tokens = zeros + 4 * (len(artifact.bytecode) - zeros + 32)
+    words = -(-len(artifact.bytecode) // 32) + 1
+    executed = 32_000 + 4 * tokens + 2 * words + 200 * artifact.code_bytes + CONSTRUCTOR_GAS
+    return 21_000 + max(executed, 10 * tokens)

@@ -1,38 +1,31 @@
 """The contracts as typed methods: one per function of `IJobBoard` and `IGame`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from eth_abi.exceptions import DecodingError
-from web3 import HTTPProvider, IPCProvider, Web3
-from web3.types import TxReceipt
 
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.abi import Function
+from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.abi import read_log
 from tiebreak.protocol.chain.accounts import Signer
-from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS
-from tiebreak.protocol.chain.calls import MOVES, head_struct, job_struct, move_call, read_move
-from tiebreak.protocol.chain.creation import creation_code, creation_gas
+from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS, creation_code, creation_gas
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
-from tiebreak.protocol.chain.node import Node, node_errors
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
-from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.game.moves import Move, Prove
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.tags import Digest
 
-RPC_SECONDS = 30
+if TYPE_CHECKING:
+    from tiebreak.protocol.chain.node import Node  # imports web3, which takes seconds
+
 PROOF_SECONDS: Final = 60
 """How long a proof waits for a second later than its seal's: some blocks of any chain."""
-R = TypeVar("R")
-_LOGS: Final = {log.topic(): log for log in g.EVENTS}
-_CALLS: Final = {call.selector(): call for call in g.FUNCTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +58,16 @@ class Chain:
     Every method that sends raises `Reverted` (with the contract's own error), `InsufficientFunds` or `NodeError`.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: "Node") -> None:
         self._node = node
         self._deployment: Deployment | None = None
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
         """A chain behind an http(s) URL or a node's IPC socket. Raises `NodeError` if nobody answers."""
-        if urlsplit(endpoint).scheme in ("http", "https"):
-            return cls(Node(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS}))))
-        if Path(endpoint).is_socket():
-            return cls(Node(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS))))
-        raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
+        from tiebreak.protocol.chain.node import Node  # noqa: PLC0415  # imports web3, which takes seconds
+
+        return cls(Node.connect(endpoint))
 
     # ------------------------------------------------------------------ contracts
 
@@ -96,8 +87,8 @@ class Chain:
 
     def attach(self, board: Address) -> Deployment:
         """Use a board that is there. Raises `ContractMismatch` unless it and what it calls are of this version."""
-        referee = self._constant(BOARD, board, g.RefereeCall())
-        transcendentals = self._constant(REFEREE, referee, g.TranscendentalsCall())
+        referee = self._constant(BOARD, board, Call("REFEREE"))
+        transcendentals = self._constant(REFEREE, referee, Call("TRANSCENDENTALS"))
         # Creating a contract in a call, without sending, gives the code that must stand there, constants included.
         self._require_code(TRANSCENDENTALS, transcendentals, creation_code(TRANSCENDENTALS))
         self._require_code(REFEREE, referee, creation_code(REFEREE, transcendentals))
@@ -130,60 +121,50 @@ class Chain:
 
     def create_job(self, client: Signer, job: Job, trainer_signature: bytes) -> Receipt:
         """Offer a job and pay its reward."""
-        return self._send(client, g.CreateJobCall(job_struct(job), trainer_signature), job.reward)
+        return self._send(client, calls.create_job(job, trainer_signature))
 
     def cancel_job(self, client: Signer, job_id: Digest) -> Receipt:
         """Take back an offer that was not accepted."""
-        return self._send(client, g.CancelJobCall(job_id))
+        return self._send(client, calls.cancel_job(job_id))
 
     def accept_job(self, trainer: Signer, job_id: Digest) -> Receipt:
         """Accept an offer and pay the trainer's stake."""
-        return self._send(trainer, g.AcceptJobCall(job_id), self.job_state(job_id).trainer_stake)
+        return self._send(trainer, calls.accept_job(job_id, self.job_state(job_id).trainer_stake))
 
     def post_head(self, sender: Signer, head: SignedHead) -> Receipt:
         """Post a head that the trainer signed."""
-        return self._send(sender, g.PostHeadCall(head_struct(head.head), head.signature))
+        return self._send(sender, calls.post_head(head))
 
     def report_equivocation(self, reporter: Signer, first: SignedHead, second: SignedHead) -> Receipt:
         """Report two heads of one count with different roots."""
-        call = g.ReportEquivocationCall(
-            job_id=first.head.job_id,
-            count=first.head.count,
-            first_root=first.head.run_root,
-            first_signature=first.signature,
-            second_root=second.head.run_root,
-            second_signature=second.signature,
-        )
-        return self._send(reporter, call)
+        return self._send(reporter, calls.report_equivocation(first, second))
 
     def settle(self, sender: Signer, job_id: Digest) -> Receipt:
         """End a job whose final head stood a whole window."""
-        return self._send(sender, g.SettleCall(job_id))
+        return self._send(sender, calls.settle(job_id))
 
     def abandon(self, client: Signer, job_id: Digest) -> Receipt:
         """End a job whose trainer posts no heads."""
-        return self._send(client, g.AbandonCall(job_id))
+        return self._send(client, calls.abandon(job_id))
 
     def withdraw(self, owner: Signer, to: Address | None = None) -> Receipt:
         """Pull the owner's whole credit, to itself by default."""
-        return self._send(owner, g.WithdrawCall(owner.address if to is None else to))
+        return self._send(owner, calls.withdraw(owner.address if to is None else to))
 
     # ------------------------------------------------------------------ games
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake; the game's id and the receipt."""
         stake = self.job_state(head.head.job_id).challenger_stake
-        receipt = self._send(challenger, g.ChallengeCall(head_struct(head.head), head.signature, nonce), stake)
-        started = receipt.event("GameStarted").log
-        assert isinstance(started, g.GameStartedEvent)  # the name is this class's
-        return started.game_id, receipt
+        receipt = self._send(challenger, calls.challenge(head, nonce, stake))
+        return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 
     def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
         """Make a move. `state`: the game before it, as the mover knows it; a proof shows again what was opened.
 
         A proof is illegal in the second of its seal, so it waits up to `PROOF_SECONDS` for a later one.
         """
-        call = move_call(state, move)
+        call = calls.move_call(state, move)
         for _ in range(PROOF_SECONDS if isinstance(move, Prove) else 0):
             try:
                 return self._send(mover, call)
@@ -195,34 +176,36 @@ class Chain:
 
     def concede(self, mover: Signer, game_id: Digest) -> Receipt:
         """Lose a game whose next move is the signer's."""
-        return self._send(mover, g.ConcedeCall(game_id))
+        return self._send(mover, Call("concede", (game_id,)))
 
     def timeout(self, sender: Signer, game_id: Digest) -> Receipt:
         """Claim that the side to move has run out of time."""
-        return self._send(sender, g.TimeoutCall(game_id))
+        return self._send(sender, calls.timeout(game_id))
 
     def reclaim(self, sender: Signer, game_id: Digest) -> Receipt:
         """Give back the challenger's stake of a game whose job was slashed meanwhile."""
-        return self._send(sender, g.ReclaimCall(game_id))
+        return self._send(sender, calls.reclaim(game_id))
 
     # ------------------------------------------------------------------ reading
 
     def job_state(self, job_id: Digest) -> JobRecord:
         """Status NONE if there is no such job."""
-        return self._read(g.JobCall(job_id))
+        found: JobRecord = self._read(Call("job", (job_id,)))
+        return found
 
     def game_state(self, game_id: Digest) -> GameRecord:
         """Phase 0 if there is no such game."""
-        return self._read(g.GameCall(game_id))
+        found: GameRecord = self._read(calls.read_game(game_id))
+        return found
 
     def mover(self, game_id: Digest) -> Address | None:
         """Whose move it is, None if nobody's."""
-        found = self._read(g.MoverCall(game_id))
+        found: Address = self._read(Call("mover", (game_id,)))
         return None if found == bytes(20) else found
 
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""
-        return self._read(g.CreditCall(account))
+        return int(self._read(Call("credit", (account,))))
 
     def balance(self, account: Address) -> int:
         """Wei that an account has."""
@@ -235,47 +218,40 @@ class Chain:
     def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
         """The board's log, oldest first; of one game only, if given."""
         topics: list[Any] = [None, game_id] if game_id is not None else []
-        with node_errors():
-            logs = self._node.web3.eth.get_logs(
-                {
-                    "address": Web3.to_checksum_address(self.deployment.board),
-                    "fromBlock": first_block,
-                    "toBlock": "latest",
-                    "topics": topics,
-                }
-            )
+        logs = self._node.logs(self.deployment.board, topics, first_block)
         return [event for log in logs if (event := self._event(log)) is not None]
 
     def moves(self, game_id: Digest, first_block: int = 0) -> list[Move]:
         """The moves made in a game since a block, read from the transactions' calldata, in order.
 
-        Raises `ChainError` for a move that was not made by a plain transaction to the board; the log (`events`) has
-        what it revealed nevertheless.
+        Raises `ChainError` for a move that was not made by a plain transaction to the board, and for one with more in
+        it than a message may carry; the log (`events`) has what it revealed nevertheless.
         """
-        order = list(dict.fromkeys(event.transaction for event in self.events(game_id, first_block)))
-        calls = [self._call_of(transaction) for transaction in order]
-        return [read_move(call) for call in calls if isinstance(call, MOVES) and call.named()["gameId"] == game_id]
+        order = dict.fromkeys(event.transaction for event in self.events(game_id, first_block))
+        found = [(transaction, self._call_of(transaction)) for transaction in order]
+        return [_move(*made) for made in found if made[1].is_move and made[1].game_id == game_id]
 
     # ------------------------------------------------------------------ inner workings
 
-    def _send(self, signer: Signer, call: Function[Any], value: int = 0) -> Receipt:
+    def _send(self, signer: Signer, call: Call) -> Receipt:
         data = call.data
-        return self._receipt(self._node.send(signer, self.deployment.board, data, value), len(data))
+        return self._receipt(self._node.send(signer, self.deployment.board, data, call.value), len(data))
 
-    def _read(self, call: Function[R], contract: Address | None = None) -> R:
+    def _read(self, call: Call, contract: Address | None = None) -> Any:
         data = self._node.call(self.deployment.board if contract is None else contract, call.data)
         try:
             return call.result(data)
         except DecodingError as error:
-            raise NodeError(f"expected the result of {call.NAME}, got {len(data)} bytes that are none") from error
+            raise NodeError(f"expected the result of {call.kind}, got {len(data)} bytes that are none") from error
 
-    def _constant(self, name: str, contract: Address, call: Function[Address]) -> Address:
+    def _constant(self, name: str, contract: Address, call: Call) -> Address:
         """The contract that another one was made with."""
         self._require_code(name, contract, None)
         try:
-            return self._read(call, contract)
+            found: Address = self._read(call, contract)
         except ChainError as error:
-            raise ContractMismatch(name, contract, f"a contract without {call.NAME}") from error
+            raise ContractMismatch(name, contract, f"a contract without {call.kind}") from error
+        return found
 
     def _create(self, signer: Signer, name: str, code: bytes) -> Creation:
         receipt = self._node.send(signer, None, code)
@@ -297,7 +273,7 @@ class Chain:
         if creation is not None and found != self._node.call(None, creation):
             raise ContractMismatch(name, address, "another contract or version")
 
-    def _receipt(self, receipt: TxReceipt, calldata_bytes: int) -> Receipt:
+    def _receipt(self, receipt: Mapping[str, Any], calldata_bytes: int) -> Receipt:
         block = int(receipt["blockNumber"])
         return Receipt(
             transaction=bytes(receipt["transactionHash"]),
@@ -308,27 +284,29 @@ class Chain:
             events=tuple(event for log in receipt["logs"] if (event := self._event(log)) is not None),
         )
 
-    def _event(self, log: Any) -> Event | None:
-        topics = [bytes(topic) for topic in log["topics"]]
-        kind = _LOGS.get(topics[0]) if topics else None
-        if kind is None:
-            return None
+    def _event(self, log: Mapping[str, Any]) -> Event | None:
         try:
-            found = kind.read(topics[1:], bytes(log["data"]))
+            found = read_log([bytes(topic) for topic in log["topics"]], bytes(log["data"]))
         except DecodingError as error:
-            raise NodeError(f"expected the event {kind.NAME}, got a log that is none: {error}") from error
-        return Event(found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
+            raise NodeError(f"expected an event of the board, got a log that is none: {error}") from error
+        if found is None:
+            return None
+        return Event(*found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
 
-    def _call_of(self, transaction: bytes) -> Function[Any]:
-        with node_errors():
-            data = bytes(self._node.web3.eth.get_transaction(transaction)["input"])  # type: ignore[arg-type]
-        kind = _CALLS.get(data[:4])
+    def _call_of(self, transaction: bytes) -> Call:
         try:
-            if kind is not None:
-                return kind.decode(data[4:])
-        except DecodingError:
-            pass
-        raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}, got another")
+            return Call.decode(self._node.calldata(transaction))
+        except DecodingError as error:
+            raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}: {error}") from error
+
+
+def _move(transaction: bytes, call: Call) -> Move:
+    try:
+        return calls.read_move(call)
+    except EncodingError as error:
+        raise ChainError(
+            f"expected a move that a message can carry in transaction 0x{transaction.hex()}: {error}"
+        ) from error
 
 
 def _address(text: str) -> Address:

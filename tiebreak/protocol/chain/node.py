@@ -1,23 +1,27 @@
 """A node: calls and transactions as bytes, with its many ways of failing turned into ours."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self, cast
+from urllib.parse import urlsplit
 
 from eth_tester.exceptions import TransactionFailed
 from eth_typing import Hash32
 from eth_utils.exceptions import ValidationError
 from requests.exceptions import RequestException
-from web3 import Web3
+from web3 import HTTPProvider, IPCProvider, Web3
 from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3Exception, Web3ValueError
-from web3.types import TxParams, TxReceipt
+from web3.types import TxParams
 
+from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.accounts import Signer, sign_transaction
 from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError
-from tiebreak.protocol.chain.reverts import decode_revert
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.errors import ConfigurationError
 
+RPC_SECONDS: Final = 30
 RECEIPT_SECONDS: Final = 180
 """How long to wait for a transaction to be mined."""
 _EMBEDDED_PREFIX: Final = "execution reverted: "
@@ -31,6 +35,15 @@ class Node:
         self._gas_limit = gas_limit
         with node_errors():
             self.chain_id = int(web3.eth.chain_id)
+
+    @classmethod
+    def connect(cls, endpoint: str) -> Self:
+        """Behind an http(s) URL or an IPC socket. Raises `NodeError` if nobody answers."""
+        if urlsplit(endpoint).scheme in ("http", "https"):
+            return cls(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS})))
+        if Path(endpoint).is_socket():
+            return cls(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS)))
+        raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
 
     def call(self, to: Address | None, data: bytes, sender: Address | None = None, value: int = 0) -> bytes:
         """What a call would return, on top of the newest block; `to` None: what a creation would deploy."""
@@ -55,7 +68,25 @@ class Node:
         with node_errors():
             return int(self.web3.eth.get_block("latest" if block is None else block)["timestamp"])
 
-    def send(self, signer: Signer, to: Address | None, data: bytes, value: int = 0) -> TxReceipt:
+    def logs(self, address: Address, topics: list[Any], first_block: int) -> Sequence[Mapping[str, Any]]:
+        """What a contract logged since a block, oldest first."""
+        with node_errors():
+            found = self.web3.eth.get_logs(
+                {
+                    "address": Web3.to_checksum_address(address),
+                    "fromBlock": first_block,
+                    "toBlock": "latest",
+                    "topics": topics,
+                }
+            )
+        return cast("Sequence[Mapping[str, Any]]", found)
+
+    def calldata(self, transaction: bytes) -> bytes:
+        """Of a transaction, by its hash."""
+        with node_errors():
+            return bytes(self.web3.eth.get_transaction(Hash32(transaction))["input"])
+
+    def send(self, signer: Signer, to: Address | None, data: bytes, value: int = 0) -> Mapping[str, Any]:
         """Try a transaction, sign it, send it and wait for its receipt.
 
         It is tried first, so a move that the contract refuses costs nothing. Raises `Reverted`, `InsufficientFunds`
@@ -71,7 +102,7 @@ class Node:
             # The chain moved on between trying and mining: trying again says what changed.
             self._try(tx)
             raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
-        return receipt
+        return cast("Mapping[str, Any]", receipt)
 
     def post(self, signer: Signer, to: Address | None, data: bytes, value: int = 0, *, gas: int) -> bytes:
         """Sign a transaction and send it, without trying it and without waiting: its hash."""

@@ -1,36 +1,118 @@
-"""What the contracts keep and report: the generated structs by the names that the rest of the project uses."""
+"""What the contracts keep and report. The fields are those of the contracts' structs, in their order."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
-from tiebreak.protocol.chain.abi import Log
-from tiebreak.protocol.chain.generated import GameState as GameRecord
-from tiebreak.protocol.chain.generated import JobState as JobRecord
-from tiebreak.protocol.chain.generated import JobStatus
-from tiebreak.protocol.chain.generated import Reason as EndReason
-from tiebreak.protocol.chain.generated import Verdict as Outcome
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.tags import Digest
 
-__all__ = ["EndReason", "Event", "GameRecord", "JobRecord", "JobStatus", "Outcome", "Receipt"]
+
+class JobStatus(IntEnum):
+    """`IJobBoard.JobStatus`."""
+
+    NONE = 0
+    OFFERED = 1
+    ACTIVE = 2
+    CANCELLED = 3
+    SETTLED = 4
+    SLASHED = 5
+    ABANDONED = 6
+
+
+class Outcome(IntEnum):
+    """`IGame.Verdict`."""
+
+    NONE = 0
+    DEFENDER_LOST = 1
+    CHALLENGER_LOST = 2
+    VOID = 3
+
+
+class EndReason(IntEnum):
+    """`IGame.Reason`."""
+
+    NONE = 0
+    BROKEN_TIE = 1
+    PADDING = 2
+    RECOMPUTED = 3
+    TIMEOUT = 4
+    CONCEDED = 5
+    JOB_SLASHED = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """`IJobBoard.JobState`. Amounts in wei, times in seconds."""
+
+    trainer: Address
+    status: JobStatus
+    depth: int
+    descent_levels: int
+    precision: int
+    policy: int
+    body_count: int
+    state_count: int
+    client: Address
+    data_count: int
+    tolerances: int
+    last_progress: int
+    program_root: Digest
+    initial_state_root: Digest
+    data_root: Digest
+    steps: int
+    checkpoint_interval: int
+    head_count: int
+    replay_time: int
+    reward: int
+    trainer_stake: int
+    challenger_stake: int
+    challenge_window: int
+    clock: int
+    open_games: int
+    head_root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameRecord:
+    """`IGame.GameState`. `phase` and `level` are numbers of the game's; phase 0: there is no such game."""
+
+    phase: int
+    level: int
+    height: int
+    descent_levels: int
+    verdict: Outcome
+    reason: EndReason
+    fresh: bool
+    dtype: int
+    summation: int
+    last: int
+    defender_rest: int
+    challenger_rest: int
+    position: int
+    node: Digest
+    opened: Digest
+    job_id: Digest
+    challenger: Address
+    element: int
+    leaves: int
+    step: int
+    instruction: int
+    term_leaves: int
+    last_chunk_bytes: int
+    replay_time: int
+    log: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A log entry of the board: what it says, and where it stands."""
+    """A log entry of the board: its name and values in the contract, and where it stands."""
 
-    log: Log
-    """One of the generated classes."""
+    name: str
+    values: dict[str, Any]
+    """By the contract's names, in its order."""
     block: int
     transaction: bytes
-
-    @property
-    def name(self) -> str:
-        """The event's name in the contract."""
-        return self.log.NAME
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """By the contract's names."""
-        return self.log.named()
 
 
 @dataclass(frozen=True, slots=True)

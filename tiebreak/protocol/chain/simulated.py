@@ -11,7 +11,7 @@ wants to know beforehand whether one would revert has executed it already once i
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from eth.abc import (
     BlockAPI,
@@ -29,12 +29,12 @@ from eth.vm.message import Message
 from eth_typing import Address as EvmAddress
 from eth_utils.exceptions import ValidationError
 
-from tiebreak.protocol.chain.abi import Function
+from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.accounts import Signer, sign_transaction
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.embedded import GAS_LIMIT, EmbeddedChain
 from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.records import Event
-from tiebreak.protocol.chain.reverts import decode_revert
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import StateError
 
@@ -42,7 +42,6 @@ _NOBODY: Final = EvmAddress(bytes(20))
 BASE_FEE: Final = 10**9
 """Wei a gas, in every block: what a party pays then follows from its gas alone."""
 _READ_GAS: Final = 10**8
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ class Draft:
         self._receipts.append(receipt)
         return self._applied(transaction, computation, gas_used, refusal)
 
-    def read(self, call: Function[R]) -> R:
+    def read(self, call: Call) -> Any:
         """What a call of the board returns after the transactions so far."""
         return self._chain.read_from(self.vm.state, call)
 
@@ -221,7 +220,7 @@ class SimulatedChain(EmbeddedChain):
     def _state(self) -> StateAPI:
         return self.evm.get_vm().state
 
-    def read_from(self, state: StateAPI, call: Function[R], contract: Address | None = None) -> R:
+    def read_from(self, state: StateAPI, call: Call, contract: Address | None = None) -> Any:
         """What a call returns in a state, which stays as it is. Raises `Reverted`."""
         to = EvmAddress(self.deployment.board if contract is None else contract)
         before = state.snapshot()
@@ -234,5 +233,5 @@ class SimulatedChain(EmbeddedChain):
             raise refusal
         return call.result(bytes(computation.output))
 
-    def _read(self, call: Function[R], contract: Address | None = None) -> R:
+    def _read(self, call: Call, contract: Address | None = None) -> Any:
         return self.read_from(self._state(), call, contract)

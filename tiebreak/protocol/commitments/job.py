@@ -208,7 +208,7 @@ class SignedJob:
         top = Fields("job file", unpack(data, MAX_JOB_BYTES), 6)
         _check_version(top)
         domain = Domain(chain_id=int.from_bytes(top.raw(32), "big"), contract=Address(top.raw(20)))
-        name, body = top.array()
+        name, body = top.next()
         inner = Fields(name, body, len(JOB_TYPE.fields))
         values = [_read(kind, inner) for kind, _ in JOB_TYPE.fields]
         job = Job(**dict(zip((field.name for field in fields(Job)), values, strict=True)))  # type: ignore[arg-type]
@@ -230,6 +230,11 @@ class Head:
         if check_uint("count", self.count, 64) < 1:
             raise VerificationError("head: expected a count of at least 1, got 0")
 
+    @property
+    def values(self) -> tuple[Digest, int, Digest]:
+        """The fields in the order of the EIP-712 type."""
+        return self.job_id, self.count, self.run_root
+
     def check_job(self, job: Job) -> None:
         """Raise `VerificationError` unless this can be a head of the job."""
         if self.job_id != job.id:  # (2)
@@ -239,7 +244,7 @@ class Head:
 
     def digest(self, domain: Domain) -> Digest:
         """What the trainer signs, and the *head digest* of a game id."""
-        return typed_digest(domain, hash_struct(HEAD_TYPE, (self.job_id, self.count, self.run_root)))
+        return typed_digest(domain, hash_struct(HEAD_TYPE, self.values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import MESSAGE_TYPE, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.errors import EncodingError, VerificationError
-from tiebreak.protocol.game.moves import Concede, Move, Side, kind_name, pack_body, unpack_body
+from tiebreak.protocol.game.moves import Concede, Move, Side, kind_name, unpack_move
 from tiebreak.protocol.packing import Fields, pack, unpack
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
@@ -44,8 +44,8 @@ class Message:
 
     def encode(self) -> bytes:
         """The bytes that are hashed."""
-        kind, body = int(self.move.KIND), pack_body(self.move)
-        return pack([VERSION, self.job_id, self.game_id, self.sequence, self.previous, kind, body])
+        kind = int(self.move.KIND)
+        return pack([VERSION, self.job_id, self.game_id, self.sequence, self.previous, kind, self.move.pack()])
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
@@ -55,7 +55,7 @@ class Message:
             raise EncodingError(f"message version: expected {VERSION}, got {version}")
         job_id, game_id = Digest(f.raw(32)), Digest(f.raw(32))
         sequence, previous = f.uint(), Digest(f.raw(32))
-        move = unpack_body(f.uint(8), f.array()[1])
+        move = unpack_move(f.uint(8), f.next()[1])
         return cls(job_id=job_id, game_id=game_id, sequence=sequence, previous=previous, move=move)
 
     @property

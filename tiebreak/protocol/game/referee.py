@@ -81,19 +81,19 @@ class Openings:
         self._sizes[tensor.value] = prod(tensor.dims)
 
     def _add_chunk(self, chunk: ChunkOpening, tensor: TensorOpening) -> None:
-        what = f"chunk {chunk.chunk} of value {tensor.value}"
+        what = f"chunk {chunk.chunk_index} of value {tensor.value}"
         dtype = self._types[tensor.value]
         count = chunk_count(dtype, tensor.dims)
-        if not 0 <= chunk.chunk < count:  # (3)
+        if not 0 <= chunk.chunk_index < count:  # (3)
             raise ProofError(f"{what}: expected one of {count} chunks")
-        if (tensor.value, chunk.chunk) in self._chunks:  # (3)
+        if (tensor.value, chunk.chunk_index) in self._chunks:  # (3)
             raise ProofError(f"{what}: expected each chunk to be opened once, got it twice")
-        length = chunk_length(dtype, tensor.dims, chunk.chunk)
+        length = chunk_length(dtype, tensor.dims, chunk.chunk_index)
         if len(chunk.data) != length:  # (3)
             raise ProofError(f"{what}: expected {length} bytes, got {len(chunk.data)}")
         leaf = chunk_digest(chunk.data)
-        _verify(what, tensor.chunk_root, depth_of(count), chunk.chunk, leaf, chunk.siblings)  # (4)
-        self._chunks[tensor.value, chunk.chunk] = unpack(dtype, chunk.data)  # (5)
+        _verify(what, tensor.chunk_root, depth_of(count), chunk.chunk_index, leaf, chunk.siblings)  # (4)
+        self._chunks[tensor.value, chunk.chunk_index] = unpack(dtype, chunk.data)  # (5)
 
     def operand_dtypes(self, instruction: Instruction) -> tuple[DType, ...]:
         """The operands' dtypes, known from the openings or forced by the instruction; `ProofError` if they clash."""
@@ -235,7 +235,7 @@ def build_openings(
     chunks = tuple(
         ChunkOpening(
             tensor=values.index(value),
-            chunk=chunk,
+            chunk_index=chunk,
             data=bytes(data[value][chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]),
             siblings=tuple(trees[value].proof(chunk)),
         )

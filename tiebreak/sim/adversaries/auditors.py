@@ -15,7 +15,6 @@ from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import draw_segments
 from tiebreak.engine.run.train import make_record
-from tiebreak.protocol.chain import generated as g
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
@@ -191,7 +190,7 @@ class _Follower(_Lazy):
 
     def on_pending(self, pending: Pending) -> None:
         """Sees the challenge on its way."""
-        if self.accused is None and isinstance(pending.call.function, g.ChallengeCall) and not pending.untried:
+        if self.accused is None and pending.call.kind == "challenge" and not pending.untried:
             (self.accused,) = pending.call.heads
             self.world.notify()
 

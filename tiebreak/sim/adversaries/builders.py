@@ -13,7 +13,6 @@ from random import Random
 from typing import ClassVar, Final
 
 from tiebreak.protocol.chain import ChainError
-from tiebreak.protocol.chain import generated as g
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -87,7 +86,7 @@ class _Copier(Auditor, Builder):
     def on_pending(self, pending: Pending) -> None:
         """Challenges what another challenges, and looks at its moves."""
         call, sender = pending.call, pending.sender.key.address
-        if isinstance(call.function, g.ChallengeCall) and self.victim is None:
+        if call.kind == "challenge" and self.victim is None:
             self.victim = sender
             self.spawn(self._mirror(pending))
         elif sender == self.victim and isinstance(move := call.move, Select | SelectElement | Prove):
@@ -235,7 +234,7 @@ class _Reporter(Builder):
         """A copy before each report of an equivocation."""
         ordered = []
         for waiting in pending:
-            if isinstance(waiting.call.function, g.ReportEquivocationCall) and waiting.sender is not self:
+            if waiting.call.kind == "reportEquivocation" and waiting.sender is not self:
                 ordered.append(self.own(waiting.call))
             ordered.append(waiting)
         return ordered
@@ -404,10 +403,8 @@ class _Delayer(Builder):
                 return waiting.at  # it is refused whenever it comes
             made = moves_of(game, game.state.mover)
             return game.state.deadline - pace.sending(self.turns - made - 1)
-        head = getattr(call.function, "head", None)  # that need not be one: anybody may send anything
-        job_id = getattr(call.function if head is None else head, "job_id", None)
-        job = None if job_id is None else board.jobs.get(job_id)
-        if job is not None and isinstance(call.function, g.PostHeadCall | g.ChallengeCall | g.AcceptJobCall):
+        job = None if call.job_id is None else board.jobs.get(call.job_id)
+        if job is not None and call.kind in ("postHead", "challenge", "acceptJob"):
             return job.window_end
         return waiting.at + self.pause
 

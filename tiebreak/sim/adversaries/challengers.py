@@ -6,8 +6,6 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.calls import MOVES
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove
@@ -505,12 +503,12 @@ class _Mirror(Auditor):
 
     def on_pending(self, pending: Pending) -> None:
         """Copies a challenge at once, and notes moves."""
-        function, sender = pending.call.function, pending.sender.key.address
-        if isinstance(function, g.ChallengeCall) and self.victim is None:
+        call, sender = pending.call, pending.sender.key.address
+        if call.kind == "challenge" and self.victim is None:
             self.victim = sender
-            self.world.submit(self, pending.call)
-        elif isinstance(function, MOVES) and sender == self.victim and pending.call.move is not None:
-            self.seen.append(pending.call.move)
+            self.world.submit(self, call)
+        elif sender == self.victim and (move := call.move) is not None:
+            self.seen.append(move)
             self.world.notify()
 
     def follow(self, job: PublicJob) -> Process:

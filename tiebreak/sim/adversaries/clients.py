@@ -8,7 +8,6 @@ from typing import ClassVar, Final
 import torch
 
 from tiebreak.protocol.chain import JobStatus
-from tiebreak.protocol.chain import generated as g
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
@@ -93,9 +92,10 @@ class _Cancelling(Client):
 
     def on_pending(self, pending: Pending) -> None:
         """Sees the acceptance on its way."""
-        call = pending.call.function
-        if not self.heads and isinstance(call, g.AcceptJobCall) and call.job_id in self.world.board.jobs:
-            self.world.submit(self, calls.cancel_job(self.world.board.jobs[call.job_id].job), untried=True)
+        call = pending.call
+        job = None if call.job_id is None else self.world.board.jobs.get(call.job_id)
+        if not self.heads and call.kind == "acceptJob" and job is not None:
+            self.world.submit(self, calls.cancel_job(job.job), untried=True)
 
     def follow(self, job: PublicJob) -> Process:
         """Beside what it does as agreed."""

@@ -9,7 +9,6 @@ from random import Random
 from typing import ClassVar, Final
 
 from tiebreak.protocol.chain import ChainError
-from tiebreak.protocol.chain import generated as g
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Descend
@@ -131,14 +130,9 @@ class BaitingTrainer(Trainer):
 
     def on_pending(self, pending: Pending) -> None:
         """Sees a challenge on its way."""
-        call = pending.call.function
-        if (
-            isinstance(call, g.ChallengeCall)
-            and not pending.untried
-            and self.job is not None
-            and call.head.job_id == self.job.id
-        ):
-            self.spawn(self._answer(pending.call.heads[0], pending.sender.key.address, call.nonce))
+        call = pending.call
+        if call.kind == "challenge" and not pending.untried and self.job is not None and call.job_id == self.job.id:
+            self.spawn(self._answer(call.heads[0], pending.sender.key.address, call.values["nonce"]))
 
     def _answer(self, head: SignedHead, challenger: bytes, nonce: int) -> Process:
         job, work = self._held()

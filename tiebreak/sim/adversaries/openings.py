@@ -5,8 +5,6 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
@@ -178,18 +176,13 @@ class _Swollen(Trainer):
         if move is None or not isinstance(move, self.kind):
             return honest
         self.world.mail.deliver(game.game, self.rng.randbytes(MAX_MESSAGE_BYTES + 1), game.side, self.account)
-        return Reply(move=None, spam=(Call(self._swell(move_call(game.state, move))),))
+        return Reply(move=None, spam=(self._swell(make_move(game.state, move)),))
 
-    def _swell(self, call: object) -> g.OpenChunkCall | g.OpenTensorCall | g.OpenTermsCall:
-        filling = self.rng.randbytes(self.size)
-        match call:
-            case g.OpenChunkCall():
-                return replace(call, chunk=filling)
-            case g.OpenTensorCall():
-                return replace(call, instruction=filling)
-            case g.OpenTermsCall():
-                return replace(call, accumulator=filling)
-        raise TypeError(f"expected a call that opens bytes, got {call}")
+    def _swell(self, call: Call) -> Call:
+        """The same call with this many bytes in place of the chunk, the instruction or the partial sum."""
+        at = 2 if self.kind is OpenTerms else 1
+        filled = (*call.arguments[:at], self.rng.randbytes(self.size), *call.arguments[at + 1 :])
+        return replace(call, arguments=filled)
 
 
 class OversizedOpenings(_Opening):

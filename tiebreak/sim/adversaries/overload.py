@@ -77,7 +77,7 @@ class _Swarm(Auditor):
 
     def _start(self, job: PublicJob, nonce: int, call: calls.Call) -> Process:
         receipt = yield from self.send(call)
-        game = self.world.board.games[receipt.event("GameStarted").log.game_id]
+        game = self.world.board.games[receipt.event("GameStarted").values["gameId"]]
         yield from self.play(GameView(game=game, side=Side.CHALLENGER, party=_Into(self, job, nonce)))
         yield from self.reclaim(game)
 

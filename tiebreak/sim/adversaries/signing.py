@@ -5,7 +5,6 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.protocol.chain import generated as g
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
@@ -249,8 +248,8 @@ class _Beyond(Refused):
 
     def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
         """And of none."""
-        none = g.Head(job_id=job.job.id, count=0, run_root=head.head.run_root)
-        return [*super().bad_calls(job, head), Call(g.PostHeadCall(none, head.signature))]
+        none = Call("postHead", ((job.job.id, 0, head.head.run_root), head.signature))
+        return [*super().bad_calls(job, head), none]
 
 
 class HeadsBeyondTheRun(_RefusedHeads):

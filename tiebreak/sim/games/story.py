@@ -1,9 +1,9 @@
 """One game told move by move: who did what, when, for how much gas, and what came of it."""
 
 from collections.abc import Iterator
+from enum import IntEnum
 
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.records import GameRecord
+from tiebreak.protocol.chain.records import Event, GameRecord
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.game.moves import (
     Descend,
@@ -13,6 +13,7 @@ from tiebreak.protocol.game.moves import (
     OpenTensor,
     OpenTerms,
     OpenValues,
+    Phase,
     Prove,
     Select,
 )
@@ -24,16 +25,16 @@ from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.world import GENESIS, Included, World
 
 _CALLS = {
-    g.CreateJobCall: "offers the job and pays the reward",
-    g.CancelJobCall: "takes the offer back",
-    g.AcceptJobCall: "accepts the job and pays its stake",
-    g.SettleCall: "settles the job",
-    g.AbandonCall: "ends the job, for want of heads",
-    g.ReportEquivocationCall: "reports two signed heads of one count",
-    g.TimeoutCall: "claims that the mover's clock ran out",
-    g.ReclaimCall: "takes back the stake of a game that has no object any more",
-    g.ConcedeCall: "concedes",
-    g.WithdrawCall: "withdraws",
+    "createJob": "offers the job and pays the reward",
+    "cancelJob": "takes the offer back",
+    "acceptJob": "accepts the job and pays its stake",
+    "settle": "settles the job",
+    "abandon": "ends the job, for want of heads",
+    "reportEquivocation": "reports two signed heads of one count",
+    "timeout": "claims that the mover's clock ran out",
+    "reclaim": "takes back the stake of a game that has no object any more",
+    "concede": "concedes",
+    "withdraw": "withdraws",
 }
 
 
@@ -76,27 +77,27 @@ def _shown(by: str, head: Head) -> str:
 def _transaction(included: Included, names: dict[bytes, str], games: dict[bytes, str]) -> str:
     call, applied = included.pending.call, included.applied
     for event in applied.events:
-        if isinstance(event.log, g.GameStartedEvent):
-            games[event.log.game_id] = f"game {len(games) + 1}"
+        if event.name == "GameStarted":
+            games[event.values["gameId"]] = f"game {len(games) + 1}"
     text = f"{included.pending.sender.name} {_act(call, included.record, games)} ({applied.gas_used:,} gas)"
     if applied.reverted is not None:
         return f"{text}: refused, {applied.reverted.name}"
-    ends = [_event(event.log, names) for event in applied.events]
+    ends = [_event(event, names) for event in applied.events]
     return text + "".join(f"; {end}" for end in ends if end)
 
 
 def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
-    found = call.function
     where = f"{games[call.game_id]}: " if call.game_id in games else ""
-    if isinstance(found, g.PostHeadCall):
-        return f"posts the head of {found.head.count}, run root {found.head.run_root.hex()[:8]}"
-    if isinstance(found, g.ChallengeCall):
-        return f"challenges the head of {found.head.count} and pays its stake: game {len(games)}"
+    if call.kind == "postHead":
+        head = call.values["head"]
+        return f"posts the head of {head['count']}, run root {head['runRoot'].hex()[:8]}"
+    if call.kind == "challenge":
+        return f"challenges the head of {call.values['head']['count']} and pays its stake: game {len(games)}"
     if call.move is not None:
         return f"{where}{_move(call.move)}{'' if record is None else _place(record)}"
-    if found is None:
+    if not call.kind:
         return f"sends {len(call.raw)} bytes that are no call"
-    return f"{where}{_CALLS.get(type(found), found.NAME)}"
+    return f"{where}{_CALLS.get(call.kind, call.kind)}"
 
 
 def _move(move: Move) -> str:
@@ -124,25 +125,30 @@ def _move(move: Move) -> str:
 
 def _place(record: GameRecord) -> str:
     """Where the game stands after a move, by the contract's record."""
-    if record.phase in (g.Phase.DESCEND, g.Phase.SELECT):
+    if record.phase in (Phase.DESCEND, Phase.SELECT):
         return f" -> {Level(record.level).name.lower()} tree, height {record.height}, position {record.position}"
     return ""
 
 
-def _event(log: object, names: dict[bytes, str]) -> str:
-    match log:
-        case g.GameEndedEvent():
-            return f"verdict: {log.verdict.name.lower().replace('_', ' ')}, {log.reason.name.lower().replace('_', ' ')}"
-        case g.JobSettledEvent():
+def _event(event: Event, names: dict[bytes, str]) -> str:
+    said = event.values
+    match event.name:
+        case "GameEnded":
+            return f"verdict: {_words(said['verdict'])}, {_words(said['reason'])}"
+        case "JobSettled":
             return "the job is settled"
-        case g.JobSlashedEvent():
-            winner = names.get(log.prover, "somebody")
-            return f"the trainer is slashed, {winner} gets {write_wei(log.to_prover)} wei, as many are burned"
-        case g.JobAbandonedEvent():
+        case "JobSlashed":
+            winner = names.get(said["prover"], "somebody")
+            return f"the trainer is slashed, {winner} gets {write_wei(said['toProver'])} wei, as many are burned"
+        case "JobAbandoned":
             return "the job is abandoned"
-        case g.WithdrawnEvent():
-            return f"{write_wei(log.amount)} wei"
+        case "Withdrawn":
+            return f"{write_wei(said['amount'])} wei"
     return ""
+
+
+def _words(member: IntEnum) -> str:
+    return member.name.lower().replace("_", " ")
 
 
 def _end(result: GameResult) -> Iterator[str]:

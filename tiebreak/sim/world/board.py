@@ -5,11 +5,9 @@ the contract refused must be illegal there. Where the two disagree, `disagreemen
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.protocol.chain import EndReason, Event, GameRecord, JobStatus, Outcome, Reverted
-from tiebreak.protocol.chain import generated as g
-from tiebreak.protocol.chain.abi import Log
 from tiebreak.protocol.chain.simulated import Applied
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
@@ -20,11 +18,11 @@ from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.calls import Call
 
-_ENDINGS: Final[dict[type[Log], JobStatus]] = {
-    g.JobCancelledEvent: JobStatus.CANCELLED,
-    g.JobSettledEvent: JobStatus.SETTLED,
-    g.JobSlashedEvent: JobStatus.SLASHED,
-    g.JobAbandonedEvent: JobStatus.ABANDONED,
+_ENDINGS: Final = {
+    "JobCancelled": JobStatus.CANCELLED,
+    "JobSettled": JobStatus.SETTLED,
+    "JobSlashed": JobStatus.SLASHED,
+    "JobAbandoned": JobStatus.ABANDONED,
 }
 ENDED: Final = frozenset(_ENDINGS.values())
 BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
@@ -127,7 +125,7 @@ class Board:
         self._advance(call, now)
         for event in applied.events:
             self._follow(event, call, now)
-        started = [event.log.game_id for event in applied.events if isinstance(event.log, g.GameStartedEvent)]
+        started = [event.values["gameId"] for event in applied.events if event.name == "GameStarted"]
         played = self.games.get(started[0] if started else call.game_id or Digest(b""))
         if played is None:
             return
@@ -149,7 +147,7 @@ class Board:
             game.apply(found.state, move, now)
         except IllegalMove:
             return
-        if isinstance(call.function, g.ProveCall) and error.name in ("WrongOpened", "WrongOpenedCount"):
+        if call.kind == "prove" and error.name in ("WrongOpened", "WrongOpenedCount"):
             return  # the contract alone is shown again what was opened
         self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
 
@@ -166,38 +164,43 @@ class Board:
             if move is not None:
                 found.state = game.apply(found.state, move, now)
                 found.moves.append(move)
-            elif isinstance(call.function, g.TimeoutCall):
+            elif call.kind == "timeout":
                 found.state = game.timeout(found.state, now)
         except IllegalMove as error:
             self.disagreements.append(f"{call.kind}: the contract took it, Python says {error}")
 
     def _follow(self, event: Event, call: Call, now: int) -> None:
-        match event.log:
-            case g.JobAcceptedEvent() as log:
-                self.jobs[log.job_id].status = JobStatus.ACTIVE
-                self.jobs[log.job_id].last_progress = now
-            case g.HeadPostedEvent() as log:
-                self.jobs[log.job_id].head_count = log.count
-                self.jobs[log.job_id].last_progress = now
-            case g.JobCancelledEvent() | g.JobSettledEvent() | g.JobAbandonedEvent() | g.JobSlashedEvent() as log:
-                self.jobs[log.job_id].status = _ENDINGS[type(log)]
-                self.jobs[log.job_id].ended = now
-            case g.EquivocationEvent() as log:
-                self.jobs[log.job_id].equivocation = True
-            case g.GameStartedEvent() as log:
-                self._start(log, call, now)
-            case g.GameEndedEvent() as log:
-                self.games[log.game_id].void = log.verdict is Outcome.VOID
-            case g.CreditedEvent() as log:
-                self.credits[log.account] = self.credit(log.account) + log.amount
-            case g.WithdrawnEvent() as log:
-                self.credits[log.account] = self.credit(log.account) - log.amount
+        said = event.values
+        match event.name:
+            case "JobAccepted":
+                self.jobs[said["jobId"]].status = JobStatus.ACTIVE
+                self.jobs[said["jobId"]].last_progress = now
+            case "HeadPosted":
+                self.jobs[said["jobId"]].head_count = said["count"]
+                self.jobs[said["jobId"]].last_progress = now
+            case "JobCancelled" | "JobSettled" | "JobAbandoned" | "JobSlashed":
+                self.jobs[said["jobId"]].status = _ENDINGS[event.name]
+                self.jobs[said["jobId"]].ended = now
+            case "Equivocation":
+                self.jobs[said["jobId"]].equivocation = True
+            case "GameStarted":
+                self._start(said, call, now)
+            case "GameEnded":
+                self.games[said["gameId"]].void = said["verdict"] is Outcome.VOID
+            case "Credited":
+                self.credits[said["account"]] = self.credit(said["account"]) + said["amount"]
+            case "Withdrawn":
+                self.credits[said["account"]] = self.credit(said["account"]) - said["amount"]
 
-    def _start(self, log: g.GameStartedEvent, call: Call, now: int) -> None:
-        job, (head,) = self.jobs[log.job_id], call.heads
-        state = game.start(job.job, head.head, log.game_id, now)
-        self.games[log.game_id] = PublicGame(
-            id=log.game_id, job=job, challenger=log.challenger, head=head, state=state, started=now
+    def _start(self, said: dict[str, Any], call: Call, now: int) -> None:
+        game_id, job, (head,) = Digest(said["gameId"]), self.jobs[said["jobId"]], call.heads
+        self.games[game_id] = PublicGame(
+            id=game_id,
+            job=job,
+            challenger=said["challenger"],
+            head=head,
+            state=game.start(job.job, head.head, game_id, now),
+            started=now,
         )
 
 

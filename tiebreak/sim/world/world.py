@@ -17,7 +17,7 @@ from simpy.events import URGENT
 
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import ChainError, Receipt, Reverted
-from tiebreak.protocol.chain import generated as g
+from tiebreak.protocol.chain.calls import read_game
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
 from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.chain.simulated import Applied, Draft, SimulatedChain
@@ -227,7 +227,7 @@ class World:
         applied = drafting.draft.add(pending.sender.key, call.data, call.value, even_if_it_reverts=in_block)
         record = None
         if applied.reverted is None and (game_id := _game_of(call, applied)) is not None:
-            record = drafting.draft.read(g.GameCall(game_id))
+            record = drafting.draft.read(read_game(game_id))
         drafting.included.append(Included(pending=pending, applied=applied, record=record))
 
     def _try_to_include(self, drafting: _Drafting, pending: Pending) -> None:
@@ -308,8 +308,8 @@ class World:
 def _game_of(call: Call, applied: Applied) -> Digest | None:
     """The game that a transaction started, or was about."""
     for event in applied.events:
-        if isinstance(event.log, g.GameStartedEvent):
-            return event.log.game_id
+        if event.name == "GameStarted":
+            return Digest(event.values["gameId"])
     return call.game_id
 
 

@@ -1,0 +1,254 @@
+"""What Python declares against what the compiler wrote: a drift between Solidity and Python fails here."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from eth_abi.abi import encode
+from eth_abi.exceptions import DecodingError
+from eth_hash.auto import keccak
+
+from tests.source_tree import ROOT
+from tiebreak.protocol.chain import ChainError, EndReason, GameRecord, JobRecord, JobStatus, Outcome
+from tiebreak.protocol.chain.abi import camel_case, decode_revert, entries, read_log, snake_case
+from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, load_artifact
+from tiebreak.protocol.chain.calls import MOVE_KINDS, Call, read_move
+from tiebreak.protocol.commitments.eip712 import HEAD_TYPE, JOB_TYPE, Address, StructType
+from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.game.moves import MOVES, Move, Phase, Prove, StateWitness
+from tiebreak.protocol.game.rules import Level, Reason
+from tiebreak.protocol.packing import Data, Kind, ListOf, OneOf, Raw, Record, Uint
+from tiebreak.protocol.tags import Digest
+
+ENTRIES = [(contract, entry) for contract in CONTRACTS for entry in load_artifact(contract).abi]
+Items = list[dict[str, Any]]
+
+
+def declared(kind: str, name: str, contract: str = BOARD) -> dict[str, Any]:
+    (found,) = [e for where, e in ENTRIES if where == contract and (e["type"], e.get("name")) == (kind, name)]
+    return found
+
+
+def canonical(field: dict[str, Any]) -> str:
+    """A type as selectors have it, written without the code under test."""
+    if not field["type"].startswith("tuple"):
+        return str(field["type"])
+    return "(" + ",".join(map(canonical, field["components"])) + ")" + field["type"][5:]
+
+
+# ---------------------------------------------------------------- functions, events, errors
+
+
+def test_every_selector_and_field_is_the_compilers(cases: Callable[..., None]) -> None:
+    signatures: dict[tuple[str, str], str] = {}
+    for _, entry in ENTRIES:
+        if entry["type"] == "constructor":
+            continue
+        signature = f"{entry['name']}({','.join(map(canonical, entry['inputs']))})"
+        assert signatures.setdefault((entry["type"], entry["name"]), signature) == signature, "two of one name"
+        found = entries(entry["type"])[entry["name"]]
+        assert found.topic == keccak(signature.encode())
+        assert [field.name for field in found.inputs] == [field["name"] for field in entry["inputs"]]
+        cases()
+    assert len(signatures) > 100
+    for kind in ("function", "error"):
+        assert len({e.selector for e in entries(kind).values()}) == len(entries(kind))
+
+
+SAMPLES: dict[str, Any] = {
+    "bytes32": b"\1" * 32,
+    "address": b"\2" * 20,
+    "string": "field",
+    "bytes": b"bytes",
+    "bool": True,
+}
+
+
+def sample(kind: str) -> Any:
+    return (b"\3" * 32, b"\4" * 32) if kind == "bytes32[]" else SAMPLES.get(kind, 3)
+
+
+def test_every_custom_error_decodes_to_its_name_and_values(cases: Callable[..., None]) -> None:
+    for _, entry in ENTRIES:
+        if entry["type"] == "error":
+            types = [field["type"] for field in entry["inputs"]]
+            values = [sample(kind) for kind in types]
+            selector = bytes(keccak(f"{entry['name']}({','.join(types)})".encode()))[:4]
+            error = decode_revert(selector + encode(types, values), "")
+            assert error.name == entry["name"]
+            assert error.values == dict(zip((field["name"] for field in entry["inputs"]), values, strict=True))
+            cases()
+
+
+def test_every_event_is_read_with_its_name_and_values(cases: Callable[..., None]) -> None:
+    for _, entry in ENTRIES:
+        if entry["type"] == "event":
+            fields = entry["inputs"]
+            topics = [keccak(f"{entry['name']}({','.join(f['type'] for f in fields)})".encode())]
+            topics += [encode([f["type"]], [sample(f["type"])]) for f in fields if f["indexed"]]
+            plain = [f["type"] for f in fields if not f["indexed"]]
+            data = encode(plain, [sample(kind) for kind in plain])
+            assert read_log(topics, data) == (entry["name"], {f["name"]: sample(f["type"]) for f in fields})
+            if data:
+                with pytest.raises(DecodingError):
+                    read_log(topics, data[:-1])
+            cases()
+    assert read_log([], b"") is None
+    assert read_log([bytes(32)], b"") is None
+
+
+def test_reverts_without_a_known_error() -> None:
+    assert decode_revert(b"", "out of gas").name == "Halted"
+    assert decode_revert(b"\x01\x02\x03\x04", "").values == {"data": b"\x01\x02\x03\x04"}
+    panic = bytes.fromhex("4e487b71") + encode(["uint256"], [0x11])
+    assert (decode_revert(panic, "").name, decode_revert(panic, "").values) == ("Panic", {"code": 0x11})
+    text = bytes.fromhex("08c379a0") + encode(["string"], ["why"])
+    assert str(decode_revert(text, "")) == "the contract refused: Error(message=why)"
+    assert decode_revert(panic[:10], "").name == "Unknown"
+
+
+# ---------------------------------------------------------------- moves
+
+
+def abi_type(kind: Kind) -> str:
+    """The type in calldata of a field that a message carries."""
+    match kind:
+        case Uint(bits=bits):
+            return f"uint{bits}"
+        case Raw(length=length):
+            return f"bytes{length}"
+        case Data():
+            return "bytes"
+        case ListOf(item=item):
+            return f"{abi_type(item)}[]"
+        case OneOf(types=types):  # the contract's witness has the fields of the longest
+            return f"({','.join(map(abi_type, types[0].kinds().values()))})"
+    raise TypeError(kind)
+
+
+def compare(record: type[Record], fields: Items, cases: Callable[..., None]) -> None:
+    """Names, order and types; and those of the records inside."""
+    kinds = record.kinds()
+    assert [camel_case(name) for name in kinds] == [field["name"] for field in fields], record
+    for kind, field in zip(kinds.values(), fields, strict=True):
+        wider = field["type"] == "uint256" and isinstance(kind, Uint)  # an index: the contract itself refuses more
+        assert wider or abi_type(kind) == canonical(field), (record, field["name"])
+        inner = kind.item if isinstance(kind, ListOf) else kind
+        if isinstance(inner, OneOf):
+            compare(inner.types[0], field["components"], cases)
+        cases()
+
+
+def test_moves_are_the_boards_functions_field_by_field(cases: Callable[..., None]) -> None:
+    assert len(get_args(Move)) == len(MOVES) == len(MOVE_KINDS) == 10
+    for function, kind in MOVE_KINDS.items():
+        game_id, *fields = declared("function", function)["inputs"]
+        assert (game_id["name"], game_id["type"]) == ("gameId", "bytes32")
+        if MOVES[kind] is Prove:
+            proof, salt, opened = fields
+            assert (opened["name"], opened["type"]) == ("opened", "bytes32[]")
+            fields = [*proof["components"], salt]
+        compare(MOVES[kind], fields, cases)
+    assert OneOf in map(type, Prove.kinds().values())
+    assert StateWitness in Prove.kinds()["witness"].types  # type: ignore[attr-defined]
+
+
+def test_other_calls_are_no_moves() -> None:
+    settle = Call("settle", (bytes(32),))
+    with pytest.raises(ChainError, match="got a call of settle"):
+        read_move(settle)
+    assert Call.decode(settle.data) == settle
+    with pytest.raises(DecodingError):
+        Call.decode(settle.data[:-1])
+    for data in (b"", b"\1\2\3", b"\1\2\3\4" + bytes(32)):
+        with pytest.raises(ChainError, match="the selector 0x"):
+            Call.decode(data)
+    with pytest.raises(ChainError, match="no function"):
+        read_move(Call("", raw=b"abc"))
+
+
+# ---------------------------------------------------------------- jobs, heads, records, enums
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "function"),
+    [(JOB_TYPE, Job, "hashJob"), (HEAD_TYPE, Head, "headDigest")],
+    ids=["job", "head"],
+)
+def test_jobs_and_heads_are_the_signed_types(kind: StructType, record: type, function: str) -> None:
+    (struct,) = declared("function", function)["inputs"]
+    assert tuple((field["type"], field["name"]) for field in struct["components"]) == kind.fields
+    assert [camel_case(name) for name in get_type_hints(record)] == [name for _, name in kind.fields]
+
+
+ENUMS = {"JobStatus": JobStatus, "Verdict": Outcome, "Reason": EndReason}
+PLAIN = {"address": Address, "bytes32": Digest, "bool": bool}
+
+
+@pytest.mark.parametrize(("record", "function"), [(JobRecord, "job"), (GameRecord, "game")], ids=["job", "game"])
+def test_records_are_the_contracts_structs(record: type, function: str, cases: Callable[..., None]) -> None:
+    (struct,) = declared("function", function)["outputs"]
+    hints = get_type_hints(record)
+    assert [camel_case(name) for name in hints] == [field["name"] for field in struct["components"]]
+    for hint, field in zip(hints.values(), struct["components"], strict=True):
+        enum = ENUMS.get(field["internalType"].rpartition(".")[2], int)
+        assert hint is (enum if field["type"].startswith("uint") else PLAIN[field["type"]]), field["name"]
+        cases()
+
+
+def members_in_solidity(interface: str, enum: str) -> dict[str, int]:
+    source = (ROOT / "contracts" / "src" / "interfaces" / f"{interface}.sol").read_text("utf-8")
+    source = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
+    (body,) = re.findall(rf"\benum {enum}\s*\{{(.*?)\}}", source, re.DOTALL)
+    return {member.strip(): value for value, member in enumerate(body.split(","))}
+
+
+def members(enum: type[IntEnum]) -> dict[str, int]:
+    return {member.name: member.value for member in enum}
+
+
+def test_enums_are_those_of_the_interfaces_and_of_the_rules() -> None:
+    assert members(JobStatus) == members_in_solidity("IJobBoard", "JobStatus")
+    assert members(Outcome) == members_in_solidity("IGame", "Verdict")
+    assert members(EndReason) == members_in_solidity("IGame", "Reason")
+    assert members(Level) == members_in_solidity("IGame", "Level")
+    assert {"NONE": 0, **members(Phase)} == members_in_solidity("IGame", "Phase")
+    assert members(Reason).items() <= members(EndReason).items()
+    assert set(members(EndReason)) - set(members(Reason)) == {"NONE", "JOB_SLASHED"}
+
+
+def test_a_number_that_is_no_member_of_its_enum_is_refused() -> None:
+    call, names = Call("job", (bytes(32),)), [*get_type_hints(JobRecord)]
+    words = [bytes(32)] * len(names)
+    assert call.result(b"".join(words)).status is JobStatus.NONE
+    words[names.index("status")] = (7).to_bytes(32, "big")
+    with pytest.raises(DecodingError, match="7 is not a valid JobStatus"):
+        call.result(b"".join(words))
+
+
+def test_names_go_both_ways() -> None:
+    for _, entry in ENTRIES:
+        for field in entry.get("inputs", []):
+            assert camel_case(snake_case(field["name"])) == field["name"]
+
+
+def test_artifacts_are_the_named_contracts() -> None:
+    """Examples have artifacts too, but Python does not call them."""
+    names = {path.stem for path in (ROOT / "contracts" / "artifacts").glob("*.json")}
+    assert set(CONTRACTS) <= names
+    for name in names:
+        assert set(json.loads((ROOT / "contracts" / "artifacts" / f"{name}.json").read_text())) >= {"abi", "bytecode"}
+
+
+def test_what_takes_seconds_is_imported_when_a_node_is_talked_to() -> None:
+    code = (
+        "import sys, tiebreak.protocol.chain as chain; chain.Chain, chain.Call('settle', (bytes(32),)).data\n"
+        "assert not {'web3', 'eth_tester', 'eth', 'eth_account', 'requests'} & set(sys.modules)\n"
+        "assert chain.EmbeddedChain.__name__ == 'EmbeddedChain' and 'web3' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
