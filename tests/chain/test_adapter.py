@@ -17,7 +17,7 @@ from tiebreak.protocol.chain import (
     artifacts,
 )
 from tiebreak.protocol.chain.artifacts import load_artifact
-from tiebreak.protocol.chain.calls import move_call, read_move
+from tiebreak.protocol.chain.calls import Call, move_call, read_move
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game import rules as game
