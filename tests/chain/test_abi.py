@@ -247,8 +247,7 @@ def test_artifacts_are_the_named_contracts() -> None:
 
 def test_what_takes_seconds_is_imported_when_a_node_is_talked_to() -> None:
     code = (
-        "import sys, tiebreak.protocol.chain as chain; chain.Chain, chain.Call('settle', (bytes(32),)).data\n"
+        "import sys, tiebreak.protocol.chain as chain; chain.EmbeddedChain, chain.Call('settle', (bytes(32),)).data\n"
         "assert not {'web3', 'eth_tester', 'eth', 'eth_account', 'requests'} & set(sys.modules)\n"
-        "assert chain.EmbeddedChain.__name__ == 'EmbeddedChain' and 'web3' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -153,7 +153,7 @@ def test_what_was_opened_must_be_shown_again(chain: EmbeddedChain) -> None:
     """Another list, or one of another length, is no proof."""
     duel, proof = to_proof(chain, SUM)
     call = move_call(duel.state, proof)
-    opened = call.opened  # type: ignore[attr-defined]
+    *shown, opened = call.arguments
     for changed, name in (
         ((*opened[:-1], STRANGER_SEAL), "WrongOpened"),
         ((opened[1], opened[0], *opened[2:]), "WrongOpened"),
@@ -162,7 +162,7 @@ def test_what_was_opened_must_be_shown_again(chain: EmbeddedChain) -> None:
         ((), "WrongOpenedCount"),
     ):
         with pytest.raises(Reverted) as refused:
-            chain._send(CHALLENGER, replace(call, opened=changed))  # type: ignore[type-var]
+            chain._send(CHALLENGER, replace(call, arguments=(*shown, changed)))
         assert refused.value.name == name
     assert duel.try_move(proof)
 

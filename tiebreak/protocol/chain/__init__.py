@@ -4,16 +4,12 @@ The only package that imports web3, and only when a node is talked to: web3 take
 sees jobs, heads, moves and bytes.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from tiebreak.protocol.chain.accounts import Signer
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.client import Chain, Creation, Deployment
+from tiebreak.protocol.chain.embedded import EmbeddedChain
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.records import EndReason, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
-
-if TYPE_CHECKING:
-    from tiebreak.protocol.chain.embedded import EmbeddedChain
 
 __all__ = [
     "Call",
@@ -35,11 +31,3 @@ __all__ = [
     "Reverted",
     "Signer",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "EmbeddedChain":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tiebreak.protocol.chain.embedded import EmbeddedChain  # noqa: PLC0415  # imports web3 and an EVM
-
-    return EmbeddedChain

@@ -12,8 +12,8 @@ from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
 from tiebreak.protocol.game.rules import GameState
-from tiebreak.protocol.packing import Packed
 from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.packing import Packed
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES
 from tiebreak.protocol.tags import Digest
 

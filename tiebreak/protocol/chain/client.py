@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from eth_abi.exceptions import DecodingError
 
@@ -13,6 +13,7 @@ from tiebreak.protocol.chain.accounts import Signer
 from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS, creation_code, creation_gas
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
+from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
@@ -20,9 +21,6 @@ from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.game.moves import Move, Prove
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.tags import Digest
-
-if TYPE_CHECKING:
-    from tiebreak.protocol.chain.node import Node  # imports web3, which takes seconds
 
 PROOF_SECONDS: Final = 60
 """How long a proof waits for a second later than its seal's: some blocks of any chain."""
@@ -58,15 +56,13 @@ class Chain:
     Every method that sends raises `Reverted` (with the contract's own error), `InsufficientFunds` or `NodeError`.
     """
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
         self._deployment: Deployment | None = None
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
         """A chain behind an http(s) URL or a node's IPC socket. Raises `NodeError` if nobody answers."""
-        from tiebreak.protocol.chain.node import Node  # noqa: PLC0415  # imports web3, which takes seconds
-
         return cls(Node.connect(endpoint))
 
     # ------------------------------------------------------------------ contracts

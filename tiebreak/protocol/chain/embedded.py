@@ -1,15 +1,17 @@
 """The embedded chain: an EVM in this process, for tests, demos and disputes without a node. Its time is ours to set."""
 
 import warnings
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
-from eth_tester import EthereumTester
-from eth_tester.backends.pyevm import PyEVMBackend
-from web3 import EthereumTesterProvider, Web3
+from eth_utils.address import to_checksum_address
 
 from tiebreak.protocol.chain.client import Chain
 from tiebreak.protocol.chain.node import Node, node_errors
 from tiebreak.protocol.commitments.eip712 import Address
+
+if TYPE_CHECKING:
+    from eth_tester import EthereumTester
+    from web3.types import Wei
 
 GAS_LIMIT: Final = 15_000_000
 """Of every transaction here: half of a block. Estimates would cost more time than they tell."""
@@ -18,8 +20,13 @@ ACCOUNTS_PATH: Final = "m/44'/60'/0'/0"
 DEFAULT_FUNDS: Final = 100 * 10**18
 
 
-def new_tester(mnemonic: str | None = None, accounts: int | None = None, balance: int | None = None) -> EthereumTester:
+def new_tester(
+    mnemonic: str | None = None, accounts: int | None = None, balance: int | None = None
+) -> "EthereumTester":
     """An EVM with a genesis block; with accounts of a mnemonic and a balance in wei, or its own ten."""
+    from eth_tester import EthereumTester  # noqa: PLC0415  # takes seconds
+    from eth_tester.backends.pyevm import PyEVMBackend  # noqa: PLC0415
+
     with warnings.catch_warnings():
         # py-evm announces that its maintenance ends; the version is pinned and the contracts do not need more.
         warnings.simplefilter("ignore")
@@ -34,6 +41,8 @@ class EmbeddedChain(Chain):
     """A new chain of its own. Each transaction is mined at once, in a block of its own, at least a second later."""
 
     def __init__(self) -> None:
+        from web3 import EthereumTesterProvider, Web3  # noqa: PLC0415
+
         self._tester = new_tester()
         super().__init__(Node(Web3(EthereumTesterProvider(self._tester)), GAS_LIMIT))
 
@@ -42,9 +51,7 @@ class EmbeddedChain(Chain):
         eth = self._node.web3.eth
         with node_errors():
             source = max(eth.accounts, key=eth.get_balance)
-            eth.send_transaction(
-                {"from": source, "to": Web3.to_checksum_address(account), "value": Web3.to_wei(wei, "wei")}
-            )
+            eth.send_transaction({"from": source, "to": to_checksum_address(account), "value": cast("Wei", wei)})
 
     def travel_to(self, timestamp: int) -> None:
         """The next transaction is mined at exactly this time, which must be after the newest block's."""

@@ -1,25 +1,28 @@
-"""A node: calls and transactions as bytes, with its many ways of failing turned into ours."""
+"""A node: calls and transactions as bytes, with its many ways of failing turned into ours.
+
+web3 and the embedded chain take seconds to import, so both are imported when a node is connected to.
+"""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 from urllib.parse import urlsplit
 
-from eth_tester.exceptions import TransactionFailed
 from eth_typing import Hash32
+from eth_utils.address import to_checksum_address
 from eth_utils.exceptions import ValidationError
-from requests.exceptions import RequestException
-from web3 import HTTPProvider, IPCProvider, Web3
-from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3Exception, Web3ValueError
-from web3.types import TxParams
 
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.accounts import Signer, sign_transaction
-from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError
+from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from web3 import Web3
+    from web3.types import TxParams, Wei
 
 RPC_SECONDS: Final = 30
 RECEIPT_SECONDS: Final = 180
@@ -30,7 +33,7 @@ _EMBEDDED_PREFIX: Final = "execution reverted: "
 class Node:
     """Bytes in, bytes out. `gas_limit`: of every transaction; None asks the node for an estimate."""
 
-    def __init__(self, web3: Web3, gas_limit: int | None = None) -> None:
+    def __init__(self, web3: "Web3", gas_limit: int | None = None) -> None:
         self.web3 = web3
         self._gas_limit = gas_limit
         with node_errors():
@@ -39,6 +42,8 @@ class Node:
     @classmethod
     def connect(cls, endpoint: str) -> Self:
         """Behind an http(s) URL or an IPC socket. Raises `NodeError` if nobody answers."""
+        from web3 import HTTPProvider, IPCProvider, Web3  # noqa: PLC0415
+
         if urlsplit(endpoint).scheme in ("http", "https"):
             return cls(Web3(HTTPProvider(endpoint, request_kwargs={"timeout": RPC_SECONDS})))
         if Path(endpoint).is_socket():
@@ -49,19 +54,19 @@ class Node:
         """What a call would return, on top of the newest block; `to` None: what a creation would deploy."""
         tx = self._transaction(to, data, value)
         if sender is not None:
-            tx["from"] = Web3.to_checksum_address(sender)
+            tx["from"] = to_checksum_address(sender)
         with node_errors():
             return bytes(self.web3.eth.call(tx, "pending"))
 
     def code(self, address: Address) -> bytes:
         """Deployed code, empty for an account without."""
         with node_errors():
-            return bytes(self.web3.eth.get_code(Web3.to_checksum_address(address)))
+            return bytes(self.web3.eth.get_code(to_checksum_address(address)))
 
     def balance(self, address: Address) -> int:
         """In wei."""
         with node_errors():
-            return int(self.web3.eth.get_balance(Web3.to_checksum_address(address)))
+            return int(self.web3.eth.get_balance(to_checksum_address(address)))
 
     def timestamp(self, block: int | None = None) -> int:
         """Of a block, the newest by default."""
@@ -73,7 +78,7 @@ class Node:
         with node_errors():
             found = self.web3.eth.get_logs(
                 {
-                    "address": Web3.to_checksum_address(address),
+                    "address": to_checksum_address(address),
                     "fromBlock": first_block,
                     "toBlock": "latest",
                     "topics": topics,
@@ -93,7 +98,7 @@ class Node:
         or `NodeError`.
         """
         tx = self._transaction(to, data, value)
-        tx["from"] = Web3.to_checksum_address(signer.address)
+        tx["from"] = to_checksum_address(signer.address)
         self._check_funds(signer.address, value)
         sent = self.post(signer, to, data, value, gas=self._try(tx))
         with node_errors():
@@ -109,7 +114,7 @@ class Node:
         fees = self._fees()
         self._check_funds(signer.address, value + gas * fees["maxFeePerGas"])
         with node_errors():
-            nonce = int(self.web3.eth.get_transaction_count(Web3.to_checksum_address(signer.address), "pending"))
+            nonce = int(self.web3.eth.get_transaction_count(to_checksum_address(signer.address), "pending"))
             fields: dict[str, Any] = {"chainId": self.chain_id, "nonce": nonce, "value": value, "data": data}
             if to is not None:
                 fields["to"] = to
@@ -119,10 +124,10 @@ class Node:
         """Raise `InsufficientFunds` unless an account can pay for so much gas."""
         self._check_funds(account, gas * self._fees()["maxFeePerGas"])
 
-    def _transaction(self, to: Address | None, data: bytes, value: int) -> TxParams:
-        tx: TxParams = {"data": data, "value": Web3.to_wei(value, "wei")}
+    def _transaction(self, to: Address | None, data: bytes, value: int) -> "TxParams":
+        tx: TxParams = {"data": data, "value": cast("Wei", value)}
         if to is not None:
-            tx["to"] = Web3.to_checksum_address(to)
+            tx["to"] = to_checksum_address(to)
         return tx
 
     def _fees(self) -> dict[str, int]:
@@ -133,7 +138,7 @@ class Node:
             tip = int(self.web3.eth.max_priority_fee)
         return {"maxFeePerGas": 2 * int(base) + tip, "maxPriorityFeePerGas": tip}
 
-    def _try(self, tx: TxParams) -> int:
+    def _try(self, tx: "TxParams") -> int:
         """Gas limit for the transaction. Raises `Reverted` if it would fail now."""
         with node_errors():
             if self._gas_limit is None:
@@ -152,14 +157,27 @@ def node_errors() -> Iterator[None]:
     """Turn what web3, the embedded chain and HTTP raise into `Reverted` and `NodeError`."""
     try:
         yield
-    except ContractLogicError as error:
-        raise decode_revert(_hex_data(error.data), str(error)) from error
-    except TransactionFailed as error:
-        raise decode_revert(embedded_revert_data(str(error)), str(error)) from error
-    except (Web3Exception, Web3ValueError, BadFunctionCallOutput, ValidationError) as error:
-        raise NodeError(f"the node refused: {error}") from error
-    except (RequestException, OSError) as error:
-        raise NodeError(f"cannot reach the node: {error}; is it running at this address?") from error
+    except Exception as error:
+        found = _translated(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _translated(error: Exception) -> ChainError | None:
+    from eth_tester.exceptions import TransactionFailed  # noqa: PLC0415
+    from web3.exceptions import ContractLogicError, Web3Exception  # noqa: PLC0415
+
+    match error:
+        case ContractLogicError():
+            return decode_revert(_hex_data(error.data), str(error))
+        case TransactionFailed():
+            return decode_revert(embedded_revert_data(str(error)), str(error))
+        case Web3Exception() | ValidationError():
+            return NodeError(f"the node refused: {error}")
+        case OSError():  # requests' errors too
+            return NodeError(f"cannot reach the node: {error}; is it running at this address?")
+    return None
 
 
 def _hex_data(data: object) -> bytes:
