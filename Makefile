@@ -13,7 +13,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # A worker takes a half of the tests in order, and steals when it is done: few fixtures are made twice.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-SOURCES := tiebreak tests benchmarks examples model contracts/scripts
+SOURCES := tiebreak tests benchmarks examples model scripts contracts/scripts
 
 .PHONY: help setup demo test test-all models pages lint format types vectors newest hardest contracts anvil model model-mutants ci clean
 
@@ -41,9 +41,10 @@ test-all: setup ## The tests that `make test` leaves out, in twenty minutes
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
 	$(BIN)/python -m pytest -n0 tests/engine/models/full_size.py
 
-lint: setup ## Format and lint
+lint: setup ## Format and lint, and lines of code by folder against their budgets
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+	-$(BIN)/python scripts/lines.py
 
 format: setup ## Rewrite the sources in the common format
 	$(BIN)/ruff format $(SOURCES)
