@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from tiebreak.engine.run.audit import detection_probability
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
-from tiebreak.sim.incentives.measured import Gas, dispute, measured, sides
+from tiebreak.sim.incentives.measured import WORST, Gas, dispute, measured, sides
 from tiebreak.sim.incentives.model import conditions, honesty
-from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend
+from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend, times
 from tiebreak.sim.incentives.setting import Setting
 
 NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
@@ -192,3 +193,15 @@ def test_findings_are_the_same_for_people_and_programs(gas: Gas) -> None:
     regimes = {regime.name: regime.equilibrium for regime in found.regimes}
     assert regimes["nobody pays auditors"].lies == 1
     assert regimes["the client pays for proven audits"].lies == 0
+
+
+def test_windows_hold_a_segment_on_the_worst_data() -> None:
+    """Twice as slow data double the replay time; the window grows once a slow segment is longer than a whole replay."""
+    f = replace(small(), margin=Fraction(2), slow_data=Fraction(3), least_window=1)
+    segment, training = f.segment_seconds, f.training_seconds
+    assert times(f).replay_time == -(-ceil(2 * 3 * segment) // 60) * 60
+    assert times(replace(f, slow_data=Fraction(6))).replay_time >= 2 * times(f).replay_time - 60
+    assert times(f).challenge_window == -(-ceil(2 * training) // 60) * 60
+    slow = Fraction(2 * training / segment)
+    assert times(replace(f, slow_data=slow)).challenge_window == -(-ceil(2 * slow * segment) // 60) * 60
+    assert PRESETS["gpt2"].figures.slow_data == WORST >= 1

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.measured import Gas
+from tiebreak.sim.incentives.measured import WORST, Gas
 from tiebreak.sim.incentives.setting import MOST_AUDITORS, Setting
 
 WEI: Final = 10**18
@@ -53,6 +53,7 @@ class Figures:
     machine_hour: Annotated[Fraction, Range("dollars for an hour of one machine", above=0)]
     machines: Annotated[int, Range("machines that train side by side", least=1, most=10**6)] = 1
     replay_ratio: Annotated[Fraction, Range("cost of a replayed step, in training steps", above=0)] = Fraction(1)
+    slow_data: Annotated[Fraction, Range("factor by which the worst data slow a step", least=1)] = WORST
     checkpoint_interval: Annotated[int, Range("steps of a segment", least=1, most=MOST_STEPS)] = 1000
     sample: Annotated[int, Range("segments that an audit draws; 0: all", most=MOST_SEGMENTS)] = 0
     lie_value: Annotated[Fraction, Range("dollars that false weights bring the trainer beside saved compute")]

@@ -1,4 +1,4 @@
-"""All that is said about one job: as tables of words for people, and as a document for programs."""
+"""Everything that follows from the figures of one job: tables for people, a document for programs."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +20,7 @@ OPTIONS: Final = {
 }  # fmt: skip
 """Terms, and what `tiebreak agree` calls them; the first three in ether."""
 AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake")
+TIMES: Final = ("challenge_window", "clock", "replay_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,10 @@ def agree_options(found: Recommendation) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _span(seconds: int) -> str:
+    return f"{seconds:,} ({seconds / 86400:.1f} days)" if seconds >= 86400 else f"{seconds:,} ({seconds / 3600:.1f} h)"
+
+
 def _money(f: Figures, wei: Fraction | int) -> tuple[str, str]:
     return ether(wei, 4), f"{f.dollars(wei):,.2f}"
 
@@ -152,14 +157,16 @@ def _costs(found: Findings) -> Table:
 def _terms(found: Findings) -> Table:
     f, r = found.figures, found.recommendation
     rows = [
-        (option, ether(value), f"{f.dollars(value):,.2f}") if name in AMOUNTS else (option, f"{value:,}", "")
+        (option, ether(value), f"{f.dollars(value):,.2f}")
+        if name in AMOUNTS
+        else (option, _span(value) if name in TIMES else str(value), "")
         for name, option in OPTIONS.items()
         for value in [getattr(r.terms, name)]
     ]
     rows.append(("fee of a proven audit", ether(r.fee), f"{f.dollars(r.fee):,.2f}"))
     rows.append(("each auditor audits", percent(f.audit_probability), ""))
     rows.append(("or: share of decoys", "none is enough" if r.planted is None else percent(r.planted), ""))
-    return Table(title="Recommended terms", header=("", "ether, seconds", "dollars"), rows=tuple(rows))
+    return Table(title="Recommended terms", header=("", "ether or seconds", "dollars"), rows=tuple(rows))
 
 
 def _conditions(found: Findings) -> Table:
@@ -225,40 +232,20 @@ def document(found: Findings) -> dict[str, Any]:
         "terms": {name: getattr(r.terms, name) for name in OPTIONS},
         "agree": list(agree_options(r)),
         "audit_fee": r.fee,
-        "decoys": None if r.planted is None else float(r.planted),
-        "conditions": [
-            {"name": c.name, "holds": c.holds, "slack": float(c.slack), "against": c.binds} for c in r.conditions
-        ],
-        "margins": [
-            asdict(m) | {"down": _number(m.down), "up": _number(m.up)} for m in found.margins
-        ],
-        "rates": [
-            {name: float(value) for name, value in asdict(rate).items()} | {"total": float(rate.total)}
-            for rate in found.rates
-        ],
+        "decoys": _plain(r.planted),
+        "conditions": [{"holds": c.holds, **_plain(asdict(c))} for c in r.conditions],
+        "margins": [_plain(asdict(m)) for m in found.margins],
+        "rates": [{"total": float(rate.total), **_plain(asdict(rate))} for rate in found.rates],
         "equilibria": [
-            {
-                "name": regime.name,
-                "lies": float(regime.equilibrium.lies),
-                "audit_probability": float(regime.equilibrium.audit_probability),
-                "accepted": float(regime.equilibrium.accepted),
-                "cheat": str(regime.equilibrium.cheat),
-                "cost": float(regime.cost),
-            }
+            {"name": regime.name, "cost": _plain(regime.cost), "accepted": float(regime.equilibrium.accepted),
+             **_plain(asdict(regime.equilibrium))}
             for regime in found.regimes
         ],
-        "griefing": [
-            {
-                "attack": g.attack,
-                "attacker": float(g.attacker),
-                "harm": float(g.harm),
-                "compensation": float(g.compensation),
-                "factor": _number(g.factor),
-            }
-            for g in found.griefing
-        ],
+        "griefing": [{"factor": _plain(g.factor), **_plain(asdict(g))} for g in found.griefing],
     }  # fmt: skip
 
 
-def _number(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return float(value) if isinstance(value, Fraction) else value

@@ -51,21 +51,23 @@ def rounded_up(wei: Fraction | int) -> int:
     return -(-whole // unit) * unit
 
 
-def times(f: Figures) -> tuple[int, int]:
-    """(window, replay time), with the margin, in whole minutes.
+def times(f: Figures) -> Terms:
+    """Terms without stakes; window and replay time with the margin, in whole minutes.
 
-    The window holds a segment's training, so that an honest trainer's next head comes in time; and the replay of the
-    whole run, after the segments that an auditor draws. It is not enough that an auditor keeps up with an honest
-    trainer: who makes its run up posts the final head at once, and from then on there is the window and nothing else.
+    The window holds the training of a segment, on the worst data that the client can choose for it, so that an honest
+    trainer's next head comes in time. It also holds the replay of the whole run, after the segments that an auditor
+    draws: a trainer that makes up its run posts the final head at once, and then the auditor has the window alone. The
+    replay time holds the replay of a segment on the worst data.
     """
-    segment = f.segment_seconds * f.replay_ratio
     drawn = f.sampled * f.segment_seconds if f.sampled < f.segments else 0
     behind = (drawn + f.training_seconds) * f.replay_ratio
-    window = max(f.margin * max(behind, f.segment_seconds), Fraction(f.least_window))
-    found = (-(-ceil(window) // 60) * 60, -(-ceil(f.margin * segment) // 60) * 60)
-    if max(found) > MAX_SECONDS:
-        raise ConfigurationError(f"expected a window of at most {MAX_SECONDS} seconds, got {max(found)}")
-    return found
+    slow = f.slow_data * f.segment_seconds
+    longest = max(f.margin * max(behind, slow), Fraction(f.least_window))
+    window, replay_time = (-(-ceil(each) // 60) * 60 for each in (longest, f.margin * slow * f.replay_ratio))
+    if max(window, replay_time) > MAX_SECONDS:
+        raise ConfigurationError(f"expected a window of at most {MAX_SECONDS} seconds, got {max(window, replay_time)}")
+    return Terms(challenge_window=window, replay_time=replay_time, clock=f.clock, challenger_stake=0,
+                 descent_levels=f.descent_levels)  # fmt: skip
 
 
 def reward_for(f: Figures, gas: Gas, terms: Terms) -> int:
@@ -126,11 +128,7 @@ def least_decoys(s: Setting, profit: Fraction) -> Fraction | None:
 
 def recommend(f: Figures, gas: Gas, **rules: Any) -> Recommendation:
     """The smallest terms with the figures' margin. `rules`: of `Setting`, where they are not the contract's."""
-    window, replay_time = times(f)
-    terms = Terms(
-        challenge_window=window, replay_time=replay_time, clock=f.clock, descent_levels=f.descent_levels,
-        challenger_stake=0,
-    )  # fmt: skip
+    terms = times(f)
     terms = replace(terms, trainer_stake=least_stake(f, gas, terms, **rules))
     terms = replace(terms, reward=reward_for(f, gas, terms))
     s = f.setting(terms, gas, **rules)
@@ -162,12 +160,10 @@ class Rate:
 
 def rates(f: Figures, gas: Gas, **rules: Any) -> tuple[Rate, ...]:
     """The stakes that go with audits of so many jobs. The cheapest is a trade of replays against capital."""
-    window, replay_time = times(f)
-    found = []
+    bare, found = times(f), []
     for probability in RATES:
         at = replace(f, audit_probability=probability)
-        terms = Terms(challenge_window=window, replay_time=replay_time, clock=f.clock, challenger_stake=0)
-        terms = replace(terms, trainer_stake=least_stake(at, gas, terms, **rules))
+        terms = replace(bare, trainer_stake=least_stake(at, gas, bare, **rules))
         s = at.setting(terms, gas, **rules)
         found.append(
             Rate(
