@@ -58,7 +58,9 @@ def test_html_is_well_nested_and_shows_the_numbers() -> None:
         assert expected in page.text
     assert page.text.count("trainer loses") >= 6
     assert page.text.count("challenger loses") == 2
-    assert len([tag for tag, _ in page.seen if tag == "svg"]) == 2 + 4 + 3  # losses, walks, gas of those on chain
+    assert len([tag for tag, _ in page.seen if tag == "svg"]) == 2 + 4  # losses, walks
+    bars = [a for tag, a in page.seen if tag == "i" and (a.get("class") or "").startswith("by-")]
+    assert len(bars) - 2 == sum(m.gas is not None for d in result().disputes for m in d.moves)
 
 
 def test_html_loads_nothing() -> None:
@@ -111,7 +113,7 @@ def test_text_cannot_leave_its_place() -> None:
 def test_pictures_are_xml_with_a_label() -> None:
     drawn = pictures.pictures(result().jobs, result().disputes)
     svgs = [svg for group in drawn.values() for svg in group if svg]
-    assert len(svgs) == 9
+    assert len(svgs) == 6
     for svg in svgs:
         root = ET.fromstring(svg.replace("<svg", '<svg xmlns:xlink="x"', 1) if "xmlns:xlink" not in svg else svg)
         assert root.get("aria-label")
@@ -119,7 +121,6 @@ def test_pictures_are_xml_with_a_label() -> None:
         assert root.get("width") is None
         assert pictures.INK not in svg
         assert "/" not in "".join(re.findall(r"font:[^;\"]*", svg))
-    assert drawn["gas"][3] == ""
 
 
 def test_the_walk_draws_what_was_selected() -> None:
@@ -204,3 +205,14 @@ def test_write_makes_three_files(tmp_path: Path) -> None:
 )
 def test_share(part: int, whole: int, expected: str) -> None:
     assert report.share(part, whole) == expected
+
+
+def test_disputes_come_before_statistics_of_rounding_and_every_cell_of_a_stacked_table_has_its_name() -> None:
+    page = parse(report.to_html(result()))
+    assert page.text.index("Disputes") < page.text.index("How results were rounded") < page.text.index("Environment")
+    source = report.to_html(result())
+    for table in re.findall(r'<table class="stack">.*?</table>', source, flags=re.DOTALL):
+        rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
+        heads = re.findall(r"<th[^>]*>(.*?)</th>", rows[0])
+        for row in rows[1:]:
+            assert re.findall(r'<td[^>]* data-label="([^"]*)"', row) == heads
