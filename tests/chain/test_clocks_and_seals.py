@@ -133,6 +133,7 @@ def test_whoever_sealed_another_answer_proves_nothing(chain: EmbeddedChain, name
     assert duel.try_move(Concede())
 
 
+@pytest.mark.slow
 def test_a_seal_where_none_is_kept_is_illegal(chain: EmbeddedChain) -> None:
     duel, players = lying_duel(chain, EVERY, 3, SUM, levels=2)
     last: Move | None = None
@@ -204,6 +205,7 @@ def some_challengers(chain: EmbeddedChain, count: int) -> list[PrivateKey]:
     return keys
 
 
+@pytest.mark.slow
 def test_the_first_to_prove_is_paid_and_the_others_get_their_stakes_back(chain: EmbeddedChain) -> None:
     job = new_job(EVERY, levels=5)
     liar, honest = Liar(EVERY, job, 3, SUB), Run(EVERY, job)
@@ -287,6 +289,7 @@ def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, n
     assert gained == (job.challenger_stake, job.challenger_stake + job.trainer_stake // 2)
 
 
+@pytest.mark.slow
 def test_a_mirror_that_starts_after_the_proof_was_seen_is_too_late(chain: EmbeddedChain) -> None:
     """It would have to walk the whole game before the proof counts, and every move takes a block."""
     duel, proof = to_proof(chain, SUB)

@@ -65,7 +65,8 @@ def test_a_lie_in_a_logged_run_is_convicted(chain: EmbeddedChain, leaf: int, int
     assert duel.state.level is (Level.TERMS if leaf in (PRODUCTS, SCATTER) else Level.CHUNKS)
 
 
-@pytest.mark.parametrize("seed", slow_except(range(4), 0))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_an_honest_trainer_wins_by_its_log(chain: EmbeddedChain, seed: int) -> None:
     """Against a challenger that goes anywhere, and against one that audits by another log."""
     job = logged_duel_job(levels=1 + seed, interval=1 + seed % 3)
@@ -137,6 +138,7 @@ class Forked(Run):
         return LOGS.segment(self.job, self.job.checkpoint_of(step)).root
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_missing_from_the_committed_log_loses(chain: EmbeddedChain) -> None:
     """A trainer that follows a log, and commits to one without entries. It can open neither."""
     job = logged_duel_job(levels=5)
@@ -159,6 +161,7 @@ def test_an_entry_that_is_missing_from_the_committed_log_loses(chain: EmbeddedCh
     assert duel.state.leaf in (PRODUCTS, PLAIN, SCATTER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped", [False, True])
 def test_other_logs_than_the_committed_ones_cannot_be_opened(chain: EmbeddedChain, swapped: bool) -> None:
     """Two steps of a segment have changed their logs; or all logs are others."""
@@ -216,7 +219,7 @@ TIES: dict[str, tuple[Phase, Change]] = {
 }
 
 
-@pytest.mark.parametrize("what", slow_except(TIES, "no step log", "another word"))
+@pytest.mark.parametrize("what", slow_except(TIES, "another word"))
 def test_a_broken_tie_of_the_log_loses_at_once(chain: EmbeddedChain, what: str) -> None:
     job = logged_duel_job(levels=5)
     liar = lie_at_140(job)
@@ -263,6 +266,7 @@ def refusals(duel: Duel, liar: Oracle, honest: Oracle, changes: dict[Phase, tupl
     return tried
 
 
+@pytest.mark.slow
 def test_lists_of_another_length_are_refused(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     job = logged_duel_job(levels=5)
     liar = lie_at_140(job)

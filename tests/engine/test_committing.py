@@ -50,6 +50,7 @@ def whole(new_run: NewRun) -> RunDirectory:
     return run
 
 
+@pytest.mark.slow
 def test_overlapped_or_not_kept_or_not_the_run_is_the_same(
     new_run: NewRun, whole: RunDirectory, cases: Callable[[], None]
 ) -> None:

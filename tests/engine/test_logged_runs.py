@@ -94,6 +94,7 @@ def test_an_auditor_who_does_not_follow_forks(flipped: RunDirectory, tmp_path: P
     assert [ours == theirs for ours, theirs in zip(records_of(alone), records_of(flipped), strict=True)] == [False] * 6
 
 
+@pytest.mark.slow
 def test_auditors_with_other_thresholds_reach_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """With proven bounds no element is open, so exact sums say whether an entry is near; with wider ones, more are."""
     for name, threshold in (("proven", None), ("narrow", 2.0**20), ("wide", 2.0**26)):
@@ -117,6 +118,7 @@ def test_pure_and_compiled_kernels_follow_alike(
     assert done.log_report.needed > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> None:
     """With proven bounds no FP64 sum of the tiny task is open: the states are those of policy `exact`."""
     for precision in (32, 26, 16):

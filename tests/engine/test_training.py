@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.disk import StorageError
@@ -150,7 +149,8 @@ print(Worker(run, machine, key=key, on_progress=told).work().hex())
 """
 
 
-@pytest.mark.parametrize("how", slow_except([signal.SIGKILL, signal.SIGINT], signal.SIGKILL))
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_and_interrupted_runs_resume_to_the_same_root(new_run: NewRun, how: signal.Signals) -> None:
     expected = train(new_run("whole"))
     run = new_run("killed")

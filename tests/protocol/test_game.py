@@ -415,6 +415,7 @@ def test_7_a_run_of_a_million_steps_takes_thirty_moves_at_most() -> None:
     assert [1 + game.walk_moves(r, **depths) for r in (1, 2, 3, 4)] == [126, 66, 50, 38]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from([16, 20, 24, 32]), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1))
 def test_7_a_walk_to_a_partial_sum_takes_as_many_moves_as_it_says(
@@ -456,6 +457,7 @@ def at_32_bits(run: Run, leaf: int) -> bytes:
     return Run(make_job())._execute(program().body[leaf], run.state(0), elements, 1, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [24, 25, 31])
 def test_who_rounds_to_another_precision_loses_there(precision: int, cases: Callable[[], None]) -> None:
     job = make_job(precision=precision)

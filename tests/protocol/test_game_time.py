@@ -170,6 +170,7 @@ def test_9_and_12_an_honest_defender_in_time_never_loses(random: Random, levels:
     check_end(*slow_duel(run, parties, Slow(random, Side.DEFENDER)), Side.DEFENDER)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 5))
 def test_10_and_12_an_honest_challenger_in_time_never_loses(random: Random, levels: int, interval: int) -> None:

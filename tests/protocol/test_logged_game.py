@@ -171,6 +171,7 @@ class ErraticLogs(Erratic):
         return move
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False), jobs, logs_of_runs)
 def test_10_an_honest_challenger_wins_against_garbage(random: Random, job: Job, logs: Logs) -> None:

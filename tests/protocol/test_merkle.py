@@ -118,6 +118,7 @@ def test_a_frontier_has_the_root_of_the_tree_at_any_time(leaves: list[bytes], ex
         assert frontier.root(depth) == Tree(leaves[:count], depth).root == frontier.root(depth)
 
 
+@pytest.mark.slow
 def test_a_frontier_of_a_million_leaves_holds_a_node_a_level() -> None:
     frontier, leaf, count = Frontier(), bytes(32), 1_000_003
     for _ in range(count):

@@ -192,6 +192,7 @@ def by_reference(instruction: Instruction, index: int, data: Sequence[bytes], dt
     return [encode(a) for a in accumulators(instruction, index, lambda k, where: operands[k][where], dtypes)]
 
 
+@pytest.mark.slow
 @given(instructions(), st.data())
 @settings(max_examples=300, deadline=None)
 def test_terms_are_read_where_the_access_maps_say(

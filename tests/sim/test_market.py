@@ -37,6 +37,7 @@ def test_the_parties_may_be_given() -> None:
     assert Market(parties).parties is parties
 
 
+@pytest.mark.slow
 def test_opening_moves_reward_and_stake_into_escrow(yard: Yard) -> None:
     chain, keys = yard.market.chain, yard.market.parties
     agreement = yard.market.sign(replace(yard.job(), reward=10**18, trainer_stake=10**17))

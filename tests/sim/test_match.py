@@ -46,7 +46,6 @@ from tiebreak.sim.tampering.values import Cheat, poisoned_label
             (8, 8, 5),  # one checkpoint in all
         ],
         (3, 4, 3),
-        (7, 8, 2),
         several=True,
     ),
 )
@@ -104,6 +103,7 @@ def test_what_travels_does_not_change_the_game(yard: Yard) -> None:
     assert min(m.bytes for m in signed.moves) > 65 + 3 * 32  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_every_head_after_the_lie_binds(yard: Yard) -> None:
     """A lie in the second segment is in heads 2 and 3, and not in head 1."""
     cheat = any_cheat(yard.program, 0, step=4, rng=random.Random(1))
@@ -153,6 +153,7 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     yard.assert_solvent()
 
 
+@pytest.mark.slow
 def test_a_challenge_without_any_difference_loses(yard: Yard) -> None:
     arena = yard.arena()
     head = arena.run.heads()[-1]
@@ -167,6 +168,7 @@ def test_a_challenge_without_any_difference_loses(yard: Yard) -> None:
     yard.assert_solvent()
 
 
+@pytest.mark.slow
 def test_a_game_against_one_and_the_same_head_has_one_nonce_once(yard: Yard) -> None:
     arena = yard.arena(4)  # of its own: its job ends here
     head = arena.run.heads()[-1]
@@ -204,6 +206,7 @@ def test_a_head_that_nobody_signed_is_not_disputed(yard: Yard) -> None:
     assert issubclass(SignatureError, VerificationError)
 
 
+@pytest.mark.slow
 def test_a_match_that_stops_short_has_no_verdict_on_the_chain(yard: Yard) -> None:
     cheat = any_cheat(yard.program, 0, step=2, rng=random.Random(3))
     duel = yard.duel(cheat)
@@ -214,6 +217,7 @@ def test_a_match_that_stops_short_has_no_verdict_on_the_chain(yard: Yard) -> Non
     yard.assert_solvent()
 
 
+@pytest.mark.slow
 def test_a_match_is_of_one_game(yard: Yard) -> None:
     """What the challenger sealed in one game is worth nothing in another."""
     duel = yard.duel(any_cheat(yard.program, 0, step=2, rng=random.Random(4)))
@@ -224,6 +228,7 @@ def test_a_match_is_of_one_game(yard: Yard) -> None:
     yard.assert_solvent()
 
 
+@pytest.mark.slow
 def test_a_cheat_that_nothing_depends_on_is_an_error(yard: Yard) -> None:
     """The state after the step is the honest one: there is no lie to find."""
     rng = random.Random(5)

@@ -84,6 +84,7 @@ def test_a_false_weight_among_a_million_steps(stage: Stage) -> None:
     assert match.final.level is Level.VALUES
 
 
+@pytest.mark.slow
 def test_a_mistaken_challenge_loses(stage: Stage) -> None:
     leaf = sums_of(stage.compiled.program, 12)[0]
     cheat = low_precision_sum(step=STEP, leaf=leaf, element=7)

@@ -130,6 +130,7 @@ def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
     assert "trainer loses" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [26, 16])
 def test_jobs_of_other_precisions_are_computed_at_them(precision: int, train: list[str], tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", precision, logged=False)

@@ -94,6 +94,7 @@ def test_a_device_that_is_not_there(
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_works_on(
     parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

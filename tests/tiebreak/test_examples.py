@@ -44,6 +44,7 @@ def test_resnet_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert example("resnet_on_digits").main(arguments).root == run.root, "run again, it is there already"
 
 
+@pytest.mark.slow
 def test_finetune_gpt2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--layers", "1", "--channels", "16", "--heads", "2", "--context", "8", "--batch", "2", "--steps", "3"]
     run = example("finetune_gpt2").main(["--directory", str(tmp_path / "run"), *small])

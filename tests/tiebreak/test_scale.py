@@ -33,6 +33,7 @@ def test_a_job_over_a_limit_says_how_to_lift_it(capsys: pytest.CaptureFixture[st
     assert "That is over the limit already." in printed
 
 
+@pytest.mark.slow
 def test_a_program_file_and_a_step_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = compile_task(make_task()).program
     path, output = tmp_path / "program.tbp", tmp_path / "scale.json"

@@ -1,5 +1,6 @@
 """Fine-tuning: frozen parameters and low-rank adapters (LoRA), both in plain torch."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, OPTIMIZER, compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
 from tiebreak.protocol.program.isa import Opcode
+
+pytestmark = pytest.mark.slow
 
 
 class LowRank(nn.Module):

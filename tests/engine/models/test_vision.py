@@ -51,11 +51,13 @@ def test_resnet(layer: str, cases: CaseCounter) -> None:
     assert len(steps) > 5
 
 
+@pytest.mark.slow
 def test_resnet_on_large_images(cases: CaseCounter) -> None:
     narrow = resnet(embedding_size=2, hidden_sizes=[4, 8], depths=[1, 1])
     check(image_task(narrow, 224), cases)
 
 
+@pytest.mark.slow
 def test_vit(cases: CaseCounter) -> None:
     config = ViTConfig(
         hidden_size=12,

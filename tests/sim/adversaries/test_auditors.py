@@ -104,6 +104,7 @@ class Late(Auditor):
         yield from super()._audit(job, head)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "end"), [(Conceding, Catch.CONCEDED), (Vanishing, Catch.TIMEOUT)])
 def test_after_a_lost_game_the_next_auditor_still_convicts(make: Callable[..., Auditor], end: Catch) -> None:
     cast = Cast(workshop=Workshop.open("exact"), auditors=[Seat(name="late", make=Late)])

@@ -15,6 +15,7 @@ def test_it_ends_where_it_must(kind: type[Adversary]) -> None:
     assert party(result, "auditor").wei == TERMS.trainer_stake // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2])
 def test_an_opening_of_kilobytes_is_a_broken_tie_to_both_referees(seed: int) -> None:
     """No message can carry it. The contract takes the transaction, and the walk ends there."""

@@ -33,6 +33,7 @@ def works(kind: type[DeviatingTrainer], seeds: int = 4) -> list[tuple[Job, Work]
     return [(job, kind().work(workshop, job, Random(seed))) for seed in range(seeds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SkippedSteps, FewerEpochs, StaleCheckpoint, CopiedCheckpoint, AnothersRun])
 def test_less_work_costs_less(kind: type[DeviatingTrainer]) -> None:
     for job, work in works(kind):

@@ -101,6 +101,7 @@ def test_names_of_who_shares_a_party_are_told_apart() -> None:
     assert told.catches == {"poisoned label": "timeout", "skipped steps": "timeout"}
 
 
+@pytest.mark.slow
 def test_a_game_is_told_move_by_move() -> None:
     world, result = watch_line(LINE)
     assert result == play_line(LINE)

@@ -53,6 +53,7 @@ def test_a_process_that_dies_takes_one_game_with_it() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_game_without_end_is_ended() -> None:
     records = without_wall(list(play_games(lines("hanging", "poison"), play, processes=1, limit=3)))
     assert records[0]["error"] == "no end after 3 seconds"
@@ -108,6 +109,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_a_run_that_ends_early_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
     """It loses the games in flight, nothing else, and its processes end with it."""

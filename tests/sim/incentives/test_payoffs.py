@@ -102,6 +102,7 @@ def test_a_trainer_is_paid_what_the_closed_form_says(s: Setting, strategy: Train
     assert expected_trainer(s, strategy) == trainer_payoff(s, strategy)
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(settings_of_jobs(), st.sampled_from(Auditor), st.sampled_from(Trainer), shares)
 def test_an_auditor_is_paid_what_the_closed_form_says(

@@ -101,6 +101,7 @@ def test_every_forged_sum_loses_at_its_terms(yard: Yard, cases: object) -> None:
     assert kinds == {Opcode.REDUCE, Opcode.SCATTER_SUM}
 
 
+@pytest.mark.slow
 def test_a_negative_zero_is_no_sum(yard: Yard) -> None:
     cheat = Cheat(name="-0", gain="-", step=2, leaf=sums_of(yard.program, 12)[0], element=9, change=lambda _: MINUS_0)
     duel = yard.duel(cheat)

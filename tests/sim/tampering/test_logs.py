@@ -366,6 +366,7 @@ def padded_value(logged: LoggedYard) -> tuple[int, int, int]:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_codes_of_padding_mean_nothing(logged: LoggedYard) -> None:
     """(f) Codes for elements and chunks that do not exist, 3 for others: the run is right, and who attacks it loses."""
     step = INTERVAL + 1

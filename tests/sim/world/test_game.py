@@ -151,6 +151,7 @@ def test_messages_that_are_none_are_refused_and_the_game_goes_on(workshop: Works
     assert (mute.refused, mute.messages) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("builder", [Reverser, censor(lambda item: item.sender.name == "auditor", 120)])
 def test_an_order_of_the_builder_costs_an_honest_party_nothing(workshop: Workshop, builder: type) -> None:
     cast = cheating(workshop, builder=builder)
@@ -163,6 +164,7 @@ def test_an_order_of_the_builder_costs_an_honest_party_nothing(workshop: Worksho
 # ---------------------------------------------------------------- what a game depends on
 
 
+@pytest.mark.slow
 def test_the_same_line_gives_the_same_game(workshop: Workshop) -> None:
     cast = cheating(workshop, auditors=seats(Auditor, Accuser))
     first, again = (play(cast, "twice", Random(12)) for _ in range(2))

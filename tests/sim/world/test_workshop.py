@@ -87,6 +87,7 @@ def shown_first(workshop: Workshop, leaf: int, step: int) -> Cheat:
     return Cheat(name="-", gain="-", step=step, leaf=leaf, element=3, change=change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("leaf", "step"), [(23, 5), (113, 10)])
 def test_a_tampered_run_is_the_one_that_a_worker_trains(
     workshop: Workshop, tmp_path: Path, leaf: int, step: int
@@ -130,6 +131,7 @@ def fingerprint(workshop: Workshop) -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_no_cheat_leaves_a_trace_in_what_is_shared(workshop: Workshop) -> None:
     before, job = fingerprint(workshop), job_of(workshop)
     names = ["poisoned image", "copied checkpoint", "rounded toward zero", "payload in a NaN", "skipped steps"]
