@@ -3,7 +3,7 @@
 from dataclasses import replace
 from hashlib import sha256
 
-from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.chain import Chain, EmbeddedChain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
@@ -52,7 +52,7 @@ def new_chain() -> EmbeddedChain:
     return chain
 
 
-def offer(chain: EmbeddedChain, job: Job) -> Digest:
+def offer(chain: Chain, job: Job) -> Digest:
     """Offer a job."""
     chain.create_job(CLIENT, job, TRAINER.sign(job.digest(chain.domain)))
     return job.id

@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from web3.exceptions import BlockNotFound, ContractLogicError
 
 from tests.chain.support import JOB, RUN, STRANGER
 from tiebreak.protocol.chain import (
     Chain,
+    ChainError,
     ContractMismatch,
     EmbeddedChain,
     NodeError,
@@ -18,6 +22,7 @@ from tiebreak.protocol.chain import (
 )
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.chain.calls import Call, move_call, read_move
+from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game import rules as game
@@ -104,6 +109,64 @@ def test_a_call_that_no_function_takes_halts(chain: EmbeddedChain) -> None:
     with pytest.raises(Reverted) as error:
         chain._node.call(chain.deployment.board, b"\xde\xad\xbe\xef")
     assert error.value.name == "Halted"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "refusing", "tried"),
+    [
+        ([], {"pending"}, ["pending", "refused"]),
+        ([b"a decoy"], {"pending"}, ["pending", "latest", "sent"]),
+        ([b"something"], {"pending", "latest"}, ["pending", "latest", "refused"]),
+        ([b"something"], set(), ["pending", "sent"]),
+        (None, {"pending"}, ["pending", "latest", "sent"]),
+    ],
+)
+def test_what_waits_in_the_mempool_holds_nobody_back(
+    waiting: list[bytes] | None, refusing: set[str], tried: list[str]
+) -> None:
+    """A pending state that refuses is believed only if nothing waits there; a node need not show what does."""
+    seen: list[str] = []
+
+    class Eth:
+        chain_id = 1
+
+        def estimate_gas(self, tx: object, block: str) -> int:
+            seen.append(block)
+            if block in refusing:
+                raise ContractLogicError("refused", data="0x")
+            return 100
+
+        def get_block(self, block: str) -> dict[str, Any]:
+            assert block == "pending"
+            if waiting is None:
+                raise BlockNotFound
+            return {"transactions": waiting}
+
+    node = Node(SimpleNamespace(eth=Eth()))  # type: ignore[arg-type]
+    try:
+        assert node._try({}) == 125
+        seen.append("sent")
+    except Reverted:
+        seen.append("refused")
+    assert seen == tried
+
+
+def test_a_move_that_no_message_can_carry_is_a_chain_error(
+    chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contract takes such an opening, as a broken tie."""
+    moves = [Call("descend", (GAME, ())), Call("openChunk", (GAME, bytes(513), bytes(32), ()))]
+    events = [SimpleNamespace(transaction=bytes([number])) for number in range(len(moves))]
+    monkeypatch.setattr(chain, "events", lambda *_: events)
+    monkeypatch.setattr(chain._node, "calldata", lambda transaction: moves[transaction[0]].data)
+    with pytest.raises(ChainError, match=r"in transaction 0x01: OpenChunk\.chunk: expected at most 512 bytes, got 513"):
+        chain.moves(GAME)
+    assert moves[1].move == OpenChunk(chunk=b"")
+    events.pop()
+    assert chain.moves(GAME) == [Descend(nodes=())]
+    moves[0] = Call("", raw=b"abcd")
+    with pytest.raises(ChainError, match="expected a function of the contracts"):
+        chain.moves(GAME)
 
 
 def test_a_node_that_is_not_there() -> None:

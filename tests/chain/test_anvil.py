@@ -1,15 +1,17 @@
 """The same games on anvil, a real node: over HTTP, with estimated gas, and by thousands of random moves."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from tests.chain.duel import lying_duel, play
 from tests.chain.random_play import random_game, random_logged_game
-from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER
+from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
-from tiebreak.protocol.chain import Chain, ContractMismatch, NodeError, Reverted
+from tiebreak.protocol.chain import Chain, ContractMismatch, JobStatus, NodeError, Reverted, calls
 from tiebreak.protocol.chain.anvil import Anvil, find_anvil
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, free_port
@@ -87,6 +89,27 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     assert wrong.value.name == "WrongSeal"
     chain.play(CHALLENGER, after, proof)
     assert chain.game_state(duel.id).phase == Phase.OVER
+
+
+def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
+    """Until the decoy is gone the pending state refuses the honest transaction; the newest block alone takes it."""
+    job, board, node = numbered(77), chain.deployment.board, chain._node
+    offer(chain, job)
+    rpc(chain, "evm_setAutomine", False)
+    try:
+        decoy = node.post(CLIENT, board, calls.cancel_job(job.id).data, gas=3_000_000)
+        assert chain.job_state(job.id).status is JobStatus.OFFERED, "what waits is not there yet"
+        with ThreadPoolExecutor(1) as pool:
+            accepting = pool.submit(chain.accept_job, TRAINER, job.id)
+            while not accepting.done() and int(rpc(chain, "txpool_status")["pending"], 16) < 2:  # type: ignore[index]
+                time.sleep(0.05)
+            rpc(chain, "anvil_dropTransaction", "0x" + decoy.hex())
+            rpc(chain, "evm_mine")
+            assert [event.name for event in accepting.result(30).events] == ["JobAccepted"]
+    finally:
+        rpc(chain, "evm_setAutomine", True)
+    with pytest.raises(Reverted, match="WrongJobStatus"):
+        chain.accept_job(TRAINER, job.id)  # nothing waits: it is refused and not sent
 
 
 def test_a_proof_waits_for_the_next_second(chain: Chain) -> None:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 from urllib.parse import urlsplit
 
 from eth_typing import Hash32
@@ -16,7 +16,7 @@ from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.accounts import Signer, sign_transaction
-from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError
+from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -50,13 +50,13 @@ class Node:
             return cls(Web3(IPCProvider(endpoint, timeout=RPC_SECONDS)))
         raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
 
-    def call(self, to: Address | None, data: bytes, sender: Address | None = None, value: int = 0) -> bytes:
-        """What a call would return, on top of the newest block; `to` None: what a creation would deploy."""
-        tx = self._transaction(to, data, value)
-        if sender is not None:
-            tx["from"] = to_checksum_address(sender)
+    def call(self, to: Address | None, data: bytes) -> bytes:
+        """What a call returns after the newest block; `to` None: what a creation would deploy.
+
+        What waits in the mempool is no fact yet, and somebody's decoy there must not tell us what the contract keeps.
+        """
         with node_errors():
-            return bytes(self.web3.eth.call(tx, "pending"))
+            return bytes(self.web3.eth.call(self._transaction(to, data, 0), "latest"))
 
     def code(self, address: Address) -> bytes:
         """Deployed code, empty for an account without."""
@@ -139,13 +139,34 @@ class Node:
         return {"maxFeePerGas": 2 * int(base) + tip, "maxPriorityFeePerGas": tip}
 
     def _try(self, tx: "TxParams") -> int:
-        """Gas limit for the transaction. Raises `Reverted` if it would fail now."""
+        """Gas limit for the transaction. Raises `Reverted` if it would fail now.
+
+        It is tried on the pending state: a proof is refused in the second of its seal, so it needs the next block's
+        time. But somebody may keep a transaction in the mempool that never comes into a block, only so that honest ones
+        are refused here and their clocks run out. So what the pending state refuses is tried on the newest block alone
+        if anything waits, and sent if it comes through there: at worst that costs its gas.
+        """
+        try:
+            return self._gas_on(tx, "pending")
+        except Reverted:
+            if not self._anything_waits():
+                raise
+        return self._gas_on(tx, "latest")
+
+    def _gas_on(self, tx: "TxParams", block: Literal["pending", "latest"]) -> int:
         with node_errors():
             if self._gas_limit is None:
-                # A proof is refused in the second of its seal: it is tried at the next block's time.
-                return int(self.web3.eth.estimate_gas(tx, "pending")) * 5 // 4
-            self.web3.eth.call({**tx, "gas": self._gas_limit}, "pending")
+                return int(self.web3.eth.estimate_gas(tx, block)) * 5 // 4
+            self.web3.eth.call({**tx, "gas": self._gas_limit}, block)
             return self._gas_limit
+
+    def _anything_waits(self) -> bool:
+        """Whether the pending block has transactions; if the node does not show one, it may."""
+        try:
+            with node_errors():
+                return bool(self.web3.eth.get_block("pending")["transactions"])
+        except NodeError:
+            return True
 
     def _check_funds(self, account: Address, needed: int) -> None:
         if (available := self.balance(account)) < needed:
