@@ -139,7 +139,7 @@ def test_what_waits_in_the_mempool_holds_nobody_back(
         def get_block(self, block: str) -> dict[str, Any]:
             assert block == "pending"
             if waiting is None:
-                raise BlockNotFound
+                raise BlockNotFound("pending")
             return {"transactions": waiting}
 
     node = Node(SimpleNamespace(eth=Eth()))  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_a_move_that_no_message_can_carry_is_a_chain_error(
     events.pop()
     assert chain.moves(GAME) == [Descend(nodes=())]
     moves[0] = Call("", raw=b"abcd")
-    with pytest.raises(ChainError, match="expected a function of the contracts"):
+    with pytest.raises(ChainError, match="in transaction 0x00: expected a function of the contracts"):
         chain.moves(GAME)
 
 

@@ -290,9 +290,10 @@ class Chain:
         return Event(*found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
 
     def _call_of(self, transaction: bytes) -> Call:
+        data = self._node.calldata(transaction)
         try:
-            return Call.decode(self._node.calldata(transaction))
-        except DecodingError as error:
+            return Call.decode(data)
+        except (ChainError, DecodingError) as error:
             raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}: {error}") from error
 
 
