@@ -19,6 +19,7 @@ from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import State
+from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
@@ -74,15 +75,14 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Step]:
         """The steps that are left, each computed when it is asked for. Raises `StateError` if a step is not finite."""
-        while self.step < self.steps:
-            started = time.perf_counter()
-            result = self._interpreter.step(self.step + 1, self._state, self._data)
-            self._state = result.state
-            self.step += 1
-            self.losses.append(result.loss)
+        numbers, started = range(self.step + 1, self.steps + 1), time.perf_counter()
+        for done in steps(self._interpreter, self._state, self._data, numbers, sums=exact, check_finite=True):
+            self.step, self._state = done.number, done.result.state
+            self.losses.append(done.result.loss)
             if self.directory is not None and (self.step == self.steps or self._due()):
                 self.save()
-            yield Step(self.step, result.loss, time.perf_counter() - started)
+            yield Step(self.step, done.result.loss, time.perf_counter() - started)
+            started = time.perf_counter()
 
     def _due(self) -> bool:
         return self._every is not None and self.step % self._every == 0

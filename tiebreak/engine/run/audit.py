@@ -23,9 +23,10 @@ from typing import Final
 
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import LogReport
+from tiebreak.engine.logged.following import Follower, LogReport
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, run_tree
@@ -196,10 +197,9 @@ class _SegmentAuditor:
         job = self._run.job
         self._go_to(job.first_step(checkpoint) - 1)
         assert self._at is not None  # it was just set
-        while self._at < job.last_step(checkpoint):
-            self._at += 1
-            sums = self._logs.follower(self._at, self._interpreter.arithmetic)  # (4)
-            result = self._interpreter.step(self._at, self._state, data, check_finite=False, sums=sums)
+        numbers = range(self._at + 1, job.last_step(checkpoint) + 1)
+        for done in steps(self._interpreter, self._state, data, numbers, sums=self._follower):
+            self._at, result, sums = done
             self._state = result.state
             if sums is not None:
                 self._audit.log.add(sums.report)
@@ -208,6 +208,9 @@ class _SegmentAuditor:
             if self._at == job.last_step(job.checkpoint_of(self._at)) and not self._compare(result.loss_bits):
                 return False
         return True
+
+    def _follower(self, step: int) -> Follower | None:  # (4)
+        return self._logs.follower(step, self._interpreter.arithmetic)
 
     def _compare(self, loss_bits: int) -> bool:  # (5)
         assert self._at is not None  # a step was computed

@@ -6,7 +6,7 @@ more for each value that is opened (so memory stays that of training). A checkpo
 from the last one before it that was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from torch import Tensor
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import identity, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult
+from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.run.interpreter import Interpreter, Observer, State
+from tiebreak.engine.run.loop import Done, steps
 from tiebreak.engine.run.train import Tamper, honest, make_record
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
@@ -168,21 +170,24 @@ class Evidence:
             self._data = self._interpreter.place_data(self.run.data())
         return self._data
 
-    def _step(self, step: int, state: State, observe: Observer | None) -> StepResult:
-        self.replayed_steps += 1
-        tampered = self._tamper(step)
-        both = _both(tampered, observe) if tampered and observe else tampered or observe
-        follower = self._logs.follower(step, self._interpreter.arithmetic)
-        return self._interpreter.step(step, state, self._inputs(), both, check_finite=False, sums=follower)
+    def _steps(self, first: int, last: int, state: State, observe: Observer | None = None) -> Iterator[Done[Follower]]:
+        """Computes the steps from `first` to `last` again."""
+
+        def observed(step: int) -> Observer | None:
+            self.replayed_steps += 1
+            tampered = self._tamper(step)
+            return _both(tampered, observe) if tampered and observe else tampered or observe
+
+        def follow(step: int) -> Follower | None:
+            return self._logs.follower(step, self._interpreter.arithmetic)
+
+        return steps(self._interpreter, state, self._inputs(), range(first, last + 1), sums=follow, observe=observed)
 
     def _replay_segment(self, checkpoint: int) -> None:
         """Fills in the records of a segment's steps; of its states only one is in memory at a time."""
         first, last = self.job.first_step(checkpoint), self.job.last_step(checkpoint)
-        state = self._state_after(first - 1)
-        for step in range(first, last + 1):
-            result = self._step(step, state, None)
-            state = result.state
-            self._records[step] = make_record(step, state, result.loss_bits, self._logs.log_root(checkpoint))
+        for step, result, _ in self._steps(first, last, self._state_after(first - 1)):
+            self._records[step] = make_record(step, result.state, result.loss_bits, self._logs.log_root(checkpoint))
 
     def _state_after(self, step: int) -> State:
         """The state after a step; the last one asked for is kept, as a dispute stays with one step once it has one."""
@@ -196,8 +201,8 @@ class Evidence:
             before, state = self._held
         else:
             state = self._interpreter.to_device(self.run.state(before))
-        for number in range(before + 1, step + 1):
-            state = self._step(number, state, None).state
+        for done in self._steps(before + 1, step, state):
+            state = done.result.state
         return state
 
     def _make_value_tree(self, step: int) -> Tree:
@@ -207,7 +212,7 @@ class Evidence:
             ids[leaf] = identity(tensor)
             return tensor
 
-        self._step(step, self._state_after(step - 1), observe)
+        next(self._steps(step, step, self._state_after(step - 1), observe))
         body = [ids[i] for i in range(len(self.program.body))]
         commits = []
         for slot, commit in enumerate(self.program.commits):
@@ -225,7 +230,7 @@ class Evidence:
             return tensor
 
         try:
-            self._step(step, self._state_after(step - 1), observe)
+            next(self._steps(step, step, self._state_after(step - 1), observe))
         except _Found:
             return found[0]
         raise StateError(f"step {step} has no value {value}")

@@ -7,7 +7,7 @@ Algorithms 4 and 2), whose root is in the record.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
@@ -18,6 +18,7 @@ from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.commit import Commit, Committer, make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, Observer, StepResult
+from tiebreak.engine.run.loop import Done, steps
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
@@ -128,24 +129,24 @@ class Worker:
         job, stats = self.run.job, self.interpreter.arithmetic.stats
         journal = Journal(self.run, self.interpreter.arithmetic, self._logs)
         self.log_report = journal.report
-        while step < last:
-            step += 1
-            started, resolving = time.perf_counter(), stats.seconds_resolving
-            sums, donate = journal.before(step), not committer.in_flight
-            result = self.interpreter.step(
-                step, state, data, self._tamper(step), check_finite=self._check_finite, donate=donate, sums=sums
-            )
-            state = result.state
+        computed: Iterator[Done[Recorder | Follower]] = steps(
+            self.interpreter, state, data, range(step + 1, last + 1), sums=journal.before, observe=self._tamper,
+            check_finite=self._check_finite, donate=lambda: not committer.in_flight,
+        )  # fmt: skip
+        del state  # its memory may become that of the next one
+        started, resolving = time.perf_counter(), stats.seconds_resolving
+        for step, result, sums in computed:
             journal.after(step, sums)
             seconds = time.perf_counter() - started
             commits = [committer.finished()]
             if step == job.last_step(job.checkpoint_of(step)):
                 commits.append(committer.wait())
                 check_unchanged(data.values())
-                committer.submit(step, state, result.loss_bits, journal.log_root(step))
+                committer.submit(step, result.state, result.loss_bits, journal.log_root(step))
             waiting = time.perf_counter() - started - seconds
             self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, sums)
             self._told(*commits)
+            started, resolving = time.perf_counter(), stats.seconds_resolving
         self._told(committer.wait())
 
     def _tell(

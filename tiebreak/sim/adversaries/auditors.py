@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import draw_segments
+from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -114,10 +115,10 @@ def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> 
     published = Published(job=job, program=workshop.program, logs=run.logs)
     logs = CommittedLogs(published, run.records.__getitem__)
     data, loss_bits = interpreter.place_data(workshop.run().data()), 0
-    for step in range(first, last + 1):
-        sums = logs.follower(step, interpreter.arithmetic)
-        result = interpreter.step(step, state, data, check_finite=False, sums=sums)
-        state, loss_bits = result.state, result.loss_bits
+    for done in steps(
+        interpreter, state, data, range(first, last + 1), sums=lambda step: logs.follower(step, interpreter.arithmetic)
+    ):
+        state, loss_bits = done.result.state, done.result.loss_bits
     return make_record(last, state, loss_bits, logs.log_root(checkpoint))
 
 

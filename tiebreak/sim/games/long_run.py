@@ -108,7 +108,8 @@ class StagedEvidence(Evidence):
         steps = range(self.job.first_step(checkpoint), self.job.last_step(checkpoint) + 1)
         self._records.update({step: self.run.record(step) for step in steps if step != self.run.step})
         if checkpoint == self.run.segment:
-            result = self._step(self.run.step, self._state_after(self.run.step - 1), None)
+            step = self.run.step
+            result = next(self._steps(step, step, self._state_after(step - 1))).result
             self._records[self.run.step] = make_record(self.run.step, result.state, result.loss_bits)
 
 

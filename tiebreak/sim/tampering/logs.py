@@ -7,7 +7,7 @@ exact sum itself can convict it. What a log may decide (SPEC section 5.1) is no 
 """
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +23,7 @@ from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Source
 from tiebreak.engine.run.interpreter import Interpreter, Observer, Sums
+from tiebreak.engine.run.loop import Done, steps
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.log_tree import LogTree, depth_of_value, logs_tree, word_leaf
 from tiebreak.protocol.errors import ConfigurationError
@@ -248,9 +249,12 @@ def survey(run: Source, interpreter: Interpreter, step: int) -> list[ExactSum]:
     found = Survey(run.job, interpreter.arithmetic)
     before = run.kept_before(step - 1)
     state, data = interpreter.to_device(run.state(before)), interpreter.place_data(run.data())
-    for number in range(before + 1, step + 1):
-        sums: Sums = found if number == step else Recorder()
-        state = interpreter.step(number, state, data, check_finite=False, sums=sums).state
+
+    def sums(number: int) -> Sums:
+        return found if number == step else Recorder()
+
+    for _ in steps(interpreter, state, data, range(before + 1, step + 1), sums=sums):
+        pass
     return found.sums
 
 
@@ -295,9 +299,15 @@ def steer(
     first = job.first_step(job.checkpoint_of(course.steps[0]))
     state, data = interpreter.to_device(run.state(first - 1)), interpreter.place_data(run.data())
     nudges, logs = list[Nudge](), dict[int, StepLog]()
-    for step in range(first, job.steps + 1):
-        sums = _Steering(plan, step) if step in course.steps else Recorder()
-        state = interpreter.step(step, state, data, check_finite=False, sums=sums).state
+
+    def steered(step: int) -> "Recorder | _Steering":
+        return _Steering(plan, step) if step in course.steps else Recorder()
+
+    computed: Iterator[Done[Recorder | _Steering]] = steps(
+        interpreter, state, data, range(first, job.steps + 1), sums=steered
+    )
+    for step, _, sums in computed:
+        assert sums is not None
         logs[step] = sums.log
         if isinstance(sums, _Steering):
             nudges += sums.nudges

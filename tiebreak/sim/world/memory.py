@@ -1,6 +1,6 @@
 """A run that is held in memory, and what it shows: every state and, once a step was asked for, every value of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.loop import Done, steps
 from tiebreak.engine.run.train import Tamper, make_record
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
@@ -121,16 +122,16 @@ class Computer:
 
         words: of log trees, as they are to be committed.
         """
-        steps, state = list(known), known[-1].state if known else self.initial
-        inputs = self.interpreter.place_data(self.data)
-        for number in range(len(known) + 1, self.job.steps + 1):
-            sums = self._sums(number, logs)
-            result = self.interpreter.step(number, state, inputs, tamper(number), check_finite=False, sums=sums)
+        made, state = list(known), known[-1].state if known else self.initial
+        inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
+        computed: Iterator[Done[Recorder | Follower]] = steps(
+            self.interpreter, state, inputs, numbers, sums=lambda step: self._sums(step, logs), observe=tamper
+        )
+        for _, result, sums in computed:
             log = None if sums is None else sums.log
             root = ZERO_DIGEST if log is None else LogTree(self.interpreter.program, log).root
-            steps.append(Step(result.state, result.loss_bits, log, root))
-            state = result.state
-        return self._made(steps, {} if words is None else words)
+            made.append(Step(result.state, result.loss_bits, log, root))
+        return self._made(made, {} if words is None else words)
 
     def _made(self, steps: Sequence[Step], words: Words) -> MemoryRun:
         job, program = self.job, self.interpreter.program
@@ -230,7 +231,7 @@ class MemoryEvidence(ForgedEvidence):
             seen[leaf] = tensor
             return tensor
 
-        self._step(step, self._state_after(step - 1), observe)
+        next(self._steps(step, step, self._state_after(step - 1), observe))
         program = self.program
         body = range(len(program.body))
         data = {leaf: bytes(tensor_bytes(seen[leaf])) for leaf in body}
