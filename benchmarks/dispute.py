@@ -22,7 +22,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.game.moves import kind_name
-from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market, another, fork
 from tiebreak.sim.games.scenario import Arena, fight
 from tiebreak.sim.tampering.values import flipped_weight_bit, long_sums, low_precision_sum
@@ -76,9 +76,8 @@ def main(folder: Path) -> None:
     publish("dispute", rows, "one cheat walked down to one leaf; 72 steps, checkpoints every 12", folder=folder)
 
 
-def match_rows(case: str, match: Match) -> list[Row]:
+def match_rows(case: str, match: ChainMatch) -> list[Row]:
     """Gas by kind of move (median), and totals."""
-    assert match.chain is not None  # scenarios play on the chain
     by_kind: dict[str, list[int]] = defaultdict(list)
     for played in match.moves:
         by_kind[kind_name(played.move)].append(played.gas or 0)

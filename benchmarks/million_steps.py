@@ -30,7 +30,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
-from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market, Parties, another
 from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute
 from tiebreak.sim.tampering.values import Cheat, flipped_weight_bit, long_sums, low_precision_sum
@@ -77,7 +77,7 @@ class Stage:
         """The trainer's."""
         return StagedForgery(self.run(b"lie"), self.interpreter, cheat)
 
-    def fight(self, forgery: StagedForgery, levels: int) -> Match:
+    def fight(self, forgery: StagedForgery, levels: int) -> ChainMatch:
         """The whole dispute. The trees do not depend on the job's number nor on r, so evidence is used again."""
         if forgery.record(STEP) == self.honest.record(STEP):
             raise StateError("expected a lie that leaves a trace in the state, got the honest record")
@@ -123,7 +123,7 @@ def cheats(program: Program) -> dict[str, Cheat]:
     }
 
 
-def rows_of(case: str, match: Match) -> list[Row]:
+def rows_of(case: str, match: ChainMatch) -> list[Row]:
     """Gas and transactions, with the targets of this benchmark."""
     targets = {"gas in all": GAS_TARGET, "transactions": TRANSACTIONS_TARGET}
     found = [replace(row, target=targets.get(row.metric, "")) for row in match_rows(case, match)]

@@ -1,5 +1,6 @@
 """One game in two places at once: `tiebreak.protocol.game.rules` and the contract. Every step is compared."""
 
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
@@ -12,6 +13,7 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Level
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle, Party
@@ -62,6 +64,11 @@ class Duel:
         return self._try(
             lambda: self.chain.play(signer, state, move), lambda now: game.apply(state, move, now), state.phase
         )
+
+    def judge(self, _state: GameState, move: Move) -> GameState:
+        """Makes a legal move in both places."""
+        assert self.try_move(move), self.contract_refusal
+        return self.state
 
     def try_timeout(self) -> bool:
         """Claim the clock in both places."""
@@ -181,19 +188,13 @@ def parties(defended: Oracle, against: Oracle) -> dict[Side, Party]:
 
 def play(duel: Duel, players: dict[Side, Party]) -> None:
     """Both sides play to the end."""
-    last: Move | None = None
-    while not duel.state.is_over:
-        last = players[duel.state.mover].move(duel.state, last)
-        assert duel.try_move(last), duel.contract_refusal
+    deque(moves(duel.state, players, duel.judge), maxlen=0)
 
 
 def play_until(duel: Duel, players: dict[Side, Party], phase: Phase) -> Move:
     """To the first state of a phase; returns the move that its mover would make there."""
-    last: Move | None = None
-    while duel.state.phase is not phase:
-        last = players[duel.state.mover].move(duel.state, last)
-        assert duel.try_move(last), duel.contract_refusal
-    return players[duel.state.mover].move(duel.state, last)
+    reached = next(played for played in moves(duel.state, players, duel.judge) if played.after.phase is phase)
+    return players[duel.state.mover].move(duel.state, reached.move)
 
 
 def lying_duel(  # type: ignore[no-untyped-def]

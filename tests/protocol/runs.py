@@ -21,6 +21,7 @@ from tiebreak.protocol.commitments.records import (
     tensor_tree,
 )
 from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Party
@@ -281,15 +282,13 @@ def duel(
     on_move: Callable[[GameState, Move, GameState], None] | None = None,
 ) -> GameState:
     """A game against the head of `run`, without messages, a move a second. Illegal moves raise."""
-    state, answered = game.start(run.job, run.head(count).head, GAME, 0), None
-    for _ in range(game.max_moves(run.job) + 1):
-        if state.is_over:
-            return state
-        answered = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}[state.mover].move(state, answered)
-        before, state = state, game.apply(state, answered, state.last + 1)
+    parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
+    start = game.start(run.job, run.head(count).head, GAME, 0)
+    for played in moves(start, parties, lambda state, move: game.apply(state, move, state.last + 1)):
+        assert played.after.moves <= game.max_moves(run.job)
         if on_move is not None:
-            on_move(before, answered, state)
-    raise AssertionError("the game did not end within its bound")
+            on_move(played.before, played.move, played.after)
+    return played.after
 
 
 def ordinary_element(step: int, value: int) -> int:

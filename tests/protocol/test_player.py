@@ -21,11 +21,12 @@ from tests.protocol.runs import (
     program,
 )
 from tiebreak.protocol.commitments.job import SignedHead, game_id
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, StateError, VerificationError
-from tiebreak.protocol.game import match
-from tiebreak.protocol.game.match import Match, Seat
-from tiebreak.protocol.game.messages import Message, open_wire, seal
-from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Prove, Side, kind_name
+from tiebreak.protocol.game import match, rules
+from tiebreak.protocol.game.match import Match
+from tiebreak.protocol.game.messages import Message, Transcript, open_wire, seal
+from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Prove, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender, Path, describe
 from tiebreak.protocol.trees import Tree, verify
@@ -40,51 +41,53 @@ def seconds() -> Callable[[], int]:
     return count(5).__next__
 
 
-def played(run: Run, against: Run, **options: object) -> Match:
-    return match.play(
-        JOB,
-        run.head(),
-        DOMAIN,
-        defender=Seat(party=Defender(run), key=TRAINER),
-        challenger=Seat(party=Challenger(against, SECRET), key=CHALLENGER),
-        clock=seconds(),
-        **options,  # type: ignore[arg-type]
+def played(run: Run, against: Run, signer: PrivateKey = TRAINER) -> tuple[Match, Transcript]:
+    """A game by messages, and what they leave behind."""
+    head, clock = run.head(), seconds()
+    transcript = Transcript(
+        job_id=JOB.id,
+        game_id=game_id(head.head, DOMAIN, CHALLENGER.address, 0),
+        domain=DOMAIN,
+        defender=JOB.trainer,
+        challenger=CHALLENGER.address,
     )
+    done = match.play(
+        rules.start(JOB, head.head, transcript.game_id, clock()),
+        defender=Defender(run),
+        challenger=Challenger(against, SECRET),
+        judge=match.by_rules(clock),
+        courier=match.by_message(transcript, {Side.DEFENDER: signer, Side.CHALLENGER: CHALLENGER}),
+    )
+    return done, transcript
 
 
 def test_a_game_by_messages_ends_like_one_without() -> None:
     liar = Liar(JOB, 4, ARGMAX, 3, bend_from=2)
-    seen: list[tuple[GameState, Move]] = []
-    done = played(liar, HONEST, on_move=lambda *x: seen.append(x))
+    done, transcript = played(liar, HONEST)
     plain = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
-    assert done.state.game_id == game_id(liar.head().head, DOMAIN, CHALLENGER.address, 0) == done.transcript.game_id
-    assert (done.state.value_seal, plain.value_seal) == (bytes(32), bytes(32)), "nothing is proved at that leaf"
-    assert done.state.seal != plain.seal, "a seal is of one game"
-    assert replace(done.state, last=plain.last, game_id=plain.game_id, seal=plain.seal) == plain
-    assert seen[-1][0] == done.state
-    statistics = done.statistics
-    assert statistics.messages == done.transcript.messages == len(seen) == plain.moves
-    assert statistics.bytes == done.transcript.size == sum(statistics.by_kind.values())
-    assert statistics.rounds == sum(move.KIND.mover is Side.CHALLENGER for _, move in seen)
-    assert set(statistics.by_kind) == {kind_name(move) for _, move in seen}
+    assert (done.final.value_seal, plain.value_seal) == (bytes(32), bytes(32)), "nothing is proved at that leaf"
+    assert done.final.seal != plain.seal, "a seal is of one game"
+    assert replace(done.final, last=plain.last, game_id=plain.game_id, seal=plain.seal) == plain
+    assert transcript.messages == len(done.moves) == plain.moves
+    assert transcript.size == sum(move.bytes for move in done.moves)
+    assert all(move.by is move.move.KIND.mover for move in done.moves if move.move.KIND is not Phase.OVER)
 
 
 def test_a_transcript_replays_to_the_same_verdict() -> None:
     liar = Liar(JOB, 3, 3)
-    done = played(liar, HONEST)
-    instants = range(5, 5 + done.transcript.messages + 1)
-    assert match.replay(JOB, liar.head(), done.transcript, instants) == done.state
+    done, transcript = played(liar, HONEST)
+    instants = range(5, 5 + transcript.messages + 1)
+    assert match.replay(JOB, liar.head(), transcript, instants) == done.final
     with pytest.raises(IllegalMove, match="expected a move not after"):
-        match.replay(JOB, liar.head(), done.transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
+        match.replay(JOB, liar.head(), transcript, [5 + (101 + REPLAY) * k for k in range(len(instants))])
     with pytest.raises(IllegalMove, match="expected a proof after the instant 5"):
-        match.replay(JOB, liar.head(), done.transcript, [5] * len(instants))
+        match.replay(JOB, liar.head(), transcript, [5] * len(instants))
     with pytest.raises(VerificationError, match=r"game: expected [0-9a-f]{64}, got"):
-        match.replay(JOB, liar.head(), done.transcript, instants, nonce=1)
+        match.replay(JOB, liar.head(), transcript, instants, nonce=1)
 
 
 def test_a_transcript_ends_with_the_verdict() -> None:
-    done = played(HONEST, HONEST)
-    log = done.transcript
+    _, log = played(HONEST, HONEST)
     log.append(seal(log.next_message(Concede()), DOMAIN, TRAINER), Side.DEFENDER)
     with pytest.raises(IllegalMove, match="expected no message after the verdict"):
         match.replay(JOB, HONEST.head(), log, range(5, 6 + log.messages))
@@ -92,17 +95,14 @@ def test_a_transcript_ends_with_the_verdict() -> None:
 
 def test_a_wrong_challenger_concedes_in_a_message() -> None:
     """A wrong value and, from there on, consistent: its seal is not of what the referee finds."""
-    done = played(HONEST, Run(JOB, lie(4, SUB), 4))
-    verdict = done.state.verdict
+    done, transcript = played(HONEST, Run(JOB, lie(4, SUB), 4))
+    verdict = done.final.verdict
     assert verdict is not None
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.CONCEDED)
     assert verdict.detail == "the challenger conceded in phase PROVE"
-    assert done.statistics.by_kind["concede"] > 0
-    kinds = [Message.decode(open_wire(wire)[0]).move.KIND for wire in done.transcript.wires]
-    challengers = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.OVER)
-    assert done.statistics.rounds == sum(kind in challengers for kind in kinds)
-    assert match.replay(JOB, HONEST.head(), done.transcript, range(5, 6 + done.transcript.messages)) == done.state
-    told = describe(done.state, program())
+    assert Message.decode(open_wire(transcript.wires[-1])[0]).move == done.moves[-1].move == Concede()
+    assert match.replay(JOB, HONEST.head(), transcript, range(5, 6 + transcript.messages)) == done.final
+    told = describe(done.final, program())
     assert (told.winner, told.reason, told.leaf) == ("defender", "conceded", SUB)
 
 
@@ -138,22 +138,18 @@ def test_a_challenger_s_secret_decides_its_seals() -> None:
 
 
 def test_a_game_needs_a_head_and_a_defender_of_the_trainer() -> None:
-    head = SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT)
-    seats = {
-        "defender": Seat(party=Defender(HONEST), key=TRAINER),
-        "challenger": Seat(party=Challenger(HONEST, SECRET), key=CHALLENGER),
-    }
+    _, transcript = played(HONEST, HONEST)
+    instants = range(5, 6 + transcript.messages)
     with pytest.raises(SignatureError):
-        match.play(JOB, head, DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
+        match.replay(JOB, SignedHead.sign(HONEST.head().head, DOMAIN, CLIENT), transcript, instants)
     with pytest.raises(VerificationError, match="expected job"):
-        match.play(replace(JOB, nonce=1), HONEST.head(), DOMAIN, clock=lambda: 0, **seats)  # type: ignore[arg-type]
-    seats["defender"] = Seat(party=Defender(HONEST), key=CLIENT)
+        match.replay(replace(JOB, nonce=1), HONEST.head(), transcript, instants)
     with pytest.raises(SignatureError, match="expected a signature by"):
-        match.play(JOB, HONEST.head(), DOMAIN, clock=seconds(), **seats)  # type: ignore[arg-type]
+        played(HONEST, HONEST, signer=CLIENT)
 
 
 def test_a_challenge_without_ground_loses() -> None:
-    verdict = played(HONEST, HONEST).state.verdict
+    verdict = played(HONEST, HONEST)[0].final.verdict
     assert verdict is not None
     assert (verdict.winner, verdict.reason) == (Side.DEFENDER, Reason.RECOMPUTED)
     assert verdict.committed == verdict.correct

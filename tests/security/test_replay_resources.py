@@ -27,7 +27,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.match import contest
+from tiebreak.protocol.game.match import by_rules, play
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
@@ -85,12 +85,12 @@ def test_a_cheat_cannot_hide_behind_a_run_that_diverges(tmp_path: Path) -> None:
     Worker(replayed, interpreter).work()
     head = run.heads()[-1]
     assert not compare(replayed, head).agrees
-    end = contest(
+    end = play(
         game.start(run.job, head.head, bytes(32), 0),
         defender=Defender(Evidence(run, interpreter, fake)),
         challenger=Challenger(Evidence(replayed, interpreter), bytes(32)),
-        clock=count(1).__next__,
-    )
+        judge=by_rules(count(1).__next__),
+    ).final
     assert end.verdict is not None
     assert end.verdict.winner is Side.CHALLENGER
 

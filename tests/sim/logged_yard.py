@@ -12,7 +12,7 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
-from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import another
 from tiebreak.sim.games.scenario import Arena, fight_logged
 from tiebreak.sim.tampering.logs import ExactSum, LogCheat, survey
@@ -78,7 +78,7 @@ class LoggedYard:
             self._surveys[step] = survey(self.arena.run, self.trainer, step)
         return self._surveys[step]
 
-    def convict(self, cheat: LogCheat, levels: int = 2) -> Match:
+    def convict(self, cheat: LogCheat, levels: int = 2) -> ChainMatch:
         """The whole story: the cheat loses before both referees, and pays for it."""
         arena, job, before = self.arena, self.job(levels), self.yard.credits()
         match = fight_logged(arena, cheat, job, self.yard.fresh("fight").name, self.auditor).match

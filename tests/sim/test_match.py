@@ -139,7 +139,6 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     in_terms = match.final.level is Level.TERMS
     assert match.final.verdict.reason is (Reason.RECOMPUTED if in_terms else Reason.CONCEDED)
     assert_same_end(match)
-    assert match.chain is not None
     assert match.chain.record.verdict is Outcome.CHALLENGER_LOST
     assert (match.chain.trainer_gain, match.chain.challenger_gain) == (job.challenger_stake, -job.challenger_stake)
     assert yard.market.worth(yard.market.parties.trainer) == worth + job.challenger_stake

@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Level, Reason
-from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
 from tiebreak.sim.tampering.values import Cheat, flipped_weight_bit, low_precision_sum
@@ -49,7 +49,7 @@ class Stage:
             party=party,
         )
 
-    def play(self, cheat: Cheat, job: Job, *, honest_trainer: bool = False) -> Match:
+    def play(self, cheat: Cheat, job: Job, *, honest_trainer: bool = False) -> ChainMatch:
         forgery = StagedForgery(self.run(b"lie", job), self.interpreter, cheat)
         honest = StagedEvidence(self.run(b"truth", job), self.interpreter)
         defender, challenger = (honest, forgery) if honest_trainer else (forgery, honest)
@@ -71,7 +71,6 @@ def test_a_false_sum_among_a_million_steps(stage: Stage, levels: int) -> None:
     assert match.final.verdict is not None
     assert match.final.verdict.reason is Reason.RECOMPUTED
     assert (match.final.level, match.final.step, match.final.leaf) == (Level.TERMS, STEP, leaf)
-    assert match.chain is not None
     assert match.chain.loser is Side.DEFENDER
     assert (1 + len(match.moves) <= 30) == (levels == 5)
 
@@ -90,7 +89,6 @@ def test_a_mistaken_challenge_loses(stage: Stage) -> None:
     cheat = low_precision_sum(step=STEP, leaf=leaf, element=7)
     match = stage.play(cheat, replace(stage.job, nonce=20), honest_trainer=True)
     assert match.loser is Side.CHALLENGER
-    assert match.chain is not None
     assert match.chain.loser is Side.CHALLENGER
 
 

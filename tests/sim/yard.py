@@ -20,12 +20,13 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
+from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.isa import Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.games import scenario
-from tiebreak.sim.games.duel import Match, game_of, play, replay_on_chain, signed_messages
+from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
 from tiebreak.sim.games.local_chain import Market, another, fork
 from tiebreak.sim.games.scenario import Arena
 from tiebreak.sim.tampering.forgery import ForgedEvidence
@@ -183,12 +184,12 @@ class Yard:
         match = play(agreement, head, defender, Evidence(own, self.interpreter), courier, identity=identity)
         return Duel(agreement, head, match)
 
-    def settle(self, duel: Duel) -> Match:
+    def settle(self, duel: Duel) -> ChainMatch:
         """The same moves on the chain."""
         self.open(duel.agreement)
         return replay_on_chain(self.market, duel.agreement, duel.head, duel.match)
 
-    def convict(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 2) -> Match:
+    def convict(self, cheat: Cheat, *, interval: int = INTERVAL, levels: int = 2) -> ChainMatch:
         """The whole story: the cheat must lose at its own leaf before both referees, and pay for it."""
         arena, job, before = self.arena(interval), self.job(interval, levels), self.credits()
         self.jobs.append(job.id)
@@ -230,9 +231,8 @@ def assert_caught_at(match: Match, cheat: Cheat) -> None:
         assert state.element == cheat.element, cheat.name
 
 
-def assert_same_end(match: Match) -> None:
+def assert_same_end(match: ChainMatch) -> None:
     """The contract's game ended as the one in Python did: same verdict, same reason, same place."""
-    assert match.chain is not None
     record, state = match.chain.record, match.final
     assert state.verdict is not None
     assert match.chain.loser is match.loser
@@ -243,9 +243,8 @@ def assert_same_end(match: Match) -> None:
     assert all(move.bytes > 0 for move in match.moves)
 
 
-def assert_slashed(yard: Yard, job: Job, match: Match, before: dict[str, int]) -> None:
+def assert_slashed(yard: Yard, job: Job, match: ChainMatch, before: dict[str, int]) -> None:
     """Stake split between challenger and nobody, reward back to the client, and nothing lost or made."""
-    assert match.chain is not None
     assert match.chain.trainer_gain == -job.trainer_stake
     assert match.chain.challenger_gain == job.trainer_stake // 2
     after = yard.credits()

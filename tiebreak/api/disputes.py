@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
+from itertools import count as count_up
 from pathlib import Path
 
 from tiebreak.api.running import Machine
@@ -11,8 +12,8 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.protocol.commitments.job import SignedHead, game_id
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.match import contest
-from tiebreak.protocol.game.moves import Move, Select, Side
+from tiebreak.protocol.game.match import by_rules, play
+from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import GameState, Level
 from tiebreak.protocol.game.sides import Challenger, Defender, Summary, describe
 
@@ -71,24 +72,15 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
         return None
     interpreter = machine.interpreter(defended)
     challenger = Evidence(own, interpreter)
-    walk: list[tuple[Level, int, int]] = []
-    made = 0
-
-    def on_move(before: GameState, move: Move, _after: GameState, _size: int) -> None:
-        nonlocal made
-        made += 1
-        if isinstance(move, Select):
-            walk.append((before.level, before.height, before.position << before.levels | move.index))
-
-    final = contest(
+    match = play(
         rules.start(defended.job, head.head, game_id(head.head, defended.agreement.domain, bytes(20), 0), 0),
         defender=Defender(Evidence(defended, interpreter)),
         challenger=Challenger(challenger, secrets.token_bytes(32)),
-        clock=lambda: made + 1,
-        on_move=on_move,
+        judge=by_rules(count_up(1).__next__),
     )
-    summary = describe(final, defended.program, challenger)
-    return Dispute(head=head, final=final, summary=summary, walk=tuple(walk))
+    summary = describe(match.final, defended.program, challenger)
+    walk = tuple((selected.level, selected.height, selected.position) for selected in match.selections)
+    return Dispute(head=head, final=match.final, summary=summary, walk=walk)
 
 
 def difference(final: GameState, ended: Summary) -> str:

@@ -7,11 +7,11 @@ from rich.console import Console
 from tiebreak.api.disputes import narrowed_to
 from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.demo.training import Trained
+from tiebreak.protocol.game.match import Selection
 from tiebreak.protocol.game.moves import Side, kind_name
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import describe
 from tiebreak.sim.games import scenario
-from tiebreak.sim.games.duel import Selection
 from tiebreak.sim.games.local_chain import another
 from tiebreak.sim.games.scenario import Arena, Fought
 from tiebreak.sim.tampering.values import (
@@ -78,7 +78,6 @@ def _result(
     trained: Trained, title: str, tampered: str, fought: Fought, started: float, *, honest_trainer: bool
 ) -> DisputeResult:
     match = fought.match
-    assert match.chain is not None  # scenarios play on the chain too
     ended = describe(match.final, trained.compiled.program, fought.truth)
     return DisputeResult(
         title=title,

@@ -8,11 +8,11 @@ from tiebreak.engine.run.agreement import Terms, sign_job
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
-from tiebreak.sim.games.duel import Match
 from tiebreak.sim.games.duel import play as play_match
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import play

@@ -28,7 +28,7 @@ from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum_kind
 from tiebreak.protocol.program.step_log import StepLog
-from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import fork
 from tiebreak.sim.games.scenario import Committed, audit_logged, commit_logged, play_out
 from tiebreak.sim.tampering.logs import (
@@ -85,7 +85,7 @@ def cheat_of(logged: LoggedYard, make: Maker, course: Course) -> LogCheat:
     return make(logged.arena.run, logged.trainer, course)
 
 
-def assert_caught(match: Match, cheat: LogCheat) -> None:
+def assert_caught(match: ChainMatch, cheat: LogCheat) -> None:
     """The trainer lost, because its number is not what the sum rounds to, at its first number that the law forbids."""
     state, verdict, lie = match.final, match.final.verdict, cheat.first_lie
     assert match.loser is Side.DEFENDER
@@ -279,11 +279,10 @@ def test_who_attacks_lawful_logs_loses_its_stake(logged: LoggedYard) -> None:
     assert state.direction == first.way
 
 
-def assert_unslashed(logged: LoggedYard, committed: Committed, match: Match) -> None:
+def assert_unslashed(logged: LoggedYard, committed: Committed, match: ChainMatch) -> None:
     """The challenger lost before both referees; the trainer has its stake still, and the challenger's."""
     assert match.loser is Side.CHALLENGER
     assert_same_end(match)
-    assert match.chain is not None
     job = committed.agreement.job
     assert match.chain.trainer_gain == job.challenger_stake
     assert match.chain.challenger_gain == -job.challenger_stake

@@ -1,38 +1,89 @@
-"""A whole game between two parties in one process, as the signed messages that would travel between them."""
+"""The driver of a game between two parties in one process, whoever judges its moves and however they travel."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove, VerificationError
-from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript, seal
-from tiebreak.protocol.game.moves import Move, Side
-from tiebreak.protocol.game.rules import GameState
-from tiebreak.protocol.game.sides import Clock, Party, Statistics
+from tiebreak.protocol.game.moves import Move, Select, Side
+from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.sides import Party
+
+Judge = Callable[[GameState, Move], GameState]
+"""Applies a move to a state. Raises `IllegalMove`."""
+Courier = Callable[[Side, Move], tuple[Move, int]]
+"""Takes a side's move to the other side: what arrives, and how many bytes travelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A party and the key it signs with."""
+class Selection:
+    """One choice on the way down: of the 2^levels nodes below `height`, the one at `index`."""
 
-    party: Party
-    key: PrivateKey
+    level: Level
+    height: int
+    levels: int
+    index: int
+    position: int
+    """Of the chosen node in its level of the tree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One move between the states around it; `bytes` is the size of the message that carried it."""
+
+    before: GameState
+    move: Move
+    after: GameState
+    bytes: int = 0
+    gas: int | None = None
+    """Of its transaction, if it was played on the chain too."""
+
+    @property
+    def by(self) -> Side:
+        """Whose move it is."""
+        return self.before.mover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A finished game: the last state, the signed messages, and what they cost."""
+    """A finished game, move by move."""
 
-    state: GameState
-    transcript: Transcript
-    statistics: Statistics
+    moves: tuple[Played, ...]
+
+    @property
+    def final(self) -> GameState:
+        """The last state."""
+        return self.moves[-1].after
+
+    @property
+    def loser(self) -> Side:
+        """Who lost by the verdict."""
+        assert self.final.verdict is not None  # a match is finished
+        return self.final.verdict.winner.other
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """The walk from the root of the run tree to what was disputed."""
+        chosen = [(played.before, played.move) for played in self.moves]
+        return tuple(
+            Selection(
+                level=state.level,
+                height=state.height,
+                levels=state.levels,
+                index=move.index,
+                position=state.position << state.levels | move.index,
+            )
+            for state, move in chosen
+            if isinstance(move, Select)
+        )
 
 
-Courier = Callable[[Side, Move], tuple[Move, int]]
-"""Takes a side's move to the other side: what arrives, and how many bytes travelled."""
+def by_rules(clock: Callable[[], int]) -> Judge:
+    """The rules of the game; `clock` gives the instant of each move, in seconds."""
+    return lambda state, move: rules.apply(state, move, clock())
 
 
 def by_hand(_side: Side, move: Move) -> tuple[Move, int]:
@@ -40,7 +91,7 @@ def by_hand(_side: Side, move: Move) -> tuple[Move, int]:
     return move, 0
 
 
-def signed_courier(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Courier:
+def by_message(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Courier:
     """Moves travel as signed messages; what arrives is what the transcript accepted."""
 
     def carry(side: Side, move: Move) -> tuple[Move, int]:
@@ -50,70 +101,24 @@ def signed_courier(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -
     return carry
 
 
-def contest(
-    start: GameState,
-    *,
-    defender: Party,
-    challenger: Party,
-    clock: Clock,
-    courier: Courier = by_hand,
-    on_move: Callable[[GameState, Move, GameState, int], None] | None = None,
-) -> GameState:
-    """Play a started game to its verdict; `on_move` sees each move between the states around it, and its bytes.
+def moves(
+    start: GameState, parties: Mapping[Side, Party], judge: Judge, courier: Courier = by_hand
+) -> Iterator[Played]:
+    """The moves of a game from a state of it to the verdict, made as they are asked for.
 
-    Raises `IllegalMove` if a party makes an illegal move (a party's own bug, or a cheat: on a network the move would be
-    refused and its clock would run on).
+    What the judge refuses (a party's own bug, or a cheat) is raised: on a network the move would be refused and the
+    clock of its side would run on.
     """
-    parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
     state, answered = start, None
     while not state.is_over:
         answered, size = courier(state.mover, parties[state.mover].move(state, answered))
-        before, state = state, game.apply(state, answered, clock())
-        if on_move is not None:
-            on_move(before, answered, state, size)
-    return state
+        before, state = state, judge(state, answered)
+        yield Played(before=before, move=answered, after=state, bytes=size)
 
 
-def play(
-    job: Job,
-    head: SignedHead,
-    domain: Domain,
-    *,
-    defender: Seat,
-    challenger: Seat,
-    nonce: int = 0,
-    clock: Clock,
-    on_move: Callable[[GameState, Move], None] | None = None,
-) -> Match:
-    """Play to the verdict as signed messages. `clock` gives the instant of each move; `on_move` sees each new state.
-
-    Raises `VerificationError` if the head is not the job's or not signed by its trainer, or if the defender's key is
-    not the trainer's; `IllegalMove` as `contest` does.
-    """
-    head.verify(job, domain)
-    transcript = Transcript(
-        job_id=job.id,
-        game_id=game_id(head.head, domain, challenger.key.address, nonce),
-        domain=domain,
-        defender=job.trainer,
-        challenger=challenger.key.address,
-    )
-    statistics = Statistics()
-
-    def count(before: GameState, move: Move, after: GameState, size: int) -> None:
-        statistics.count(before.mover, move, size)
-        if on_move is not None:
-            on_move(after, move)
-
-    state = contest(
-        game.start(job, head.head, transcript.game_id, clock()),
-        defender=defender.party,
-        challenger=challenger.party,
-        clock=clock,
-        courier=signed_courier(transcript, {Side.DEFENDER: defender.key, Side.CHALLENGER: challenger.key}),
-        on_move=count,
-    )
-    return Match(state=state, transcript=transcript, statistics=statistics)
+def play(start: GameState, *, defender: Party, challenger: Party, judge: Judge, courier: Courier = by_hand) -> Match:
+    """Plays a started game to its verdict. Raises what `moves` raises."""
+    return Match(moves=tuple(moves(start, {Side.DEFENDER: defender, Side.CHALLENGER: challenger}, judge, courier)))
 
 
 def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequence[int], *, nonce: int = 0) -> GameState:
@@ -133,9 +138,9 @@ def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequenc
         defender=job.trainer,
         challenger=transcript.challenger,
     )
-    state = game.start(job, head.head, transcript.game_id, instants[0])
+    state = rules.start(job, head.head, transcript.game_id, instants[0])
     for wire, now in zip(transcript.wires, instants[1:], strict=True):
         if state.is_over:
             raise IllegalMove("expected no message after the verdict, got one")
-        state = game.apply(state, checked.append(wire, state.mover), now)
+        state = rules.apply(state, checked.append(wire, state.mover), now)
     return state

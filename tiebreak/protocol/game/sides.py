@@ -8,8 +8,8 @@ game, so that a
 game can be taken up again after a crash with nothing but the secret and the defender's moves (`Challenger.learn`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -34,7 +34,6 @@ from tiebreak.protocol.game.moves import (
     Prove,
     Select,
     SelectElement,
-    Side,
     StateWitness,
     TensorWitness,
     Witness,
@@ -459,26 +458,3 @@ def _correct_element(state: GameState, truth: Oracle | None) -> str:
     # What a leaf of terms is compared with is a digest, not the element.
     is_element = state.verdict is not None and state.level is Level.CHUNKS
     return state.verdict.correct[::-1].hex() if is_element and state.verdict is not None else ""
-
-
-@dataclass(slots=True)
-class Statistics:
-    """What a game cost in messages."""
-
-    messages: int = 0
-    bytes: int = 0
-    rounds: int = 0
-    """Times that the turn went to the challenger."""
-    by_kind: dict[str, int] = field(default_factory=dict)
-    """Bytes on the wire by kind of move."""
-
-    def count(self, by: Side, move: Move, size: int) -> None:
-        """One more message of this many bytes."""
-        self.messages += 1
-        self.bytes += size
-        self.rounds += by is Side.CHALLENGER
-        self.by_kind[kind_name(move)] = self.by_kind.get(kind_name(move), 0) + size
-
-
-Clock = Callable[[], int]
-"""Seconds; the caller's."""

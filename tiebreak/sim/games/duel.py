@@ -2,41 +2,18 @@
 
 import secrets
 from dataclasses import dataclass, replace
+from itertools import count
 
 from tiebreak.protocol.chain import GameRecord, Outcome
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob, game_id
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.match import Courier, by_hand, contest, signed_courier
+from tiebreak.protocol.game import match, rules
+from tiebreak.protocol.game.match import Courier, Match, by_hand, by_message, by_rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Move, Select, Side
-from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.games.local_chain import Market
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """One choice on the way down: of the 2^levels nodes below `height`, the first that differs."""
-
-    level: Level
-    height: int
-    levels: int
-    index: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """One move: its signed message's bytes and, if it was played on the chain too, its transaction's gas."""
-
-    before: GameState
-    """The state in which it was made."""
-    move: Move
-    by: Side
-    bytes: int
-    gas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +32,10 @@ class ChainVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """A finished game."""
+class ChainMatch(Match):
+    """A match that was played on the chain too."""
 
-    final: GameState
-    moves: tuple[Played, ...]
-    selections: tuple[Selection, ...]
-    chain: ChainVerdict | None = None
-
-    @property
-    def loser(self) -> Side:
-        """Who lost by the Python referee's verdict."""
-        assert self.final.verdict is not None  # a Match is finished
-        return self.final.verdict.winner.other
+    chain: ChainVerdict
 
 
 def game_of(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Digest:
@@ -85,7 +53,7 @@ def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonc
         defender=agreement.job.trainer,
         challenger=keys.challenger.address,
     )
-    return signed_courier(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
+    return by_message(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
 
 
 def play(
@@ -105,45 +73,30 @@ def play(
     """
     head.verify(agreement.job, agreement.domain)
     identity = game_id(head.head, agreement.domain, bytes(20), 0) if identity is None else identity
-    moves: list[Played] = []
-    selections: list[Selection] = []
-
-    def on_move(before: GameState, move: Move, _after: GameState, size: int) -> None:
-        moves.append(Played(before=before, move=move, by=before.mover, bytes=size))
-        if isinstance(move, Select):
-            selections.append(_selection(before, move))
-
-    final = contest(
-        game.start(agreement.job, head.head, identity, 0),
+    return match.play(
+        rules.start(agreement.job, head.head, identity, 0),
         defender=Defender(defender),
         challenger=Challenger(challenger, secrets.token_bytes(32) if secret is None else secret),
-        clock=lambda: len(moves) + 1,
+        judge=by_rules(count(1).__next__),
         courier=courier,
-        on_move=on_move,
-    )
-    return Match(final=final, moves=tuple(moves), selections=tuple(selections))
-
-
-def _selection(before: GameState, move: Select) -> Selection:
-    position = before.position << before.levels | move.index
-    return Selection(
-        level=before.level, height=before.height, levels=before.levels, index=move.index, position=position
     )
 
 
-def replay_on_chain(market: Market, agreement: SignedJob, head: SignedHead, match: Match, *, nonce: int = 0) -> Match:
+def replay_on_chain(
+    market: Market, agreement: SignedJob, head: SignedHead, played: Match, *, nonce: int = 0
+) -> ChainMatch:
     """Plays the same moves as transactions; the contract's own step check decides. The job must be on the board."""
     chain, keys = market.chain, market.parties
     before = market.worth(keys.trainer), market.worth(keys.challenger)
     stake = agreement.job.challenger_stake
     identity, started = chain.challenge(keys.challenger, head, nonce)
-    if identity != match.final.game_id:
-        raise StateError(f"expected a match of game {identity.hex()}, got one of {match.final.game_id.hex()}")
+    if identity != played.final.game_id:
+        raise StateError(f"expected a match of game {identity.hex()}, got one of {played.final.game_id.hex()}")
     signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
-    played = []
-    for item in match.moves:
+    moves = []
+    for item in played.moves:
         receipt = chain.play(signers[item.by], item.before, item.move)
-        played.append(replace(item, gas=receipt.gas_used))
+        moves.append(replace(item, gas=receipt.gas_used))
     record = chain.game_state(identity)
     if record.verdict is Outcome.NONE:
         raise StateError("expected the contract to reach a verdict with the last move, got a game that goes on")
@@ -154,9 +107,4 @@ def replay_on_chain(market: Market, agreement: SignedJob, head: SignedHead, matc
         trainer_gain=market.worth(keys.trainer) - before[0] - slashed,
         challenger_gain=market.worth(keys.challenger) - before[1] - stake,
     )
-    return Match(
-        final=match.final,
-        moves=tuple(played),
-        selections=match.selections,
-        chain=verdict,
-    )
+    return ChainMatch(moves=tuple(moves), chain=verdict)

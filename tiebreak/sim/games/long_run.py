@@ -19,7 +19,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Tag, tagged_hash
-from tiebreak.sim.games.duel import Match
+from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.scenario import play_out
 from tiebreak.sim.tampering.forgery import ForgedEvidence
@@ -117,7 +117,7 @@ class StagedForgery(StagedEvidence, ForgedEvidence):
     """The cheat's: its lie stands in the real step, and its sums are bent to fit it."""
 
 
-def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> Match:
+def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:
     """Puts the job on the board, posts the defender's last head, and plays the game against it."""
     agreement = market.sign(job)
     market.open(agreement)

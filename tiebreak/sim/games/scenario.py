@@ -12,7 +12,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError
-from tiebreak.sim.games.duel import Match, game_of, play, replay_on_chain, signed_messages
+from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
 from tiebreak.sim.games.local_chain import Market, fork
 from tiebreak.sim.tampering.forgery import ForgedEvidence
 from tiebreak.sim.tampering.logs import LogCheat, PreparedLogs
@@ -34,7 +34,7 @@ class Arena:
 class Fought:
     """A finished dispute, with the evidence of the side that told the truth."""
 
-    match: Match
+    match: ChainMatch
     truth: Evidence
     replayed_steps: int
     """Steps that the challenger executed again for the dispute."""
@@ -133,7 +133,7 @@ def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0
 
 def play_out(
     market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
-) -> Match:
+) -> ChainMatch:
     """The whole game: as signed messages, then on the chain. The job must be on the board."""
     courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
     match = play(agreement, head, defender, challenger, courier, identity=identity)
