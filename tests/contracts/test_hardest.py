@@ -18,8 +18,9 @@ from tests.hardest import search
 from tests.hardest.search import PUBLISHED, RANGES, distance, estimate, library_error, record
 from tiebreak.engine import native
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, decode
-from tiebreak.protocol.numbers.transcendental import FUNCTIONS, Estimate, _ziv
+from tiebreak.protocol.numbers.transcendental import Estimate, _ziv
 from tiebreak.protocol.program.isa import MapFunction
+from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS as FUNCTIONS
 
 FILE = Path(__file__).resolve().parents[1] / "vectors" / "hardest.json"
 RECORD = 43

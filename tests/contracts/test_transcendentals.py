@@ -18,8 +18,9 @@ from tests.vectors.generate import FILES, render
 from tests.vectors.transcendentals import CASES, RUN, anchors, argument, run_digest
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.chain.node import node_errors
-from tiebreak.protocol.numbers.transcendental import FUNCTIONS, _ln2, _pi, _two_over_root_pi
+from tiebreak.protocol.numbers.transcendental import _ln2, _pi, _two_over_root_pi
 from tiebreak.protocol.program.isa import MapFunction
+from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS as FUNCTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "contracts" / "src"

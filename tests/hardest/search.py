@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 from tiebreak.protocol.numbers.float32 import decode
 from tiebreak.protocol.numbers.transcendental import (
-    FUNCTIONS,
     Estimate,
     _erf_estimate,
     _exp_estimate,
@@ -37,6 +36,7 @@ from tiebreak.protocol.numbers.transcendental import (
     _tanh_estimate,
 )
 from tiebreak.protocol.program.isa import MapFunction
+from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS as FUNCTIONS
 
 RANGES: Final[dict[MapFunction, tuple[tuple[int, int], ...]]] = {
     MapFunction.EXP: ((0x32800000, 0x42B1FFFF), (0xB2800000, 0xC2CFFFFF)),
