@@ -10,6 +10,7 @@ import pytest
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.cli.simulate import PromiseBroken
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.sim.games.page import PAGE, to_markdown
 from tiebreak.sim.games.playing import ADVERSARIES, play_line
 from tiebreak.sim.games.records import RECORDS, read
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS
@@ -28,7 +29,8 @@ def test_a_few_games_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert simulate("--games", 6, "--seed", 11, "--processes", 2, "--output", tmp_path) == 0
     out, err = capsys.readouterr()
     assert "6 games: " in out
-    assert "undetected: 0; honest parties slashed: 0" in out
+    assert "0 of them were paid; honest parties lost a stake in 0 games; 0 games broke a promise" in out
+    assert (tmp_path / PAGE).read_text() == to_markdown(json.loads((tmp_path / SUMMARY).read_text()))
     assert "game 6 of 6, " in err
     head, records = read(tmp_path / RECORDS)
     assert len(records) == 6
@@ -60,7 +62,7 @@ def test_a_broken_promise_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys
     assert simulate("--replay", "v1 seed=7 game=1") == 2
     out, err = capsys.readouterr()
     assert "BROKEN PROMISE 9: x" in out
-    assert err == "PromiseBroken: 1 broken promises in 'v1 seed=7 game=1'\n"
+    assert err == "PromiseBroken: the game 'v1 seed=7 game=1' broke a promise: 9: x\n"
     assert issubclass(PromiseBroken, VerificationError)
 
 
@@ -89,8 +91,8 @@ def test_a_crash_is_told_at_once_and_kept(
     monkeypatch.setattr(command, "play_json", playing)
     assert simulate("--games", 3, "--processes", 1, "--mix", "honest", "--output", tmp_path, "--resume") == 2
     out, err = capsys.readouterr()
-    assert "2 of 3 games are there already" in err
-    assert "3 games: 0 with one adversary, 0 with several, 1 with none; 2 could not be played" in out
+    assert "2 of 3 games were played before" in err
+    assert "3 games: 0 with one adversary, 0 with several, 1 with honest parties only; 2 could not be played" in out
 
 
 def test_list_shows_everyone(capsys: pytest.CaptureFixture[str]) -> None:

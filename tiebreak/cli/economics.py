@@ -1,4 +1,4 @@
-"""`tiebreak economics`: who gains by what in a job, and terms under which honesty and diligence pay."""
+"""`tiebreak economics`: terms of a job under which honest training and audits pay."""
 
 import json
 from collections.abc import Callable
@@ -44,21 +44,21 @@ def _figure_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="Start from an assumed job; other options change it.")
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Start from one of these jobs and change it.")
 @click.option(
     "--figures",
     "figures_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML or JSON of figures, by the names of the options (with _ for -).",
+    help="TOML or JSON file of figures, named as the options are (with _ for -).",
 )
 @_figure_options
-@click.option("--json", "json_file", type=OUTPUT, help="Write everything that is printed, and more, as JSON.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write everything as JSON, too.")
 def economics(preset: str | None, figures_file: Path | None, json_file: Path | None, **given: Decimal | None) -> None:
-    """Recommend stakes, reward, fee and windows for a job, and say how far off its figures may be.
+    """Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.
 
-    Figures come from a preset, a file and options, the later ones first in rank. Gas is what this repository measured;
-    everything else is yours to know: prices, what a lie is worth, how often somebody audits. The model, and what the
-    contract does not pay for, is in docs/economics.md.
+    Give figures by a preset, a file, or options; options override the file, and the file overrides the preset. Gas and
+    the slowest data are what this repository measured. Everything else only you can know: prices, what a lie is worth,
+    how often somebody audits. docs/economics.md explains the model, and what the contract does not pay for.
     """
     found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})
     findings = find(found, measured(found.descent_levels))

@@ -1,4 +1,4 @@
-"""`tiebreak simulate`: games with adversaries of every kind, over the real engine and the real contract."""
+"""`tiebreak simulate`: games with adversaries of every kind, played with the real engine and the real contract."""
 
 import time
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.sim.adversaries.base import Role
 from tiebreak.sim.games.line import MAX_GAME, MAX_SEED
 from tiebreak.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES, Mix
+from tiebreak.sim.games.page import PAGE
 from tiebreak.sim.games.playing import ADVERSARIES, facts, play_json, repertoire, watch_line
 from tiebreak.sim.games.records import Head, Json
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series
@@ -33,30 +34,39 @@ class PromiseBroken(VerificationError):
 
 
 @click.command()
-@click.option("--games", "-n", type=click.IntRange(1, MAX_GAME + 1), default=100, show_default=True, help="How many.")
+@click.option(
+    "--games", "-n", type=click.IntRange(1, MAX_GAME + 1), default=100, show_default=True, help="Number of games."
+)
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True,
-              help="Fixes all games, whoever plays them.")  # fmt: skip
+              help="Determines all games, on every machine.")  # fmt: skip
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
-              help=f"What is played: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
-              f"{WEAKNESSES}, or an adversary, or several joined by +.")  # fmt: skip
-@click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES), default=None, help="[default: the cores]")
-@output_option("simulation", "Folder for games.jsonl, summary.json and, if need be, violations.txt.")
-@click.option("--resume", is_flag=True, help="Go on with what the folder has.")
-@click.option("--replay", metavar="LINE", help="Play the one game of a line, and tell it move by move.")
-@click.option("--list", "listing", is_flag=True, help="Show the adversaries, what they hope for and where they end.")
+              help=f"Which games: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
+              f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
+@click.option(
+    "--processes",
+    "-j",
+    type=click.IntRange(1, MAX_PROCESSES),
+    default=None,
+    help="Processes that play.  [default: one for each core]",
+)
+@output_option("simulation", "Folder for games.jsonl, summary.json, summary.md and violations.txt.")
+@click.option("--resume", is_flag=True, help="Continue with the games that are in the folder already.")
+@click.option("--replay", metavar="LINE", help="Play one game again, from its line, and tell it move by move.")
+@click.option("--list", "listing", is_flag=True, help="List the adversaries, what they hope for and how they end.")
 def simulate(
     games: int, seed: int, mix: str, processes: int | None, output: Path, resume: bool, replay: str | None,
     listing: bool,
 ) -> None:  # fmt: skip
-    """Play games in which somebody does not do as agreed, and check that the system keeps its promises.
+    """Play games in which somebody cheats, and check that the system keeps its promises.
 
-    Each game is a small training job on a simulated chain: client, trainer, auditors and a builder of blocks with their
-    own keys, the real engine, signed messages and contract, in simulated time. Checked in each: nobody who does as
-    agreed loses anything, no false head that was watched is paid, every adversary ends where it must, the board owns
-    what it owes, both referees agree, and a lie is found where it first stands.
+    Each game is a small training job in simulated time. A client, a trainer, auditors and a block builder have their
+    own keys and use the real engine, signed messages and contract. Six promises are checked in each game: honest
+    parties lose nothing; a false head is not paid if an auditor watches; every adversary ends in one of the ways that
+    the rules allow it; the job board holds the money that it owes; the two referees agree; and a dispute finds the
+    first lie.
 
-    A game follows from one line alone. A line that broke a promise is printed at once (and the exit code is then 2);
-    --replay LINE plays it again and tells what happened. A run that was killed goes on with --resume.
+    One line of text determines a game. If a game breaks a promise, its line is printed at once and the exit code is 2.
+    Use --replay LINE to play it again and see what happened, and --resume to continue after an interruption.
     """
     if listing and replay is not None:
         raise ConfigurationError("expected --list or --replay, got both")
@@ -93,7 +103,7 @@ def retell(line: str) -> None:
     for text in tell(world, result):
         click.echo(text)
     if result.violations:
-        raise PromiseBroken(f"{len(result.violations)} broken promises in {line!r}")
+        raise PromiseBroken(f"the game {line!r} broke a promise: {'; '.join(result.violations)}")
 
 
 # ---------------------------------------------------------------- many games
@@ -116,16 +126,16 @@ def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:
                 folder, processes=processes, resume=resume, on_start=meter.start, on_record=meter.record
             )
     except KeyboardInterrupt:
-        click.echo(f"what was played is in {folder}; the same command with --resume goes on", err=True)
+        click.echo(f"the games played so far are in {folder}; run the same command with --resume to continue", err=True)
         raise
     for line in conclusion(summary):
         click.echo(line)
-    click.echo(f"summary in {folder / SUMMARY}")
+    click.echo(f"see {folder / PAGE}; the same as JSON is in {folder / SUMMARY}")
     if summary["violations"]:
         for violation in summary["violations"]:
             click.echo(f"BROKEN PROMISE {violation['violation']}\n    {violation['line']}")
         broken = summary["promises"]["broken"]
-        raise PromiseBroken(f"{broken} of {summary['games']} games broke a promise; lines in {folder / VIOLATIONS}")
+        raise PromiseBroken(f"{broken} of {summary['games']} games broke a promise; see {folder / VIOLATIONS}")
 
 
 def conclusion(summary: Json) -> Iterator[str]:
@@ -133,19 +143,16 @@ def conclusion(summary: Json) -> Iterator[str]:
     played, promises = summary["played"], summary["promises"]
     yield (
         f"{summary['games']} games: {played['alone']} with one adversary, {played['together']} with several, "
-        f"{played['honest']} with none; {summary['errors']} could not be played"
+        f"{played['honest']} with honest parties only; {summary['errors']} could not be played to their end"
     )
-    met = [facts for facts in summary["adversaries"].values() if facts["games"]]
-    yield f"{len(met)} of {len(summary['adversaries'])} adversaries took part"
-    for slug, found in summary["adversaries"].items():
-        if found["games"]:
-            ends = ", ".join(f"{name} {count}" for name, count in found["caught"].items())
-            yield f"  {slug:<44} {found['games']:>5}  {ends}"
+    met = sum(1 for found in summary["adversaries"].values() if found["games"])
+    yield f"{met} of {len(summary['adversaries'])} adversaries took part"
+    watched = promises["false_heads"] - promises["unwatched"]
     yield (
-        f"false heads: {promises['false_heads']}, of which {promises['unwatched']} nobody watched; "
-        f"undetected: {promises['undetected']}; honest parties slashed: {promises['honest_slashed']}"
+        f"{watched} false heads were watched by an auditor, {promises['undetected']} of them were paid; "
+        f"honest parties lost a stake in {promises['honest_slashed']} games; {promises['broken']} games broke a promise"
     )
-    yield f"{summary['speed']['games_per_hour']} games an hour and process"
+    yield f"one process plays {summary['speed']['games_per_hour']} games an hour"
 
 
 class _Meter:
@@ -161,7 +168,7 @@ class _Meter:
         """So many games are there already."""
         self._done, self._began = done, time.monotonic()
         if done:
-            self._say(f"{done} of {self._games} games are there already")
+            self._say(f"{done} of {self._games} games were played before")
 
     def record(self, record: Json) -> None:
         """One more was played."""

@@ -1,4 +1,4 @@
-"""Best replies by the closed forms and by the board's rules agree; griefing, and stakes that end insurance."""
+"""Best replies by the closed forms and by the board's rules agree; griefing."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from tests.sim.incentives.jobs import CHANGED, JOB
+from tests.sim.incentives.jobs import JOB
 from tiebreak.sim.incentives import rules
-from tiebreak.sim.incentives.griefing import griefing, insurance_stake
+from tiebreak.sim.incentives.griefing import griefing
 from tiebreak.sim.incentives.model import auditor_payoff, extremes, trainer_payoff
 from tiebreak.sim.incentives.setting import CHEATS, HALF, Auditor, Costs, Setting, Trainer
 
@@ -119,18 +119,3 @@ def test_a_false_challenge_without_a_stake_harms_for_less_than_the_harm() -> Non
     assert free.factor < 1 < staked.factor
     assert staked.compensation >= staked.harm
     assert all(each.attacker >= 0 and each.harm >= 0 for each in found.values())
-
-
-def test_a_cheat_does_not_challenge_itself_first_from_this_stake_on() -> None:
-    free = replace(JOB.costs, challenge=0, concede=0, withdraw=0, equivocation=0)
-    s = replace(CHANGED, audit_probability=HALF, costs=free)
-    stake = insurance_stake(s, HALF)
-    assert stake is not None
-
-    def insured(c: int, at: Setting) -> bool:
-        tried = replace(at, challenger_stake=c)
-        return trainer_payoff(tried, Trainer.INSURED) > trainer_payoff(tried, Trainer.HEDGED)
-
-    assert insured(stake * 9 // 10, s)
-    assert not insured(stake * 11 // 10, s)
-    assert insurance_stake(s, Fraction(1)) is None

@@ -1,4 +1,4 @@
-"""A user's figures, in the units people know, read strictly; and the game that they make. Nothing here is measured."""
+"""The figures that a user gives for a job, read strictly, and the game about money that follows from them."""
 
 import json
 import tomllib
@@ -51,24 +51,24 @@ class Figures:
     steps: Annotated[int, Range("steps of the run", least=1, most=MOST_STEPS)]
     seconds_per_step: Annotated[Fraction, Range("machine seconds of a training step", above=0)]
     machine_hour: Annotated[Fraction, Range("dollars for an hour of one machine", above=0)]
-    machines: Annotated[int, Range("machines that train side by side", least=1, most=10**6)] = 1
-    replay_ratio: Annotated[Fraction, Range("cost of a replayed step, in training steps", above=0)] = Fraction(1)
+    machines: Annotated[int, Range("machines that train in parallel", least=1, most=10**6)] = 1
+    replay_ratio: Annotated[Fraction, Range("cost of replaying a step, in training steps", above=0)] = Fraction(1)
     slow_data: Annotated[Fraction, Range("factor by which the worst data slow a step", least=1)] = WORST
     checkpoint_interval: Annotated[int, Range("steps of a segment", least=1, most=MOST_STEPS)] = 1000
-    sample: Annotated[int, Range("segments that an audit draws; 0: all", most=MOST_SEGMENTS)] = 0
-    lie_value: Annotated[Fraction, Range("dollars that false weights bring the trainer beside saved compute")]
-    lie_kept: Annotated[Fraction, Range("share of that which a convicted trainer keeps", most=1)] = Fraction(1)
-    harm: Annotated[Fraction, Range("dollars that false weights cost the client beside the reward")]
-    auditors: Annotated[int, Range("auditors", least=1, most=MOST_AUDITORS)] = 1
-    audit_probability: Annotated[Fraction, Range("with which each audits", above=0, most=1)] = Fraction(1)
-    profit: Annotated[Fraction, Range("share that reward and fees pay above cost")] = Fraction(1, 5)
-    capital_rate: Annotated[Fraction, Range("cost of capital, a year")] = Fraction(1, 20)
-    ether: Annotated[Fraction, Range("dollars for an ether", above=0)] = Fraction(3000)
-    gas_price: Annotated[Fraction, Range("gwei for a unit of gas")] = Fraction(5)
-    clock: Annotated[int, Range("seconds of a side's clock", least=1, most=10**9)] = DEFAULTS.clock
-    least_window: Annotated[int, Range("seconds of the shortest window recommended", least=1, most=10**9)] = 24 * 3600
-    descent_levels: Annotated[int, Range("levels of a tree that a move shows", least=1, most=5)] = 5
-    margin: Annotated[Fraction, Range("factor by which what stakes rest on may be off", least=1)] = Fraction(2)
+    sample: Annotated[int, Range("segments that an audit replays, drawn at random; 0: all", most=MOST_SEGMENTS)] = 0
+    lie_value: Annotated[Fraction, Range("dollars that false weights earn the trainer, without saved compute")]
+    lie_kept: Annotated[Fraction, Range("share of those dollars that a convicted trainer keeps", most=1)] = Fraction(1)
+    harm: Annotated[Fraction, Range("dollars that false weights cost the client, apart from the reward")]
+    auditors: Annotated[int, Range("number of auditors", least=1, most=MOST_AUDITORS)] = 1
+    audit_probability: Annotated[Fraction, Range("probability that each of them audits", above=0, most=1)] = Fraction(1)
+    profit: Annotated[Fraction, Range("profit in reward and fees, as a share of the cost")] = Fraction(1, 5)
+    capital_rate: Annotated[Fraction, Range("cost of capital, as a share per year")] = Fraction(1, 20)
+    ether: Annotated[Fraction, Range("price of an ether in dollars", above=0)] = Fraction(3000)
+    gas_price: Annotated[Fraction, Range("price of gas in gwei")] = Fraction(5)
+    clock: Annotated[int, Range("seconds that each side has in a dispute", least=1, most=10**9)] = DEFAULTS.clock
+    least_window: Annotated[int, Range("seconds of the shortest challenge window", least=1, most=10**9)] = 24 * 3600
+    descent_levels: Annotated[int, Range("levels of a tree that a move of a dispute shows", least=1, most=5)] = 5
+    margin: Annotated[Fraction, Range("factor by which your figures may be wrong", least=1)] = Fraction(2)
 
     def __post_init__(self) -> None:
         for name, (_, limits) in FIGURES.items():

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from tiebreak.sim.incentives.equilibrium import Equilibrium, solve
 from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
-from tiebreak.sim.incentives.griefing import Griefing, griefing, insurance_stake
+from tiebreak.sim.incentives.griefing import Griefing, griefing
 from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
-from tiebreak.sim.incentives.setting import HALF, Setting, Trainer
+from tiebreak.sim.incentives.setting import Setting, Trainer
 
 OPTIONS: Final = {
     "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
@@ -72,7 +72,7 @@ def find(f: Figures, gas: Gas) -> Findings:
 
 
 def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
-    """The contract by itself, what mends it without changing it, and a changed contract."""
+    """The contract by itself, and ways to make honesty pay under it."""
     yield Regime(name="nobody pays auditors", equilibrium=solve(s), cost=Fraction(0))
     own = solve(replace(s, auditors=1), interest=s.reward + s.harm)
     yield Regime(name="the client audits when it pays", equilibrium=own, cost=own.audit_probability * s.replay)
@@ -80,7 +80,6 @@ def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
         lies=Fraction(0), audit_probability=s.audit_probability, discovery=s.discovery, cheat=Trainer.HEDGED,
         tampered=s.segments,
     )  # fmt: skip
-    refunded = solve(replace(s, auditors=1), interest=s.reward + s.harm + s.burned_part)
     paid = s.auditors * s.audit_probability * found.fee
     yield Regime(name="the client pays for proven audits", equilibrium=committed, cost=paid)
     if found.planted is not None and found.planted < 1:
@@ -88,17 +87,6 @@ def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
         decoys = solve(replace(s, planted=e))
         own_cost = e / (1 - e) * (s.trainer_stake + s.costs.offer + s.costs.way + s.costs.concede)
         yield Regime(name=f"decoys: {percent(e)} of all jobs", equilibrium=decoys, cost=own_cost)
-    yield Regime(
-        name="changed rules: the burned part goes to a client that audits when it pays", equilibrium=refunded,
-        cost=refunded.audit_probability * s.replay,
-    )  # fmt: skip
-    changed = replace(s, oldest_paid=True, challenge_burn=HALF)
-    yield Regime(name="changed rules: the oldest game is paid", equilibrium=solve(changed), cost=Fraction(0))
-    stake = insurance_stake(changed, HALF)
-    if stake is not None:
-        larger = replace(changed, challenger_stake=stake)
-        words = f"the same, challengers stake {ether(stake, 3)} ether"
-        yield Regime(name=words, equilibrium=solve(larger), cost=Fraction(0))
 
 
 def ether(wei: Fraction | int, digits: int | None = None) -> str:
@@ -144,11 +132,11 @@ def _costs(found: Findings) -> Table:
     named: dict[str, Fraction | int] = {
         "training": s.training,
         "an audit": s.replay,
-        "a job's own transactions of the trainer": s.costs.way + s.costs.settle + s.costs.withdraw,
-        "opening a game": s.costs.challenge,
-        "a whole game, challenger": s.costs.prosecution,
-        "a whole game, trainer": s.costs.defence,
-        "reporting two heads of one count": s.costs.equivocation,
+        "the trainer's transactions in a job without disputes": s.costs.way + s.costs.settle + s.costs.withdraw,
+        "starting a dispute": s.costs.challenge,
+        "a whole dispute, for the challenger": s.costs.prosecution,
+        "a whole dispute, for the trainer": s.costs.defence,
+        "reporting two heads of the same length": s.costs.equivocation,
     }
     rows = tuple((name, *_money(f, amount)) for name, amount in named.items())
     return Table(title="What things cost", header=("", "ether", "dollars"), rows=rows)
@@ -165,7 +153,13 @@ def _terms(found: Findings) -> Table:
     ]
     rows.append(("fee of a proven audit", ether(r.fee), f"{f.dollars(r.fee):,.2f}"))
     rows.append(("each auditor audits", percent(f.audit_probability), ""))
-    rows.append(("or: share of decoys", "none is enough" if r.planted is None else percent(r.planted), ""))
+    rows.append(
+        (
+            "or: share of jobs that are decoys",
+            "none is enough" if r.planted is None else percent(r.planted),
+            "",
+        )
+    )
     return Table(title="Recommended terms", header=("", "ether or seconds", "dollars"), rows=tuple(rows))
 
 
@@ -174,7 +168,11 @@ def _conditions(found: Findings) -> Table:
         (c.name, "holds" if c.holds else "BROKEN", ether(c.slack, 4), f"{found.figures.dollars(c.slack):,.2f}", c.binds)
         for c in found.recommendation.conditions
     )
-    return Table(title="Best replies", header=("", "", "slack, ether", "dollars", "against"), rows=rows)
+    return Table(
+        title="What honesty gains",
+        header=("", "", "ether", "dollars", "compared with"),
+        rows=rows,
+    )
 
 
 def _factor(value: Fraction | None) -> str:
@@ -186,7 +184,11 @@ def _margins(found: Findings) -> Table:
         (m.figure, _factor(m.down), _factor(m.up), "; ".join(filter(None, (m.breaks_down, m.breaks_up))) or "–")
         for m in found.margins
     )
-    return Table(title="How far figures may be off", header=("", "down to x", "up to x", "then fails"), rows=rows)
+    return Table(
+        title="How far figures may be off",
+        header=("", "down to x", "up to x", "then this fails"),
+        rows=rows,
+    )
 
 
 def _rates(found: Findings) -> Table:
@@ -198,8 +200,8 @@ def _rates(found: Findings) -> Table:
         )
         for rate in found.rates
     )  # fmt: skip
-    header = ("each auditor audits", "a lie is found", "stake needed", "replays", "capital of the stake", "sum")
-    return Table(title="Audits against stakes, ether a job", header=header, rows=rows)
+    header = ("share of jobs audited", "a lie is found", "stake needed", "cost of replays", "cost of capital", "both")
+    return Table(title="Fewer audits need larger stakes (ether a job)", header=header, rows=rows)
 
 
 def _regimes(found: Findings) -> Table:
@@ -210,8 +212,8 @@ def _regimes(found: Findings) -> Table:
         )
         for regime in found.regimes
     )  # fmt: skip
-    header = ("", "trainers cheat", "each auditor audits", "false jobs that settle", "client pays, ether a job")
-    return Table(title="Equilibria at these terms", header=header, rows=rows)
+    header = ("", "jobs with a lie", "jobs audited", "lies that are paid", "the client pays, ether a job")
+    return Table(title="What happens at these terms if everyone wants money only", header=header, rows=rows)
 
 
 def _griefing(found: Findings) -> Table:
@@ -219,8 +221,8 @@ def _griefing(found: Findings) -> Table:
         (g.attack, ether(g.attacker, 3), ether(g.harm, 3), ether(g.compensation, 3), _factor(g.factor))
         for g in found.griefing
     )
-    header = ("", "attacker loses", "harm done", "victims are paid", "griefing factor")
-    return Table(title="Griefing, ether", header=header, rows=rows)
+    header = ("", "attacker loses", "harm done", "victims are paid", "lost per ether of harm")
+    return Table(title="Doing harm for its own sake (ether)", header=header, rows=rows)
 
 
 def document(found: Findings) -> dict[str, Any]:

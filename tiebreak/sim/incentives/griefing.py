@@ -69,13 +69,3 @@ def griefing(s: Setting) -> tuple[Griefing, ...]:
             compensation=Fraction(s.trainer_stake),
         ),
     )
-
-
-def insurance_stake(s: Setting, discovery: Fraction) -> int | None:
-    """The challenger's stake from which on a cheat no longer challenges itself first, under the changed rules.
-
-    With P the chance to be found, insurance pays P W and costs (1 - P) b C, b the share of C that burns. None: no stake
-    is enough, for nothing of it burns or a lie is always found.
-    """
-    cost = (1 - discovery) * s.challenge_burn
-    return None if not cost else int(discovery * s.prover_part / cost) + 1
