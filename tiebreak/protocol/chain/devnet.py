@@ -13,7 +13,7 @@ from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
 
 from tiebreak.protocol.chain.anvil import HOST, Anvil, find_anvil
 from tiebreak.protocol.chain.embedded import ACCOUNTS_PATH, new_tester
-from tiebreak.protocol.chain.rpc import RpcNode, RpcServer
+from tiebreak.protocol.chain.rpc import RpcServer
 
 MNEMONIC: Final = "test test test test test test test test test test test junk"
 """The one of anvil and its relatives."""
@@ -55,7 +55,7 @@ def running_node(*, port: int, accounts: int, block_seconds: int = 0, embedded: 
     binary = None if embedded else find_anvil()
     if binary is None:
         tester = new_tester(MNEMONIC, accounts, BALANCE)
-        with RpcServer(RpcNode(tester, block_seconds), port) as server:
+        with RpcServer(tester, port, block_seconds) as server:
             yield RunningNode(server.url, "embedded", lambda: None)
         return
     with Anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts, block_seconds=block_seconds) as anvil:
