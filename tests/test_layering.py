@@ -26,7 +26,6 @@ TANGLED = {
         ("adversaries", "tampering"),
         ("games", "tampering"),
     },
-    "tiebreak": {("api", "cli")},
 }
 """Imports between folders that still go against the order, as (importing, imported). To be emptied."""
 

@@ -1,6 +1,7 @@
 """Exit codes, one-line errors, and help that explains."""
 
 import errno
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -10,9 +11,16 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.source_tree import ROOT
+import tiebreak as tiebreak_api
+from tests.source_tree import ROOT, package_modules
+from tiebreak.api import calibrating
+from tiebreak.api.datasets import text
+from tiebreak.cli import calibrate, data, devnet
+from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
 from tiebreak.cli.main import COMMANDS, EXTRAS, run, tiebreak
+from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
+from tiebreak.protocol.chain import devnet as chain_devnet
 from tiebreak.protocol.errors import (
     CannotCheck,
     ConfigurationError,
@@ -190,3 +198,29 @@ def test_a_library_of_an_extra_that_is_not_there_is_one_sentence(capsys: pytest.
 def test_every_extra_is_one_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(EXTRAS.values()) <= set(extras)
+
+
+def test_defaults_in_the_help_are_those_of_the_api() -> None:
+    """Written in the commands, so that their help imports no torch and no web3."""
+    parameters = inspect.signature(tiebreak_api.calibrate).parameters
+    for name, value in (("steps", STEPS), ("orders", ORDERS), ("margin", MARGIN), ("share", SHARE)):
+        assert parameters[name].default == value
+    assert calibrate.MAX_ORDERS == calibrating.MAX_ORDERS
+    assert calibrate.MAX_MARGIN == calibration.MAX_MARGIN
+    assert devnet.MAX_ACCOUNTS == chain_devnet.MAX_ACCOUNTS
+    assert tuple(data.CUTS) == tuple(text.CUTS)
+
+
+def test_what_only_trains_and_audits_needs_no_extra() -> None:
+    """Every module of the protocol outside its chain, of the engine and the API, where no extra is installed."""
+    names = [
+        name
+        for name in package_modules()
+        if name.startswith(("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.cli"))
+        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.api.chains"))
+        and name not in ("tiebreak.cli.simulate", "tiebreak.cli.scale", "tiebreak.cli.economics")
+    ]
+    assert len(names) > 100
+    blocked = f"import sys\nfor name in {sorted(EXTRAS)!r}:\n    sys.modules[name] = None\n"
+    imports = "".join(f"import {name}\n" for name in names)
+    assert "torch" in imported_by(blocked + imports)

@@ -78,7 +78,7 @@ class SegmentReport:
         return self.committed == self.replayed
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class SegmentAudit:
     """What an audit of segments did. It ends at the first segment that disagrees.
 
@@ -96,6 +96,12 @@ class SegmentAudit:
     steps: int = 0
     seconds: float = 0.0
     log: LogReport = field(default_factory=LogReport)
+
+    def __repr__(self) -> str:
+        found = (
+            "agrees" if self.fraud is None else f"differs in steps {self.fraud.first_step} to {self.fraud.last_step}"
+        )
+        return f"<audit: {len(self.checked)} of {self.total} segments, {self.steps} steps, {found}>"
 
     @property
     def agrees(self) -> bool:
