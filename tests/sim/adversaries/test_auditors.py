@@ -12,6 +12,7 @@ from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.engine.run.audit import detection_probability, draw_segments
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import (
     ADVERSARIES,
@@ -31,7 +32,7 @@ from tiebreak.sim.adversaries.auditors import (
 from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.false_runs import PlainFalseRun
 from tiebreak.sim.adversaries.observers import during
-from tiebreak.sim.world.agents import Auditor
+from tiebreak.sim.world.agents import Auditor, Process
 from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat
 from tiebreak.sim.world.game import play
 from tiebreak.sim.world.result import GameResult
@@ -99,9 +100,10 @@ class Late(Auditor):
         (job,) = self.world.board.jobs.values()
         return head.head.count == job.job.checkpoints
 
-    def _audit(self, job, head):  # type: ignore[no-untyped-def]
-        yield from self.sleep(job.job.challenge_window * 3 // 4)
-        yield from super()._audit(job, head)
+    def look_at(self, job: PublicJob, head: SignedHead) -> Process:
+        if not self.works:
+            yield from self.sleep(job.job.challenge_window * 3 // 4)
+        return (yield from super().look_at(job, head))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from tests.sim.adversaries.playing import HALF, of, party, played, stage
+from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.collusion import (
     ADVERSARIES,
@@ -19,7 +20,6 @@ from tiebreak.sim.adversaries.collusion import (
 )
 from tiebreak.sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
 from tiebreak.sim.world.agents import Auditor
-from tiebreak.sim.world.board import PublicJob
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop

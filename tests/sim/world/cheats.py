@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.tampering.values import Cheat
 from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicJob
 from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.driver import Process
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
@@ -66,9 +66,9 @@ def duel(result: GameResult) -> DuelResult:
 class TwoFaced(Trainer):
     """Shows two heads at the last checkpoint."""
 
-    def heads(self, count: int) -> list[SignedHead]:
-        true = self.head(count)
-        if self.job is None or count < self.job.checkpoints:
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        true = self.head(job, count)
+        if count < job.checkpoints:
             return [true]
         return [true, self.sign_head(replace(true.head, run_root=bytes(32)))]
 
@@ -76,8 +76,8 @@ class TwoFaced(Trainer):
 class Silent(Trainer):
     """Shows nothing after the first checkpoint."""
 
-    def heads(self, count: int) -> list[SignedHead]:
-        return [self.head(count)] if count == 1 else []
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        return [self.head(job, count)] if count == 1 else []
 
 
 class Unwilling(Trainer):
@@ -90,8 +90,8 @@ class Unwilling(Trainer):
 class Staller(Trainer):
     """Stops moving when the values are to be opened."""
 
-    def reply(self, game: GameView) -> Reply:
-        return Reply(move=None) if game.state.phase is Phase.OPEN_VALUES else super().reply(game)
+    def answers(self, view: GameView) -> bool:
+        return view.state.phase is not Phase.OPEN_VALUES
 
 
 def tardy(offset: int) -> type[Trainer]:
@@ -120,9 +120,9 @@ class Accuser(Auditor):
 class Forger(Trainer):
     """Shows a head of its job with a signature of nobody."""
 
-    def heads(self, count: int) -> list[SignedHead]:
-        head = Head(job_id=self.head(count).head.job_id, count=count, run_root=bytes(32))
-        return [self.head(count), SignedHead(head=head, signature=bytes(65))]
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        head = Head(job_id=job.id, count=count, run_root=bytes(32))
+        return [self.head(job, count), SignedHead(head=head, signature=bytes(65))]
 
 
 class Mute(Auditor):

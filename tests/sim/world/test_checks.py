@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.sim.world.cheats import cheating, seats
-from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Auditor
-from tiebreak.sim.world.board import PublicGame, differences
+from tiebreak.sim.world.board import differences
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.checks import Finished
 from tiebreak.sim.world.endings import ending

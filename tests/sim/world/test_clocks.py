@@ -12,8 +12,8 @@ from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
 from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Auditor, GameView, Reply
-from tiebreak.sim.world.agents.agent import Process
 from tiebreak.sim.world.cast import TERMS, Cast
+from tiebreak.sim.world.driver import Process
 from tiebreak.sim.world.game import conclude, play, seat
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
@@ -69,7 +69,7 @@ class Pressed(Auditor):
         after = game.apply(game_.state, plain.move, self.world.next_block)
         if after.phase is Phase.PROVE:
             self.rushed = True
-            self.spawn(self.rush(calls.make_move(after, game_.party.move(after, plain.move))))
+            self.spawn(self.rush(calls.make_move(after, self.party_of(game_.game).move(after, plain.move))))
         return plain
 
     def rush(self, proof: calls.Call) -> Process:

@@ -5,19 +5,10 @@ from enum import IntEnum
 from typing import Any
 
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.parties.board import JobStatus
 from tiebreak.protocol.tags import Digest
 
-
-class JobStatus(IntEnum):
-    """`IJobBoard.JobStatus`."""
-
-    NONE = 0
-    OFFERED = 1
-    ACTIVE = 2
-    CANCELLED = 3
-    SETTLED = 4
-    SLASHED = 5
-    ABANDONED = 6
+__all__ = ["EndReason", "Event", "GameRecord", "JobRecord", "JobStatus", "Outcome", "Receipt"]
 
 
 class Outcome(IntEnum):

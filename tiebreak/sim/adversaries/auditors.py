@@ -20,12 +20,11 @@ from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.game.moves import Concede, Phase, Side
+from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.false_runs import TRAINER, PlainFalseRun
-from tiebreak.sim.world.agents import Auditor, GameView, Reply
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicGame, PublicJob
+from tiebreak.sim.world.agents import Auditor, GameView, Process
 from tiebreak.sim.world.cast import AgentFactory, Cast, Seat
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Published, Workshop
@@ -141,19 +140,23 @@ class Sampler(Auditor):
         self.found: int | None = None
         """The first of them that is false."""
 
-    def _audit(self, job: PublicJob, head: SignedHead) -> Process:
-        """A head before the last has only to fit to the records."""
-        terms, run = job.job, self.world.mail.runs[job.job.id]
-        if head.head.count < terms.checkpoints:
-            return
+    def replays(self, head: SignedHead) -> bool:
+        """The last. A head before it has only to fit the records."""
+        return head.head.count == self.world.board.jobs[head.head.job_id].job.checkpoints
+
+    def look_at(self, job: PublicJob, head: SignedHead) -> Process:
+        """The sample; all of it where the sample gives a reason, or has given one."""
+        if self.drawn:
+            return (yield from super().look_at(job, head))
+        terms, run = job.job, self.world.mail.runs[job.id]
         self.drawn = draw_segments(head.head.count, self.sample, self.secret, head.head.run_root)
         sampled = sum(terms.segment_steps(k) for k in self.drawn)
         yield from self.sleep(sampled * self.world.step_seconds)
+        root = head.head.run_root
+        if self._is_suspicious(terms, run, head):  # nothing of the sample helps in a replay from the initial state
+            root = yield from super().look_at(job, head)
         self.account.steps += sampled
-        if self._is_suspicious(terms, run, head):
-            self.account.steps -= sampled  # nothing of it helps in a replay from the initial state
-            yield from super()._audit(job, head)
-            self.account.steps += sampled
+        return root
 
     def _is_suspicious(self, job: Job, run: Work, head: SignedHead) -> bool:
         """Whether the records are not the head's, or a segment that was drawn is not what they say."""
@@ -187,22 +190,17 @@ class _Follower(_Lazy):
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
-        self.accused: SignedHead | None = None
+        self.suspect: SignedHead | None = None
 
     def on_pending(self, pending: Pending) -> None:
         """Sees the challenge on its way."""
-        if self.accused is None and pending.call.kind == "challenge" and not pending.untried:
-            (self.accused,) = pending.call.heads
+        if self.suspect is None and pending.call.kind == "challenge" and not pending.untried:
+            (self.suspect,) = pending.call.heads
             self.world.notify()
 
-    def follow(self, job: PublicJob) -> Process:
-        """One replay, of what was challenged."""
-        yield from self.until(lambda: job.is_over or self._is_accused(job))
-        if self.accused is not None and not job.is_over:
-            yield from self._audit(job, self.accused)
-
-    def _is_accused(self, job: PublicJob) -> bool:
-        return self.accused is not None and self.accused.head.job_id == job.job.id
+    def replays(self, head: SignedHead) -> bool:
+        """What was challenged."""
+        return head == self.suspect
 
 
 class CopyingAuditor(_Bystander):
@@ -251,10 +249,9 @@ class Conceding(Auditor):
         super().__init__(world, name, key)
         self.at = at
 
-    def reply(self, game: GameView) -> Reply:
-        """The right move, or none any more."""
-        own = moves_of(game.game, game.side)
-        return Reply(move=Concede()) if own >= self.at else super().reply(game)
+    def concedes(self, view: GameView) -> bool:
+        """From that move on."""
+        return moves_of(view.game, view.side) >= self.at
 
 
 class BribedAuditor(_Bystander):
@@ -296,14 +293,13 @@ class Vanishing(Auditor):
         super().__init__(world, name, key)
         self.at = at
 
-    def reply(self, game: GameView) -> Reply:
-        """The right move, or none any more."""
-        own = moves_of(game.game, game.side)
-        return Reply(move=None) if own >= self.at else super().reply(game)
+    def answers(self, view: GameView) -> bool:
+        """Until that move."""
+        return moves_of(view.game, view.side) < self.at
 
-    def claims_timeout(self, game: GameView) -> bool:
+    def claims_timeout(self, view: GameView) -> bool:
         """Not while it is offline."""
-        return moves_of(game.game, game.side) < self.at
+        return self.answers(view)
 
 
 class OfflineAuditor(_Bystander):

@@ -19,17 +19,16 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import seals
 from tiebreak.protocol.game.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
 from tiebreak.protocol.game.rules import GameState, Level, apply, judge
+from tiebreak.protocol.parties.board import PublicGame, PublicJob
+from tiebreak.protocol.parties.terms import Pace, turns
 from tiebreak.sim.adversaries.auditors import moves_of, with_a_cheat
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.challengers import MistakenChallenge
 from tiebreak.sim.adversaries.false_runs import TRAINER
 from tiebreak.sim.adversaries.signing import Equivocation
 from tiebreak.sim.world import calls
-from tiebreak.sim.world.agents import Auditor, Builder
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicGame, PublicJob
+from tiebreak.sim.world.agents import Builder, Process, Scripted
 from tiebreak.sim.world.cast import BuilderFactory, Cast, Seat
-from tiebreak.sim.world.prudence import Pace, turns
 from tiebreak.sim.world.world import Pending, World
 
 BUILDER: Final = "builder"
@@ -60,7 +59,7 @@ class _Building(Adversary):
 # ---------------------------------------------------------------- who is first
 
 
-class _Copier(Auditor, Builder):
+class _Copier(Scripted, Builder):
     """Has an account of its own, replays nothing, and puts its copies in front of what it copies.
 
     It challenges what somebody else challenges, in the same block and before; then it makes that challenger's moves in
@@ -78,6 +77,10 @@ class _Copier(Auditor, Builder):
     def concerns(self, job: PublicJob) -> bool:  # noqa: ARG002
         """It waits for what others send, not for jobs."""
         return False
+
+    def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """What its challenge cost."""
+        return True
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
         """Its own first."""
@@ -98,7 +101,6 @@ class _Copier(Auditor, Builder):
             return
         game = next(game for game in self.world.board.games.values() if game.challenger == self.address)
         yield from self.contest(game)
-        yield from self.reclaim(game)
 
     def contest(self, game: PublicGame) -> Process:
         """Plays its game with what it was shown."""

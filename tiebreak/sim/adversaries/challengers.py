@@ -13,7 +13,6 @@ from tiebreak.protocol.game import seals
 from tiebreak.protocol.game.moves import (
     NO_SEAL,
     ChunkOpening,
-    Concede,
     Descend,
     Move,
     OpenChunk,
@@ -26,6 +25,7 @@ from tiebreak.protocol.game.moves import (
 )
 from tiebreak.protocol.game.rules import GameState, Level, judge
 from tiebreak.protocol.game.sides import Challenger, Oracle, Party
+from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.false_runs import TRAINER, FalseSum, PlainFalseRun, seat_trainer
@@ -33,9 +33,7 @@ from tiebreak.sim.adversaries.signing import Withholding
 from tiebreak.sim.adversaries.spoiling import flipped
 from tiebreak.sim.adversaries.waiting import last_call
 from tiebreak.sim.world import calls
-from tiebreak.sim.world.agents import Auditor, GameView, Reply, Trainer
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicGame, PublicJob
+from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import AgentFactory, Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import Pending, World
@@ -134,7 +132,7 @@ def _is_empty(state: GameState, leaf: int) -> bool:
 
 
 class _Wanderer(_Accusing):
-    def challenges_with(self, game: PublicGame) -> Party:
+    def party_in(self, game: PublicGame) -> Party:
         """One that wanders."""
         return Wandering(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
@@ -154,11 +152,13 @@ class _Fickle(_Accusing):
         self.after = after
         self.silent = silent
 
-    def reply(self, game: GameView) -> Reply:
+    def answers(self, view: GameView) -> bool:
         """As a wanderer would, and then no more."""
-        if game.state.moves >= self.after:
-            return Reply(move=None if self.silent else Concede())
-        return super().reply(game)
+        return not self.silent or view.state.moves < self.after
+
+    def concedes(self, view: GameView) -> bool:
+        """The same, with a word of farewell."""
+        return not self.silent and view.state.moves >= self.after
 
 
 class SilentChallenge(Adversary):
@@ -253,7 +253,7 @@ FORGERIES: Final[tuple[Forge, ...]] = (
 class _Forging(_Accusing):
     """Where its walk ends it sends every proof that it can think of but the true one."""
 
-    def challenges_with(self, game: PublicGame) -> Party:
+    def party_in(self, game: PublicGame) -> Party:
         """One that comes to a proof."""
         return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
@@ -263,7 +263,8 @@ class _Forging(_Accusing):
         if not isinstance(plain.move, Prove):
             return plain
         forged = [proof for forge in FORGERIES if (proof := forge(plain.move, self.rng)) is not None]
-        return Reply(move=None, spam=tuple(calls.make_move(game.state, proof) for proof in forged))
+        self.spam(calls.make_move(game.state, proof) for proof in forged)
+        return Reply(move=None)
 
 
 class ForgedProof(_Challenging):
@@ -292,7 +293,8 @@ class _Garbling(_Wanderer):
         if isinstance(plain.move, SelectElement):
             found.append(replace(plain.move, chunk=flipped(plain.move.chunk, self.rng)))
             found.append(replace(plain.move, index=1 << 31))
-        return replace(plain, spam=tuple(calls.make_move(state, move) for move in found))
+        self.spam(calls.make_move(state, move) for move in found)
+        return plain
 
 
 class GarbledChallenge(_Challenging):
@@ -307,7 +309,7 @@ class GarbledChallenge(_Challenging):
 # ---------------------------------------------------------------- in numbers
 
 
-class _Griefer(Auditor):
+class _Griefer(Scripted):
     """Challenges a head again and again, under new numbers, and leaves each game to the clock."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, games: int, late: bool) -> None:
@@ -322,7 +324,7 @@ class _Griefer(Auditor):
         if self.late:
             pause = 20 * self.world.block_seconds
             yield from self.sleep(last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
-        heads = self.world.mail.heads_of(job.job.id)
+        heads = self.world.mail.heads_of(job.id)
         for nonce in range(self.games):
             if job.is_over or not (yield from self.attempt(calls.challenge(job.job, heads[-1].head, nonce))):
                 return
@@ -347,14 +349,14 @@ class Griefing(Adversary):
 # ---------------------------------------------------------------- too late
 
 
-class _Tardy(_Accusing):
+class _Tardy(Scripted):
     """Challenges once the window is over, and once more when the job is settled."""
 
     def follow(self, job: PublicJob) -> Process:
         """Sends what must be refused, untried."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
         yield from self.sleep(job.window_end + 1 - self.world.now)
-        heads = self.world.mail.heads_of(job.job.id)
+        heads = self.world.mail.heads_of(job.id)
         for known in (heads[0], heads[-1]):
             self.world.submit(self, calls.challenge(job.job, known.head), untried=True)
         yield from self.until(lambda: job.is_over)
@@ -373,22 +375,22 @@ class LateChallenge(_Challenging):
 # ---------------------------------------------------------------- oneself
 
 
-class _Puppet(Auditor):
+class _Puppet(Scripted):
     """Challenges its master's first head that is false, at once: it need not replay what it was told."""
 
-    def follow(self, job: PublicJob) -> Process:
-        """One challenge, when it is told."""
-        yield from self.until(lambda: job.is_over or self._target(job) is not None)
-        target = self._target(job)
-        if target is not None and (yield from self.attempt(calls.challenge(job.job, target))):
-            (game,) = [game for game in self.world.board.games_of(job.job.id) if game.challenger == self.address]
-            yield from self.until(lambda: game.is_stopped)
-            yield from self.reclaim(game)
+    def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """It is to lose."""
+        return False
 
-    def _target(self, job: PublicJob) -> SignedHead | None:
+    def accused(self, job: PublicJob) -> SignedHead | None:
+        """As it is told."""
         truth = self.world.workshop.honest(job.job)
-        shown = [known.head for known in self.world.mail.heads_of(job.job.id)]
+        shown = self.heads_of(job.id)
         return next((head for head in shown if head.head.run_root != truth.run_root(head.head.count)), None)
+
+    def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """What it put in is its master's."""
+        return True
 
 
 class _Master(Trainer):
@@ -398,10 +400,9 @@ class _Master(Trainer):
         super().__init__(world, name, key)
         self.puppet = puppet
 
-    def reply(self, game: GameView) -> Reply:
-        """Concedes to the puppet."""
-        puppet = self.world.parties[self.puppet]
-        return Reply(move=Concede()) if game.game.challenger == puppet.address else super().reply(game)
+    def concedes(self, view: GameView) -> bool:
+        """To the puppet."""
+        return view.game.challenger == self.world.parties[self.puppet].address
 
 
 def seat_pair(
@@ -432,16 +433,16 @@ class SelfChallenge(Adversary):
         seat_pair(cast, self.name, lambda party: partial(_Master, puppet=party), _Puppet)
 
 
-class _Delaying(Auditor):
+class _Delaying(Scripted):
     """Challenges its master's last head in the last block of the window, and lets its clock run out."""
 
     def follow(self, job: PublicJob) -> Process:
         """One challenge."""
-        yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.job.id)))
+        yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
         while not job.is_over and self.world.now < job.window_end - self.world.block_seconds:
             yield from self.sleep(last_call(self.world, job.window_end))  # which each head moves
         if not job.is_over:
-            head = self.world.mail.heads_of(job.job.id)[-1].head
+            head = self.world.mail.heads_of(job.id)[-1].head
             yield from self.attempt(calls.challenge(job.job, head))
 
 
@@ -458,17 +459,17 @@ class SelfDelay(Adversary):
         seat_pair(cast, self.name, lambda _: partial(Withholding, first=rng.randint(2, 4)), _Delaying, false_run=None)
 
 
-class _Reporter(Auditor):
+class _Reporter(Scripted):
     """Reports what its master signs for it, as soon as somebody challenges."""
 
     def follow(self, job: PublicJob) -> Process:
         """Two heads of one count, once a game has begun."""
         master = self.world.parties[TRAINER]
         assert isinstance(master, Trainer), "it is seated with one"
-        yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.job.id)))
+        yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
         if job.is_over:
             return
-        first = self.world.mail.heads_of(job.job.id)[0].head
+        first = self.world.mail.heads_of(job.id)[0].head
         second = master.sign_head(replace(first.head, run_root=Digest(self.rng.randbytes(32))))
         yield from self.attempt(calls.report(first, second))
 
@@ -489,7 +490,7 @@ class SelfReport(Adversary):
 # ---------------------------------------------------------------- with what others found out
 
 
-class _Mirror(Auditor):
+class _Mirror(Scripted):
     """Plays the first other challenger's game over again: each of its moves, as soon as it is in the mempool.
 
     It has replayed nothing: all it has is what others show.
@@ -500,6 +501,10 @@ class _Mirror(Auditor):
         self.victim: bytes | None = None
         self.seen: list[Move] = []
         """The victim's moves."""
+
+    def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """What its challenge cost."""
+        return True
 
     def on_pending(self, pending: Pending) -> None:
         """Copies a challenge at once, and notes moves."""
@@ -515,12 +520,11 @@ class _Mirror(Auditor):
         """Plays the game that it has, if its challenge stands."""
 
         def own() -> list[PublicGame]:
-            return [game for game in self.world.board.games_of(job.job.id) if game.challenger == self.address]
+            return [game for game in self.world.board.games_of(job.id) if game.challenger == self.address]
 
         yield from self.until(lambda: job.is_over or bool(own()))
         for game in own():
             yield from self._copy(game)
-            yield from self.reclaim(game)
 
     def _copy(self, game: PublicGame) -> Process:
         """Makes the victim's moves, each in its turn; what is refused it tries again."""
@@ -535,7 +539,7 @@ class _Mirror(Auditor):
                 made = sum(1 for move in game.moves if move.KIND.mover is Side.CHALLENGER)
                 move = self.copied(game, made)
                 if move is None or not (yield from self.attempt(calls.make_move(game.state, move))):
-                    yield from self.next_slot()
+                    yield from self.sleep(self.world.next_block - self.world.now)
 
     def copied(self, game: PublicGame, made: int) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
         """What to send as its next move."""

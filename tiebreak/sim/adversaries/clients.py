@@ -7,19 +7,16 @@ from typing import ClassVar, Final
 
 import torch
 
-from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.sim.adversaries.auditors import with_a_cheat
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.challengers import MistakenChallenge
 from tiebreak.sim.adversaries.false_runs import TRAINER
 from tiebreak.sim.world import calls
-from tiebreak.sim.world.agents import Client
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.agents.trainer import Trainer
-from tiebreak.sim.world.board import PublicJob
+from tiebreak.sim.world.agents import Client, Process, Trainer
 from tiebreak.sim.world.cast import Cast, ClientFactory
 from tiebreak.sim.world.small_task import INTERVAL
 from tiebreak.sim.world.workshop import Workshop
@@ -49,18 +46,14 @@ class _Abandoning(Client):
 
     def follow(self, job: PublicJob) -> Process:
         """Beside what it does as agreed."""
-        self.spawn(self._abandon(job))
-        yield from super().follow(job)
-
-    def _abandon(self, job: PublicJob) -> Process:
-        yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.job.id)))
+        yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.id)))
         while not job.is_over:
             moves = self._moves(job)
             self.world.submit(self, calls.abandon(job.job), untried=True)
             yield from self.until(partial(self._has_changed, job, moves))
 
     def _moves(self, job: PublicJob) -> int:
-        return sum(len(game.moves) for game in self.world.board.games_of(job.job.id))
+        return sum(len(game.moves) for game in self.world.board.games_of(job.id))
 
     def _has_changed(self, job: PublicJob, moves: int) -> bool:
         return job.is_over or self._moves(job) > moves
@@ -99,10 +92,6 @@ class _Cancelling(Client):
 
     def follow(self, job: PublicJob) -> Process:
         """Beside what it does as agreed."""
-        self.spawn(self._cancel(job))
-        yield from super().follow(job)
-
-    def _cancel(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.status is not JobStatus.OFFERED and job.head_count >= self.heads)
         self.world.submit(self, calls.cancel_job(job.job), untried=True)
 
@@ -123,9 +112,9 @@ class CancelsAfterAcceptance(_Paying):
 class _NeverWithdrawing(Client):
     """Leaves its credit where it is."""
 
-    def collect(self) -> Process:
+    def collects(self) -> bool:
         """Never."""
-        yield from ()
+        return False
 
 
 class NeverWithdraws(_Paying):
@@ -156,13 +145,13 @@ class _Hurrying(Client):
         """With its own window."""
         return replace(super().draft(), challenge_window=self.window)
 
-    def offer(self, job: Job) -> Process:
+    def offer(self, job: Job) -> None:
         """A signature that it does not get is a refusal."""
         trainer = self.world.parties["trainer"]
         assert isinstance(trainer, Trainer), "the cast has one"
         if trainer.sign_job(job) is None:
             self.account.refused += 1
-        yield from super().offer(job)
+        super().offer(job)
 
 
 class ShortWindow(_Paying):
@@ -227,7 +216,6 @@ class _Repeating(Client):
 
     def run(self) -> Process:
         """The job as agreed; then both again."""
-        self.spawn(self.jobs())
         job = self.draft()
         trainer = self.world.parties["trainer"]
         assert isinstance(trainer, Trainer), "the cast has one"

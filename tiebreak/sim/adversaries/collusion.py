@@ -14,6 +14,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Descend
 from tiebreak.protocol.game.rules import start
 from tiebreak.protocol.game.sides import Challenger, Party
+from tiebreak.protocol.parties.board import PublicGame, PublicJob
+from tiebreak.protocol.parties.events import JobDrafted
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import BribedAuditor
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
@@ -21,9 +23,7 @@ from tiebreak.sim.adversaries.builders import BUILDER, bearable, censor, diligen
 from tiebreak.sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
 from tiebreak.sim.adversaries.waiting import last_call
 from tiebreak.sim.world import calls
-from tiebreak.sim.world.agents import Auditor, Builder, Client, GameView, Reply, Trainer
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicGame, PublicJob
+from tiebreak.sim.world.agents import Builder, Client, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import AgentFactory, Cast, Seat
 from tiebreak.sim.world.work import Bound, Work
 from tiebreak.sim.world.world import Pending, World
@@ -135,7 +135,7 @@ class BaitingTrainer(Trainer):
             self.spawn(self._answer(call.heads[0], pending.sender.key.address, call.values["nonce"]))
 
     def _answer(self, head: SignedHead, challenger: bytes, nonce: int) -> Process:
-        job, work = self._held()
+        job, work = self.held()
         identity = game_id(head.head, self.world.domain, challenger, nonce)
         state = start(job, head.head, identity, self.world.next_block)
         shown = tuple(work.oracle.run_tree(head.head.count).below(state.height, 0, state.levels))
@@ -148,7 +148,8 @@ class BaitingTrainer(Trainer):
 class ComplicitClient(Client):
     """Never abandons its friend: what it pays stays with the two."""
 
-    def _is_abandoned(self, job: PublicJob) -> bool:  # noqa: ARG002
+    def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Never."""
         return False
 
 
@@ -156,7 +157,7 @@ class Bait(Adversary):
     """Client and trainer sign a job on which no challenger can win, and show a head that asks to be challenged.
 
     Nobody is cheated but who challenges without having read the terms: a clock below the time between blocks, or a
-    trainer's stake of nothing. An honest auditor keeps out (`tiebreak.sim.world.prudence`), and then the client has
+    trainer's stake of nothing. An honest auditor keeps out (`tiebreak.protocol.parties.terms`), and then the client has
     paid its own trainer for its own false run.
     """
 
@@ -181,19 +182,24 @@ class Bait(Adversary):
 # ---------------------------------------------------------------- with itself
 
 
-class Puppet(Auditor):
+class Puppet(Scripted):
     """Challenges its master's first head and plays as slowly as it can, to be in the way of others."""
 
-    def follow(self, job: PublicJob) -> Process:
-        """One game, begun at once."""
-        yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.job.id)))
-        if not job.is_over:
-            yield from self._challenge(job, self.world.mail.heads_of(job.job.id)[0].head)
+    def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """It does not play to win."""
+        return False
 
-    def challenges_with(self, game: PublicGame) -> Party:
+    def accused(self, job: PublicJob) -> SignedHead | None:
+        """The first, at once."""
+        return next(iter(self.heads_of(job.id)), None)
+
+    def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """As long as it lasts."""
+        return True
+
+    def party_in(self, game: PublicGame) -> Party:
         """It needs no run of its own: its master's will do."""
-        run = self.world.mail.runs[game.job.job.id]
-        return Challenger(run.oracle, self.secret)
+        return Challenger(self.world.mail.runs[game.job.id].oracle, self.secret)
 
     def reply(self, game: GameView) -> Reply:
         """Right before its clock has run out."""
@@ -229,20 +235,11 @@ class CopyingTrainer(Trainer):
         theirs = next(known for number, known in self.world.mail.runs.items() if number != job.id)
         return replace(theirs, oracle=Bound(job, theirs.oracle), computed_steps=0)
 
-    def accepts(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Any that it has signed."""
-        return True
-
-    def follow(self, job: PublicJob) -> Process:
-        """Waits for the other's whole run."""
-
-        def has_copied() -> bool:
-            other = [j for j in self.world.board.jobs.values() if j is not job]
-            return any(j.has_final_head for j in other) or all(j.is_over for j in other)
-
-        yield from self.until(has_copied)
-        if any(number != job.job.id for number in self.world.mail.runs):
-            yield from super().follow(job)
+    def accepts(self, job: PublicJob) -> bool:
+        """Once the other's whole run is there."""
+        others = [other for other in self.world.board.jobs.values() if other is not job]
+        is_there = any(other.has_final_head for other in others) or all(other.is_over for other in others)
+        return is_there and any(number != job.id for number in self.world.mail.runs)
 
     def seconds(self, steps: int) -> int:  # noqa: ARG002
         """A signature takes none."""
@@ -259,12 +256,9 @@ class _DoubleClient(Client):
     def run(self) -> Process:
         """Both offers, one after the other."""
         yield from super().run()
-        trainer = self.world.parties[self.second]
-        assert isinstance(trainer, Trainer), "it was seated as one"
-        job = replace(self.draft(), trainer=trainer.address)
-        signature = trainer.sign_job(job)
-        if signature is not None:
-            yield from self.attempt(calls.create_job(job, signature))
+        yield from self.until(lambda: bool(self.world.board.jobs))
+        job = replace(self.draft(), trainer=self.world.parties[self.second].address)
+        self.tell(JobDrafted(at=self.world.now, job=job))
 
 
 class CopiedRun(Adversary):

@@ -19,8 +19,7 @@ from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer
 from tiebreak.sim.adversaries.spoiling import Scene, Spoil
 from tiebreak.sim.tampering.values import Cheat
-from tiebreak.sim.world.agents import GameView, Reply, Trainer
-from tiebreak.sim.world.agents.agent import Process
+from tiebreak.sim.world.agents import GameView, Process, Reply, Trainer
 from tiebreak.sim.world.calls import Call, make_move
 from tiebreak.sim.world.cast import Cast, TrainerFactory
 from tiebreak.sim.world.work import Bound, Work
@@ -53,9 +52,9 @@ class _Silent(Trainer):
         super().__init__(world, name, key)
         self.after = after
 
-    def reply(self, game: GameView) -> Reply:
-        """Nothing, once so many moves were made."""
-        return Reply(move=None) if game.state.moves >= self.after else super().reply(game)
+    def answers(self, view: GameView) -> bool:
+        """Until so many moves were made."""
+        return view.state.moves < self.after
 
 
 class WithheldOpenings(_Opening):
@@ -86,7 +85,7 @@ class Spoiling(Trainer):
         honest = super().reply(game)
         if honest.move is None or game.state.moves < self.after:
             return honest
-        job, work = self._held()
+        job, work = self.held()
         truth = self.world.workshop.honest(job).oracle
         other = self.spoil(Scene(state=game.state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng))
         return honest if other is None else replace(honest, move=other, untried=True)
@@ -176,7 +175,8 @@ class _Swollen(Trainer):
         if move is None or not isinstance(move, self.kind):
             return honest
         self.world.mail.deliver(game.game, self.rng.randbytes(MAX_MESSAGE_BYTES + 1), game.side, self.account)
-        return Reply(move=None, spam=(self._swell(make_move(game.state, move)),))
+        self.spam([self._swell(make_move(game.state, move))])
+        return Reply(move=None)
 
     def _swell(self, call: Call) -> Call:
         """The same call with this many bytes in place of the chunk, the instruction or the partial sum."""
@@ -215,7 +215,7 @@ class _Babbling(Trainer):
         return Reply(move=None)
 
     def _babble(self, game: GameView, honest: Reply) -> Process:
-        job, work = self._held()
+        job, work = self.held()
         state, truth = game.state, self.world.workshop.honest(job).oracle
         assert honest.move is not None
         scene = Scene(state=state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng)

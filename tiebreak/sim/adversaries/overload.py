@@ -5,16 +5,16 @@ from functools import partial
 from random import Random
 from typing import ClassVar
 
+from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import GameState, Level
-from tiebreak.protocol.game.sides import Challenger
+from tiebreak.protocol.game.sides import Challenger, Party
+from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.challengers import seat_challenger
 from tiebreak.sim.world import calls
-from tiebreak.sim.world.agents import Auditor, GameView, Reply, Trainer
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicJob
+from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL, STEPS
 from tiebreak.sim.world.world import World
@@ -61,7 +61,7 @@ class _Into(Challenger):
         return self.checkpoint >> state.height - state.levels & (1 << state.levels) - 1
 
 
-class _Swarm(Auditor):
+class _Swarm(Scripted):
     """Some games at once, each into another segment."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, games: int) -> None:
@@ -71,15 +71,18 @@ class _Swarm(Auditor):
     def follow(self, job: PublicJob) -> Process:
         """Against the final head."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
-        head = self.world.mail.heads_of(job.job.id)[-1].head
+        head = self.heads_of(job.id)[-1]
         for nonce in range(self.games):
-            self.spawn(self._start(job, nonce, calls.challenge(job.job, head, nonce)))
+            self.world.submit(self, calls.challenge(job.job, head, nonce))
 
-    def _start(self, job: PublicJob, nonce: int, call: calls.Call) -> Process:
-        receipt = yield from self.send(call)
-        game = self.world.board.games[receipt.event("GameStarted").values["gameId"]]
-        yield from self.play(GameView(game=game, side=Side.CHALLENGER, party=_Into(self, job, nonce)))
-        yield from self.reclaim(game)
+    def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """All of them."""
+        return True
+
+    def party_in(self, game: PublicGame) -> Party:
+        """One that walks into the segment whose number the game has."""
+        numbers = (game_id(game.head.head, self.domain, self.address, nonce) for nonce in range(self.games))
+        return _Into(self, game.job, list(numbers).index(game.id))
 
 
 class Overload(Adversary):

@@ -6,16 +6,15 @@ from random import Random
 from typing import ClassVar, Final
 
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
+from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer
 from tiebreak.sim.adversaries.waiting import last_call
 from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Trainer
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicJob
 from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import STEPS
@@ -41,7 +40,7 @@ class TwoHeads(Trainer):
         super().__init__(world, name, key)
         self.at = at
 
-    def posts(self, heads: list[SignedHead]) -> list[SignedHead]:
+    def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:  # noqa: ARG002
         """Another head, at one checkpoint."""
         (shown,) = heads
         if shown.head.count != self.at:
@@ -64,22 +63,18 @@ class Equivocation(_Signing):
 class LateSwap(Trainer):
     """Shows and posts the heads of its run as agreed, but the last, which it posts when the window is all but over."""
 
-    def heads(self, count: int) -> list[SignedHead]:
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
         """None at the end: nobody is to look at it early."""
-        return [] if self._is_last(count) else [self.head(count)]
+        return [] if count == job.checkpoints else [self.head(job, count)]
 
-    def posts(self, heads: list[SignedHead]) -> list[SignedHead]:
+    def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
         """What it showed; at the end what it did not show."""
-        job, _ = self._held()
-        return heads or [self.head(job.checkpoints)]
+        return heads or [self.head(job, job.checkpoints)]
 
-    def _post(self, job: PublicJob, head: SignedHead) -> Process:
-        if self._is_last(head.head.count):
-            yield from self.sleep(last_call(self.world, job.window_end))
-        yield from super()._post(job, head)
-
-    def _is_last(self, count: int) -> bool:
-        return count == self._held()[0].checkpoints
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:
+        """The last at the last second."""
+        is_last = head.head.count == job.job.checkpoints
+        return self.now + (last_call(self.world, job.window_end) if is_last else 0)
 
 
 class SwappedHead(_Signing):
@@ -101,9 +96,9 @@ class _Hasty(Trainer):
         """None."""
         return 0
 
-    def heads(self, count: int) -> list[SignedHead]:
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
         """The last alone."""
-        return [self.head(count)] if count == self._held()[0].checkpoints else []
+        return [self.head(job, count)] if count == job.checkpoints else []
 
 
 class HastyHead(_Signing):
@@ -146,9 +141,9 @@ class Withholding(Trainer):
         super().__init__(world, name, key)
         self.first = first
 
-    def heads(self, count: int) -> list[SignedHead]:
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
         """Those before."""
-        return [] if count >= self.first else [self.head(count)]
+        return [] if count >= self.first else [self.head(job, count)]
 
 
 class WithheldHeads(_Signing):
@@ -180,11 +175,10 @@ class Refused(Trainer):
             self.publish_head(other)
         return [calls.post_head(other) for other in found]
 
-    def _post(self, job: PublicJob, head: SignedHead) -> Process:
-        for call in self.bad_calls(job, head):
-            self.world.submit(self, call, untried=True)
-        yield from self.next_slot()
-        yield from super()._post(job, head)
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:
+        """In the block after."""
+        self.spam(self.bad_calls(job, head))
+        return self.world.next_block
 
 
 class _RefusedHeads(_Signing):
@@ -248,7 +242,7 @@ class _Beyond(Refused):
 
     def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
         """And of none."""
-        none = Call("postHead", ((job.job.id, 0, head.head.run_root), head.signature))
+        none = Call("postHead", ((job.id, 0, head.head.run_root), head.signature))
         return [*super().bad_calls(job, head), none]
 
 
@@ -263,7 +257,7 @@ class HeadsBeyondTheRun(_RefusedHeads):
 class _Repeating(Refused):
     def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:  # noqa: ARG002
         """All heads that were posted before, again."""
-        return [calls.post_head(self.head(count)) for count in range(1, job.head_count + 1)]
+        return [calls.post_head(self.head(job.job, count)) for count in range(1, job.head_count + 1)]
 
 
 class RepeatedHeads(_RefusedHeads):

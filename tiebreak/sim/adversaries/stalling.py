@@ -7,13 +7,12 @@ from typing import ClassVar
 
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.challengers import CHALLENGED, Mistaken, MistakenChallenge, seat_challenger
 from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer
 from tiebreak.sim.adversaries.waiting import first_late, last_call, stalled
 from tiebreak.sim.world.agents import GameView, Reply, Trainer
-from tiebreak.sim.world.agents.agent import Process
-from tiebreak.sim.world.board import PublicJob
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.world import World
 
@@ -112,9 +111,9 @@ class _Waiting(Trainer):
         super().__init__(world, name, key)
         self.wait = wait
 
-    def _post(self, job: PublicJob, head: SignedHead) -> Process:
-        yield from self.sleep(self.wait(self.world, job.window_end))
-        yield from super()._post(job, head)
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
+        """In so many seconds."""
+        return self.now + self.wait(self.world, job.window_end)
 
 
 class LastSecondHeads(Adversary):

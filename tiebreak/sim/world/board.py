@@ -4,17 +4,17 @@ Beside each game stands the Python referee's: every move that the contract took 
 the contract refused must be illegal there. Where the two disagree, `disagreements` says so.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tiebreak.protocol.chain import EndReason, Event, GameRecord, JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain import EndReason, Event, GameRecord, Outcome, Reverted
 from tiebreak.protocol.chain.simulated import Applied
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Move, Phase, Side
+from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.parties import board
+from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.calls import Call
 
@@ -24,96 +24,15 @@ _ENDINGS: Final = {
     "JobSlashed": JobStatus.SLASHED,
     "JobAbandoned": JobStatus.ABANDONED,
 }
-ENDED: Final = frozenset(_ENDINGS.values())
 BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
 
 
-@dataclass(slots=True, kw_only=True)
-class PublicJob:
-    """A job as the board shows it."""
-
-    job: Job
-    status: JobStatus = JobStatus.OFFERED
-    head_count: int = 0
-    last_progress: int
-    """When it was created, accepted, or its last head was posted."""
-    ended: int | None = None
-    """When it was over."""
-    equivocation: bool = False
-    """Whether it was slashed for two heads of one count."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more can happen to it; games of a slashed job may still wait to be reclaimed."""
-        return self.status in ENDED
-
-    @property
-    def has_final_head(self) -> bool:
-        """Whether the trainer posted all its heads."""
-        return self.head_count == self.job.checkpoints
-
-    @property
-    def window_end(self) -> int:
-        """The last instant at which a game may start; `settle` and `abandon` are legal after it."""
-        return self.last_progress + self.job.challenge_window
-
-
-@dataclass(slots=True, kw_only=True)
-class PublicGame:
-    """A game as its transactions show it."""
-
-    id: Digest
-    job: PublicJob
-    challenger: Address
-    head: SignedHead
-    state: GameState
-    """The Python referee's."""
-    started: int
-    moves: list[Move] = field(default_factory=list)
-    void: bool = False
-    gas: int = 0
-    ended: int = 0
-
-    @property
-    def answered(self) -> Move | None:
-        """The last move."""
-        return self.moves[-1] if self.moves else None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has a verdict, or was voided."""
-        return self.void or self.state.is_over
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether no move counts any more."""
-        return self.is_over or self.job.status is not JobStatus.ACTIVE
-
-    def mover(self) -> Address:
-        """Whose move it is."""
-        return self.job.job.trainer if self.state.mover is Side.DEFENDER else self.challenger
-
-
-class Board:
+class Board(board.Board):
     """Follows the contract."""
 
     def __init__(self) -> None:
-        self.jobs: dict[Digest, PublicJob] = {}
-        self.games: dict[Digest, PublicGame] = {}
-        self.credits: dict[Address, int] = {}
+        super().__init__()
         self.disagreements: list[str] = []
-
-    def games_of(self, job_id: Digest) -> list[PublicGame]:
-        """The games about a job, oldest first."""
-        return [found for found in self.games.values() if found.job.job.id == job_id]
-
-    def open_games(self, job_id: Digest) -> list[PublicGame]:
-        """Those that have no verdict."""
-        return [found for found in self.games_of(job_id) if not found.is_over]
-
-    def credit(self, account: Address) -> int:
-        """Wei that an account can withdraw."""
-        return self.credits.get(account, 0)
 
     # ------------------------------------------------------------------ transactions
 

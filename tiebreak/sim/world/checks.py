@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer
-from tiebreak.sim.world.board import BURN_ADDRESS, PublicGame, PublicJob
+from tiebreak.sim.world.board import BURN_ADDRESS
 from tiebreak.sim.world.world import World
 
 _UNPAID: Final = (JobStatus.SLASHED, JobStatus.ABANDONED)

@@ -3,12 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer
-from tiebreak.sim.world.board import PublicGame
 from tiebreak.sim.world.world import World
 
 _REASONS: Final = {

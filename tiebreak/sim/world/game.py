@@ -6,21 +6,20 @@ from math import inf
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.chain.simulated import SimulatedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import describe
+from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.terms import Pace, objections_to_auditing
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Agent, Auditor, Trainer
-from tiebreak.sim.world.board import PublicGame, PublicJob
 from tiebreak.sim.world.cast import FUNDS, Cast
 from tiebreak.sim.world.checks import Finished
 from tiebreak.sim.world.endings import ending
-from tiebreak.sim.world.prudence import Pace, objections_to_auditing
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import GENESIS, World

@@ -12,8 +12,8 @@ from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.board import PublicGame
 from tiebreak.sim.world.work import Work
 
 

@@ -23,11 +23,12 @@ from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.chain.simulated import Applied, Draft, SimulatedChain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.parties.events import Event
+from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.board import Board
 from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.mail import Account, Mail
-from tiebreak.sim.world.prudence import Pace
 from tiebreak.sim.world.workshop import Deviation, Workshop
 
 GENESIS: Final = 2_000_000_000
@@ -41,12 +42,18 @@ class Participant(Protocol):
     """A party, as the world sees it."""
 
     name: str
-    key: PrivateKey
     account: Account
+
+    @property
+    def key(self) -> PrivateKey:
+        """What it signs with."""
 
     @property
     def address(self) -> Address:
         """Of its key."""
+
+    def tell(self, event: Event) -> None:
+        """Let it see an event."""
 
     def on_pending(self, pending: "Pending") -> None:
         """Another's transaction came into the mempool."""
@@ -160,6 +167,10 @@ class World:
     def next_block(self) -> int:
         """The instant of the next block, if there is one."""
         return self.now + self.block_seconds - int(self.env.now) % self.block_seconds
+
+    def party_at(self, address: Address) -> Participant:
+        """Whose account it is. Raises `StopIteration` for a stranger's."""
+        return next(party for party in self.parties.values() if party.address == address)
 
     def notify(self) -> None:
         """Wake everyone who waits for something to change."""

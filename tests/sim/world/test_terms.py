@@ -7,8 +7,8 @@ import pytest
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.rules import max_moves
+from tiebreak.protocol.parties.terms import Pace, objections, objections_to_auditing, objections_to_training, turns
 from tiebreak.sim.world.cast import TERMS
-from tiebreak.sim.world.prudence import Pace, objections, objections_to_auditing, objections_to_training, turns
 from tiebreak.sim.world.workshop import Workshop
 
 PACE = Pace(block_seconds=12, step_seconds=20)

@@ -1,8 +1,8 @@
-"""What to make sure of before one takes part in a job: that its terms leave an honest party the time that it needs.
+"""The terms of a job are judged before a key signs them: they have to leave an honest party the time that it needs.
 
 Nobody is protected from what it signs, or from a game that it starts. A clock shorter than a block takes a challenger's
-stake whoever is right; a window shorter than a segment takes a trainer's. So an honest party looks at the terms first,
-and has nothing to do with a job that it could lose by them alone.
+stake whoever is right; a window shorter than a segment takes a trainer's. So an honest party keeps out of a job that it
+could lose by the terms alone.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import depth_of
 
 MISSED_BLOCKS: Final = 3
-"""So many of one side's transactions in a game, or of a segment's, may each have to wait for one block more."""
+"""Of one side's transactions in a game, or for a segment, this many may each have to wait for one block more."""
 REPLAYS: Final = 3
 """Moves of one side in a game that need re-execution."""
 
@@ -27,9 +27,15 @@ class Pace:
 
     block_seconds: int
     step_seconds: int
+    """On ordinary data."""
+    slowdown: int = 1
+    """How many times as long a step takes on the worst data there can be: a client may have chosen them.
+
+    `tiebreak doctor --worst` measures it on a machine.
+    """
 
     def sending(self, transactions: int) -> int:
-        """Until as many transactions, one after another, stand in blocks."""
+        """Until so many transactions, one after another, stand in blocks."""
         return (transactions + MISSED_BLOCKS) * self.block_seconds
 
 
@@ -49,7 +55,7 @@ def turns(job: Job, program: Program) -> int:
 
 
 def objections(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
-    """Why nobody honest should be a side of this job's games; empty if nothing speaks against it."""
+    """Why nobody honest should be a side of this job's games; empty if there is no reason."""
     replay = _segment_seconds(job, pace)
     needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
@@ -69,7 +75,8 @@ def objections_to_training(job: Job, program: Program, pace: Pace) -> tuple[str,
 def objections_to_auditing(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
     """Why no auditor should challenge in this job: it has to lose, or has nothing to win.
 
-    A window in which nobody can replay the run is none: who comes too late loses nothing. It is the client who pays.
+    A window in which nobody can replay the run is no reason: an auditor that comes too late loses nothing, the client
+    does.
     """
     found = objections(job, program, pace)
     if job.trainer_stake < 2:
@@ -78,4 +85,5 @@ def objections_to_auditing(job: Job, program: Program, pace: Pace) -> tuple[str,
 
 
 def _segment_seconds(job: Job, pace: Pace) -> int:
-    return job.checkpoint_interval * pace.step_seconds
+    """By the slowest data: a window that holds only ordinary steps is a trap."""
+    return job.checkpoint_interval * pace.step_seconds * pace.slowdown

@@ -1,0 +1,389 @@
+"""The parties alone: no simulator, no chain. What they plan, what they say, and what a crash leaves of it."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, program
+from tests.protocol.town import (
+    BLOCK,
+    FALSE,
+    JOB,
+    KINDS,
+    LIE,
+    PACE,
+    START,
+    TRUTH,
+    Fate,
+    KnowingAuditor,
+    KnowingClient,
+    KnowingTrainer,
+    KnowingWatcher,
+    Town,
+    root,
+)  # fmt: skip
+from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import Concede, Descend, Phase, Prove, Side
+from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.client import GRACE_BLOCKS
+from tiebreak.protocol.parties.machine import PASSING, Machine
+from tiebreak.protocol.parties.terms import objections_to_auditing, objections_to_training
+
+HAPPENINGS = ["train", "offer", "tick", "restart", "head"]
+SENDS = (e.Transact, e.OfferJob, e.SignJob, e.ShowHead, e.ShowMove, e.PublishRun)
+
+
+def known(board: Board, key: Any, journal: Any = ()) -> dict[str, Any]:
+    return {"board": board, "domain": DOMAIN, "pace": PACE, "key": key, "journal": journal}
+
+
+def board_with(status: JobStatus = JobStatus.ACTIVE, *, heads: int = 0, at: int = START) -> Board:
+    """A board with one job."""
+    board = Board()
+    board.jobs[JOB.id] = PublicJob(job=JOB, status=status, head_count=heads, last_progress=at)
+    return board
+
+
+def with_game(board: Board, *, at: int = START) -> PublicGame:
+    """A game against the false run's second head."""
+    head, job = FALSE.head(2), board.jobs[JOB.id]
+    number = game_id(head.head, DOMAIN, CHALLENGER.address, 0)
+    state = rules.start(JOB, head.head, number, at)
+    board.games[number] = PublicGame(
+        id=number, job=job, challenger=CHALLENGER.address, head=head, state=state, started=at
+    )
+    return board.games[number]
+
+
+def calls(actions: tuple[e.Action, ...]) -> list[e.Transaction]:
+    return [action.transaction for action in actions if isinstance(action, e.Transact)]
+
+
+def alarms(town: Town, name: str) -> list[e.Alarm]:
+    return [action for action in town.seen[name].actions if isinstance(action, e.Alarm)]
+
+
+# ---------------------------------------------------------------- whole games
+
+
+def test_an_honest_run_is_paid_and_everyone_withdraws() -> None:
+    town = Town(TRUTH).play()
+    assert town.job.status is JobStatus.SETTLED
+    assert not town.board.games
+    assert not any(town.board.credits.values())
+    assert alarms(town, "watcher") == alarms(town, "auditor") == []
+
+
+def test_a_false_run_is_convicted_at_its_lie() -> None:
+    town = Town(FALSE).play()
+    (played,) = town.board.games.values()
+    assert town.job.status is JobStatus.SLASHED
+    assert played.state.verdict is not None
+    assert (played.state.verdict.winner, played.state.verdict.reason) == (Side.CHALLENGER, rules.Reason.RECOMPUTED)
+    assert (played.state.step, played.state.leaf) == LIE
+    said = [place for seen in town.seen.values() for place in seen.statements if place[0] == "said"]
+    assert sorted(place[2] for place in said) == list(range(len(played.moves))), "each move went as a message too"
+    assert not any(town.board.credits.values())
+
+
+def test_a_watcher_sends_nothing_and_calls_a_person() -> None:
+    for run in (TRUTH, FALSE):
+        town = Town(run).play()
+        assert not [action for action in town.seen["watcher"].actions if isinstance(action, SENDS)]
+        assert any(isinstance(action, e.Start) for action in town.seen["watcher"].actions), "it did look"
+        assert [alarm.is_error for alarm in alarms(town, "watcher")] == ([] if run is TRUTH else [True, True])
+    with pytest.raises(StateError, match="expected a party with a key"):
+        _ = KnowingWatcher(**known(Board(), None)).key
+
+
+def test_a_machine_in_a_fresh_place_only_looks() -> None:
+    for kind, key in KINDS.values():
+        machine = kind(**known(Board(), key))
+        assert not any(isinstance(action, SENDS) for action in machine.observe(e.Started(at=START)))
+
+
+# ---------------------------------------------------------------- crashes, and a bad post
+
+
+def outcome(town: Town) -> Any:
+    """What everyone said, in its place."""
+    return {name: seen.statements for name, seen in town.seen.items()}, town.job.status
+
+
+NAMES = ["client", "trainer", "auditor"]
+
+
+def kill(name: str, every: int) -> None:
+    """Die after one event in so many, once a town."""
+    whole = Town(FALSE).play()
+    events = whole.seen[name].events
+    assert events > 50
+    for number in range(every // 2 + 1, events + 1, every):
+        town = Town(FALSE, fate=Fate(dies=(name, number))).play()
+        assert town.seen[name].events > number
+        assert outcome(town) == outcome(whole), f"{name} died after event {number}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_dies_says_the_same(name: str) -> None:
+    """Made anew from its journal: every statement is the same, byte for byte."""
+    kill(name, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_who_dies_after_any_event_says_the_same(name: str) -> None:
+    kill(name, 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lost_doubled_and_late_mail_leads_to_the_same_end(seed: int) -> None:
+    for run, end in ((TRUTH, JobStatus.SETTLED), (FALSE, JobStatus.SLASHED)):
+        rng = Random(seed)
+        fate = Fate(copies=lambda rng=rng: rng.choice((0, 1, 1, 2)), delay=lambda rng=rng: rng.randrange(30))
+        town = Town(run, fate=fate).play()
+        assert town.job.status is end
+        for seen in town.seen.values():
+            assert all(len(said) == 1 for place, said in seen.statements.items() if place[0] != "said")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["train", "offer", "tick", "restart", "head"]), st.integers(0, 3)), max_size=30)
+)
+def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]]) -> None:
+    """Work that is done twice with other results, offers that come again, crashes: one head a place, one signature."""
+    board, journal, heads, signatures = board_with(), list[e.Record](), dict[int, set[bytes]](), set[bytes]()
+    machine: Machine = KnowingTrainer(**known(board, TRAINER))
+    for number, (what, k) in enumerate(happenings):
+        count = k % JOB.checkpoints + 1
+        event: e.Event = e.Tick(at=START + number)
+        match what:
+            case "train":
+                work = e.Train(job_id=JOB.id, count=count)
+                event = e.Done(at=START + number, work=work, root=bytes([number]) * 32)
+            case "offer":
+                event = e.JobOffered(at=START + number, job=JOB)
+            case "head":
+                board.jobs[JOB.id].head_count = max(board.jobs[JOB.id].head_count, min(k, JOB.checkpoints))
+            case "restart":
+                machine, event = KnowingTrainer(**known(board, TRAINER, journal)), e.Started(at=START + number)
+        for action in machine.observe(event):
+            if isinstance(action, e.Record):
+                journal.append(action)
+            elif isinstance(action, e.ShowHead):
+                heads.setdefault(action.head.head.count, set()).add(action.head.encode())
+                places = [entry.data for entry in journal if entry.place == ("head", JOB.id, action.head.head.count)]
+                assert places == [action.head.encode()], "it is in the journal before it leaves"
+            elif isinstance(action, e.SignJob):
+                signatures.add(action.signature)
+    assert all(len(found) == 1 for found in heads.values())
+    assert len(signatures) <= 1
+
+
+# ---------------------------------------------------------------- clocks, a second before and after
+
+
+@pytest.mark.parametrize(("after", "claims"), [(-1, False), (0, False), (1, True)])
+def test_a_timeout_is_claimed_after_the_deadline(after: int, claims: bool) -> None:
+    board = board_with()
+    played = with_game(board)
+    auditor = KnowingAuditor(**known(board, CHALLENGER))
+    actions = auditor.observe(e.Tick(at=played.state.deadline + after))
+    assert (e.ClaimTimeout(game_id=played.id) in calls(actions)) is claims
+    assert claims or e.Wake(at=played.state.deadline + 1) in actions
+
+
+@pytest.mark.parametrize(("after", "claims"), [(-1, False), (0, False), (1, True)])
+def test_a_client_claims_it_for_them_when_they_had_their_time(after: int, claims: bool) -> None:
+    board = board_with()
+    played = with_game(board)
+    due = played.state.deadline + GRACE_BLOCKS * BLOCK
+    actions = KnowingClient(**known(board, CLIENT)).observe(e.Tick(at=due + after))
+    assert calls(actions) == ([e.ClaimTimeout(game_id=played.id)] if claims else [])
+    assert claims or e.Wake(at=due + 1) in actions
+
+
+@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, True), (1, True)])
+def test_an_offer_is_taken_back_when_nobody_accepts_it(after: int, acts: bool) -> None:
+    client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
+    actions = client.observe(e.Tick(at=START + JOB.challenge_window + after))
+    assert calls(actions) == ([e.CancelJob(job_id=JOB.id)] if acts else [])
+
+
+@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, False), (1, True)])
+def test_a_silent_trainer_is_abandoned_after_its_window(after: int, acts: bool) -> None:
+    client = KnowingClient(**known(board_with(heads=1), CLIENT))
+    actions = client.observe(e.Tick(at=START + JOB.challenge_window + after))
+    assert calls(actions) == ([e.Abandon(job_id=JOB.id)] if acts else [])
+    final = KnowingClient(**known(board_with(heads=JOB.checkpoints), CLIENT))
+    assert calls(final.observe(e.Tick(at=START + JOB.challenge_window + after))) == []
+
+
+@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, False), (1, True)])
+def test_a_trainer_settles_after_the_window(after: int, acts: bool) -> None:
+    journal = [
+        e.Record(place=("trained", JOB.id, count), data=root(TRUTH, count)) for count in range(1, JOB.checkpoints + 1)
+    ]
+    board = board_with(heads=JOB.checkpoints)
+    trainer = KnowingTrainer(**known(board, TRAINER, journal))
+    instant = START + JOB.challenge_window + after
+    assert calls(trainer.observe(e.Tick(at=instant))) == ([e.Settle(job_id=JOB.id)] if acts else [])
+    with_game(board)
+    again = KnowingTrainer(**known(board, TRAINER, journal))
+    assert e.Settle(job_id=JOB.id) not in calls(again.observe(e.Tick(at=instant))), "not while a game is open"
+
+
+@pytest.mark.parametrize(("after", "moves"), [(-1, True), (0, True), (1, False)])
+def test_no_move_after_the_deadline(after: int, moves: bool) -> None:
+    board = board_with(heads=JOB.checkpoints)
+    played = with_game(board)
+    trainer = KnowingTrainer(**known(board, TRAINER))
+    gather = e.Gather(game_id=played.id, sequence=0)
+    assert e.Start(work=gather) in trainer.observe(e.Tick(at=START + 1))
+    shown = Descend(nodes=(bytes(32), bytes(32)))
+    actions = trainer.observe(e.Done(at=played.state.deadline + after, work=gather, move=shown))
+    made = e.MakeMove(game_id=played.id, sequence=0, move=shown)
+    assert (made in calls(actions)) is moves
+    assert any(isinstance(action, e.Alarm) and action.is_error for action in actions) is not moves
+
+
+@pytest.mark.parametrize(("before", "sent"), [(BLOCK + 1, False), (BLOCK, True), (BLOCK - 1, True)])
+def test_a_proof_waits_for_a_block_after_its_seal(before: int, sent: bool) -> None:
+    """The next block comes a block's time after the last one; a proof in the second of its seal would be refused."""
+    board = board_with()
+    played = with_game(board)
+    played.state = replace(played.state, phase=Phase.PROVE, last=START + 2 * BLOCK)
+    auditor = KnowingAuditor(**known(board, CHALLENGER))
+    now = START + 2 * BLOCK - before + 1
+    auditor.observe(e.BoardChanged(at=now, block=now))
+    work = e.Gather(game_id=played.id, sequence=0)
+    actions = auditor.observe(e.Done(at=now, work=work, move=Prove(instruction=b"\x01")))
+    assert bool(calls(actions)) is sent
+    assert sent or e.Wake(at=played.state.last + 1) in actions
+
+
+# ---------------------------------------------------------------- transactions in the way
+
+
+@pytest.mark.parametrize("error", sorted(PASSING))
+def test_what_time_heals_is_sent_again_with_the_next_block(error: str) -> None:
+    client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
+    now = START + JOB.challenge_window
+    (first,) = (a for a in client.observe(e.BoardChanged(at=now, block=now)) if isinstance(a, e.Transact))
+    assert not first.past_pending
+    assert not calls(client.observe(e.Tick(at=now + 1))), "it waits to be mined"
+    actions = client.observe(e.Refused(at=now + 5, place=first.place, error=error))
+    assert e.Wake(at=now + BLOCK) in actions
+    assert not calls(client.observe(e.Tick(at=now + BLOCK - 1)))
+    (second,) = (a for a in client.observe(e.Tick(at=now + BLOCK)) if isinstance(a, e.Transact))
+    assert second == replace(first, past_pending=True), "past what need never be mined"
+
+
+@pytest.mark.parametrize("error", ["IllegalMove", ""])
+def test_what_is_refused_for_good_is_told_and_not_sent_again(error: str) -> None:
+    client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
+    now = START + JOB.challenge_window
+    (first,) = (a for a in client.observe(e.Tick(at=now)) if isinstance(a, e.Transact))
+    (alarm,) = (a for a in client.observe(e.Refused(at=now, place=first.place, error=error)) if isinstance(a, e.Alarm))
+    assert alarm.is_error is (error == ""), "a person can fill an account"
+    assert not calls(client.observe(e.Tick(at=now + 10 * BLOCK)))
+
+
+# ---------------------------------------------------------------- before a stake is risked
+
+
+def looked_at(roots: list[bytes]) -> tuple[tuple[e.Action, ...], list[e.Alarm]]:
+    """What an auditor does about the first head of the true run after replays that gave these roots."""
+    auditor, told = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.Alarm]()
+    head = TRUTH.head(1)
+    actions = auditor.observe(e.HeadShown(at=START, head=head))
+    for attempt, found in enumerate(roots):
+        work = e.Replay(job_id=JOB.id, head=head, attempt=attempt)
+        assert e.Start(work=work) in actions, "it looks again"
+        actions = auditor.observe(e.Done(at=START + attempt, work=work, root=found, problem="" if found else "gone"))
+        told += [action for action in actions if isinstance(action, e.Alarm)]
+    return actions, told
+
+
+A, B, C = bytes(32), b"\x01" * 32, b"\x02" * 32
+
+
+@pytest.mark.parametrize(
+    ("roots", "challenges", "errors"),
+    [
+        ([A, A], True, 0),
+        ([A, B, A], True, 1),
+        ([A, B, B], True, 1),
+        ([A, B, C], False, 1),
+        ([A, b""], False, 0),
+        ([b""], False, 0),
+    ],
+)
+def test_only_two_equal_replays_count_against_a_head(roots: list[bytes], challenges: bool, errors: int) -> None:
+    actions, told = looked_at(roots)
+    assert calls(actions) == ([e.Challenge(head=TRUTH.head(1), nonce=0)] if challenges else [])
+    assert sum(alarm.is_error for alarm in told) == errors
+
+
+def test_a_replay_that_agrees_in_the_end_clears_the_head() -> None:
+    truth = root(TRUTH, 1)
+    assert calls(looked_at([truth])[0]) == []
+    actions, told = looked_at([A, truth, truth])
+    assert calls(actions) == []
+    assert [alarm.is_error for alarm in told] == [True]
+
+
+def test_two_heads_of_one_count_are_reported_whatever_the_order() -> None:
+    true, false = TRUTH.head(2), FALSE.head(2)
+    for first, second in ((true, false), (false, true)):
+        auditor = KnowingAuditor(**known(board_with(), CHALLENGER))
+        auditor.observe(e.HeadShown(at=START, head=first))
+        assert calls(auditor.observe(e.HeadShown(at=START, head=first))) == []
+        actions = auditor.observe(e.HeadShown(at=START, head=second))
+        assert calls(actions) == [e.Report(first=first, second=second)]
+
+
+def test_heads_that_nobody_signed_are_nothing() -> None:
+    auditor = KnowingAuditor(**known(board_with(), CHALLENGER))
+    head = Head(job_id=JOB.id, count=1, run_root=bytes(32))  # type: ignore[arg-type]
+    for signed in (SignedHead(head=head, signature=bytes(65)), SignedHead.sign(head, DOMAIN, CLIENT)):
+        assert not auditor.observe(e.HeadShown(at=START, head=signed))
+
+
+def test_terms_are_judged_before_a_key_signs_them() -> None:
+    trainer = KnowingTrainer(**known(Board(), TRAINER))
+    signed = [a for a in trainer.observe(e.JobOffered(at=START, job=JOB)) if isinstance(a, e.SignJob)]
+    assert len(signed[0].signature) == 65
+    for bad in (replace(JOB, clock=20), replace(JOB, challenge_window=30), replace(JOB, program_root=bytes(32))):
+        (answer,) = (a for a in trainer.observe(e.JobOffered(at=START, job=bad)) if isinstance(a, e.SignJob))
+        assert answer.signature == b""
+
+
+def test_the_worst_data_count_in_the_terms() -> None:
+    """A window that holds a segment of ordinary steps, and not one of the slowest that a client can aim at it."""
+    job = replace(JOB, challenge_window=60, checkpoint_interval=2)
+    assert objections_to_training(job, program(), PACE) == ()
+    slow = replace(PACE, slowdown=8)
+    (sentence,) = objections_to_training(job, program(), slow)
+    assert sentence.startswith("expected a window of at least 64 seconds")
+    assert objections_to_auditing(replace(job, clock=600), program(), slow) == ()
+
+
+def test_who_gives_up_says_so_once() -> None:
+    class Tired(KnowingAuditor):
+        def concedes(self, view: Any) -> bool:
+            return True
+
+    board = board_with()
+    played = with_game(board)
+    played.state = replace(played.state, phase=Phase.SELECT)
+    actions = Tired(**known(board, CHALLENGER)).observe(e.Tick(at=START + 1))
+    assert calls(actions) == [e.MakeMove(game_id=played.id, sequence=0, move=Concede())]

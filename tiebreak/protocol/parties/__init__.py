@@ -1,0 +1,1 @@
+"""The parties of a job as machines without IO: what each decides, whoever drives it."""

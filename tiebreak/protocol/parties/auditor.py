@@ -1,0 +1,249 @@
+"""Two parties that look at runs: a watcher tells its owner and needs no key, an auditor stakes money on what it found.
+
+A head that is not what an own replay gave is replayed a second time, and only two equal results count: the likeliest
+cause of a false alarm is the auditor's own machine. Where two replays differ a third decides, and a person is told.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, ClassVar, Final
+
+from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.packing import Fields, pack, unpack
+from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.protocol.parties.events import (
+    Arrived,
+    Challenge,
+    Done,
+    Event,
+    FetchRun,
+    HeadShown,
+    Place,
+    Replay,
+    Report,
+)
+from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.parties.terms import objections_to_auditing
+from tiebreak.protocol.tags import Digest
+
+ATTEMPTS: Final = 3
+MAX_STRANGERS: Final = 1024
+"""Heads of jobs that the board does not show yet, of which so many are kept: anybody can make them up."""
+_HEADS_PER_COUNT: Final = 2
+"""Two heads of one count end the job by a report; a third tells nothing new."""
+
+
+class Finding(Enum):
+    """What replays say of a head."""
+
+    TRUE = "true"
+    FALSE = "false"
+    UNCHECKABLE = "uncheckable"
+
+
+class Watcher(Machine):
+    """Replays every head of every job that it can compute, and raises an alarm. It sends nothing and needs no key."""
+
+    ROLE: ClassVar = "watcher"
+
+    def __init__(self, **known: Any) -> None:
+        """As `Machine`."""
+        super().__init__(**known)
+        self._heads: dict[Digest, list[SignedHead]] = {}
+        self._strangers: list[SignedHead] = []
+        self._fetched: set[tuple[Digest, int]] = set()
+        for place, data in self.records.items():
+            if place[0] == "heard":
+                head = SignedHead.decode(data)
+                self._heads.setdefault(head.head.job_id, []).append(head)
+
+    # ------------------------------------------------------------------ decisions
+
+    def concerns(self, job: PublicJob) -> bool:
+        """Whether it watches a job: by default if it can compute it."""
+        return self.program_of(job.job) is not None
+
+    def is_valid(self, head: SignedHead, job: Job) -> bool:
+        """Whether it is a head of the job, signed by its trainer."""
+        try:
+            head.verify(job, self.domain)
+        except VerificationError:
+            return False
+        return True
+
+    def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
+        """Whether it replays a head, now or ever."""
+        return True
+
+    # ------------------------------------------------------------------ a round
+
+    def learn(self, event: Event) -> None:
+        """Heads, fetched runs and replays."""
+        super().learn(event)
+        match event:
+            case HeadShown():
+                if event.head not in self._strangers[:MAX_STRANGERS]:
+                    self._strangers.append(event.head)
+            case Arrived():
+                self._fetched.add((event.job_id, event.count))
+            case Done(work=Replay() as work):
+                self.record((*_replayed(work.head), work.attempt), event.root)
+                if event.problem:
+                    self.alarm(f"{_name(work.head)} cannot be checked: {event.problem}")
+        self._strangers = [head for head in self._strangers if not self._sort(head)][:MAX_STRANGERS]
+
+    def _sort(self, head: SignedHead) -> bool:
+        """File a head under its job; whether the job is there to judge it by."""
+        job = self.board.jobs.get(head.head.job_id)
+        if job is None:
+            return False
+        known = self._heads.setdefault(job.id, [])
+        same = [other.head.run_root for other in known if other.head.count == head.head.count]
+        if head.head.run_root not in same and len(same) < _HEADS_PER_COUNT and self.is_valid(head, job.job):
+            known.append(head)
+            self.record(("heard", job.id, head.head.count, len(same)), head.encode())
+        return True
+
+    def plan(self) -> None:
+        """Every job that it watches."""
+        for job in self.jobs():
+            if not job.is_over and self.concerns(job):
+                self._watch(job)
+        super().plan()
+
+    def _watch(self, job: PublicJob) -> None:
+        self._audit(job)
+        for head in self.heads_of(job.id):
+            if self.finding(head) is Finding.FALSE:
+                self.alarm(f"{_name(head)} is false: two replays gave another root", is_error=True)
+        for first, second in self.conflicts(job.id):
+            self.alarm(f"{_name(first)}: the trainer also signed root {second.head.run_root.hex()}", is_error=True)
+
+    def _audit(self, job: PublicJob) -> None:
+        """Replay the heads of a job, one after the other, in the order in which they came."""
+        for head in self.heads_of(job.id):
+            if self.finding(head) is None and self.replays(head):
+                if job.job.is_logged and (job.id, head.head.count) not in self._fetched:
+                    self.once(FetchRun(job_id=job.id, count=head.head.count))
+                else:
+                    self.begin(Replay(job_id=job.id, head=head, attempt=len(self._results(head))))
+                return
+
+    # ------------------------------------------------------------------ what it knows
+
+    def heads_of(self, job_id: Digest) -> list[SignedHead]:
+        """The valid heads of a job that it has seen, in this order; of one count at most two."""
+        return self._heads.get(job_id, [])
+
+    def conflicts(self, job_id: Digest) -> Iterator[tuple[SignedHead, SignedHead]]:
+        """Pairs of heads of one count with different roots."""
+        first = dict[int, SignedHead]()
+        for head in self.heads_of(job_id):
+            other = first.setdefault(head.head.count, head)
+            if other is not head:
+                yield other, head
+
+    def finding(self, head: SignedHead) -> Finding | None:
+        """What the replays so far say; None: there has to be one more."""
+        results = self._results(head)
+        if b"" in results:
+            return Finding.UNCHECKABLE
+        if head.head.run_root in results[:1]:
+            return Finding.TRUE
+        if len(results) > 1 and len(set(results)) > 1:
+            self.alarm(f"{_name(head)}: two replays differ; check this machine", is_error=True)
+        twice = [root for root in results if results.count(root) > 1]
+        if twice:
+            return Finding.TRUE if twice[0] == head.head.run_root else Finding.FALSE
+        return Finding.UNCHECKABLE if len(results) == ATTEMPTS else None
+
+    def _results(self, head: SignedHead) -> list[bytes]:
+        """The roots of its replays of a head; empty bytes where that was not possible."""
+        place = _replayed(head)
+        places: list[Place] = [(*place, attempt) for attempt in range(ATTEMPTS)]
+        return [self.records[place] for place in places if place in self.records]
+
+
+class Auditor(Player, Watcher):
+    """A watcher with a key: challenges what is false, reports two heads of one count, and plays its games."""
+
+    ROLE: ClassVar = "auditor"
+
+    # ------------------------------------------------------------------ decisions
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
+        """Whether it challenges a head, after replays that agree with it or do not."""
+        return not agrees
+
+    def objects(self, job: PublicJob) -> bool:
+        """Whether it keeps out of a job by whose terms it would lose its stake, or win nothing."""
+        program = self.program_of(job.job)
+        reasons = (
+            ("it does not have the program",)
+            if program is None
+            else objections_to_auditing(job.job, program, self.pace)
+        )
+        return bool(reasons)
+
+    def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
+        """Whether it reports two heads of one count."""
+        return True
+
+    def nonce(self, head: SignedHead) -> int:  # noqa: ARG002
+        """The number of its game against a head."""
+        return 0
+
+    def accused(self, job: PublicJob) -> SignedHead | None:
+        """The head of a job that it challenges, once it knows one."""
+        for head in self.heads_of(job.id):
+            finding = self.finding(head)
+            if finding in (Finding.TRUE, Finding.FALSE) and self.accuses(head, finding is Finding.TRUE):
+                return head
+        return None
+
+    # ------------------------------------------------------------------ a round
+
+    def plan(self) -> None:
+        """Games go first: their clocks run."""
+        for game in list(self.board.games.values()):
+            if game.challenger == self.address:
+                self._play(game, Side.CHALLENGER)
+        super().plan()
+
+    def _watch(self, job: PublicJob) -> None:
+        for first, second in self.conflicts(job.id):
+            if is_active(job) and self.reports(first, second):
+                self.want(("report", job.id), Report(first=first, second=second))
+                break
+        if not self._challenge(job):
+            self._audit(job)
+
+    def _challenge(self, job: PublicJob) -> bool:
+        """Challenge the first head that is false, once a job; whether that is still under way."""
+        place: Place = ("challenge", job.id)
+        if place not in self.records:
+            head = self.accused(job)
+            if head is None:
+                return False
+            if self.objects(job):
+                self.alarm(f"{_name(head)} is false, but nobody can win a game on its terms", is_error=True)
+                return False
+            self.alarm(f"{_name(head)} is false: challenging it")
+            self.record(place, pack([self.nonce(head), head.encode()]))
+        fields = Fields("challenge", unpack(self.records[place], 1 << 16), 2)
+        nonce, head = fields.uint(), SignedHead.decode(fields.data(1 << 16))
+        if game_id(head.head, self.domain, self.address, nonce) in self.board.games or self.is_given_up(place):
+            return False
+        self.want(place, Challenge(head=head, nonce=nonce), deadline=job.window_end)
+        return True
+
+
+def _replayed(head: SignedHead) -> Place:
+    return ("replayed", head.head.job_id, head.head.count, head.head.run_root)
+
+
+def _name(head: SignedHead) -> str:
+    return f"job {head.head.job_id.hex()[:8]}, head {head.head.count}"

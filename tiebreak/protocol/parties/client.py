@@ -1,0 +1,109 @@
+"""The client: offers the job, takes the offer back if nobody accepts it, and abandons a trainer that falls silent."""
+
+from typing import Any, ClassVar, Final
+
+from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.parties.board import JobStatus, PublicJob
+from tiebreak.protocol.parties.events import (
+    Abandon,
+    CancelJob,
+    ClaimTimeout,
+    CreateJob,
+    Event,
+    JobDrafted,
+    JobSigned,
+    OfferJob,
+)
+from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.tags import Digest
+
+GRACE_BLOCKS: Final = 3
+"""What the two sides of a game have to claim a timeout before the client does it for them."""
+PATIENCE_BLOCKS: Final = 5
+"""How long it waits for an answer to an offer before it asks again."""
+_UNSIGNED: Final = bytes(keys.SIGNATURE_BYTES)
+
+
+class Client(Machine):
+    """Pays the reward. It has to see to it that its job ends, also if all others sit still."""
+
+    ROLE: ClassVar = "client"
+
+    def __init__(self, **known: Any) -> None:
+        """As `Machine`."""
+        super().__init__(**known)
+        self._drafts: dict[Digest, Job] = {}
+        self._declined: set[Digest] = set()
+        self._offer_at: dict[Digest, int] = {}
+        for place, data in self.records.items():
+            if place[0] == "draft":
+                job = SignedJob.decode(data).job
+                self._drafts[job.id] = job
+
+    # ------------------------------------------------------------------ decisions
+
+    def patience(self, job: PublicJob) -> int:
+        """How long an offer stands, in seconds."""
+        return job.job.challenge_window
+
+    def gives_up(self, job: PublicJob) -> bool:
+        """Whether it abandons a job whose trainer is late and in no game."""
+        return job.head_count < job.job.checkpoints
+
+    # ------------------------------------------------------------------ a round
+
+    def learn(self, event: Event) -> None:
+        """A job that its owner wants, and a trainer's signature under it."""
+        match event:
+            case JobDrafted(job=job):
+                draft = SignedJob(domain=self.domain, job=job, client_signature=_UNSIGNED, trainer_signature=_UNSIGNED)
+                self.record(("draft", job.id), draft.encode())
+                self._drafts[job.id] = job
+            case JobSigned(job=job, signature=b"") if job.id in self._drafts:
+                self._declined.add(job.id)  # anybody could say so: nothing is recorded, and a signature still counts
+                self.alarm(f"job {job.id.hex()[:8]}: the trainer declines", is_error=True)
+            case JobSigned(job=job) if job.id in self._drafts:
+                try:
+                    keys.verify(job.digest(self.domain), event.signature, job.trainer)
+                except VerificationError:
+                    self.alarm(f"job {job.id.hex()[:8]}: the trainer's signature is not the trainer's")
+                else:
+                    self.record(("signed", job.id), event.signature)
+
+    def plan(self) -> None:
+        """Every job that it wants, and every job that it pays."""
+        for job_id, draft in self._drafts.items():
+            signature = self.records.get(("signed", job_id))
+            if job_id in self.board.jobs:
+                continue
+            if signature is None:
+                self._offer(draft)
+            else:
+                self.want(("create", job_id), CreateJob(job=draft, signature=signature))
+        for job in self.jobs():
+            if job.job.client == self.address:
+                self._follow(job)
+        super().plan()
+
+    def _offer(self, draft: Job) -> None:
+        """Ask for the signature until there is an answer: a message may be lost."""
+        if draft.id not in self._declined and self.has_come(self._offer_at.get(draft.id, 0)):
+            self._offer_at[draft.id] = self.now + PATIENCE_BLOCKS * self.pace.block_seconds
+            self.do(OfferJob(job=draft))
+            self.wake(self._offer_at[draft.id])
+
+    def _follow(self, job: PublicJob) -> None:
+        if job.status is JobStatus.OFFERED and self.has_come(job.last_progress + self.patience(job)):
+            self.want(("cancel", job.id), CancelJob(job_id=job.id))
+        if not is_active(job):
+            return
+        games = self.board.open_games(job.id)
+        grace = GRACE_BLOCKS * self.pace.block_seconds
+        for game in games:  # one that nobody ends keeps the job from ending
+            if self.has_come(game.state.deadline + grace + 1):
+                self.want(("timeout", game.id, game.state.moves), ClaimTimeout(game_id=game.id))
+                return
+        if not games and not job.has_final_head and self.has_come(job.window_end + 1) and self.gives_up(job):
+            self.want(("abandon", job.id, job.head_count), Abandon(job_id=job.id))

@@ -1,0 +1,155 @@
+"""The trainer: signs and accepts a job, computes, shows a head at each checkpoint, defends it, and settles."""
+
+from typing import Any, ClassVar
+
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.parties.board import JobStatus, PublicJob
+from tiebreak.protocol.parties.events import (
+    AcceptJob,
+    Done,
+    Event,
+    JobOffered,
+    PostHead,
+    PublishRun,
+    Settle,
+    ShowHead,
+    SignJob,
+    Train,
+)
+from tiebreak.protocol.parties.machine import is_active
+from tiebreak.protocol.parties.player import Player
+from tiebreak.protocol.parties.terms import objections_to_training
+from tiebreak.protocol.tags import Digest
+
+
+class Trainer(Player):
+    """Does as agreed: one segment after the other, and the next one when the head of the last stands on the board."""
+
+    ROLE: ClassVar = "trainer"
+
+    def __init__(self, **known: Any) -> None:
+        """As `Machine`."""
+        super().__init__(**known)
+        self._shown: dict[tuple[Digest, int], list[SignedHead]] = {}
+        self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
+        self._post_at: dict[SignedHead, int] = {}
+
+    # ------------------------------------------------------------------ decisions
+
+    def agrees(self, job: Job) -> bool:
+        """Whether a job that a client drafted is what was agreed; by default any that it can compute."""
+        return job.trainer == self.address and self.program_of(job) is not None
+
+    def objects(self, job: Job) -> bool:
+        """Whether it could lose its stake by a job's terms alone."""
+        program = self.program_of(job)
+        reasons = (
+            ("it does not have the program",) if program is None else objections_to_training(job, program, self.pace)
+        )
+        for reason in reasons:
+            self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
+        return bool(reasons)
+
+    def sign_job(self, job: Job) -> bytes | None:
+        """Its signature under a job; None unless the job is what was agreed, and its terms are safe."""
+        return self.key.sign(job.digest(self.domain)) if self.agrees(job) and not self.objects(job) else None
+
+    def accepts(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Whether it takes an offer that it signed, now."""
+        return True
+
+    def sign_head(self, head: Head) -> SignedHead:
+        """Sign a head with its key, whatever it signed before. `head` is what an honest trainer calls."""
+        return SignedHead.sign(head, self.domain, self.key)
+
+    def head(self, job: Job, count: int) -> SignedHead:
+        """The head of its run after so many checkpoints: the one in its journal, if there is one."""
+        place = ("head", job.id, count)
+        if place not in self.records:
+            root = Digest(self.records["trained", job.id, count])
+            self.record(place, self.sign_head(Head(job_id=job.id, count=count, run_root=root)).encode())
+        return SignedHead.decode(self.records[place])
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        """What it shows at a checkpoint."""
+        return [self.head(job, count)]
+
+    def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:  # noqa: ARG002
+        """Which heads it posts on the board at a checkpoint where it showed these."""
+        return heads[:1]
+
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
+        """The instant at which it posts a head, asked once: by default now."""
+        return self.now
+
+    def publishes(self, job: Job, count: int) -> bool:  # noqa: ARG002
+        """Whether it shows at a checkpoint what an auditor needs beside the head: the run's logs."""
+        return True
+
+    def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Whether it ends its job when it can."""
+        return True
+
+    # ------------------------------------------------------------------ a round
+
+    def learn(self, event: Event) -> None:
+        """A client's wish, and segments that were computed."""
+        super().learn(event)
+        match event:
+            case JobOffered(job=job):
+                place = ("signature", job.id)
+                signature = self.records.get(place) or self.sign_job(job)
+                self.do(SignJob(job=job, signature=self.record(place, signature) if signature else b""))
+            case Done(work=Train() as work):
+                if event.problem:
+                    self.alarm(f"job {work.job_id.hex()[:8]}: {event.problem}", is_error=True)
+                else:
+                    self.record(("trained", work.job_id, work.count), event.root)
+
+    def plan(self) -> None:
+        """Every job of its own, and every game about one."""
+        for job in self.jobs():
+            if job.job.trainer == self.address:
+                self._follow(job)
+        super().plan()
+
+    def _follow(self, job: PublicJob) -> None:
+        if job.status is JobStatus.OFFERED and self.accepts(job):
+            self.want(("accept", job.id), AcceptJob(job_id=job.id))
+        for game in self.board.games_of(job.id):
+            self._play(game, Side.DEFENDER)
+        if not is_active(job) or not self._is_through(job) or not job.has_final_head or not self.settles(job):
+            return
+        if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
+            self.want(("settle", job.id), Settle(job_id=job.id))
+
+    def _is_through(self, job: PublicJob) -> bool:
+        """Ask for the next segment or head; whether there is none left."""
+        for count in range(1, job.job.checkpoints + 1):
+            if ("trained", job.id, count) not in self.records:
+                self.begin(Train(job_id=job.id, count=count))
+                return False
+            if not self._is_posted(job, count):
+                return False
+        return True
+
+    def _is_posted(self, job: PublicJob, count: int) -> bool:
+        """Show a checkpoint, and post its head until that cannot help any more: a head too late costs the stake."""
+        key = (job.id, count)
+        if key not in self._shown:
+            self.do(PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
+            heads = self._shown[key] = self.heads(job.job, count)
+            for head in heads:
+                self.do(ShowHead(head=head))
+            self._to_post[key] = self.posts(job.job, heads)
+        for head in self._to_post[key]:
+            place = ("post", job.id, count, head.head.run_root)
+            if job.head_count >= head.head.count or self.is_given_up(place):
+                continue
+            if head not in self._post_at:
+                self._post_at[head] = self.posts_at(job, head)
+            if self.has_come(self._post_at[head]):
+                self.want(place, PostHead(head=head), deadline=job.window_end)
+            return False
+        return True
