@@ -224,3 +224,9 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
     blocked = f"import sys\nfor name in {sorted(EXTRAS)!r}:\n    sys.modules[name] = None\n"
     imports = "".join(f"import {name}\n" for name in names)
     assert "torch" in imported_by(blocked + imports)
+
+
+def test_nothing_but_a_capture_imports_the_tracer_and_nothing_but_its_task_scikit_learn() -> None:
+    found = imported_by("import sys\nimport tiebreak.api.runs, tiebreak.api.audits, tiebreak.demo.tasks.loader")
+    assert "torch" in found
+    assert not {"torch._dynamo", "torch._inductor", "sympy", "sklearn"} & found

@@ -124,7 +124,7 @@ def load_bundle(folder: Path) -> Bundle:
         raise StateError(f"expected a captured job in {folder}, got no {MANIFEST}; make one with `tiebreak capture`")
     with Folder(folder) as files:
         files.check()
-        manifest = _manifest(files.read(MANIFEST, MAX_MANIFEST_BYTES))
+        manifest = _manifest(folder / MANIFEST, files.read(MANIFEST, MAX_MANIFEST_BYTES))
         program = Program.decode(files.read(PROGRAM, MAX_PROGRAM_BYTES))
         bundle = Bundle(
             name=manifest["name"],
@@ -140,16 +140,16 @@ def load_bundle(folder: Path) -> Bundle:
     return bundle
 
 
-def _manifest(data: bytes) -> dict[str, Any]:
+def _manifest(path: Path, data: bytes) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise EncodingError(f"{MANIFEST}: expected JSON, got {error}") from error
+        raise EncodingError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(manifest, dict) or manifest.keys() != _FIELDS.keys():
-        raise EncodingError(f"{MANIFEST}: expected the fields {sorted(_FIELDS)}, got others")
+        raise EncodingError(f"{path}: expected the fields {sorted(_FIELDS)}, got others")
     for field, kind in _FIELDS.items():
         if type(manifest[field]) is not kind:
-            raise EncodingError(f"{MANIFEST}: expected {field} of type {kind.__name__}, got {manifest[field]!r}")
+            raise EncodingError(f"{path}: expected {field} of type {kind.__name__}, got {manifest[field]!r}")
     if manifest["format"] != FORMAT:
-        raise EncodingError(f"{MANIFEST}: expected format {FORMAT}, got {manifest['format']}")
+        raise EncodingError(f"{path}: expected format {FORMAT}, got {manifest['format']}")
     return manifest

@@ -44,4 +44,7 @@ def load_key(path: str | Path, passphrase: str) -> PrivateKey:
             pem = file.read()
     except OSError as error:
         raise ConfigurationError(f"cannot read key file {path}: {error.strerror}") from error
-    return PrivateKey.from_pem(pem, passphrase)
+    try:
+        return PrivateKey.from_pem(pem, passphrase)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error

@@ -17,12 +17,10 @@ from typing import Any, Final
 import torch
 import torch.fx.traceback
 from torch import Tensor, fx, nn
-from torch._functorch.aot_autograd import _aot_export_function
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.func import functional_call
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
@@ -115,6 +113,9 @@ def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
     _check_version()
     parameters = dict(model.named_parameters())  # tied ones once: they have one gradient
     buffers = dict(model.named_buffers())
+    # Imported here, for it brings torch._dynamo and takes seconds: who trains or audits needs none of it.
+    from torch._functorch.aot_autograd import _aot_export_function  # noqa: PLC0415
+
     names = [f"model.{name}" for name in (*parameters, *buffers)]
     wrapped = LossModule(model, loss)
 
@@ -177,6 +178,8 @@ def _checked(loss: Any) -> Tensor:
 @contextmanager
 def _data_dependence() -> Iterator[None]:
     """What torch raises where the values of tensors would decide what is computed, or the shape of a result."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # noqa: PLC0415 (brings sympy)
+
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
