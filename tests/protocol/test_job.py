@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.protocol.programs import every_kind
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob, game_id, is_equivocation
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.commitments.records import initial_record
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.program import Program
@@ -192,16 +192,6 @@ def test_heads_are_of_the_job_and_by_its_trainer() -> None:
         SignedHead.sign(head(4), DOMAIN, TRAINER).verify(JOB, DOMAIN)
     with pytest.raises(VerificationError, match="at least 1, got 0"):
         head(0)
-
-
-def test_equivocation_is_two_roots_at_one_count() -> None:
-    first, other = (SignedHead.sign(head(2, bytes([k]) * 32), DOMAIN, TRAINER) for k in (1, 2))
-    later = SignedHead.sign(head(3, b"\2" * 32), DOMAIN, TRAINER)
-    assert is_equivocation(first, other, JOB, DOMAIN)
-    assert not is_equivocation(first, first, JOB, DOMAIN)
-    assert not is_equivocation(first, later, JOB, DOMAIN)
-    with pytest.raises(SignatureError):
-        is_equivocation(first, SignedHead.sign(head(2, b"\3" * 32), DOMAIN, CLIENT), JOB, DOMAIN)
 
 
 def test_a_game_id_names_everything() -> None:

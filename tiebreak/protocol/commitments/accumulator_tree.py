@@ -11,7 +11,7 @@ from typing import Final
 
 from tiebreak.protocol.hashing import DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.program.isa import DType, Instruction
-from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, Prefixes, Terms
+from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, PartialSums, Terms
 from tiebreak.protocol.tags import Digest, Tag
 from tiebreak.protocol.trees import depth_of, empty_root
 
@@ -58,8 +58,8 @@ class AccumulatorTree:
         hasher: Hasher = PLAIN,
     ) -> "AccumulatorTree":
         """That of element `index` of a reduction; `tensors` and `dtypes`: data and dtype of each operand's value."""
-        prefixes = Prefixes(Terms(instruction, index, tensors, dtypes))
-        return cls(prefixes.count, prefixes.block, hasher=hasher)
+        sums = PartialSums(Terms(instruction, index, tensors, dtypes))
+        return cls(sums.count, sums.block, hasher=hasher)
 
     @classmethod
     def over(cls, encoded: Sequence[bytes]) -> "AccumulatorTree":

@@ -277,13 +277,6 @@ class SignedHead:
         return cls(head=head, signature=top.raw(keys.SIGNATURE_BYTES))
 
 
-def is_equivocation(first: SignedHead, second: SignedHead, job: Job, domain: Domain) -> bool:
-    """Whether two valid heads of a job have the same count and different roots. Raises for an invalid one."""
-    first.verify(job, domain)
-    second.verify(job, domain)
-    return first.head.count == second.head.count and first.head.run_root != second.head.run_root
-
-
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:
     """Names the game that a challenger starts against a head."""
     check_bytes("challenger", challenger, 20)

@@ -116,7 +116,7 @@ def _merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
     return found
 
 
-class Prefixes:
+class PartialSums:
     """The encoded accumulators of one element, block by block. Kept is only the accumulator before each block."""
 
     def __init__(self, terms: Terms) -> None:

@@ -106,8 +106,8 @@ def element_rounding(
 def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
     """Bits of the exact sum n * 2^e, rounded; a result that is zero is +0."""
     if rounding.direction != Direction.NONE and rounding.tolerance:
-        lower, near = neighbours(n, e, rounding)
-        if near:
+        lower, near_middle = neighbours(n, e, rounding)
+        if near_middle:
             step = 1 << (MAX_PRECISION - rounding.precision)
             magnitude = lower + (step if rounding.direction == Direction.UP else 0)
             return plus_zero((SIGN if n < 0 else 0) | min(magnitude, INF))

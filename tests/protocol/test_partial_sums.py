@@ -22,7 +22,7 @@ from tiebreak.protocol.program.accumulator import (
     kind_of,
 )
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams
-from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, Prefixes, Terms, after_leaves
+from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, PartialSums, Terms, after_leaves
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 
 F32, I64 = DType.F32, DType.I64
@@ -181,8 +181,8 @@ def instructions(draw: st.DrawFn) -> tuple[Instruction, list[int], tuple[DType, 
 
 
 def by_blocks(instruction: Instruction, index: int, data: Sequence[bytes], dtypes: Sequence[DType]) -> list[bytes]:
-    prefixes = Prefixes(Terms(instruction, index, data, dtypes))
-    found = b"".join(prefixes.block(n) for n in range(-(-prefixes.count // BLOCK_LEAVES)))
+    sums = PartialSums(Terms(instruction, index, data, dtypes))
+    found = b"".join(sums.block(n) for n in range(-(-sums.count // BLOCK_LEAVES)))
     width = len(encode(initial(kind_of(instruction, dtypes[0]))))
     return [found[at : at + width] for at in range(0, len(found), width)]
 
@@ -249,12 +249,12 @@ def test_blocks_come_in_any_order_and_again() -> None:
         2 * BLOCK_TERMS * (2 * BLOCK_TERMS - 1) // 2,
         count * (count - 1) // 2,
     ]
-    prefixes = Prefixes(terms)
+    sums = PartialSums(terms)
     for number in (2, 0, 1, 1, 2, 0):
-        assert int.from_bytes(prefixes.block(number)[-8:], "big") == wanted[number]
+        assert int.from_bytes(sums.block(number)[-8:], "big") == wanted[number]
     for number in (-1, 3):
         with pytest.raises(ValueError, match=f"got number {number}"):
-            prefixes.block(number)
+            sums.block(number)
 
 
 # ---------------------------------------------------------------- what is refused
