@@ -7,7 +7,7 @@ from itertools import count
 from eth_hash.auto import keccak
 
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
-from tests.chain.tiny import Liar, Run, Setting
+from tests.chain.tiny import Liar, Run, Setting, make_job
 from tiebreak.protocol.chain import Chain, EndReason, GameRecord, JobStatus, Outcome, Receipt, Reverted
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -25,7 +25,7 @@ SECRET = b"\x5e" * 32
 
 def new_job(setting: Setting, *, levels: int, **options: int):  # type: ignore[no-untyped-def]
     """A job of its own for one duel."""
-    return setting.job(CLIENT.address, TRAINER.address, nonce=next(NONCES), levels=levels, **options)
+    return make_job(setting, CLIENT.address, TRAINER.address, nonce=next(NONCES), levels=levels, **options)
 
 
 class Duel:

@@ -1,4 +1,7 @@
-"""A short run of `programs.every_kind` by the integer reference, honest or tampered: the oracle of both players."""
+"""Short runs by the integer reference, honest or tampered: the oracle of both players.
+
+The program is `programs.every_kind` unless a `Setting` says otherwise.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -51,10 +54,28 @@ def honest(step: int, leaf: int, data: bytes) -> bytes:
     return data
 
 
-@cache
+@dataclass(frozen=True)
+class Setting:
+    """What a run is computed from: a program, the state before its first step, and the data."""
+
+    name: str
+    program: Program
+    start: Mapping[str, bytes]
+    data: Mapping[str, bytes]
+
+    def state_ids(self, state: Mapping[str, bytes]) -> dict[str, Digest]:
+        return {name: identify(*kind, state[name]) for name, kind in self.program.state_spec().items()}
+
+    def data_ids(self) -> dict[str, Digest]:
+        return {name: identify(*kind, self.data[name]) for name, kind in self.program.data_spec().items()}
+
+
+EVERY = Setting("every", every_kind(), initial_state(), job_data())
+
+
 def program() -> Program:
-    """The program of all runs."""
-    return every_kind()
+    """The program with every kind of instruction."""
+    return EVERY.program
 
 
 def make_job(
@@ -67,8 +88,6 @@ def make_job(
     tolerances: int | None = None,
 ) -> Job:
     """A job on the program; with tolerances, of policy `logged`."""
-    ids = {name: identify(*program().state_spec()[name], data) for name, data in initial_state().items()}
-    data_ids = {name: identify(*program().data_spec()[name], data) for name, data in job_data().items()}
     return Job(
         client=CLIENT.address,
         trainer=TRAINER.address,
@@ -76,8 +95,8 @@ def make_job(
         body_count=len(program().body),
         state_count=len(program().commits),
         data_count=len(program().data_slots),
-        initial_state_root=state_tree(ids).root,
-        data_root=data_tree(data_ids).root,
+        initial_state_root=state_tree(EVERY.state_ids(EVERY.start)).root,
+        data_root=data_tree(EVERY.data_ids()).root,
         steps=steps,
         checkpoint_interval=interval,
         policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED),
@@ -102,8 +121,8 @@ class Computed:
     state: dict[str, bytes]
 
 
-Known = dict[tuple[int, int, int], Computed]
-"""By precision, tolerances and step."""
+Known = dict[tuple[str, int, int, int], Computed]
+"""By setting, precision, tolerances and step."""
 
 _HONEST: Known = {}
 
@@ -132,13 +151,21 @@ class Logs:
 
 
 class Run:
-    """Answers `sides.Oracle`. `tamper` changes values as they are made; what follows follows from them."""
+    """Answers `sides.Oracle`. `tamper` changes values as they are made, and so what is computed from them."""
 
-    def __init__(self, job: Job, tamper: Tamper = honest, first: int = STEPS + 1, *, logs: Logs | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        tamper: Tamper = honest,
+        first: int = STEPS + 1,
+        *,
+        logs: Logs | None = None,
+        setting: Setting = EVERY,
+    ) -> None:
         """`first` is the first tampered step: those before it are the honest ones. logs: of a logged job."""
         self.job = job
         self.logs = Logs({}) if logs is None else logs
-        self.program = program()
+        self.setting, self.program = setting, setting.program
         self._tamper = tamper
         self._first = first
         self._steps: Known = {}
@@ -147,14 +174,15 @@ class Run:
     def computed(self, step: int) -> Computed:
         """The values of a step."""
         job, honest_steps = self.job, self.logs.computed if self.job.is_logged else _HONEST
-        known, key = honest_steps if step < self._first else self._steps, (job.precision, job.tolerances, step)
+        known = honest_steps if step < self._first else self._steps
+        key = (self.setting.name, job.precision, job.tolerances, step)
         if key not in known:
             known[key] = self._compute(step)
         return known[key]
 
-    def state(self, step: int) -> dict[str, bytes]:
+    def state(self, step: int) -> Mapping[str, bytes]:
         """The state after a step."""
-        return initial_state() if step == 0 else self.computed(step).state
+        return self.setting.start if step == 0 else self.computed(step).state
 
     def _compute(self, step: int) -> Computed:
         before, values, elements = self.state(step - 1), [], []
@@ -179,13 +207,13 @@ class Run:
     def _execute(
         self,
         i: Instruction,
-        state: dict[str, bytes],
+        state: Mapping[str, bytes],
         elements: list[list[int]],
         step: int,
         directions: Mapping[int, Direction],
     ) -> bytes:
         if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
-            return (state if i.function == SourceKind.STATE else job_data())[i.params.name]
+            return (state if i.function == SourceKind.STATE else self.setting.data)[i.params.name]
         operands = [elements[access.value] for access in i.operands]
         types = self.program.operand_dtypes(i)
 
@@ -248,7 +276,7 @@ class Run:
         return identify(*self.program.state_spec()[name], self.state(step)[name])
 
     def data_id(self, name: str) -> Digest:
-        return identify(*self.program.data_spec()[name], job_data()[name])
+        return identify(*self.program.data_spec()[name], self.setting.data[name])
 
     def tensor(self, step: int, value: int) -> bytes:
         return self.computed(step).values[value]
