@@ -230,7 +230,9 @@ def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> Non
 
 def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> None:
     job = replace(numbered(next(NONCES)), client=PAUPER.address)
-    with pytest.raises(InsufficientFunds, match="fund it first") as error:
+    with pytest.raises(
+        InsufficientFunds, match=r"expected at least [\d.]+ ether, got [\d.]+ ether; fund it first"
+    ) as error:
         chain.create_job(PAUPER, job, TRAINER.sign(job.digest(chain.domain)))
     assert (error.value.account, error.value.available) == (PAUPER.address, 0)
     assert error.value.needed >= job.reward

@@ -13,6 +13,7 @@ from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.protocol.commitments.terms import ether
 
 PASSPHRASE = "correct horse battery"
 
@@ -145,3 +146,14 @@ def test_addresses() -> None:
     for text in ("0x12", "zz" * 20, "0x" + "ab" * 21, "", "0x" + "١" * 40):
         with pytest.raises(click.BadParameter, match="40 hex digits"):
             AddressType().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("wei", "text"),
+    [
+        (0, "0 ether"), (10**18, "1 ether"), (-(10**18), "-1 ether"), (25 * 10**16, "0.25 ether"),
+        (1, "0.000000000000000001 ether"), (1234 * 10**18 + 10**17, "1,234.1 ether"),
+    ],
+)  # fmt: skip
+def test_amounts_are_told_in_ether_exactly(wei: int, text: str) -> None:
+    assert ether(wei) == text

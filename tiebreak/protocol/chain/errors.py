@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import TiebreakError
 
 
@@ -23,9 +24,8 @@ class InsufficientFunds(ChainError):
         super().__init__(account, needed, available)
 
     def __str__(self) -> str:
-        return (
-            f"account 0x{self.account.hex()}: expected at least {self.needed} wei, got {self.available}; fund it first"
-        )
+        needed, available = ether(self.needed), ether(self.available)
+        return f"account 0x{self.account.hex()}: expected at least {needed}, got {available}; fund it first"
 
 
 class ContractMismatch(ChainError):

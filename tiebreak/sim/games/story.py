@@ -5,6 +5,7 @@ from enum import IntEnum
 
 from tiebreak.protocol.chain.records import Event, GameRecord
 from tiebreak.protocol.commitments.job import Head
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.game.moves import (
     Descend,
     Move,
@@ -19,7 +20,6 @@ from tiebreak.protocol.game.moves import (
 )
 from tiebreak.protocol.game.moves import SelectElement as SelectElementMove
 from tiebreak.protocol.game.rules import Level
-from tiebreak.sim.games.line import write_wei
 from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.world import GENESIS, Included, World
@@ -139,11 +139,11 @@ def _event(event: Event, names: dict[bytes, str]) -> str:
             return "the job is settled"
         case "JobSlashed":
             winner = names.get(said["prover"], "somebody")
-            return f"the trainer is slashed, {winner} gets {write_wei(said['toProver'])} wei, as many are burned"
+            return f"the trainer is slashed, {winner} gets {ether(said['toProver'])}, as much is burned"
         case "JobAbandoned":
             return "the job is abandoned"
         case "Withdrawn":
-            return f"{write_wei(said['amount'])} wei"
+            return ether(said["amount"])
     return ""
 
 
@@ -160,7 +160,7 @@ def _end(result: GameResult) -> Iterator[str]:
     if result.false_head and not result.watched:
         yield "nobody watched: a false head was shown, and no diligent auditor with a stake to pay stood by"
     yield ""
-    yield f"{'party':<40}{'wei':>26}{'gas':>13}{'steps':>7}{'messages':>10}{'bytes':>9}{'refused':>9}"
+    yield f"{'party':<40}{'ether':>26}{'gas':>13}{'steps':>7}{'messages':>10}{'bytes':>9}{'refused':>9}"
     for party in result.parties:
         yield _account(party)
     yield ""
@@ -182,8 +182,8 @@ def _duel(number: int, duel: DuelResult) -> str:
 
 def _account(party: PartyResult) -> str:
     name = party.name if party.adversary is None else f"{party.name} ({party.adversary})"
-    wei = f"{party.wei:+}" if party.wei else "0"
+    amount = f"{'+' if party.wei > 0 else ''}{ether(party.wei)}".removesuffix(" ether")
     return (
-        f"{name[:39]:<40}{wei:>26}{party.gas:>13,}{party.steps:>7}{party.messages:>10}{party.bytes:>9,}"
+        f"{name[:39]:<40}{amount:>26}{party.gas:>13,}{party.steps:>7}{party.messages:>10}{party.bytes:>9,}"
         f"{party.refused:>9}"
     )
