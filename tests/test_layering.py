@@ -10,7 +10,7 @@ import pytest
 
 from tests.source_tree import LAYERS, imports_of, package_modules, parse
 
-_PROTOCOL = "errors tags codec packing numbers hashing trees program commitments game parties chain"
+_PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
     "tiebreak.engine": ["native", "lowering", "optimizers", "data", "capture", "arithmetic", "run", "logged"],

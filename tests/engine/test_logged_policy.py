@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
             LoggedPolicy.decode(text.replace("48.5", other).encode())
     assert "48.5" in text
     nested = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
-    with pytest.raises(EncodingError, match=f"at most {MAX_DEPTH} brackets"):
+    with pytest.raises(EncodingError, match=f"at most {MAX_DEPTH} brackets inside each other"):
         LoggedPolicy.decode(nested)
 
 

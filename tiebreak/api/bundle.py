@@ -27,11 +27,13 @@ from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.strict_json import parse_json
 
 PROGRAM: Final = "program.tbp"
 STATE: Final = "state.safetensors"
 DATA: Final = "data.safetensors"
 MANIFEST: Final = "bundle.json"
+MAX_DEPTH: Final = 2
 FORMAT: Final = 1
 _FIELDS: Final = {
     "format": int,
@@ -142,8 +144,8 @@ def load_bundle(folder: Path) -> Bundle:
 
 def _manifest(path: Path, data: bytes) -> dict[str, Any]:
     try:
-        manifest = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        manifest = parse_json(data, MAX_DEPTH)
+    except ValueError as error:
         raise EncodingError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(manifest, dict) or manifest.keys() != _FIELDS.keys():
         raise EncodingError(f"{path}: expected the fields {sorted(_FIELDS)}, got others")

@@ -23,8 +23,10 @@ from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.strict_json import parse_json
 
 SAVED: Final = "trainer.json"
+MAX_DEPTH: Final = 4
 FORMAT: Final = 1
 MAX_SAVED_BYTES: Final = 4096
 
@@ -182,8 +184,8 @@ def _files(step: int) -> tuple[str, str]:
 
 def _saved(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        saved = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        saved = parse_json(content, MAX_DEPTH)
+    except ValueError as error:
         raise EncodingError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(saved, dict) or not {"format", "step", "state_root"} <= saved.keys() or saved["format"] != FORMAT:
         raise EncodingError(f"{path}: expected a trainer saved in format {FORMAT}")

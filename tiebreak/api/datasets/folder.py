@@ -22,9 +22,9 @@ from torch import Tensor
 from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy
 from tiebreak.engine.data.disk import StorageError, read_file, write_file
 from tiebreak.engine.data.elements import Array
-from tiebreak.engine.data.formats import parse_json
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.strict_json import parse_json
 
 MANIFEST: Final = "arrays.json"
 FORMAT: Final = 1

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 from collections.abc import Mapping
 from io import FileIO
 from math import prod
@@ -18,14 +17,13 @@ from tiebreak.engine.data.files import ArrayFile, check_bools
 from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, TORCH_DTYPES, Spec, memory_of, plain_bytes
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.strict_json import parse_json
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 MAX_NPY_HEADER: Final = 1024
 """numpy writes 128 bytes at rank 8. More could exhaust the stack of Python's parser."""
 MAX_SAFETENSORS_HEADER: Final = 1 << 24
 MAX_DEPTH: Final = 3
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
 
@@ -212,26 +210,6 @@ def _of_spec(path: Path, file: FileIO, stamp: Stamp, spec: Spec) -> dict[str, Ar
         if (array.element, array.shape) != (dtype.name, shape):
             raise EncodingError(f"{array}: expected {dtype.name} {shape}, got {array.element} {array.shape}")
     return entries
-
-
-def parse_json(text: bytes, depth: int) -> Any:
-    """JSON in UTF-8, nested at most this deep (more can exhaust the C stack of Python's parser), no name given twice.
-
-    Raises `ValueError`.
-    """
-    deep = 0
-    for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):
-        deep += 1 if bracket in b"[{" else -1
-        if deep > depth:
-            raise ValueError(f"nested deeper than {depth}")
-    return json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name appears twice")
-    return found
 
 
 def _take(path: Path, file: FileIO, size: int) -> bytes:

@@ -29,6 +29,7 @@ from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.rounding import SumKind, check_tolerances, pack_tolerances
+from tiebreak.protocol.strict_json import parse_json
 
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 16
@@ -201,27 +202,10 @@ def _evidence_as_data(evidence: Evidence) -> dict[str, Any]:
 def _parse(name: str, data: bytes) -> Any:
     if len(data) > MAX_BYTES:
         raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
-    depth = deepest = 0
-    for byte in data:  # brackets in strings count too: ours hold none
-        depth += (byte in b"[{") - (byte in b"]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH:
-        raise EncodingError(f"{name}: expected at most {MAX_DEPTH} brackets inside each other, got {deepest}")
     try:
-        return json.loads(data.decode(), object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        return parse_json(data, MAX_DEPTH)
     except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
-        raise EncodingError(f"{name}: expected JSON with finite numbers and no field twice, got {error}") from error
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a field twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
+        raise EncodingError(f"{name}: expected JSON, got something else: {error}") from error
 
 
 class _Object:

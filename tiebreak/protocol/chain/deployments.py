@@ -4,7 +4,6 @@ JSON object: version 1, chainId, deployer, contracts: {name: {address, block, tr
 Addresses, transactions and code hashes (keccak-256 of the deployed code) are hexadecimal with 0x.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,10 @@ from tiebreak.protocol.chain.client import Chain, Creation
 from tiebreak.protocol.chain.errors import ContractMismatch
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
+from tiebreak.protocol.strict_json import parse_json
 
 VERSION: Final = 1
+MAX_DEPTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ def document(chain: Chain, deployer: Address, creations: Sequence[Creation]) -> 
 def read_deployment(path: Path) -> DeploymentFile:
     """Read a file. Raises `ConfigurationError` if it cannot be read or is no such file."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_bytes(), MAX_DEPTH)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"{path}: expected JSON, got something else: {error}") from error
     try:
         if content["version"] != VERSION or type(content["chainId"]) is not int:

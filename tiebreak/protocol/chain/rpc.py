@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tiebreak.protocol.chain.errors import NodeError, Reverted
 from tiebreak.protocol.chain.node import embedded_revert_data, node_errors
+from tiebreak.protocol.strict_json import parse_json
 
 if TYPE_CHECKING:
     from eth_tester import EthereumTester
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 MAX_BODY_BYTES: Final = 1 << 20
-MAX_BRACKETS: Final = 100
-"""In a request, which has a handful. The EVM raises Python's recursion limit, so deep JSON could overflow the stack."""
+MAX_DEPTH: Final = 32
 NAMESPACES: Final = ("eth_", "net_", "web3_")
 SOCKET_SECONDS: Final = 30
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, REFUSED, REVERTED = -32700, -32600, -32601, -32000, 3
@@ -88,9 +88,7 @@ class RpcServer(ThreadingHTTPServer):
     def answer(self, body: bytes) -> Json:
         """The response to a request's body."""
         try:
-            if body.count(b"{") + body.count(b"[") > MAX_BRACKETS:
-                raise ValueError("too deep")
-            request = json.loads(body)
+            request = parse_json(body, MAX_DEPTH)
         except ValueError as error:
             return _failed(None, PARSE_ERROR, f"expected JSON, got something else: {error}")
         if not isinstance(request, dict) or not isinstance(request.get("method"), str):

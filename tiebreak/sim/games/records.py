@@ -26,11 +26,13 @@ from typing import Any, Final, TextIO
 from filelock import FileLock, Timeout
 
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.strict_json import parse_json
 
 FORMAT: Final = "tiebreak games"
 VERSION: Final = 1
 RECORDS: Final = "games.jsonl"
 LOCK: Final = ".lock"
+MAX_DEPTH: Final = 32
 
 Json = dict[str, Any]
 """An object of JSON."""
@@ -83,7 +85,7 @@ def read(path: Path) -> tuple[Head, list[Json]]:
 
 def _object(line: bytes, number: int, path: Path) -> Json:
     try:
-        found = json.loads(line)
+        found = parse_json(line, MAX_DEPTH)
     except ValueError:
         found = None
     if not isinstance(found, dict) or (number > 1 and not isinstance(found.get("game"), int)):
