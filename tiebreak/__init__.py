@@ -45,39 +45,21 @@ if TYPE_CHECKING:
     from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 
 _MODULES: Final = {
-    "tiebreak.protocol.commitments.terms": ("Terms",),
-    "tiebreak.engine.run.audit": ("SegmentAudit",),
-    "tiebreak.engine.capture.compile": ("Compiled",),
-    "tiebreak.engine.logged.policy": ("LoggedPolicy",),
-    "tiebreak.engine.optimizers.rates": ("constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"),
-    "tiebreak.engine.capture.task": (
-        "SGD",
-        "Adafactor",
-        "Adam",
-        "AdamW",
-        "Batch",
-        "Clip",
-        "Group",
-        "Rows",
-        "Task",
-        "Windows",
-        "no_decay",
-    ),
-    "tiebreak.protocol.errors": (
-        "CannotCheck",
-        "ConfigurationError",
-        "StateError",
-        "TiebreakError",
-        "VerificationError",
-    ),
-    "tiebreak.protocol.commitments.keys": ("PrivateKey",),
-    "tiebreak.api.keys": ("load_key", "new_key", "save_key"),
-    "tiebreak.api.policies": ("calibrate",),
-    "tiebreak.api.runs": ("Run", "agree", "open_run", "train"),
-    "tiebreak.api.tasks": ("capture", "make_task"),
-    "tiebreak.api.trainer": ("Step", "Trainer", "reproducible"),
+    "tiebreak.api.keys": "load_key new_key save_key",
+    "tiebreak.api.policies": "calibrate",
+    "tiebreak.api.runs": "Run agree open_run train",
+    "tiebreak.api.tasks": "capture make_task",
+    "tiebreak.api.trainer": "Step Trainer reproducible",
+    "tiebreak.engine.capture.compile": "Compiled",
+    "tiebreak.engine.capture.task": "SGD Adafactor Adam AdamW Batch Clip Group Rows Task Windows no_decay",
+    "tiebreak.engine.logged.policy": "LoggedPolicy",
+    "tiebreak.engine.optimizers.rates": "constant cosine inverse_sqrt linear one_cycle step_decay",
+    "tiebreak.engine.run.audit": "SegmentAudit",
+    "tiebreak.protocol.commitments.keys": "PrivateKey",
+    "tiebreak.protocol.commitments.terms": "Terms",
+    "tiebreak.protocol.errors": "CannotCheck ConfigurationError StateError TiebreakError VerificationError",
 }
-_HOME: Final = {name: module for module, names in _MODULES.items() for name in names}
+_HOME: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError", "Group",

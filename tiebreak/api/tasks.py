@@ -18,18 +18,8 @@ from tiebreak.protocol.errors import ConfigurationError
 
 Schedule = Sequence[float] | Callable[[int], float]
 Data = Mapping[str, Any] | TensorDataset
-_OWN: Final = {
-    "name",
-    "model",
-    "loss",
-    "optimizer",
-    "data",
-    "batch",
-    "steps",
-    "seed",
-    "schedule",
-    "checkpoint_interval",
-}
+_NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
+_OWN: Final = frozenset(_NAMES.split())
 CHECKPOINTS: Final = 10
 """Of a run for which nothing else is said."""
 
