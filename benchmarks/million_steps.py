@@ -30,10 +30,10 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
+from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market, Parties, another
 from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute
-from tiebreak.sim.tampering.values import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"

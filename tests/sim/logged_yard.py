@@ -12,10 +12,10 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
+from tiebreak.sim.adversaries.forged_logs import ExactSum, LogCheat, survey
 from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import another
 from tiebreak.sim.games.scenario import Arena, fight_logged
-from tiebreak.sim.tampering.logs import ExactSum, LogCheat, survey
 
 PRECISION = 16
 TOLERANCE = 5

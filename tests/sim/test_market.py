@@ -15,7 +15,8 @@ from tiebreak.protocol.chain import JobStatus, Reverted
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError
-from tiebreak.sim.games.local_chain import FUNDS, Market, Parties, another, fork
+from tiebreak.sim.games.local_chain import FUNDS, Market, Parties, another
+from tiebreak.sim.world.forking import fork
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,11 @@ from tiebreak.protocol.errors import SignatureError, StateError, VerificationErr
 from tiebreak.protocol.game.moves import Phase, Select, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import Opcode
+from tiebreak.sim.adversaries.cheats import Cheat, poisoned_label
 from tiebreak.sim.games import scenario
 from tiebreak.sim.games.duel import by_hand, game_of, play, replay_on_chain, signed_messages
-from tiebreak.sim.games.local_chain import another, fork
-from tiebreak.sim.tampering.values import Cheat, poisoned_label
+from tiebreak.sim.games.local_chain import another
+from tiebreak.sim.world.forking import fork
 
 
 @pytest.mark.parametrize(

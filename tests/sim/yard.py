@@ -25,12 +25,13 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.isa import Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.cheats import Cheat, long_sums
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.games import scenario
 from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
-from tiebreak.sim.games.local_chain import Market, another, fork
+from tiebreak.sim.games.local_chain import Market, another
 from tiebreak.sim.games.scenario import Arena
-from tiebreak.sim.tampering.forgery import ForgedEvidence
-from tiebreak.sim.tampering.values import Cheat, long_sums
+from tiebreak.sim.world.forking import fork
 
 STEPS, BATCH, CLASSES = 8, 6, 3
 BURN = bytes(18) + b"\xde\xad"

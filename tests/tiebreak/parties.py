@@ -12,7 +12,7 @@ from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.tampering.values import Cheat
+from tiebreak.sim.adversaries.cheats import Cheat
 
 PASSPHRASE = "correct horse battery"
 STEPS, INTERVAL = 7, 3

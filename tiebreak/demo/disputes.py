@@ -11,10 +11,7 @@ from tiebreak.protocol.game.match import Selection
 from tiebreak.protocol.game.moves import Side, kind_name
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import describe
-from tiebreak.sim.games import scenario
-from tiebreak.sim.games.local_chain import another
-from tiebreak.sim.games.scenario import Arena, Fought
-from tiebreak.sim.tampering.values import (
+from tiebreak.sim.adversaries.cheats import (
     Cheat,
     changed_learning_rate,
     flipped_weight_bit,
@@ -22,6 +19,9 @@ from tiebreak.sim.tampering.values import (
     low_precision_sum,
     poisoned_label,
 )
+from tiebreak.sim.games import scenario
+from tiebreak.sim.games.local_chain import another
+from tiebreak.sim.games.scenario import Arena, Fought
 
 
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:

@@ -31,6 +31,7 @@ from tiebreak.sim.adversaries.auditors import (
 )
 from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.false_runs import PlainFalseRun
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import during
 from tiebreak.sim.world.agents import Auditor, Process
 from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat
@@ -134,7 +135,7 @@ def cheated(steps: tuple[int, ...]) -> Work:
     def one_more(at, tensor):  # type: ignore[no-untyped-def]
         return tensor + 1 if at == leaf else tensor
 
-    return workshop.deviating(job, during(steps, lambda _: one_more), first_step=steps[0])
+    return deviating(workshop, job, during(steps, lambda _: one_more), first_step=steps[0])
 
 
 @pytest.mark.parametrize(("steps", "false"), [((2,), {0}), ((10,), {3}), ((3, 8), {0, 2}), ((1, 4, 5, 9), {0, 1, 2})])

@@ -6,6 +6,7 @@ import torch
 from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, SourceKind
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import (
     commits_by_leaf,
     committing,
@@ -54,9 +55,9 @@ def test_what_is_redone_with_the_same_operands_is_the_same(workshop: Workshop) -
             program, machine, step, {shuffle: {seed: torch.tensor(11)}, drawn: {clock: torch.tensor(step - 1)}}
         ),
     )
-    assert workshop.deviating(job_of(workshop), same, first_step=3).lie is None
+    assert deviating(workshop, job_of(workshop), same, first_step=3).lie is None
     other = during((3,), lambda step: redoing(program, machine, step, {drawn: {clock: torch.tensor(step)}}))
-    lie = workshop.deviating(job_of(workshop), other, first_step=3).lie
+    lie = deviating(workshop, job_of(workshop), other, first_step=3).lie
     assert lie is not None
     assert (lie.step, lie.leaf) == (3, drawn)
 
@@ -64,9 +65,9 @@ def test_what_is_redone_with_the_same_operands_is_the_same(workshop: Workshop) -
 def test_a_state_is_kept_or_not_by_name(workshop: Workshop) -> None:
     program = workshop.program
     new = during((4,), lambda _: committing(program, lambda _name, new, _old: new))
-    assert workshop.deviating(job_of(workshop), new, first_step=4).lie is None
+    assert deviating(workshop, job_of(workshop), new, first_step=4).lie is None
     old = during((4,), lambda _: committing(program, lambda _name, _new, old: old))
-    work = workshop.deviating(job_of(workshop), old, first_step=4)
+    work = deviating(workshop, job_of(workshop), old, first_step=4)
     assert work.oracle.record(4).state_root == work.oracle.record(3).state_root
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.numbers.float32 import decode, round_f32
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import during, together
 from tiebreak.sim.adversaries.sums import (
     BFLOAT16,
@@ -108,6 +109,6 @@ def test_every_sum_of_a_step_is_made_again_from_what_the_step_read() -> None:
         return tensor
 
     observer = together(summing(workshop.program, precise, 32), count)
-    work = workshop.deviating(job_of(workshop), during((10,), lambda _: observer), first_step=10)
+    work = deviating(workshop, job_of(workshop), during((10,), lambda _: observer), first_step=10)
     assert seen[: len(sums)] == sums
     assert work.lie is None, "rounding FP64 sums to nearest was right for every sum of this step"

@@ -10,7 +10,8 @@ from torch import Tensor
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
-from tiebreak.sim.tampering.values import Cheat
+from tiebreak.sim.adversaries.cheats import Cheat
+from tiebreak.sim.adversaries.forged_runs import tampered
 from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
 from tiebreak.sim.world.cast import Cast, Seat
@@ -39,7 +40,7 @@ class Changed:
 
     def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
         cheat = Cheat(name="-", gain="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
-        return workshop.tampered(job, cheat, first_step=self.step)
+        return tampered(workshop, job, cheat, first_step=self.step)
 
 
 def cheating(workshop: Workshop, **changes: object) -> Cast:

@@ -9,6 +9,7 @@ from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import during, only, putting
 from tiebreak.sim.world.work import Bound, Lie, Work, first_lie
 from tiebreak.sim.world.workshop import Workshop
@@ -27,7 +28,7 @@ def changed(workshop: Workshop, leaf: int, *steps: int) -> Work:
         other.view(-1)[-1] += 1
         return other
 
-    return workshop.deviating(job_of(workshop), during(steps, lambda _: putting({leaf: more})), first_step=min(steps))
+    return deviating(workshop, job_of(workshop), during(steps, lambda _: putting({leaf: more})), first_step=min(steps))
 
 
 def test_the_same_runs_have_no_lie(workshop: Workshop) -> None:
@@ -52,7 +53,7 @@ def test_what_reaches_no_checkpoint_is_no_lie(workshop: Workshop) -> None:
         return torch.where(drawn < 0.5, drawn + 2.0**-24, drawn)
 
     tamper = during((2,), lambda _: putting({leaf: a_little_less}))
-    work = workshop.deviating(job_of(workshop), tamper, first_step=2)
+    work = deviating(workshop, job_of(workshop), tamper, first_step=2)
     assert work.oracle.tensor(2, leaf) != workshop.evidence().tensor(2, leaf)
     assert work.lie is None
     assert work.records == workshop.honest(job_of(workshop)).records

@@ -20,9 +20,10 @@ from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.step_log import NO_LOG
 from tiebreak.sim.adversaries.catalogue import adversary
+from tiebreak.sim.adversaries.cheats import Cheat, flip_bit
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
-from tiebreak.sim.tampering.forgery import ForgedEvidence
-from tiebreak.sim.tampering.values import Cheat, flip_bit
+from tiebreak.sim.adversaries.forged_runs import tampered
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.world.workshop import NAMES, Workshop
 
 
@@ -99,7 +100,7 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     own = directory(workshop, tmp_path / "own")
     logs = CommittedLogs(cheating, cheating.record_at) if job.is_logged else None
     Worker(own, workshop.auditor, logs=logs).work()
-    work = workshop.tampered(job, cheat, first_step=step)
+    work = tampered(workshop, job, cheat, first_step=step)
     truth = workshop.audited(job, work)
     assert tuple(cheating.records()) == work.records
     assert tuple(own.records()) == truth.records

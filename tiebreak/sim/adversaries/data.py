@@ -11,6 +11,7 @@ from tiebreak.protocol.program.isa import Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import during, only, putting, redoing, source
 from tiebreak.sim.world.small_task import CLASSES, IMAGES, LABELS, SIDE
 from tiebreak.sim.world.work import Work
@@ -40,7 +41,7 @@ class PoisonedLabel(DeviatingTrainer):
             return changed
 
         steps = rng.choice((range(first, first + 1), onward(job, first)))
-        return workshop.deviating(job, during(steps, lambda _: putting({leaf: poison})), first_step=first)
+        return deviating(workshop, job, during(steps, lambda _: putting({leaf: poison})), first_step=first)
 
 
 class PoisonedImage(DeviatingTrainer):
@@ -62,7 +63,7 @@ class PoisonedImage(DeviatingTrainer):
             changed.view(-1)[touched] += size
             return changed
 
-        return workshop.deviating(job, during(onward(job, first), lambda _: putting({leaf: poison})), first_step=first)
+        return deviating(workshop, job, during(onward(job, first), lambda _: putting({leaf: poison})), first_step=first)
 
 
 class Backdoor(DeviatingTrainer):
@@ -89,7 +90,7 @@ class Backdoor(DeviatingTrainer):
             return changed
 
         backdoor = putting({images: stamp, labels: relabel})
-        return workshop.deviating(job, during(onward(job, first), lambda _: backdoor), first_step=first)
+        return deviating(workshop, job, during(onward(job, first), lambda _: backdoor), first_step=first)
 
 
 class ChangedOrder(DeviatingTrainer):
@@ -117,7 +118,7 @@ class ChangedOrder(DeviatingTrainer):
                 return held[0].clone() if leaf == shuffle else tensor
 
             tamper = during(onward(job, first), lambda _: in_file_order)
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 class RepeatedBatch(DeviatingTrainer):
@@ -134,7 +135,7 @@ class RepeatedBatch(DeviatingTrainer):
         same = torch.tensor(step_of(job, rng) - 1)
         arithmetic = workshop.interpreter.arithmetic
         tamper = during(onward(job, first), lambda step: redoing(program, arithmetic, step, {drawn: {clock: same}}))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 def _first_reader(program: Program, value: int, before: int) -> int:

@@ -11,7 +11,8 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
-from tiebreak.sim.tampering.values import Cheat, long_sums
+from tiebreak.sim.adversaries.cheats import Cheat, long_sums
+from tiebreak.sim.adversaries.forged_runs import tampered
 from tiebreak.sim.world.agents import Trainer
 from tiebreak.sim.world.cast import Cast, TrainerFactory
 from tiebreak.sim.world.work import Work
@@ -44,7 +45,7 @@ class FalseSum:
             step = rng.randint(self._first(job), self._last(job))
             element = rng.randrange(program.body[leaf].numel)
             cheat = Cheat(name="false sum", gain="-", step=step, leaf=leaf, element=element, change=_twice)
-            work = workshop.tampered(job, cheat, first_step=step)
+            work = tampered(workshop, job, cheat, first_step=step)
             if work.lie is not None:
                 return work
         raise ConfigurationError(f"expected a false sum to reach a record in {TRIES} tries, got none")

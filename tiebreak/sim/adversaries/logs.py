@@ -19,7 +19,7 @@ from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.data import PoisonedLabel
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of
-from tiebreak.sim.tampering.logs import (
+from tiebreak.sim.adversaries.forged_logs import (
     Choice,
     Course,
     ExactSum,
@@ -30,6 +30,7 @@ from tiebreak.sim.tampering.logs import (
     with_entry,
     wrong_way,
 )
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
@@ -60,7 +61,7 @@ class _Logged(DeviatingTrainer):
         """The run with these numbers, by these logs."""
         followed = {step: workshop.run().step_log(step) for step in onward(job, 1)} | dict(logs)
         first = job.first_step(job.checkpoint_of(min(cheat.step, *_changed(workshop, followed))))
-        return workshop.deviating(job, cheat.tamper, first_step=first, logs=followed)
+        return deviating(workshop, job, cheat.tamper, first_step=first, logs=followed)
 
 
 def _changed(workshop: Workshop, logs: Mapping[int, StepLog]) -> list[int]:
@@ -253,7 +254,7 @@ class PaddingWords(_Logged):
         word = LogTree(program, workshop.run().step_log(step)).word(leaf, last)
         code = rng.choice((Direction.DOWN, Direction.UP, 3))
         forged = _with_code(word, rng.randrange(inside, WORD_ELEMENTS), code)
-        return workshop.deviating(job, _nothing, first_step=job.steps + 1, words={step: {(leaf, last): forged}})
+        return deviating(workshop, job, _nothing, first_step=job.steps + 1, words={step: {(leaf, last): forged}})
 
     def has_deviated(self, workshop: Workshop, work: Work) -> bool:
         """Whether what it commits is not the honest trainer's."""
@@ -288,7 +289,7 @@ class CodeThree(_Logged):
         forged = _with_code(LogTree(program, cheat.logs[step]).word(leaf, chunk), place, 3)
         logs = {k: workshop.run().step_log(k) for k in onward(job, 1)} | dict(cheat.logs)
         words = {step: {(leaf, chunk): forged}}
-        return workshop.deviating(job, cheat.tamper, first_step=step, logs=logs, words=words)
+        return deviating(workshop, job, cheat.tamper, first_step=step, logs=logs, words=words)
 
 
 class WithheldLogs(_Logged):

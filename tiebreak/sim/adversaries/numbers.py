@@ -14,10 +14,11 @@ from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.base import Adversary
+from tiebreak.sim.adversaries.cheats import Cheat, flip_bit, long_sums
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of
+from tiebreak.sim.adversaries.forged_runs import deviating, tampered
 from tiebreak.sim.adversaries.observers import during
 from tiebreak.sim.adversaries.sums import BFLOAT16, NATIVE, TF32, TOWARD_ZERO, Hardware, summing
-from tiebreak.sim.tampering.values import Cheat, flip_bit, long_sums
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
@@ -44,7 +45,7 @@ class _OneNumber(DeviatingTrainer):
             element=rng.randrange(program.body[shaped].numel),
             change=self.change(rng),
         )
-        return workshop.tampered(job, cheat, first_step=step)
+        return tampered(workshop, job, cheat, first_step=step)
 
     def leaves(self, program: Program) -> list[int]:
         """Leaves of the value tree where it may stand: commits, and the values that they commit."""
@@ -168,7 +169,7 @@ class NegativeZero(DeviatingTrainer):
         cheat = Cheat(
             name=self.name, gain=self.gain, step=step, leaf=leaf, element=rng.choice(zeros[name]), change=torch.neg
         )
-        return workshop.tampered(job, cheat, first_step=step)
+        return tampered(workshop, job, cheat, first_step=step)
 
 
 def _zeros(tensor: Tensor) -> list[int]:
@@ -198,7 +199,7 @@ class NotANumber(DeviatingTrainer):
             return torch.full_like(number, float("nan"))
 
         cheat = Cheat(name=self.name, gain=self.gain, step=step, leaf=leaf, element=element, change=not_a_number)
-        return workshop.deviating(job, cheat.tamper, first_step=step, raw={(step, leaf): payload})
+        return deviating(workshop, job, cheat.tamper, first_step=step, raw={(step, leaf): payload})
 
 
 def _is_f32_map(program: Program, number: int) -> bool:
@@ -224,7 +225,7 @@ class BentPartialSum(DeviatingTrainer):
             element=rng.randrange(program.body[leaf].numel),
             change=lambda total: flip_bit(total, bit),
         )
-        return workshop.tampered(job, cheat, first_step=step, bend=lambda count: int(share * count))
+        return tampered(workshop, job, cheat, first_step=step, bend=lambda count: int(share * count))
 
 
 class _OtherSums(DeviatingTrainer):
@@ -236,7 +237,7 @@ class _OtherSums(DeviatingTrainer):
         """From the first step on, or from any."""
         first = rng.choice((1, step_of(job, rng)))
         tamper = during(onward(job, first), lambda _: summing(workshop.program, self.hardware, precision=job.precision))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 class RoundedTowardZero(_OtherSums):

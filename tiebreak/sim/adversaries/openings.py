@@ -16,9 +16,10 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 from tiebreak.sim.adversaries import spoiling
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.false_runs import FalseSum, seat_trainer
+from tiebreak.sim.adversaries.forged_runs import tampered
 from tiebreak.sim.adversaries.spoiling import Scene, Spoil
-from tiebreak.sim.tampering.values import Cheat
 from tiebreak.sim.world.agents import GameView, Process, Reply, Trainer
 from tiebreak.sim.world.calls import Call, make_move
 from tiebreak.sim.world.cast import Cast, TrainerFactory
@@ -323,7 +324,7 @@ class GarbageBehindTheValues(Adversary):
         leaf = program.leaf_of_commit(slot)
         element = rng.randrange(program.body[program.commits[slot].operands[0].value].numel)
         cheat = Cheat(name=self.name, gain="-", step=step, leaf=leaf, element=element, change=lambda value: value + 1)
-        false = workshop.tampered(job, cheat, first_step=step)
+        false = tampered(workshop, job, cheat, first_step=step)
         assert isinstance(false.oracle, Bound), "a workshop's are"
         return replace(false, oracle=_LitteredValues(job, false.oracle, step=step, garbage=rng.randbytes(32)))
 

@@ -15,6 +15,7 @@ from tiebreak.protocol.program.isa import MapFunction, Opcode, SourceConst, Sour
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import during, only, putting, redoing, source, state_sources
 from tiebreak.sim.world.small_task import BETAS, DROPOUT, WEIGHT_DECAY
 from tiebreak.sim.world.work import Work
@@ -62,7 +63,7 @@ class ChangedLearningRate(DeviatingTrainer):
         factor = rng.choice((0.0, 0.5, 1.0 + 2.0**-20, 1.5, 10.0))
         steps = rng.choice((range(first, first + 1), onward(job, first)))
         tamper = during(steps, lambda _: putting({leaf: lambda rate: rate * factor}))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 class WrongScheduleStep(DeviatingTrainer):
@@ -81,7 +82,7 @@ class WrongScheduleStep(DeviatingTrainer):
             read = torch.tensor(min(max(step - 1 + ahead, 0), job.steps - 1))
             return redoing(program, workshop.interpreter.arithmetic, step, {rate: {clock: read}})
 
-        return workshop.deviating(job, during(onward(job, first), observer), first_step=first)
+        return deviating(workshop, job, during(onward(job, first), observer), first_step=first)
 
 
 class ChangedWeightDecay(DeviatingTrainer):
@@ -99,7 +100,7 @@ class ChangedWeightDecay(DeviatingTrainer):
             tamper = during(onward(job, first), lambda _: putting(changes))
         else:
             tamper = during(onward(job, first), _reading(workshop, _readers(program, held), value))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 class ChangedDropoutSeed(DeviatingTrainer):
@@ -115,8 +116,8 @@ class ChangedDropoutSeed(DeviatingTrainer):
         redone = {drawn: {seed: torch.tensor(rng.getrandbits(62))}}
         steps = rng.choice((range(first, first + 1), onward(job, first)))
         arithmetic = workshop.interpreter.arithmetic
-        return workshop.deviating(
-            job, during(steps, lambda step: redoing(program, arithmetic, step, redone)), first_step=first
+        return deviating(
+            workshop, job, during(steps, lambda step: redoing(program, arithmetic, step, redone)), first_step=first
         )
 
 
@@ -135,7 +136,7 @@ class ChangedDropoutRate(DeviatingTrainer):
             if program.body[n].function == MapFunction.LT
         }
         tamper = during(onward(job, first), _reading(workshop, kept, rng.choice((0.5, 0.875, 1.0))))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 class ChangedInitialisation(DeviatingTrainer):
@@ -157,7 +158,7 @@ class ChangedInitialisation(DeviatingTrainer):
             return changed
 
         change = rng.choice((lambda x: x * 1.5, lambda x: x.flip(0).contiguous(), replaced))
-        return workshop.deviating(job, during((1,), lambda _: putting({leaf: change})))
+        return deviating(workshop, job, during((1,), lambda _: putting({leaf: change})))
 
 
 class ChangedBeta(DeviatingTrainer):
@@ -172,7 +173,7 @@ class ChangedBeta(DeviatingTrainer):
         which = rng.randrange(len(BETAS))
         readers = _readers(program, constants(program, BETAS[which]), OPTIMIZER)
         tamper = during(onward(job, first), _reading(workshop, readers, rng.choice((0.5, 0.95, 0.99))))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 class ForgottenMoments(DeviatingTrainer):
@@ -186,7 +187,7 @@ class ForgottenMoments(DeviatingTrainer):
         step, prefix = step_of(job, rng, 2), f"{OPTIMIZER}exp_avg"
         moments = [leaf for leaf, name in state_sources(workshop.program).items() if name.startswith(prefix)]
         tamper = during((step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))
-        return workshop.deviating(job, tamper, first_step=step)
+        return deviating(workshop, job, tamper, first_step=step)
 
 
 ADVERSARIES: tuple[type[Adversary], ...] = (

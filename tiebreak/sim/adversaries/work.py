@@ -14,6 +14,7 @@ from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer, onward, step_of
+from tiebreak.sim.adversaries.forged_runs import deviating
 from tiebreak.sim.adversaries.observers import committing, during, putting, source, state_sources, together
 from tiebreak.sim.world.small_task import BATCH, EXAMPLES, STREAM, UNITS
 from tiebreak.sim.world.work import Work
@@ -57,7 +58,7 @@ class SkippedSteps(DeviatingTrainer):
         """One step or several."""
         steps, losses = sorted(rng.sample(onward(job, 1), rng.randint(1, job.steps - 1))), _made_up(rng)
         tamper = during(steps, lambda step: _idle(workshop.program, losses(step)))
-        return workshop.deviating(job, tamper, first_step=steps[0], computed_steps=job.steps - len(steps))
+        return deviating(workshop, job, tamper, first_step=steps[0], computed_steps=job.steps - len(steps))
 
 
 class FewerEpochs(DeviatingTrainer):
@@ -71,7 +72,7 @@ class FewerEpochs(DeviatingTrainer):
         epochs, losses = job.steps * BATCH // EXAMPLES, _made_up(rng)
         done = rng.randint(1, epochs - 1) * EXAMPLES // BATCH
         tamper = during(onward(job, done + 1), lambda step: _idle(workshop.program, losses(step)))
-        return workshop.deviating(job, tamper, first_step=done + 1, computed_steps=done)
+        return deviating(workshop, job, tamper, first_step=done + 1, computed_steps=done)
 
 
 class FrozenLayer(DeviatingTrainer):
@@ -84,7 +85,7 @@ class FrozenLayer(DeviatingTrainer):
         """Its parameters and their moments, from a step on."""
         layer, first = rng.choice(LAYERS), step_of(job, rng)
         tamper = during(onward(job, first), lambda _: committing(workshop.program, _frozen(layer)))
-        return workshop.deviating(job, tamper, first_step=first)
+        return deviating(workshop, job, tamper, first_step=first)
 
 
 def _frozen(layer: str) -> Callable[[str, Tensor, Tensor], Tensor]:
@@ -101,7 +102,7 @@ class SmallerModel(DeviatingTrainer):
         """From the first step on."""
         idle = rng.sample(range(UNITS), rng.randint(1, UNITS - 1))
         tamper = during(onward(job, 1), lambda _: committing(workshop.program, _without_units(idle)))
-        return workshop.deviating(job, tamper)
+        return deviating(workshop, job, tamper)
 
 
 def _without_units(idle: Collection[int]) -> Callable[[str, Tensor, Tensor], Tensor]:
@@ -132,7 +133,7 @@ class StaleCheckpoint(DeviatingTrainer):
         step = job.last_step(rng.randrange(job.checkpoints))
         older = workshop.run().state(rng.randrange(step))
         tamper = during((step,), lambda _: _putting_state(workshop.program, older))
-        return workshop.deviating(job, tamper, first_step=step, computed_steps=job.steps - 1)
+        return deviating(workshop, job, tamper, first_step=step, computed_steps=job.steps - 1)
 
 
 class CopiedCheckpoint(DeviatingTrainer):
@@ -152,7 +153,7 @@ class CopiedCheckpoint(DeviatingTrainer):
 
         tamper = during((step,), lambda _: committing(workshop.program, choose))
         saved = job.segment_steps(checkpoint)
-        return workshop.deviating(job, tamper, first_step=step, computed_steps=job.steps - saved)
+        return deviating(workshop, job, tamper, first_step=step, computed_steps=job.steps - saved)
 
 
 class AnothersRun(DeviatingTrainer):
@@ -171,7 +172,7 @@ class AnothersRun(DeviatingTrainer):
         else:
             seed = {source(program, SourceKind.DATA, "seed"): _giving(torch.tensor(rng.getrandbits(62)))}
             tamper = during(onward(job, 1), lambda _: putting(seed))
-        return workshop.deviating(job, tamper, computed_steps=0)
+        return deviating(workshop, job, tamper, computed_steps=0)
 
 
 def _stranger(rng: Random) -> int:

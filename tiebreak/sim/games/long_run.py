@@ -19,10 +19,10 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Tag, tagged_hash
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.scenario import play_out
-from tiebreak.sim.tampering.forgery import ForgedEvidence
 
 LOSS_BITS = 0x40000000
 """2.0, the loss of every step that was not executed."""

@@ -12,11 +12,12 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError
+from tiebreak.sim.adversaries.cheats import Cheat
+from tiebreak.sim.adversaries.forged_logs import LogCheat, PreparedLogs
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
-from tiebreak.sim.games.local_chain import Market, fork
-from tiebreak.sim.tampering.forgery import ForgedEvidence
-from tiebreak.sim.tampering.logs import LogCheat, PreparedLogs
-from tiebreak.sim.tampering.values import Cheat
+from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.world.forking import fork
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,14 @@ from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.loop import Done, steps
-from tiebreak.engine.run.train import Tamper, make_record
-from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.engine.run.train import Tamper, honest, make_record
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_in, logs_tree
-from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, identify, state_leaf
-from tiebreak.protocol.program.accumulator import decode_for, finish
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_leaf
 from tiebreak.protocol.program.program import Program, half_and_half
-from tiebreak.protocol.program.rounding import Direction, element_rounding, sum_kind
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
-from tiebreak.sim.tampering.forgery import Bend, ForgedEvidence, halfway
-from tiebreak.sim.tampering.logs import ForgedLogTree, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +34,15 @@ class Step:
     """Of the tree over its own log; zero under policy `exact`."""
 
 
+Trees = Callable[[Program, int, StepLog], LogTree]
+"""The tree that a party commits to for the log of a step."""
+
+
+def own_tree(program: Program, _step: int, log: StepLog) -> LogTree:
+    """The tree of the log."""
+    return LogTree(program, log)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryRun:
     """What `Evidence` asks of a run directory. All states are kept, so nothing is ever computed twice to reach one."""
@@ -49,8 +53,8 @@ class MemoryRun:
     inputs: State
     steps: tuple[Step, ...]
     step_records: tuple[StepRecord, ...]
-    words: Words
-    """Words of log trees that are not what the logs make them; of an honest run none."""
+    trees: Trees
+    """How the logs are committed."""
     path: str = "a run in memory"
 
     def records(self) -> list[StepRecord]:
@@ -77,16 +81,11 @@ class MemoryRun:
 
     def log_tree(self, step: int) -> LogTree:
         """The tree of a step's log, as it is committed."""
-        return tree_of(self.program, self.step_log(step), self.words.get(step, {}))
+        return self.trees(self.program, step, self.step_log(step))
 
     def logs(self) -> dict[int, StepLog] | None:
         """All logs by step; None under policy `exact`."""
         return {k: self.step_log(k) for k in range(1, self.job.steps + 1)} if self.job.is_logged else None
-
-
-def tree_of(program: Program, log: StepLog, words: Mapping[tuple[int, int], bytes]) -> LogTree:
-    """The tree over a log, with these words in the place of its own."""
-    return ForgedLogTree(program, log, words) if words else LogTree(program, log)
 
 
 class OwnLogs(CommittedLogs):
@@ -116,11 +115,11 @@ class Computer:
         tamper: Tamper,
         known: Sequence[Step] = (),
         logs: Mapping[int, StepLog] | None = None,
-        words: Words | None = None,
+        trees: Trees = own_tree,
     ) -> MemoryRun:
         """A whole run. known: its first steps, already computed. logs: to follow; where there is none, one is made.
 
-        words: of log trees, as they are to be committed.
+        trees: the log trees that are committed.
         """
         made, state = list(known), known[-1].state if known else self.initial
         inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
@@ -131,14 +130,14 @@ class Computer:
             log = None if sums is None else sums.log
             root = ZERO_DIGEST if log is None else LogTree(self.interpreter.program, log).root
             made.append(Step(result.state, result.loss_bits, log, root))
-        return self._made(made, {} if words is None else words)
+        return self._made(made, trees)
 
-    def _made(self, steps: Sequence[Step], words: Words) -> MemoryRun:
+    def _made(self, steps: Sequence[Step], trees: Trees) -> MemoryRun:
         job, program = self.job, self.interpreter.program
         records = list[StepRecord]()
         for checkpoint in range(job.checkpoints):
             numbers = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
-            roots = [self._log_root(steps[n - 1], words.get(n, {})) for n in numbers]
+            roots = [self._log_root(n, steps[n - 1], trees) for n in numbers]
             root = logs_tree(roots).root if job.is_logged else ZERO_DIGEST
             records += [make_record(n, steps[n - 1].state, steps[n - 1].loss_bits, root) for n in numbers]
         return MemoryRun(
@@ -148,13 +147,13 @@ class Computer:
             inputs=self.data,
             steps=tuple(steps),
             step_records=tuple(records),
-            words=words,
+            trees=trees,
         )
 
-    def _log_root(self, step: Step, words: Mapping[tuple[int, int], bytes]) -> Digest:
-        if not words or step.log is None:
+    def _log_root(self, number: int, step: Step, trees: Trees) -> Digest:
+        if trees is own_tree or step.log is None:
             return step.log_root
-        return tree_of(self.interpreter.program, step.log, words).root
+        return trees(self.interpreter.program, number, step.log).root
 
     def _sums(self, step: int, logs: Mapping[int, StepLog] | None) -> "Recorder | Follower | None":
         if not self.job.is_logged:
@@ -165,46 +164,20 @@ class Computer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
-    """All values of a step."""
+class Values:
+    """All values of a step: their tree, and the bytes of those of the body."""
 
     tree: Tree
     data: Mapping[int, bytes]
 
 
-class _Everything:
-    """As a cheat that may have put another number anywhere; `MemoryEvidence` looks where it did."""
-
-    def __init__(self, tamper: Tamper) -> None:
-        self.tamper = tamper
-
-    def tells(self, _step: int, _leaf: int, _element: int) -> bool:
-        return True
-
-
-Raw = Mapping[tuple[int, int], Callable[[bytes], bytes]]
-"""By step and body value: what becomes of its bytes where they are committed and shown."""
-
-
-class MemoryEvidence(ForgedEvidence):
-    """`Evidence` of a run in memory. A step is executed once for all its values, which are then kept.
-
-    Accumulators are bent where the value that they lead to is not the one that is committed: of an honest run nowhere.
-    raw: bytes that no tensor of this process can be made to hold, as a NaN's other patterns.
-    """
+class MemoryEvidence(Evidence):
+    """`Evidence` of a run in memory. A step is executed once for all its values, which are then kept."""
 
     run: MemoryRun
 
-    def __init__(
-        self,
-        run: MemoryRun,
-        interpreter: Interpreter,
-        tamper: Tamper,
-        bend: Bend = halfway,
-        raw: Raw | None = None,
-    ) -> None:
-        super().__init__(run, interpreter, _Everything(tamper), bend)
-        self._raw = {} if raw is None else raw
+    def __init__(self, run: MemoryRun, interpreter: Interpreter, tamper: Tamper = honest) -> None:
+        super().__init__(run, interpreter, tamper)
         self._logs = OwnLogs(run)
         self._values = lru_cache(maxsize=run.job.steps)(self._make_values)
         self._accumulators = lru_cache(maxsize=256)(self._make_accumulators)
@@ -224,7 +197,7 @@ class MemoryEvidence(ForgedEvidence):
     def _make_log_tree(self, step: int) -> LogTree:
         return self.run.log_tree(step)
 
-    def _make_values(self, step: int) -> _Values:
+    def _make_values(self, step: int) -> Values:
         seen: dict[int, Tensor] = {}
 
         def observe(leaf: int, tensor: Tensor) -> Tensor:
@@ -232,32 +205,15 @@ class MemoryEvidence(ForgedEvidence):
             return tensor
 
         next(self._steps(step, step, self._state_after(step - 1), observe))
-        program = self.program
-        body = range(len(program.body))
-        data = {leaf: bytes(tensor_bytes(seen[leaf])) for leaf in body}
+        data = {leaf: bytes(tensor_bytes(seen[leaf])) for leaf in range(len(self.program.body))}
         ids = {int(leaf): found for leaf, found in identities({str(n): x for n, x in seen.items()}).items()}
-        for (number, leaf), change in self._raw.items():
-            if number == step:
-                data[leaf] = change(data[leaf])
-                ids[leaf] = identify(program.body[leaf].dtype, program.body[leaf].shape, data[leaf])
+        return self._shown(step, data, ids)
+
+    def _shown(self, _step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
+        """The values of a step, whose ids by leaf are these."""
+        program = self.program
         commits = [
             state_leaf(name, ids[program.leaf_of_commit(slot)]) for slot, name in enumerate(program.state_spec())
         ]
-        return _Values(half_and_half([ids[leaf] for leaf in body], commits, program.half_depth), data)
-
-    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        honest, instruction = Evidence._make_accumulators(self, step, value, element), self.program.body[value]
-        size, direction = instruction.dtype.size, self._direction(step, value, element)
-        rounding = element_rounding(
-            instruction, precision=self.job.precision, tolerances=self.job.tolerances, direction=direction
-        )
-        right = finish(decode_for(instruction, honest.last), rounding) % (1 << 8 * size)
-        if right.to_bytes(size, "little") == self.tensor(step, value)[size * element : size * (element + 1)]:
-            return honest
-        return super()._make_accumulators(step, value, element)
-
-    def _direction(self, step: int, value: int, element: int) -> Direction:
-        if not self.job.is_logged or sum_kind(self.program.body[value]) is None:
-            return Direction.NONE
-        chunk, place = divmod(element, WORD_ELEMENTS)
-        return code_in(self.log_tree(step).word(value, chunk), place)
+        body = [ids[leaf] for leaf in range(len(program.body))]
+        return Values(half_and_half(body, commits, program.half_depth), data)

@@ -31,9 +31,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.tampering.forgery import Bend, Lies, halfway
-from tiebreak.sim.tampering.logs import Words
-from tiebreak.sim.world.memory import Computer, MemoryEvidence, MemoryRun, Raw
+from tiebreak.sim.world.memory import Computer, MemoryEvidence, MemoryRun, Trees, own_tree
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
 from tiebreak.sim.world.work import Bound, Work, first_lie
 
@@ -98,7 +96,7 @@ class Workshop:
             tolerances=pack_tolerances(_TOLERANCES) if logged else 0,
         )
         self._run = self._computer(self.interpreter).run(tamper=honest)
-        self._evidence = MemoryEvidence(self._run, self.interpreter, honest)
+        self._evidence = MemoryEvidence(self._run, self.interpreter)
         self._others = dict[int, MemoryRun]()
         self._truths = OrderedDict[tuple[Digest, ...], MemoryEvidence]()
 
@@ -137,40 +135,22 @@ class Workshop:
             self._others[stream] = computer.run(tamper=honest)
         return self._others[stream]
 
-    def tampered(
-        self, job: Job, cheat: Lies, *, first_step: int, computed_steps: int | None = None, bend: Bend = halfway
-    ) -> Work:
-        """The run of a party that is honest before `first_step`, and from there on puts in what the cheat says.
-
-        Its evidence agrees with itself to the end: where a sum is not what is committed, its accumulators are bent, the
-        first of them as `bend` says. If nothing that is committed differs from the truth, `lie` is None.
-        computed_steps: what the party had to execute, if not all steps.
-        """
-        return self.deviating(job, cheat.tamper, first_step=first_step, computed_steps=computed_steps, bend=bend)
-
-    def deviating(
-        self,
-        job: Job,
-        tamper: Tamper,
-        *,
-        first_step: int = 1,
-        computed_steps: int | None = None,
-        logs: Mapping[int, StepLog] | None = None,
-        bend: Bend = halfway,
-        raw: Raw | None = None,
-        words: Words | None = None,
-    ) -> Work:
-        """As `tampered`, for whoever puts more into a run than one changed number.
-
-        logs: under policy `logged`, by step those that this party follows; else it makes its own. raw: see
-        `MemoryEvidence`. words: of log trees, those that it commits to and that no file of a log can hold; the lie is
-        then what someone would find who had been told.
-        """
+    def compute(
+        self, *, tamper: Tamper, first_step: int, logs: Mapping[int, StepLog] | None = None, trees: Trees = own_tree
+    ) -> MemoryRun:
+        """The trainer's run, honest before `first_step` and tampered from there on. See `Computer.run`."""
         known = self._run.steps[: first_step - 1]
-        run = self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs, words=words)
-        evidence = MemoryEvidence(run, self.interpreter, tamper, bend, raw)
+        return self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs, trees=trees)
+
+    def work_of(self, job: Job, evidence: MemoryEvidence, *, computed_steps: int | None = None) -> Work:
+        """What a party has to show that committed to the run of this evidence, and the first place where that is false.
+
+        computed_steps: what it had to execute, if not all steps.
+        """
+        run = evidence.run
         records, published = tuple(run.records()), run.logs()
-        truth = self._truth_of(records, published) if words is None else self._follow(published or {}, words)
+        told = run.trees is not own_tree
+        truth = self._follow(published or {}, run.trees) if told else self._truth_of(records, published)
         return Work(
             records=records,
             oracle=Bound(job, evidence),
@@ -189,11 +169,11 @@ class Workshop:
         return self._true(job, self._truth_of(published.records, published.logs))
 
     def told(self, job: Job, work: Work) -> Work:
-        """As `audited`, by someone who was told the logs and the words that a party of this process committed to."""
+        """As `audited`, by someone who was told the logs and log trees that a party of this process committed to."""
         evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
         if not isinstance(evidence, MemoryEvidence):
             raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
-        return self._true(job, self._follow(evidence.run.logs() or {}, evidence.run.words))
+        return self._true(job, self._follow(evidence.run.logs() or {}, evidence.run.trees))
 
     def _true(self, job: Job, truth: MemoryEvidence) -> Work:
         return Work(
@@ -243,14 +223,14 @@ class Workshop:
                 return tuple(roots), problem
         return tuple(roots), None
 
-    def _follow(self, logs: Mapping[int, StepLog], words: Words | None = None) -> MemoryEvidence:
+    def _follow(self, logs: Mapping[int, StepLog], trees: Trees = own_tree) -> MemoryEvidence:
         """The run that these logs lead to; steps behind them are computed without."""
         own = self._run.steps
         same = next((n for n, step in enumerate(own) if step.log != logs.get(n + 1)), len(own))
-        if same == len(own) and words is None:
+        if same == len(own) and trees is own_tree:
             return self._evidence
-        run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs, words=words)
-        return MemoryEvidence(run, self.auditor, honest)
+        run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs, trees=trees)
+        return MemoryEvidence(run, self.auditor)
 
 
 @cache

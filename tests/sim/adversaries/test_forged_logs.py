@@ -28,10 +28,7 @@ from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum_kind
 from tiebreak.protocol.program.step_log import StepLog
-from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.local_chain import fork
-from tiebreak.sim.games.scenario import Committed, audit_logged, commit_logged, play_out
-from tiebreak.sim.tampering.logs import (
+from tiebreak.sim.adversaries.forged_logs import (
     Course,
     ExactSum,
     ForgedLogTree,
@@ -47,6 +44,9 @@ from tiebreak.sim.tampering.logs import (
     with_words,
     wrong_way,
 )
+from tiebreak.sim.games.duel import ChainMatch
+from tiebreak.sim.games.scenario import Committed, audit_logged, commit_logged, play_out
+from tiebreak.sim.world.forking import fork
 
 
 @pytest.fixture(scope="module")

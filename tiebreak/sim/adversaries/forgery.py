@@ -57,15 +57,24 @@ class ForgedEvidence(Evidence):
         honest = super()._make_accumulators(step, value, element)
         if not self._cheat.tells(step, value, element):
             return honest
-        instruction = self.program.body[value]
-        last = decode_for(instruction, honest.last)
-        claimed = int.from_bytes(self.tensor(step, value)[4 * element : 4 * element + 4], "little")
-        if last.kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
-            return honest  # only finite f32 sums are bent
-        bent = replace(last, value=_exact_units(claimed))
-        if finish(bent) != claimed:
-            return honest  # -0, which no sum is
-        return _bent(instruction, honest, bent.value - last.value, self._bend(honest.count))
+        return bend_to(self.tensor(step, value), self.program.body[value], honest, element, self._bend)
+
+
+def bend_to(
+    data: bytes, instruction: Instruction, honest: AccumulatorTree, element: int, bend: Bend
+) -> AccumulatorTree:
+    """Accumulators that end in the element of this data, the first of them bent as `bend` says.
+
+    Only finite f32 sums are bent, and -0 is no sum: of anything else the honest ones.
+    """
+    last = decode_for(instruction, honest.last)
+    claimed = int.from_bytes(data[4 * element : 4 * element + 4], "little")
+    if last.kind is not Kind.F32_SUM or claimed & 0x7FFFFFFF >= NAN_BITS & 0x7F800000:
+        return honest
+    bent = replace(last, value=_exact_units(claimed))
+    if finish(bent) != claimed:
+        return honest
+    return _bent(instruction, honest, bent.value - last.value, bend(honest.count))
 
 
 def _bent(instruction: Instruction, honest: AccumulatorTree, missing: int, first: int) -> AccumulatorTree:

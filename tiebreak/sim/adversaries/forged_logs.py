@@ -2,7 +2,7 @@
 
 A log can lie in two ways: it says more than the sums allow, or it keeps silent. Each cheat here takes one element of
 one sum, in one step or in many, to the neighbour of its choice, with or without an entry that says so. All else follows
-consistently, as in `tiebreak.sim.tampering.values`: logs, records and openings agree with each other, and only the
+consistently, as in `tiebreak.sim.adversaries.cheats`: logs, records and openings agree with each other, and only the
 exact sum itself can convict it. What a log may decide (SPEC section 5.1) is no cheat at all, and nobody loses by it.
 """
 
@@ -34,8 +34,8 @@ from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, 
 from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree
-from tiebreak.sim.games.local_chain import fork
-from tiebreak.sim.tampering.forgery import ForgedEvidence, Lies
+from tiebreak.sim.adversaries.forgery import ForgedEvidence, Lies
+from tiebreak.sim.world.forking import fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,109 @@
+"""Runs in memory that are not the job's, and evidence that agrees with itself to the end."""
+
+from collections.abc import Callable, Mapping
+
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Tamper
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_in
+from tiebreak.protocol.commitments.records import identify
+from tiebreak.protocol.program.accumulator import decode_for, finish
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Direction, element_rounding, sum_kind
+from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.forged_logs import ForgedLogTree, Words
+from tiebreak.sim.adversaries.forgery import Bend, Lies, bend_to, halfway
+from tiebreak.sim.world.memory import MemoryEvidence, MemoryRun, Trees, Values, own_tree
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
+
+Raw = Mapping[tuple[int, int], Callable[[bytes], bytes]]
+"""By step and body value: what becomes of its bytes where they are committed and shown."""
+
+
+class ForgedMemory(MemoryEvidence):
+    """Evidence of a run in memory into which anything may have been put.
+
+    Accumulators are bent where the value that they lead to is not the one that is committed. raw: bytes that no tensor
+    of this process can be made to hold, as a NaN's other patterns.
+    """
+
+    def __init__(
+        self, run: MemoryRun, interpreter: Interpreter, tamper: Tamper, bend: Bend = halfway, raw: Raw | None = None
+    ) -> None:
+        super().__init__(run, interpreter, tamper)
+        self._bend = bend
+        self._raw = {} if raw is None else raw
+
+    def _shown(self, step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
+        for (number, leaf), change in self._raw.items():
+            if number == step:
+                data[leaf] = change(data[leaf])
+                instruction = self.program.body[leaf]
+                ids[leaf] = identify(instruction.dtype, instruction.shape, data[leaf])
+        return super()._shown(step, data, ids)
+
+    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        true, instruction = super()._make_accumulators(step, value, element), self.program.body[value]
+        size, direction = instruction.dtype.size, self._direction(step, value, element)
+        rounding = element_rounding(
+            instruction, precision=self.job.precision, tolerances=self.job.tolerances, direction=direction
+        )
+        right = finish(decode_for(instruction, true.last), rounding) % (1 << 8 * size)
+        if right.to_bytes(size, "little") == self.tensor(step, value)[size * element : size * (element + 1)]:
+            return true
+        return bend_to(self.tensor(step, value), instruction, true, element, self._bend)
+
+    def _direction(self, step: int, value: int, element: int) -> Direction:
+        if not self.job.is_logged or sum_kind(self.program.body[value]) is None:
+            return Direction.NONE
+        chunk, place = divmod(element, WORD_ELEMENTS)
+        return code_in(self.log_tree(step).word(value, chunk), place)
+
+
+def with_forged_words(words: Words) -> Trees:
+    """Log trees with these words, by step, in the place of their own."""
+
+    def tree(program: Program, step: int, log: StepLog) -> LogTree:
+        return ForgedLogTree(program, log, words[step]) if step in words else LogTree(program, log)
+
+    return tree
+
+
+def tampered(
+    workshop: Workshop, job: Job, cheat: Lies, *, first_step: int, computed_steps: int | None = None,
+    bend: Bend = halfway,
+) -> Work:  # fmt: skip
+    """The run of a party that is honest before `first_step`, and from there on puts in what the cheat says.
+
+    Its evidence agrees with itself to the end: where a sum is not what is committed, its accumulators are bent, the
+    first of them as `bend` says. If nothing that is committed differs from the truth, `lie` is None.
+    computed_steps: what the party had to execute, if not all steps.
+    """
+    return deviating(workshop, job, cheat.tamper, first_step=first_step, computed_steps=computed_steps, bend=bend)
+
+
+def deviating(
+    workshop: Workshop,
+    job: Job,
+    tamper: Tamper,
+    *,
+    first_step: int = 1,
+    computed_steps: int | None = None,
+    logs: Mapping[int, StepLog] | None = None,
+    bend: Bend = halfway,
+    raw: Raw | None = None,
+    words: Words | None = None,
+) -> Work:
+    """As `tampered`, for whoever puts more into a run than one changed number.
+
+    logs: under policy `logged`, by step those that this party follows; else it makes its own. raw: see `ForgedMemory`.
+    words: of log trees, those that it commits to and that no file of a log can hold; the lie is then what someone would
+    find who had been told.
+    """
+    trees = own_tree if words is None else with_forged_words(words)
+    run = workshop.compute(tamper=tamper, first_step=first_step, logs=logs, trees=trees)
+    evidence = ForgedMemory(run, workshop.interpreter, tamper, bend, raw)
+    return workshop.work_of(job, evidence, computed_steps=computed_steps)

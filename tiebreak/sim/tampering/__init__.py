@@ -1,1 +1,0 @@
-"""Changed numbers: single values and rounding logs that a cheat puts in place of honest ones, and evidence to match."""
