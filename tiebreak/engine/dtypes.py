@@ -1,0 +1,10 @@
+"""The three types of a program's values, as torch has them."""
+
+from typing import Final
+
+import torch
+
+from tiebreak.protocol.program.isa import DType
+
+TORCH_DTYPES: Final = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
+PROTOCOL_DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
