@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, canonical, from_bytes
+from tiebreak.engine.data.tensors import canonical, from_bytes
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.run.schedule import is_elementwise
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, ScatterParams

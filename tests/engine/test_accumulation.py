@@ -11,7 +11,7 @@ from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.tensors import tensor_bytes
-from tiebreak.engine.lowering import DTYPES
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.protocol.program.isa import Opcode
@@ -66,9 +66,9 @@ def run(compiled: Compiled, steps: int) -> tuple[State, list[float]]:
 def one_batch(task: Task) -> Program:
     """A program whose new state is the gradients of a batch (given as data) and the buffers after it."""
     b, initial = Builder(), task.initial_state()
-    refs = {name: b.state(name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
+    refs = {name: b.state(name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
-    batch = [b.data(f"batch{i}", DTYPES[t.dtype], tuple(t.shape)) for i, t in enumerate(example)]
+    batch = [b.data(f"batch{i}", PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for i, t in enumerate(example)]
     made = capture(b, task.model.train(), task.loss, batch, example, refs.__getitem__)
     gradients = {f"gradient.{name}": ref for name, ref in made.gradients.items()}
     return b.finish(refs | made.buffers | gradients, made.loss)

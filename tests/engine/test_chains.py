@@ -18,10 +18,10 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import elementwise_native as chains_module
 from tiebreak.engine.arithmetic.elementwise_native import TILES_PER_TURN, Member
-from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError

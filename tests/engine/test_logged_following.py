@@ -10,7 +10,7 @@ import torch
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging
-from tiebreak.engine.data.tensors import PROTOCOL_DTYPES
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.logged import following
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, Follower

@@ -5,7 +5,8 @@ import struct
 import pytest
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.data.tensors import TORCH_DTYPES, from_bytes, tensor_bytes
+from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import (
     Access,
     DType,

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
-from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.threads import together
 from tiebreak.engine.arithmetic.views import Dim, coalesce
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Access, DType, Instruction, IotaParams, MapFunction, Opcode, RandomParams
 

@@ -13,7 +13,6 @@ from tiebreak.engine.arithmetic import indexing, random
 from tiebreak.engine.arithmetic.elementwise import kernel_of
 from tiebreak.engine.arithmetic.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.exact_few import Integers
-from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
 from tiebreak.engine.arithmetic.near_ties import Collector, Logging, NearTies
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
@@ -22,6 +21,7 @@ from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.transcendental import Transcendentals
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.engine.arithmetic.ziv import ExactSum, exact_sum_bits
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import (
     TRANSCENDENTALS,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.views import View
+from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import (
     DType,
     GatherParams,
@@ -20,7 +21,6 @@ from tiebreak.protocol.program.isa import (
     row_major,
 )
 
-TORCH_DTYPES = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
 FEW_POSITIONS = 16
 """Positions of a reduction that are compared one after the other."""
 _UNSIGNED = 1 << 64

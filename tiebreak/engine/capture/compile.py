@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
-from tiebreak.engine.lowering import DTYPES
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
@@ -37,7 +37,7 @@ def compile_task(task: Task) -> Compiled:
     """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form."""
     b = Builder()
     initial = task.initial_state()
-    refs = {name: b.state(MODEL + name, DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
+    refs = {name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
     data = dict(task.data) | {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
     data |= tables(task.optimizer, task.steps)
     b.origin = "batch"
@@ -98,11 +98,11 @@ def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
 def _take(b: Builder, task: Task, examples: Examples, chosen_B: Ref) -> list[Ref]:
     match examples:
         case Rows(names=names):
-            tables = [b.data(n, DTYPES[task.data[n].dtype], tuple(task.data[n].shape)) for n in names]
+            tables = [b.data(n, PROTOCOL_DTYPES[task.data[n].dtype], tuple(task.data[n].shape)) for n in names]
             b.origin = "batch"
             return [b.rows(table, chosen_B) for table in tables]
         case Windows(name=name, length=length, stride=stride):
-            tokens = b.data(name, DTYPES[task.data[name].dtype], tuple(task.data[name].shape))
+            tokens = b.data(name, PROTOCOL_DTYPES[task.data[name].dtype], tuple(task.data[name].shape))
             b.origin = "batch"
             index_BT = chosen_B.unsqueeze(1).expand((chosen_B.shape[0], length))
             return [b.gather(tokens, index_BT, stride, task.examples, (0, 1))]

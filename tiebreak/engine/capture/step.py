@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
 from tiebreak.engine.capture.tracing import JointGraph, trace
-from tiebreak.engine.lowering import DTYPES, INTEGERS, RULES, Context, element_type
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
+from tiebreak.engine.lowering import INTEGERS, RULES, Context, element_type
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.protocol.errors import ConfigurationError
@@ -47,7 +48,7 @@ class _Constants:
     def ref(self, constant: Constant) -> Ref:
         """The constant as a ref. Raises `NotImplementedError` where its dtype has no exact form."""
         base = _in_program_dtype(constant.base, len(constant.shape))
-        dtype, b = DTYPES[base.dtype], self._builder
+        dtype, b = PROTOCOL_DTYPES[base.dtype], self._builder
         if not base.numel():
             return b.full(constant.shape, 0, dtype)
         first = base.flatten()[0]
@@ -65,7 +66,7 @@ class _Constants:
         if key not in self._names:
             self._names[key] = f"constant.{len(self.data)}"
             self.data[self._names[key]] = tensor.clone()
-        return self._builder.data(self._names[key], DTYPES[tensor.dtype], tuple(tensor.shape))
+        return self._builder.data(self._names[key], PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape))
 
 
 def _whole(tensor: Tensor) -> Tensor | None:
@@ -78,7 +79,7 @@ def _whole(tensor: Tensor) -> Tensor | None:
 
 def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:
     """Integers as i64, floats as f32: those of rank 0 rounded, as torch takes them beside f32 tensors."""
-    if tensor.dtype in DTYPES:
+    if tensor.dtype in PROTOCOL_DTYPES:
         return tensor
     if tensor.dtype in INTEGERS:
         return tensor.to(torch.int64)

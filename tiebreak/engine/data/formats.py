@@ -14,7 +14,8 @@ from torch import Tensor
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, write_whole
 from tiebreak.engine.data.elements import Element, of_numpy
 from tiebreak.engine.data.files import ArrayFile, check_bools
-from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, TORCH_DTYPES, Spec, memory_of, plain_bytes
+from tiebreak.engine.data.tensors import Spec, memory_of, plain_bytes
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import parse_json

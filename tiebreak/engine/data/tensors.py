@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Final
 
 import numpy as np
 import torch
@@ -10,15 +9,13 @@ from torch import Tensor
 
 from tiebreak.engine.data.elements import Element
 from tiebreak.engine.data.hashing import hasher
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.commitments.records import TensorData, identify_all
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import one_nan
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
-
-TORCH_DTYPES: Final = {DType.F32: torch.float32, DType.I64: torch.int64, DType.BOOL: torch.bool}
-PROTOCOL_DTYPES: Final = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
 
 Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
 """Name -> (dtype, shape)."""

@@ -13,10 +13,9 @@ from tiebreak.engine.lowering import (
     scans,
     views,
 )
-from tiebreak.engine.lowering.registry import DTYPES, INTEGERS, RULES, WHOLE, Context, element_type
+from tiebreak.engine.lowering.registry import INTEGERS, RULES, WHOLE, Context, element_type
 
 __all__ = [
-    "DTYPES",
     "INTEGERS",
     "RULES",
     "WHOLE",

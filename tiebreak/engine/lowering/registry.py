@@ -6,15 +6,10 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder, Ref, Scalar
 from tiebreak.protocol.program.isa import DType
 
-DTYPES: Final[dict[torch.dtype, DType]] = {
-    torch.float32: DType.F32,
-    torch.int64: DType.I64,
-    torch.bool: DType.BOOL,
-}
-"""torch dtypes that programs know."""
 INTEGERS: Final[dict[torch.dtype, tuple[int, int]]] = {
     torch.int32: (-(1 << 31), 32),
     torch.int16: (-(1 << 15), 16),
@@ -26,7 +21,7 @@ INTEGERS: Final[dict[torch.dtype, tuple[int, int]]] = {
 
 def element_type(dtype: torch.dtype) -> DType | None:
     """What a torch dtype is in programs; None if it is nothing."""
-    return DType.I64 if dtype in INTEGERS else DTYPES.get(dtype)
+    return DType.I64 if dtype in INTEGERS else PROTOCOL_DTYPES.get(dtype)
 
 
 def _known(dtype: torch.dtype) -> DType:

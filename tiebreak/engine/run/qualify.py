@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic, NearTies
-from tiebreak.engine.arithmetic.indexing import TORCH_DTYPES
-from tiebreak.engine.data.tensors import PROTOCOL_DTYPES, canonical, from_bytes
+from tiebreak.engine.data.tensors import canonical, from_bytes
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.engine.run.schedule import is_elementwise
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
