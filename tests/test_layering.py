@@ -174,7 +174,7 @@ def test_no_cycles() -> None:
 @pytest.mark.parametrize("package", FOLDERS)
 def test_order_of_folders(package: str) -> None:
     pairs = folder_imports(package, import_graph())
-    assert len(pairs) > 3
+    assert len(pairs) >= 3
     assert against(FOLDERS[package], pairs) - TANGLED.get(package, set()) == set()
 
 
