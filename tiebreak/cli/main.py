@@ -33,8 +33,8 @@ COMMANDS: Final = {
     "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
     "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
     "deploy": "Put the three contracts on a chain, or verify that they stand there.",
-    "simulate": "Play games in which somebody does not do as agreed, and check that the system keeps its promises.",
-    "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off its figures may be.",
+    "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
+    "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
     "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
 }
 """In the order of the help, with the first sentence of each: so the table need not import them."""
