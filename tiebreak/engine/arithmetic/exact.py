@@ -1,32 +1,246 @@
-"""Exact sums of single elements as integers times powers of two: what auditors and referees compare with.
+"""Exact sums in fixed point: what every sum that nothing else decides falls back on, in torch, on any device.
 
-The terms are FP64 numbers below 2^E, K <= 2^k of them. With S = 1.5 * 2^(E+k), h_i = fl(fl(p_i + S) - S) are multiples
-of 2^(E+k-52) that add exactly in any order (`tiebreak.engine.arithmetic.ziv`), and what remains, p_i - h_i, is exact
-and below 2^(E+k-52). That is repeated until nothing remains; the exact sum is that of the few sums found.
+Terms are FP64 numbers, exact products of two f32 or f32 themselves: multiples of 2^-298 below 2^256. A sum of them is
+kept as *digits* of some bits, signed 64-bit integers with room for carries (Neal's small superaccumulator, 2015, for
+many elements at once).
+
+**Terms.** With S = 1.5 * 2^(52 + g), fl(fl(p + S) - S) is p rounded to a multiple of 2^g, for |p| < 2^(51 + g), and
+what remains is exact and at most 2^(g - 1). Taking g down a fixed grid of 32 bits, each step moves the remainders'
+highest digit into the sums; steps at which nothing remains are left out.
+
+**Matrices.** A tile of a matrix product of which many elements are undecided is computed as a whole, modulo primes
+below 2^22: residues are at most 2^21, so 2^10 of their products add exactly in FP64, in any order, and each prime costs
+one fast matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is
+sum(y_i M / p_i) - q M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so that q is the nearest integer to
+sum(y_i / p_i). There are as many primes as the range of the data's exponents needs: 27 at most.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact_few import Integers
+from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.views import Dim, coalesce, offsets, read_rows
 from tiebreak.protocol.program.isa import Instruction, Opcode, ScatterParams
 from tiebreak.protocol.program.rounding import sum_kind
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
 ROW_BUDGET: Final = 1 << 20
 """Terms read at once."""
-_UNIT: Final = 400
-"""Terms are multiples of 2^-298; what is found of them is counted in 2^-400."""
+CACHED: Final = 1 << 15
+"""Terms added at once on a CPU, so that they stay in its cache."""
+LEAST: Final = -298
+"""Terms are multiples of 2^LEAST."""
+_BITS: Final = 32
+_DIGITS: Final = 20
+"""506 + 48 bits, 2^31 terms and a sign."""
+_EXPONENT: Final = 0x7FF
 
 Exact = tuple[int, int] | None
 """(n, e) of the exact sum n * 2^e; None where a term is not finite."""
+
+
+class Digits:
+    """Exact sums of some elements: digits of `bits` bits, the lowest of weight 2^least, i64 (digits, U)."""
+
+    def __init__(self, values: Tensor, bits: int = _BITS, least: int = LEAST) -> None:
+        self.values, self.bits, self.least = values, bits, least
+
+    @classmethod
+    def zeros(cls, elements: int, device: torch.device) -> "Digits":
+        """No terms yet."""
+        return cls(torch.zeros((_DIGITS, elements), dtype=torch.int64, device=device))
+
+    def add(self, terms: Tensor) -> None:
+        """Adds finite terms (U, K), K at most 2^20."""
+        rest, peak = terms, float(terms.abs().max()) if terms.numel() else 0.0
+        while peak:
+            digit = (int(np.frexp(peak)[1]) - 1 - LEAST) // _BITS
+            shift = 1.5 * 2.0 ** (52 + LEAST + _BITS * digit)
+            high = (rest + shift).sub_(shift)
+            self.values[digit] += (high.sum(1) * 2.0 ** -(LEAST + _BITS * digit)).to(torch.int64)
+            rest = rest - high
+            peak = float(rest.abs().max())
+
+    def rounded(self, rounded: Round) -> Tensor:
+        """RN of each sum, f32 (U,); zero is +0.
+
+        The leading digits, 31 bits or more of them, and a last bit that says whether anything follows, round like all.
+        """
+        used = self.values.ne(0).any(1).nonzero().view(-1)
+        if not len(used):
+            return torch.zeros(self.values.shape[1:], dtype=torch.float32, device=self.values.device)
+        first, last = int(used[0]), min(int(used[-1]) + 3, len(self.values))
+        digits, negative = self._carried(self.values[first:last])
+        head, place = torch.zeros_like(digits[0]), torch.zeros_like(digits[0])
+        sticky = torch.zeros_like(negative)
+        for digit in reversed(digits):
+            taken = head < 1 << 30
+            head = torch.where(taken, (head << self.bits) | digit, head)
+            place += ~taken
+            sticky |= ~taken & (digit != 0)
+        # At most 62 bits: 53 or fewer for FP64, the last of which stands for all that follow.
+        cut = head >= 1 << 52
+        sticky |= cut & (head & 1023 != 0)
+        head = torch.where(cut, head & -1024, head) | torch.where(cut, 1024, 1) * sticky
+        exponent = self.least + self.bits * (first + place)
+        value = torch.ldexp(head.to(torch.float64), exponent)
+        return rounded(torch.where(negative, -value, value)).add_(0.0)
+
+    def _carried(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Digits of the absolute values, the lowest first, each in 0 ... 2^bits - 1; and which were negative."""
+        mask, carry = (1 << self.bits) - 1, torch.zeros_like(values[0])
+        for digit in values:
+            carry = (digit + carry) >> self.bits
+        negative = carry < 0
+        sign, found = torch.where(negative, -1, 1), []
+        carry = torch.zeros_like(carry)
+        for digit in values:
+            carry = digit * sign + carry
+            found.append(carry & mask)
+            carry = carry >> self.bits
+        return [*found, carry], negative
+
+    def integers(self) -> list[int]:
+        """Each sum in units of 2^least."""
+        rows = self.values.T.tolist()
+        return [sum(digit << (self.bits * at) for at, digit in enumerate(row)) for row in rows]
+
+
+# ---- matrix products, modulo primes ----
+
+_PRIME_BITS: Final = 22
+_BLOCK: Final = 1 << 10
+"""Products of residues that add exactly."""
+TILE: Final = 1 << 18
+"""Elements of a result computed at once."""
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """Primes p_i whose product M exceeds some number of bits; digits of 22 bits."""
+
+    primes: tuple[int, ...]
+
+    @cached_property
+    def modulus(self) -> int:
+        """M."""
+        return prod(self.primes)
+
+    @cached_property
+    def inverses(self) -> tuple[int, ...]:
+        """(M / p_i)^-1 mod p_i."""
+        return tuple(pow(self.modulus // p, -1, p) for p in self.primes)
+
+    @cached_property
+    def digits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each M / p_i (digits, primes), and of M (digits,); and 1 / p_i (primes,). FP64."""
+        count = -(-self.modulus.bit_length() // _PRIME_BITS)
+        mask = (1 << _PRIME_BITS) - 1
+        rows = [[n >> (_PRIME_BITS * d) & mask for d in range(count)] for n in self._weights()]
+        found = torch.tensor(rows, dtype=torch.float64)
+        parts = 1 / torch.tensor(self.primes, dtype=torch.float64)
+        return found[:-1].T.contiguous(), found[-1], parts
+
+    def _weights(self) -> Iterator[int]:
+        yield from (self.modulus // p for p in self.primes)
+        yield self.modulus
+
+
+@cache
+def _primes() -> tuple[int, ...]:
+    """The 28 greatest primes below 2^22."""
+    found: list[int] = []
+    at = (1 << _PRIME_BITS) - 1
+    while len(found) < 28:
+        if all(at % d for d in range(3, 1 << (_PRIME_BITS // 2), 2)):
+            found.append(at)
+        at -= 2
+    return tuple(found)
+
+
+@cache
+def _basis(bits: int) -> _Basis:
+    count = next(n for n in range(1, 29) if prod(_primes()[:n]).bit_length() > bits)
+    return _Basis(_primes()[:count])
+
+
+@dataclass(frozen=True)
+class Factors:
+    """An operand of a matrix product as integers times powers of two: finite f32, in FP64, any shape."""
+
+    whole: Tensor
+    """Below 2^24, signed."""
+    bit: Tensor
+    """Each times 2^(low + bit - 149), i64."""
+    low: int
+    high: int
+    """Least and greatest bit of those that are not zero."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Factors":
+        """Values that are not finite are taken as zero."""
+        x = torch.where(x.isfinite(), x, 0.0)
+        bit = ((x.view(torch.int64) >> 52 & _EXPONENT) - (1023 - 126)).clamp_min_(0)
+        whole = torch.ldexp(x, 149 - bit)
+        used = bit[whole != 0]
+        low, high = (int(used.min()), int(used.max())) if used.numel() else (0, 0)
+        return cls(whole, (bit - low).clamp_(0, high - low), low, high)  # of zeros any
+
+    def modulo(self, p: int, factor: int = 1) -> Tensor:
+        """Residues of each times a factor, at most p / 2, FP64."""
+        powers = [factor * pow(2, n, p) % p for n in range(self.high - self.low + 1)]
+        table = torch.tensor([n if n <= p // 2 else n - p for n in powers], dtype=torch.float64)
+        return _reduce(table.to(self.whole.device)[self.bit].mul_(self.whole), p)
+
+
+def _reduce(x: Tensor, p: int) -> Tensor:
+    """x mod p, of integers below 2^53 in FP64, in place: at most p / 2, and a little more where rounding said so."""
+    return x.sub_((x * (1 / p)).round_().mul_(p))
+
+
+def multiply_exactly(a: Tensor, b: Tensor, rounded: Round) -> Tensor:
+    """RN of the exact products (Bt, M, K) x (Bt, K, N) of f32 values in FP64: f32 (Bt, M, N).
+
+    Elements with a term that is not finite are left undefined.
+    """
+    out = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=torch.float32, device=a.device)
+    rows = max(1, TILE // (a.shape[0] * b.shape[2]))
+    right = Factors.of(b)
+    for at in range(0, a.shape[1], rows):
+        left = Factors.of(a[:, at : at + rows].contiguous())
+        out[:, at : at + rows] = _multiply_factors(left, right, rounded)
+    return out
+
+
+def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
+    terms, device = left.whole.shape[2], left.whole.device
+    shape = (left.whole.shape[0], left.whole.shape[1], right.whole.shape[2])
+    basis = _basis(left.high - left.low + right.high - right.low + 48 + terms.bit_length() + 3)
+    residues = torch.empty((len(basis.primes), *shape), dtype=torch.float64, device=device)
+    for sums, p, inverse in zip(residues, basis.primes, basis.inverses, strict=True):
+        a, b = left.modulo(p, inverse), right.modulo(p)
+        torch.bmm(a[:, :, :_BLOCK], b[:, :_BLOCK], out=sums)
+        for at in range(_BLOCK, terms, _BLOCK):
+            _reduce(sums, p).add_(torch.bmm(a[:, :, at : at + _BLOCK], b[:, at : at + _BLOCK]))
+        _reduce(sums, p)
+    weights, modulus, parts = (digits.to(device) for digits in basis.digits)
+    flat = residues.view(len(basis.primes), -1)
+    total = torch.mm(weights, flat).sub_(torch.outer(modulus, torch.mv(flat.T, parts).round_()))
+    digits = Digits(total.to(torch.int64), _PRIME_BITS, left.low + right.low + LEAST)
+    return digits.rounded(rounded).view(shape)
+
+
+# ---- single elements of an instruction ----
 
 
 @dataclass(frozen=True)
@@ -65,10 +279,23 @@ class _Terms:
         found = rows[0].to(torch.float64)
         return found if len(rows) == 1 else found * rows[1].to(torch.float64)
 
-    def pieces(self, elements: Tensor) -> Iterator[Tensor]:
-        """All terms of some elements, piece by piece."""
-        for begin in range(0, self.count, ROW_BUDGET):
-            yield self.read(elements, begin, min(begin + ROW_BUDGET, self.count))
+
+Read = Callable[[Tensor, int, int], Tensor]
+"""(elements, begin, end) -> their terms begin ... end - 1, FP64 (U, end - begin)."""
+
+
+def add_elements(read: Read, elements: Tensor, terms: int, budget: int = ROW_BUDGET) -> tuple[Digits, Tensor]:
+    """Exact sums of some elements (i64 numbers), and which of them have finite terms alone."""
+    total, finite = Digits.zeros(len(elements), elements.device), torch.ones_like(elements, dtype=torch.bool)
+    step = max(1, min(terms, budget // max(1, len(elements))))
+    for begin in range(0, terms, step):
+        piece = read(elements, begin, min(begin + step, terms))
+        usable = piece.isfinite()
+        if not bool(usable.all()):
+            finite &= usable.all(1)
+            piece = torch.where(usable, piece, 0.0)
+        total.add(piece)
+    return total, finite
 
 
 def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: Sequence[int] | Integers) -> list[Exact]:
@@ -82,37 +309,7 @@ def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: S
     numbers = torch.from_numpy(np.array(elements, dtype=np.int64)).to(operands[0].device)
     found: list[Exact] = []
     for chunk in torch.split(numbers, max(1, ROW_BUDGET // terms.count)):
-        found += _sums(terms, chunk)
+        total, finite = add_elements(terms.read, chunk, terms.count)
+        pairs = zip(total.integers(), finite.tolist(), strict=True)
+        found += [(n, LEAST) if usable else None for n, usable in pairs]
     return found
-
-
-def _sums(terms: _Terms, elements: Tensor) -> list[Exact]:
-    pieces = [terms.read(elements, 0, terms.count)] if terms.count <= ROW_BUDGET else None
-    peak = torch.stack([piece.abs().amax(1) for piece in pieces or terms.pieces(elements)]).amax(0)
-    finite = peak.isfinite()
-    peak = torch.where(finite, peak, 1.0).clamp_min_(2.0**-298)
-    width = max(1, (terms.count - 1).bit_length())
-    first = (peak.view(torch.int64) >> 52) - 1022 + width
-    levels: list[Tensor] = []
-    for piece in pieces or terms.pieces(elements):
-        _add_levels(torch.where(finite[:, None], piece, 0.0), first, width, levels)
-    totals = [0] * len(elements)
-    for level in levels:
-        for at, value in enumerate(level.tolist()):
-            if value:
-                numerator, denominator = value.as_integer_ratio()
-                totals[at] += (numerator << _UNIT) // denominator
-    return [(n, -_UNIT) if usable else None for n, usable in zip(totals, finite.tolist(), strict=True)]
-
-
-def _add_levels(rest: Tensor, first: Tensor, width: int, levels: list[Tensor]) -> None:
-    """Adds the sums of the parts of some terms to those of each level, each below the one before."""
-    exponent, level = first, 0
-    while bool(rest.any()):
-        shift = ((exponent + 1023 << 52) | (1 << 51)).view(torch.float64)[:, None]
-        high = (rest + shift).sub_(shift)
-        rest = rest - high
-        if level == len(levels):
-            levels.append(torch.zeros_like(first, dtype=torch.float64))
-        levels[level] += high.sum(1)
-        exponent, level = exponent + (width - 52), level + 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import elementwise_native as chains
 from tiebreak.engine.arithmetic import indexing, random
 from tiebreak.engine.arithmetic.elementwise import kernel_of
-from tiebreak.engine.arithmetic.exact import Exact, exact_sums
-from tiebreak.engine.arithmetic.exact_few import Integers
+from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
 from tiebreak.engine.arithmetic.near_ties import Collector, Logging, NearTies
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
@@ -20,7 +18,6 @@ from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
 from tiebreak.engine.arithmetic.stats import Stats
 from tiebreak.engine.arithmetic.transcendental import Transcendentals
 from tiebreak.engine.arithmetic.views import View
-from tiebreak.engine.arithmetic.ziv import ExactSum, exact_sum_bits
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import (
@@ -81,7 +78,7 @@ class Arithmetic:
         self.options = Options(device, permute is not None, elements, precision, logging)
         self.stats = Stats() if stats is None else stats
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
-        self._scatters = ScatterRunner(self._exact_sum(), shuffled, rounded)
+        self._scatters = ScatterRunner(shuffled, rounded)
         self._transcendentals = Transcendentals(precision)
         self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
@@ -89,7 +86,7 @@ class Arithmetic:
         self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
         """What runs chains of elementwise instructions in one pass; None where they run one by one."""
         room = None if self.chains is None else self.chains.buffers
-        self._sums = SumRunner(self._exact_sum(), shuffled, room, rounded)
+        self._sums = SumRunner(shuffled, room, rounded)
 
     @property
     def device(self) -> torch.device:
@@ -133,9 +130,6 @@ class Arithmetic:
     ) -> list[Exact]:
         """n and e of the exact sums n * 2^e of some elements of a sum, by their numbers; None: not finite."""
         return exact_sums(instruction, operands, elements)
-
-    def _exact_sum(self) -> ExactSum:
-        return partial(exact_sum_bits, precision=self.options.precision)
 
     def _compile(self, i: Instruction, operands: Operands) -> Compiled:
         device = self.device

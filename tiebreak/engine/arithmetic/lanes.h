@@ -1,29 +1,35 @@
 /* Vectors of FP64 and how many rows of a product fit their registers. */
 #pragma once
 
+#include <stdint.h>
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define LANES 8
 #define MR 8
 #define SPREAD(x) ((vec)_mm512_set1_pd(x))
 #define FMA(a, b, c) ((vec)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
+#define MULTIPLY_32(a, b) ((integers)_mm512_mul_epi32((__m512i)(a), _mm512_set1_epi64(b)))
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define LANES 4
 #define MR 4
 #define SPREAD(x) ((vec)_mm256_set1_pd(x))
 #define FMA(a, b, c) ((vec)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
+#define MULTIPLY_32(a, b) ((integers)_mm256_mul_epi32((__m256i)(a), _mm256_set1_epi64x(b)))
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #define LANES 2
 #define MR 8
 #define SPREAD(x) ((vec)vdupq_n_f64(x))
 #define FMA(a, b, c) ((vec)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
+#define MULTIPLY_32(a, b) ((a) * (b))
 #else
 #define LANES 2
 #define MR 4
 #define SPREAD(x) ((vec){(x), (x)})
 #define FMA(a, b, c) ((c) + (a) * (b))
+#define MULTIPLY_32(a, b) ((a) * (b))
 #endif
 
 /* Loaded once into a register: compilers else load it again for each row, and loads become the bound. */
@@ -34,3 +40,4 @@
 #endif
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
+typedef int64_t integers __attribute__((vector_size(8 * LANES))); /* MULTIPLY_32: of factors that fit 32 bits */

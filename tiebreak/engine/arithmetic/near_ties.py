@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiebreak.engine.arithmetic.exact_few import Floats, Integers
+from tiebreak.engine.arithmetic.exact import Floats, Integers
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 

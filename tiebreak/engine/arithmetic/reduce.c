@@ -138,6 +138,7 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
 typedef struct {
     double *a, *b, *c, *group, *squares_a, *squares_b; /* c and group: rows of `row` elements */
     float *high; /* a row of results */
+    int *opens;  /* undecided elements of each row */
     size_t bytes;
     void *memory;
 } room;
@@ -150,7 +151,7 @@ static size_t padded(size_t count) { return (count + 63) & ~(size_t)63; }
 static int make_room(int64_t block_m, int64_t block_n) {
     const size_t m = padded((size_t)block_m + MR), n = padded((size_t)block_n + NR);
     const size_t doubles = m * KC + n * KC + 2 * m * n + m + n;
-    const size_t bytes = 8 * doubles + 4 * n + 256;
+    const size_t bytes = 8 * doubles + 4 * (n + m) + 256;
     if (bytes > held.bytes) {
         free(held.memory);
         held.memory = aligned_alloc(64, padded(bytes));
@@ -164,6 +165,7 @@ static int make_room(int64_t block_m, int64_t block_n) {
     held.squares_a = held.group + m * n;
     held.squares_b = held.squares_a + m;
     held.high = (float *)(held.squares_b + n);
+    held.opens = (int *)(held.high + n);
     return 1;
 }
 
@@ -212,30 +214,204 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
     }
 }
 
+/* ---- exact sums of a block of which many elements are undecided ----
+ *
+ * WIDE columns are summed side by side, as exact.h sums elements, but in vectors: in one row the place of a factor is the
+ * same for all of them. So that the other factor's place is too, it is cut into pieces of WINDOW places, at fixed
+ * places: |piece| <= 2^27, and products below 2^54 again. What costs time is how many pieces are not zero. */
+
+#define WIDE 32
+#define WINDOW 7   /* places, of 28 bits: a factor has two pieces at most */
+#define WINDOWS 11 /* 254 + 27 bits */
+
+typedef struct {
+    int32_t m[WIDE]; /* pieces */
+    int32_t place;
+} piece;
+
+typedef struct {
+    _Alignas(64) int64_t sums[(PLACES + 2 * WINDOW) * WIDE]; /* all zero while nothing is being summed */
+    int64_t limbs[WIDE][LIMBS];
+    int32_t row_m[SAFE], row_p[SAFE];
+    piece *pieces;     /* of all terms, in their order */
+    int64_t *first;    /* of each term, and the end */
+    int64_t room, terms;
+    int lo, hi; /* the range of places of the pieces */
+} wide;
+
+static _Thread_local wide wide_sums;
+
+static void cut_column(float x, int32_t (*found)[WIDE], int column, int *used) {
+    int32_t bit;
+    const int64_t m = decode(x, &bit);
+    if (!m) return;
+    const int window = bit / (4 * WINDOW);
+    const int64_t whole = m * (1ll << bit % (4 * WINDOW)), half = 1ll << (4 * WINDOW - 1);
+    const int64_t low = ((whole + half) & (2 * half - 1)) - half, high = (whole - low) / (2 * half);
+    found[window][column] = (int32_t)low;
+    found[window + 1][column] = (int32_t)high;
+    *used |= (low != 0) << window | (high != 0) << (window + 1);
+}
+
+/* Cuts the factors of up to WIDE columns; 0 if memory ran out. */
+static OUTSIDE int cut_columns(const contraction *t, wide *x, const float *b, const int64_t *row_n, int64_t width) {
+    if (t->k >= x->terms) {
+        free(x->first);
+        x->first = malloc(8 * (size_t)(t->k + 1));
+        x->terms = x->first ? t->k + 1 : 0;
+        if (!x->first) return 0;
+    }
+    int64_t count = 0;
+    x->lo = PLACES;
+    x->hi = -1;
+    for (int64_t k = 0; k < t->k; k++) {
+        int32_t found[WINDOWS + 1][WIDE] = {{0}};
+        int used = 0;
+        for (int s = 0; s < width; s++) cut_column(b[row_n[s] + t->b_k[k]], found, s, &used);
+        if (count + WINDOWS >= x->room) {
+            const int64_t wanted = 2 * x->room + WINDOWS + t->k;
+            piece *grown = realloc(x->pieces, (size_t)wanted * sizeof *grown);
+            if (!grown) return 0;
+            x->pieces = grown;
+            x->room = wanted;
+        }
+        x->first[k] = count;
+        for (int w = 0; used >> w; w++) {
+            if (!(used >> w & 1)) continue;
+            memcpy(x->pieces[count].m, found[w], sizeof found[w]);
+            x->pieces[count++].place = w * WINDOW;
+            x->lo = w * WINDOW < x->lo ? w * WINDOW : x->lo;
+            x->hi = w * WINDOW > x->hi ? w * WINDOW : x->hi;
+        }
+    }
+    x->first[t->k] = count;
+    return 1;
+}
+
+typedef int32_t half_integers __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* Adds the products of a row, terms [k, k + n), and the pieces of the columns. */
+static OUTSIDE void add_products(
+    int64_t *restrict sums, const int32_t *restrict row_m, const int32_t *restrict row_p, const piece *restrict pieces,
+    const int64_t *restrict first, int64_t n) {
+    for (int64_t k = 0; k < n; k++)
+        for (const piece *at = pieces + first[k]; at < pieces + first[k + 1]; at++) {
+            integers *to = (integers *)(sums + (row_p[k] + at->place) * WIDE);
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDE / LANES; v++) {
+                const integers column = __builtin_convertvector(*(const half_integers *)(at->m + v * LANES), integers);
+                to[v] += MULTIPLY_32(column, (int64_t)row_m[k]);
+            }
+        }
+}
+
+/* Moves the sums of the places lo ... hi into the limbs. */
+static OUTSIDE void move_wide(wide *x, int64_t width, int lo, int hi) {
+    int64_t sums[8];
+    for (int g = lo >> 3; g <= hi >> 3; g++) {
+        int64_t *from = x->sums + 8 * g * WIDE;
+        for (int64_t s = 0; s < width; s++) {
+            for (int r = 0; r < 8; r++) sums[r] = from[r * WIDE + s];
+            move_sums(sums, x->limbs[s] + g);
+        }
+        memset(from, 0, 8 * WIDE * sizeof *from);
+    }
+}
+
+/* Decodes terms [k, k + n) of a row; the range of places that are not zero. */
+static OUTSIDE void decode_row(
+    const contraction *t, const float *restrict a, int64_t k, int64_t n, int32_t *restrict m, int32_t *restrict p, int *lo,
+    int *hi) {
+    float x[SAFE];
+    int32_t least = PLACES, most = -1;
+    for (int64_t i = 0; i < n; i++) x[i] = a[t->a_k[k + i]];
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bit;
+        const int32_t whole = decode(x[i], &bit), place = bit >> 2;
+        m[i] = (int32_t)((uint32_t)whole << (bit & 3));
+        p[i] = place;
+        const int32_t low = whole ? place : PLACES, high = whole ? place : -1;
+        least = low < least ? low : least;
+        most = high > most ? high : most;
+    }
+    *lo = least;
+    *hi = most;
+}
+
+/* Exact sums of one row and the columns that are cut, into limbs, of which the first that is not zero is returned. */
+static OUTSIDE int add_row_exactly(const contraction *t, wide *x, const float *a, int64_t width) {
+    int first = 8 * LIMBS - 8;
+    memset(x->limbs, 0, sizeof x->limbs);
+    for (int64_t k = 0; k < t->k; k += SAFE) {
+        const int64_t n = t->k - k < SAFE ? t->k - k : SAFE;
+        int lo, hi;
+        decode_row(t, a, k, n, x->row_m, x->row_p, &lo, &hi);
+        add_products(x->sums, x->row_m, x->row_p, x->pieces, x->first + k, n);
+        if (hi < 0 || x->hi < 0) continue;
+        move_wide(x, width, lo + x->lo, hi + x->hi);
+        first = lo + x->lo < first ? lo + x->lo : first;
+    }
+    return first >> 3;
+}
+
+/* Exact sums of all undecided elements of a block that has many; 0 if memory ran out before any was settled. */
+static int settle_block(const contraction *t, const block *at, int64_t row, progress *shared) {
+    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
+    float *out = t->out + t->out_batch[at->batch];
+    const int64_t started = now();
+    const int precision = (int)shared->precision;
+    wide *x = &wide_sums;
+    for (int64_t j = 0; j < at->n; j += WIDE) {
+        const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
+        if (!cut_columns(t, x, b, t->b_n + at->n0 + j, width)) return 0;
+        for (int64_t i = 0; i < at->m; i++) {
+            const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row + j;
+            int any = 0;
+            for (int64_t s = 0; s < width; s++) any |= is_open(c[s], left * held.squares_b[j + s], precision);
+            if (!any) continue;
+            const int first = add_row_exactly(t, x, a + t->a_m[at->m0 + i], width);
+            for (int64_t s = 0; s < width; s++) {
+                const double e = left * held.squares_b[j + s];
+                if (!is_open(c[s], e, precision)) continue;
+                const element found = {0, 0, out + t->out_m[at->m0 + i] + t->out_n[at->n0 + j + s], c[s], e};
+                shared->undecided++;
+                put_exact(&found, x->limbs[s], first, shared);
+            }
+        }
+    }
+    shared->nanoseconds += now() - started;
+    return 1;
+}
+
 static void finish_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
     const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
-    const terms from = {t->a_k, t->b_k, t->k, 1};
-    element open[OPEN + LANES];
-    int64_t waiting = 0;
+    int64_t opens = 0, waiting = 0;
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient;
-        const double *c = held.c + i * row;
         float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
-        const int any = test_row(c, left, held.squares_b, at->n, high, precision);
+        held.opens[i] = test_row(held.c + i * row, left, held.squares_b, at->n, high, precision);
+        opens += held.opens[i];
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
-        for (int64_t j = 0; any && j < at->n; j++) {
+    }
+    const int dense = opens * DENSE >= at->m * at->n && !(shared->limit > 0), whole = dense && at->n > SIDE;
+    if (!opens || (whole && settle_block(t, at, row, shared))) return;
+    const terms from = {t->a_k, t->b_k, t->k, 1};
+    element open[OPEN + LANES];
+    for (int64_t i = 0; i < at->m; i++) {
+        const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row;
+        float *to = out + t->out_m[at->m0 + i];
+        for (int64_t j = 0; held.opens[i] && j < at->n; j++) {
             const double e = left * held.squares_b[j];
-            if (is_open(c[j], e, precision)) {
-                if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
-                open[waiting++] = (element){
-                    a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
-            }
+            if (!is_open(c[j], e, precision)) continue;
+            if (waiting == OPEN) settle(&from, open, waiting, dense, shared), waiting = 0;
+            open[waiting++] =
+                (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
         }
     }
-    settle(&from, open, waiting, shared);
+    settle(&from, open, waiting, dense, shared);
 }
 
 /* Leaves a block of one part in memory, or adds such blocks up in this thread's room. */
@@ -385,7 +561,8 @@ static void finish_tile(
     const contraction *t, int64_t first, int64_t n, const double *sum, const double *size, progress *shared) {
     float *out = t->out + first;
     const int precision = (int)shared->precision;
-    if (!test_row(sum, t->coefficient, size, n, out, precision)) return;
+    const int opens = test_row(sum, t->coefficient, size, n, out, precision);
+    if (!opens) return;
     const terms from = {t->a_k, t->b_k, t->k / t->run_k, t->run_k};
     element open[TILE + LANES];
     int64_t waiting = 0;
@@ -394,7 +571,7 @@ static void finish_tile(
         if (is_open(sum[j], e, precision))
             open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j], e};
     }
-    settle(&from, open, waiting, shared);
+    settle(&from, open, waiting, opens * DENSE >= n, shared);
 }
 
 /* Sums without m and n; otherwise as `contract`. No term passes through more than

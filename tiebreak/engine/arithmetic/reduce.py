@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.buffers import Buffers
-from tiebreak.engine.arithmetic.exact_few import Floats, Integers
+from tiebreak.engine.arithmetic.exact import Integers, multiply_exactly
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce_native import NativePlan, build, offsets_of, plan_native, run_native
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
-from tiebreak.engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide, decide_outer
+from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide, decide_outer
 from tiebreak.protocol.program.isa import Instruction, row_major
 
 BLOCK = 256
@@ -130,16 +130,11 @@ class Part:
         """K of SPEC: all terms of an element."""
         return _size(self.reduction)
 
-    @cached_property
-    def places(self) -> tuple[Integers, ...]:
-        """For each operand where the terms of an element stand after its first one; only for short sums."""
-        found = []
-        for o in range(len(self.starts)):
-            place = np.zeros((), dtype=np.int64)
-            for d in self.reduction:
-                place = place[..., None] + np.arange(d.size) * d.strides[o]
-            found.append(place.reshape(-1))
-        return tuple(found)
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a plain matrix product: of rows and columns, and not of what was summed or counted before."""
+        groups = self.groups
+        return bool(groups.m or groups.n) and not (groups.ra or groups.rb) and groups.times == 1
 
     def coordinates(self, elements: Integers) -> list[Integers]:
         """Coordinates along (batch, m, n) of row-major element numbers."""
@@ -223,19 +218,6 @@ class _Reader:
             strides = [d.strides[o] for d in summed]
             rows = read_rows(base, starts, [d.size for d in summed], strides, begin, end).to(torch.float64)
             found = rows if found is None else found * rows
-        assert found is not None  # a sum has an operand
-        return found
-
-    def whole(self, elements: Integers) -> Floats:
-        coordinates = self.part.coordinates(elements)
-        found: Floats | None = None
-        with np.errstate(invalid="ignore"):
-            for o, base in enumerate(self.operands):
-                places = np.full(elements.shape, self.part.starts[o])
-                for d, coordinate in zip(self.part.groups.result, coordinates, strict=True):
-                    places += coordinate * d.strides[o]
-                rows = base.view(-1).numpy()[places[:, None] + self.part.places[o]].astype(np.float64)
-                found = rows if found is None else np.multiply(found, rows, out=rows)
         assert found is not None  # a sum has an operand
         return found
 
@@ -326,7 +308,6 @@ def _split(
 class SumRunner:
     """Computes planned sums. `shuffled`: every reduction's terms are taken in a random order, drawn from it."""
 
-    exact: ExactSum
     shuffled: torch.Generator | None = None
     buffers: Buffers | None = None
     """Where the compiled kernel takes the memory of its results from."""
@@ -378,6 +359,15 @@ class SumRunner:
         if len(total) == 2:
             return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
+
+    def exact(self, part: Part, operands: Sequence[Tensor]) -> Tensor:
+        """All elements of a part that is a product, f32 (Bt, M, N); undefined where a term is not finite."""
+        loaded: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for loads in part.slabs:
+            for load, base, found in zip(loads, operands, loaded, strict=True):
+                found.append(load.view.on(base).expand(load.wide).reshape(load.shape[:3]).to(torch.float64))
+        a, b = (torch.cat(found, 2) for found in loaded)
+        return multiply_exactly(a, b.transpose(1, 2), self.rounded)
 
     def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
         """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""
@@ -468,10 +458,11 @@ class _Run:
             result, undecided = decide(c, bounds[0], rounded)
         else:
             result, undecided = decide_outer(c, bounds[0], bounds[1], rounded)
-        settler = Settler(rounded, self.runner.exact, self.counts, near)
+        settler = Settler(rounded, self.counts, near)
         settler.settle(
             result, undecided, c, partial(_errors, bounds), _Reader(part, self.operands),
             places=partial(part.numbers, origin=origin), count=part.terms,
+            whole=partial(self.runner.exact, part, self.operands) if part.is_product else None,
         )  # fmt: skip
         if part.order != tuple(range(len(part.order))):
             result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()

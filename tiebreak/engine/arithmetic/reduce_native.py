@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact_few import Floats, Integers
+from tiebreak.engine.arithmetic.exact import Floats, Integers
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.threads import together

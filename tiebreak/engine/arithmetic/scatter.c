@@ -82,12 +82,12 @@ static void add_key(
         const int64_t n = w1 - w < OPEN ? w1 - w : OPEN, *row = t->source_row + w;
         int64_t waiting = 0;
         add_chain(from, row, n, consecutive(row, n), chain, length, sum, size);
-        const int any = test_row(sum, coefficient, size, n, high, precision);
+        const int opens = test_row(sum, coefficient, size, n, high, precision);
         for (int64_t j = 0; j < n; j++) out[t->out_row[w + j]] = high[j];
-        for (int64_t j = 0; any && j < n; j++)
+        for (int64_t j = 0; opens && j < n; j++)
             if (is_open(sum[j], coefficient * size[j], precision))
                 open[waiting++] = (element){from + row[j], 0, out + t->out_row[w + j], sum[j], coefficient * size[j]};
-        settle(&places, open, waiting, shared);
+        settle(&places, open, waiting, opens * DENSE >= n, shared);
     }
 }
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact_few import Floats, Integers
+from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.scatter_native import NativeScatter, build, plan_native, run_native
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import View
-from tiebreak.engine.arithmetic.ziv import ExactSum, Settler, coefficient, decide
+from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide
 from tiebreak.protocol.program.isa import Instruction, ScatterParams, row_major
 
 
@@ -114,16 +114,11 @@ class _Reader:
         found = self.rows[place, (elements - key * width)[:, None]].to(torch.float64)
         return torch.where(inside, found, 0.0)
 
-    def whole(self, elements: Integers) -> Floats:
-        found: Floats = self.read(torch.from_numpy(elements), 0, self.terms).numpy()
-        return found
-
 
 @dataclass(frozen=True)
 class ScatterRunner:
     """Computes planned scatter sums. `shuffled`: sources are taken in a random order, drawn from it."""
 
-    exact: ExactSum
     shuffled: torch.Generator | None = None
     rounded: Round = field(default_factory=Round)
 
@@ -178,7 +173,7 @@ class ScatterRunner:
         if bool(undecided.any()):
             order = which.argsort(stable=True)
             reader = _Reader(rows[order], count.cumsum(0) - count, count, int(count.max()))
-            Settler(self.rounded, self.exact, found, near).settle(
+            Settler(self.rounded, found, near).settle(
                 result, undecided, c, lambda at: e.view(-1)[at], reader,
                 places=partial(plan.numbers, keys), count=prod(plan.summed),
             )  # fmt: skip

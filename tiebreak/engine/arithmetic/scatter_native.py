@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact_few import Integers
+from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.reduce_native import MAX_TABLE, SMALL, Progress, check_reach, offsets_of, run_kernel
 from tiebreak.engine.arithmetic.stats import Counts

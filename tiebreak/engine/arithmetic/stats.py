@@ -12,7 +12,7 @@ class Counts:
     undecided: int = 0
     """Not decided by the first Ziv test (in FP64)."""
     undecided_twice: int = 0
-    """Not decided in doubled precision either; computed in integers."""
+    """Summed exactly: not decided in doubled precision either, or undecided among many."""
     logged: int = 0
     """Not decided by the first test and reported as near ties, to be logged, instead of settled."""
     double_rounded: int = 0

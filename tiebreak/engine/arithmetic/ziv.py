@@ -24,28 +24,25 @@ once more the same way (E' = E+k-52), and what then remains is summed with the b
 zero, which makes the result exact, ties included. H1 + H2 + L is then s + t, |t| <= ulp(s)/2, by TwoSum, and is
 rounded once to FP64 *to odd* before b bits, so that no second rounding to nearest sees a false tie.
 
-**Exact.** What is still undecided is summed in Python integers.
+**Exact.** What is still undecided is summed in fixed point (`tiebreak.engine.arithmetic.exact`). Where many elements of
+a result are undecided, that is done at once, and a matrix product as a whole: it takes about as long for any data.
 
 **Near ties.** Under policy `logged` some open elements are reported instead of settled:
 `tiebreak.engine.arithmetic.near_ties`.
-
-**Few.** On a CPU these are dozens of calls for what is mostly a handful of elements; those take a shorter way, exact as
-well (`tiebreak.engine.arithmetic.exact_few`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.exact_few import FEW_TERMS, Floats, Integers, add_few
+from tiebreak.engine.arithmetic.exact import CACHED as ADDED
+from tiebreak.engine.arithmetic.exact import Integers, add_elements
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.stats import Counts
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION, plus_zero, round_f32
 
 UNIT: Final = 2.0**-53
 ROW_BUDGET: Final = 1 << 20
@@ -60,8 +57,8 @@ Errors = Callable[[Tensor], Tensor]
 """e of some elements (i64 numbers), FP64."""
 Places = Callable[[Tensor], tuple[Integers, Integers]]
 """Where some elements (i64 numbers, U of them) stand in the result: (numbers there, which of the U each is)."""
-ExactSum = Callable[[Iterator[Tensor]], int]
-"""f32 bits of the exact sum of all elements of some finite FP64 tensors."""
+DENSE: Final = 8
+"""Where one in so many elements is undecided, all of them are summed exactly at once."""
 
 
 def coefficient(roundings: int) -> float:
@@ -78,9 +75,6 @@ class TermReader(Protocol):
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         """Terms begin ... end-1 of some elements (i64 numbers, U of them), exact: FP64 (U, end - begin)."""
-
-    def whole(self, elements: Integers) -> Floats:
-        """All terms of some elements, on a CPU: (U, K)."""
 
 
 def decide(c: Tensor, e: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
@@ -131,17 +125,6 @@ def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
 def round_pair(s: Tensor, t: Tensor, rounded: Round) -> Tensor:
     """RN(s + t) for any FP64 s and t."""
     return rounded(round_to_odd(*two_sum(s, t)))
-
-
-def exact_sum_bits(pieces: Iterator[Tensor], precision: int = MAX_PRECISION) -> int:
-    """f32 bits of RN(sum of all elements), in Python integers; zero is +0. The elements are multiples of 2^-400."""
-    unit = 400
-    total = 0
-    for piece in pieces:
-        for value in piece.reshape(-1).tolist():
-            numerator, denominator = value.as_integer_ratio()
-            total += (numerator << unit) // denominator
-    return plus_zero(round_f32(total, -unit, precision=precision))
 
 
 def _power(exponent: Tensor) -> Tensor:
@@ -211,7 +194,6 @@ class Settler:
     """What is done with undecided elements."""
 
     rounded: Round
-    exact: ExactSum
     counts: Counts
     near: Collector | None = None
     """Where open elements are reported."""
@@ -226,22 +208,20 @@ class Settler:
         *,
         places: Places,
         count: int,
+        whole: Callable[[], Tensor] | None = None,
     ) -> None:
         """Puts the exact results of the undecided elements into `result` (f32, contiguous), or reports them.
 
         Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
         NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: terms of an element by the instruction's
-        definition.
+        definition. `whole` computes all elements exactly, where there is a way that is faster than one by one.
         """
         self.counts.elements += result.numel()
         if not bool(undecided.any()):
             return
         flat, fp64 = result.view(-1), c.reshape(-1)
-        if result.device.type == "cpu" and self.near is None:
-            elements = self._few(flat, undecided, fp64, reader)
-        else:
-            elements = undecided.reshape(-1).nonzero().view(-1)
-            self.counts.undecided += len(elements)
+        elements = undecided.reshape(-1).nonzero().view(-1)
+        self.counts.undecided += len(elements)
         if self.near is not None:
             elements = self._report(self.near, flat, fp64, elements, errors, reader, places, count)
         if not len(elements):
@@ -250,36 +230,30 @@ class Settler:
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
             elements = elements[usable]
-        self._exactly(flat, fp64, elements, reader)
-
-    def _exactly(self, flat: Tensor, fp64: Tensor, elements: Tensor, reader: TermReader) -> None:
-        rows = max(1, ROW_BUDGET // min(reader.terms, PIECE))
-        for chunk in torch.split(elements, rows):
+        dense = len(elements) * DENSE >= len(flat)
+        if dense and whole is not None:
+            self.counts.undecided_twice += len(elements)
+            self._put(flat, fp64, elements, whole().view(-1)[elements])
+            return
+        for chunk in torch.split(elements, max(1, ROW_BUDGET // min(reader.terms, PIECE))):
+            if dense:
+                self._put(flat, fp64, chunk, self._exact(chunk, reader))
+                continue
             values, open_ = doubled(reader, chunk, self.rounded)
             if bool(open_.any()):
-                left = open_.nonzero().view(-1)
-                self.counts.undecided_twice += len(left)
-                bits = [self.exact(_pieces(reader, chunk[i : i + 1])) for i in left.tolist()]
-                signed = [b - (1 << 32) if b >> 31 else b for b in bits]
-                values[left] = torch.tensor(signed, dtype=torch.int32, device=values.device).view(torch.float32)
-            self.counts.double_rounded += int(self.rounded(fp64[chunk]).ne(values).sum())
-            flat[chunk] = values
+                values[open_] = self._exact(chunk[open_], reader)
+            self._put(flat, fp64, chunk, values)
 
-    def _few(self, flat: Tensor, undecided: Tensor, fp64: Tensor, reader: TermReader) -> Tensor:
-        """`settle` for few terms on a CPU: the elements (i64 numbers) that are left."""
-        at = np.flatnonzero(undecided.numpy())
-        self.counts.undecided += at.size
-        if at.size * reader.terms > FEW_TERMS:
-            return torch.from_numpy(at)
-        values, found = add_few(reader.whole(at), self.rounded)
-        every = bool(found.all())
-        left = at[:0] if every else at[~found]
-        at, values = (at, values) if every else (at[found], values[found])
-        target, before = flat.numpy(), self.rounded(torch.from_numpy(fp64.numpy()[at])).numpy()
-        finite = ~np.isnan(values)
-        self.counts.double_rounded += int(np.count_nonzero((before != values) & finite))
-        target[at] = values
-        return torch.from_numpy(left)
+    def _put(self, flat: Tensor, fp64: Tensor, elements: Tensor, values: Tensor) -> None:
+        self.counts.double_rounded += int(self.rounded(fp64[elements]).ne(values).sum())
+        flat[elements] = values
+
+    def _exact(self, elements: Tensor, reader: TermReader) -> Tensor:
+        self.counts.undecided_twice += len(elements)
+        budget = ADDED if elements.device.type == "cpu" else ROW_BUDGET
+        chunks = torch.split(elements, max(1, budget // reader.terms))
+        found = [add_elements(reader.read, chunk, reader.terms, budget)[0] for chunk in chunks]
+        return torch.cat([total.rounded(self.rounded) for total in found])
 
     def _report(
         self,

@@ -1,0 +1,162 @@
+"""Exact sums, compiled and in torch, against rationals; and that data made to be undecided get the reference's bits."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.engine.arithmetic_cases import Maker, check, elements_of, tensor_of
+from tiebreak.engine.arithmetic import Arithmetic, ziv
+from tiebreak.engine.arithmetic import reduce_native as contraction
+from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly
+from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.run import worst
+from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
+
+KERNELS = ("pure", "compiled") if contraction.build().library is not None else ("pure",)
+EXTREMES = [
+    0,
+    1,
+    0x80000001,
+    0x7FFFFF,
+    0x800000,
+    0x7F7FFFFF,
+    0xFF7FFFFF,
+    0x3F800000,
+    0xBF800000,
+    0x33800000,
+    0xB3800000,
+]
+
+
+@pytest.fixture(autouse=True, params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test here runs with the kernels of this machine's compiler, where there is one, and without."""
+    if request.param == "pure":
+        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    return str(request.param)
+
+
+def numbers(seed: int, count: int) -> Tensor:
+    """f32 of all exponents or of few, extremes among them; the second half often minus the first, in another order."""
+    draw = random.Random(seed)
+    low, high = draw.choice([(0, 254), (120, 134), (0, 3), (250, 254), (60, 200)])
+    made = [draw.randint(low, high) << 23 | draw.getrandbits(23) | draw.getrandbits(1) << 31 for _ in range(count)]
+    made = [draw.choice(EXTREMES) if draw.random() < 0.2 else bits for bits in made]
+    return tensor_of(DType.F32, made)
+
+
+def cancelled(seed: int, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors (rows, K) and (K, columns) of which the second half takes off what the first half adds, but one."""
+    half = left.shape[1] // 2
+    left[:, half : 2 * half], right[half : 2 * half] = -left[:, :half], right[:half]
+    if seed % 3 and half:
+        left[:, 0] = tensor_of(DType.F32, [random.Random(seed).choice(EXTREMES)])
+    order = torch.randperm(left.shape[1], generator=torch.Generator().manual_seed(seed))
+    return left[:, order].contiguous(), right[order].contiguous()
+
+
+def right_bits(rows: Sequence[Sequence[float]], precision: int) -> list[int]:
+    """By rationals."""
+    sums = (sum(map(Fraction, row), Fraction(0)) * Fraction(2) ** -LEAST for row in rows)
+    return [plus_zero(round_f32(n.numerator, LEAST, precision=precision)) for n in sums]
+
+
+def matrices(m: int, k: int, n: int) -> Instruction:
+    accesses = (Access(0, 0, (k, 0, 1)), Access(1, 0, (0, 1, n)))
+    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=(m, n), reduction=(k,), operands=accesses)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32), st.integers(1, 70), st.integers(16, 32))
+def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
+    """The digits of terms, the product modulo primes, and the instruction itself."""
+    m, n = 3, seed % 37 + 1
+    left, right = numbers(seed, m * k).view(m, k), numbers(seed + 1, k * n).view(k, n)
+    if seed % 4:
+        left, right = cancelled(seed, left, right)
+    terms = (left.double()[:, None] * right.double().T).reshape(m * n, k)
+    wanted, rounded = right_bits(terms.tolist(), precision), Round(precision)
+    digits = Digits.zeros(m * n, terms.device)
+    digits.add(terms)
+    assert elements_of(digits.rounded(rounded)) == wanted
+    assert digits.integers() == [int(sum(map(Fraction, row)) * Fraction(2) ** -LEAST) for row in terms.tolist()]
+    found = multiply_exactly(left.double()[None], right.double()[None], rounded)
+    assert elements_of(found.reshape(-1)) == wanted
+    operands = [left.reshape(-1), right.reshape(-1)]
+    found = Arithmetic(precision=precision).execute(matrices(m, k, n), operands, 0)
+    assert elements_of(found.reshape(-1)) == wanted
+
+
+@pytest.mark.parametrize("k", [1000, 20_000, 100_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_long_sums(k: int, seed: int) -> None:
+    """Products, sums along rows and down columns, of terms that cancel over all exponents."""
+    left, right = cancelled(seed, numbers(seed, 2 * k).view(2, k), numbers(seed + 9, k * 9).view(k, 9))
+    terms = (left.double()[:, None] * right.double().T).reshape(18, k)
+    wanted = right_bits(terms.tolist(), 32)
+    arithmetic = Arithmetic()
+    assert elements_of(arithmetic.execute(matrices(2, k, 9), [left.view(-1), right.view(-1)], 0).view(-1)) == wanted
+    plain = Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(2,), reduction=(k,), operands=(Access(0, 0, (k, 1)),)
+    )
+    wanted = right_bits(left.double().tolist(), 32)
+    assert elements_of(arithmetic.execute(plain, [left.view(-1)], 0)) == wanted
+    columns = replace(plain, operands=(Access(0, 0, (1, 2)),))
+    assert elements_of(arithmetic.execute(columns, [left.T.contiguous().view(-1)], 0)) == wanted
+
+
+SMALL = (
+    worst.product(1, 24, 40, 40), worst.product(3, 9, 12, 5), worst.product(2, 40, 7, 33),
+    worst.convolution(2, 4, 6, 3), worst.plain(11, 50), worst.plain(40, 9, columns=True), worst.scatter(60, 6, 5),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+@pytest.mark.parametrize("name", worst.PATTERNS)
+def test_hostile_data(case: worst.Case, name: str, cases: object) -> None:
+    """Whether they are settled one by one or all at once, and in any order of the terms."""
+    operands = case.operands(worst.PATTERNS[name], torch.Generator().manual_seed(3))
+    check(Arithmetic(), case.instruction, operands)
+    check(Arithmetic(permute=1), case.instruction, operands)
+
+
+@pytest.mark.parametrize("dense", [0, 1 << 60])
+def test_hostile_data_few_or_many(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ziv, "DENSE", dense)
+    for case in SMALL:
+        for pattern in worst.PATTERNS.values():
+            check(Arithmetic(), case.instruction, case.operands(pattern, torch.Generator().manual_seed(4)))
+
+
+def test_most_patterns_are_hostile() -> None:
+    """At least three of four leave nearly every element of a product undecided."""
+    hostile = 0
+    for pattern in worst.PATTERNS.values():
+        case, arithmetic = worst.product(1, 64, 64, 64), Arithmetic()
+        arithmetic.execute(case.instruction, case.operands(pattern, torch.Generator().manual_seed(5)), 0)
+        counts = arithmetic.stats.of("reduce.sum.products")
+        hostile += counts.undecided > 0.9 * counts.elements
+    assert hostile >= 0.75 * len(worst.PATTERNS)
+
+
+def test_terms_that_are_not_finite_beside_hostile_ones() -> None:
+    """Rows and columns with them are NaN, the others exact, where the block is summed as a whole."""
+    case = worst.product(1, 24, 40, 40)
+    operands = case.operands(worst.PATTERNS["cancelling over all exponents"], torch.Generator().manual_seed(6))
+    operands[0][5 * 40 + 3], operands[1][7 * 40 + 9] = float("inf"), float("nan")
+    found = check(Arithmetic(), case.instruction, operands)
+    assert found.count(0x7FC00000) == 40 + 24 - 1
+
+
+def test_a_maker_of_hostile_rows_fits_any_view() -> None:
+    make = Maker(random.Random(2))
+    left = make.tensor(DType.F32, 24 * 33, "ties")
+    check(Arithmetic(), matrices(24, 33, 40), [left, make.tensor(DType.F32, 33 * 40, "ties")])

@@ -1,0 +1,209 @@
+"""How much longer sums take over hostile data than over ordinary data, on this machine.
+
+Finite data can be made so that no fast way decides a sum: exact ties, near ties at any depth, terms that cancel. A
+client who knows the order of its data can aim them at one step, so windows and clocks must be sized by this factor.
+Each case is one instruction over ordinary data and over each hostile pattern, in turns, in one process.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.native import pure_path
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
+
+Pattern = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
+"""(rows, terms, randomness) -> f32 left factors (rows, terms) and right factors (terms,)."""
+
+
+def _spread(terms: int, left: Sequence[float], right: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """A few terms first and last among zeros, so that no way of cutting a sum brings them together."""
+    a, b = torch.zeros(terms), torch.ones(terms)
+    count = min(len(left), terms)
+    at = torch.linspace(0, terms - 1, count).long()
+    a[at], b[at] = (torch.tensor(x[:count], dtype=torch.float32) for x in (left, right))
+    return a, b
+
+
+def _fixed(left: Sequence[float], right: Sequence[float]) -> Pattern:
+    def made(rows: int, terms: int, _: torch.Generator) -> tuple[Tensor, Tensor]:
+        a, b = _spread(terms, left, right)
+        return a.expand(rows, terms).contiguous(), b
+
+    return made
+
+
+def _cancelling(low: int, high: int, *, rest: float) -> Pattern:
+    """Every term and its negative, with exponents of both factors drawn from low ... high, and a rest at the end."""
+
+    def made(rows: int, terms: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        half = terms // 2
+
+        def drawn(*shape: int) -> Tensor:
+            exponents = torch.randint(low, high + 1, shape, generator=generator)
+            return torch.ldexp(1 + torch.rand(shape, generator=generator), exponents)
+
+        a, b = drawn(rows, half), drawn(half)
+        odd = torch.full((rows, terms - 2 * half), rest)
+        left, right = torch.cat((a, -a, odd), 1), torch.cat((b, b, torch.ones(terms - 2 * half)))
+        if terms > 2:
+            left[:, half - 1], left[:, 2 * half - 1] = 1, -1 + rest
+        order = torch.randperm(terms, generator=generator)
+        return left[:, order].contiguous(), right[order].contiguous()
+
+    return made
+
+
+def _deep(left: float, right: float) -> Pattern:
+    """1 + 2^-24, a pair that cancels far below, and what then decides."""
+    return _fixed((1, 2.0**-12, 2.0**-100, -(2.0**-100), left), (1, 2.0**-12, 2.0**-100, 2.0**-100, right))
+
+
+PATTERNS: Final[dict[str, Pattern]] = {
+    "exact ties": _fixed((1, 2.0**-24), (1, 1)),
+    "near ties of 2^-60": _deep(2.0**-30, 2.0**-30),
+    "near ties of 2^-120": _deep(2.0**-60, -(2.0**-60)),
+    "near ties of 2^-290": _deep(2.0**-145, 2.0**-145),
+    "cancelling noise": _cancelling(-2, 2, rest=2.0**-60),
+    "cancelling over 2^60": _cancelling(-15, 15, rest=2.0**-140),
+    "cancelling over all exponents": _cancelling(-126, 63, rest=2.0**-149),
+    "subnormal": _cancelling(-126, -126, rest=2.0**-149),
+    "huge and small": _cancelling(60, 63, rest=2.0**-149),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One instruction; `operands` makes its data of a pattern, or ordinary ones of None."""
+
+    name: str
+    instruction: Instruction
+    operands: Callable[[Pattern | None, torch.Generator], list[Tensor]]
+
+
+def _sum(shape: tuple[int, ...], terms: tuple[int, ...], *accesses: Access) -> Instruction:
+    return Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, shape=shape, reduction=terms, operands=accesses)
+
+
+def product(batches: int, m: int, k: int, n: int) -> Case:
+    """Batches of matrix products (m, k) x (k, n)."""
+
+    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
+        if pattern is None:
+            return [
+                torch.randn(batches * m * k, generator=generator),
+                torch.randn(batches * k * n, generator=generator),
+            ]
+        a, b = pattern(batches * m, k, generator)
+        return [a.reshape(-1), b[None, :, None].expand(batches, k, n).reshape(-1)]
+
+    i = _sum((batches, m, n), (k,), Access(0, 0, (m * k, k, 0, 1)), Access(1, 0, (k * n, 0, 1, n)))
+    return Case(f"product of {batches} x {m} x {k} x {n}", i, operands)
+
+
+def plain(rows: int, k: int, *, columns: bool = False) -> Case:
+    """Sums along rows, or of columns."""
+
+    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
+        if pattern is None:
+            return [torch.randn(rows * k, generator=generator)]
+        a, b = pattern(rows, k, generator)
+        terms = a * b  # may round or underflow, for every row alike
+        return [(terms.T if columns else terms).reshape(-1)]
+
+    access = Access(0, 0, (1, rows) if columns else (k, 1))
+    return Case(f"{'columns' if columns else 'rows'} of {k}, {rows} of them", _sum((rows,), (k,), access), operands)
+
+
+def convolution(images: int, channels: int, side: int, filters: int) -> Case:
+    """Filters of 3 x 3 over overlapping windows."""
+    out, area = side - 2, side * side
+
+    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
+        shape = (images * channels * area, filters * channels * 9)
+        if pattern is None:
+            return [torch.randn(size, generator=generator) for size in shape]
+        # Columns of an image and of a filter go through the pattern along the channels.
+        a, b = pattern(1, channels, generator)
+        image = a.view(1, channels, 1).expand(images, channels, area).reshape(-1)
+        return [image, b.view(1, channels, 1).expand(filters, channels, 9).reshape(-1)]
+
+    i = _sum(
+        (images, filters, out, out), (channels, 3, 3),
+        Access(0, 0, (channels * area, 0, side, 1, area, side, 1)), Access(1, 0, (0, channels * 9, 0, 0, 9, 3, 1)),
+    )  # fmt: skip
+    return Case(f"convolution of {images} x {channels} x {side} x {side}, {filters} filters", i, operands)
+
+
+def scatter(sources: int, outputs: int, width: int) -> Case:
+    """Rows of `width` added to the outputs that an index names, each output getting equally many."""
+    each = sources // outputs
+
+    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
+        index = torch.arange(sources) % outputs
+        if pattern is None:
+            return [torch.randn(sources * width, generator=generator), index]
+        a, b = pattern(width, each, generator)
+        return [(a * b).T[:, None, :].expand(each, outputs, width).reshape(-1), index]
+
+    i = Instruction(
+        opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=(outputs, width), reduction=(sources,),
+        operands=(Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1))), params=ScatterParams(match=(1, 0)),
+    )  # fmt: skip
+    return Case(f"scatter of {sources} x {width} to {outputs}", i, operands)
+
+
+CASES: Final = (
+    product(1, 256, 512, 256), product(1, 64, 4096, 64), product(1, 8, 50_000, 8), product(1, 256, 16, 256),
+    product(16, 64, 64, 64), convolution(2, 32, 16, 64), plain(4096, 64), plain(256, 4096), plain(4, 50_000),
+    plain(4096, 64, columns=True), scatter(4096, 64, 64),
+)  # fmt: skip
+QUICK: Final = (CASES[0], CASES[4], CASES[7], CASES[10])
+"""What `tiebreak doctor --worst` looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """How much longer one case takes over one pattern."""
+
+    case: str
+    pattern: str
+    factor: float
+    seconds: float
+    """Over ordinary data."""
+
+
+def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float = 1.0) -> Iterator[Factor]:
+    """The factor of each pattern, best time against best time, taking turns. share: of the rows that are hostile."""
+    generator = torch.Generator().manual_seed(1)
+    data: dict[str | None, list[Tensor]] = {None: case.operands(None, generator)}
+    for name, pattern in PATTERNS.items():
+        data[name] = [*case.operands(pattern, generator)]
+        if share < 1:
+            tame, left = data[None][0], data[name][0]
+            keep = torch.rand(case.instruction.shape[-2 if len(case.instruction.shape) > 1 else 0]) >= share
+            if len(left) % len(keep) == 0:
+                rows = left.view(len(keep), -1)
+                rows[keep] = tame.view(len(keep), -1)[keep]
+    arithmetic = Arithmetic()
+    best = dict.fromkeys(data, float("inf"))
+    with nullcontext() if compiled else pure_path():
+        for turn in range(repeats + 1):
+            for which, operands in data.items():
+                started = time.process_time()
+                arithmetic.execute(case.instruction, operands, 0)
+                if turn:
+                    best[which] = min(best[which], time.process_time() - started)
+    for name in PATTERNS:
+        yield Factor(case.name, name, best[name] / best[None], best[None])
+
+
+def worst(*, compiled: bool = True, cases: Sequence[Case] = QUICK, repeats: int = 3) -> Factor:
+    """The largest factor found."""
+    return max((f for case in cases for f in measure(case, compiled=compiled, repeats=repeats)), key=lambda f: f.factor)
