@@ -12,6 +12,7 @@ from tiebreak.api.environment import kernels
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.arithmetic import Arithmetic, elementwise
 from tiebreak.engine.arithmetic import elementwise_native as chains
+from tiebreak.engine.run import worst
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.program.isa import MapFunction
 
@@ -104,3 +105,17 @@ def test_wrong_arithmetic_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_threads_must_be_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiebreak, ["doctor", "--threads", "0"]) == 1
     assert "--threads" in capsys.readouterr().err
+
+
+def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
+    monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
+    monkeypatch.setattr("tiebreak.api.qualification.verdicts", lambda *_: iter(()))
+    assert run(tiebreak, ["doctor", "--threads", "1", "--worst"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    for path in ("compiled", "without compiler"):
+        found = re.match(r"([\d.]+) times as long as ordinary data \(.*: exact ties\)", rows[f"worst, {path}"])
+        assert found is not None
+        assert float(found[1]) > 0
+    assert run(tiebreak, ["doctor", "--threads", "1", "--worst", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["worst"]) == {"compiled", "without compiler"}

@@ -12,6 +12,7 @@ from tiebreak.api.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.engine.run.worst import Factor, worst
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -65,6 +66,13 @@ def lines(found: tuple[Kernel, ...]) -> Iterator[tuple[str, str]]:
     yield from describe_cuda()
     for kernel in found:
         yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
+
+
+def worst_factors(kernels: tuple[Kernel, ...]) -> dict[str, Factor]:
+    """How much longer hostile data take than ordinary data, with compiled kernels, where there are any, and without."""
+    accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "reduce")
+    found = {"compiled": worst()} if accelerated else {}
+    return found | {"without compiler": worst(compiled=False)}
 
 
 def document(kernels: tuple[Kernel, ...], found: list[Verdict]) -> dict[str, Any]:

@@ -12,27 +12,37 @@ from tiebreak.protocol.errors import ConfigurationError
 @click.command()
 @threads_option
 @click.option("--device", help="Qualify this torch device alone [default: the CPU and every CUDA device].")
+@click.option("--worst", is_flag=True, help="Measure how much longer hostile data take here than ordinary data.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
-def doctor(threads: int | None, device: str | None, as_json: bool) -> None:
+def doctor(threads: int | None, device: str | None, worst: bool, as_json: bool) -> None:
     """Run the conformance vectors on this machine and show its environment.
 
     Every scalar operation on edge cases and every reduction on adversarial cancellation, against integers: with the
     compiled kernels and without, and on each device. Training and auditing do the same before they start, and refuse to
-    on a mismatch.
+    on a mismatch. --worst adds how much longer data made to defeat the fast ways take: a job's clocks and windows must
+    allow for it.
     """
     api.running.use_threads(threads)
     kernels = api.environment.kernels()
     if not as_json:
         for name, value in api.qualification.lines(kernels):
             click.echo(f"{name:<24}{value}")
+    factors = api.qualification.worst_factors(kernels) if worst else {}
     found = []
     for verdict in api.qualification.verdicts(device, kernels):
         found.append(verdict)
         if not as_json:
             result = f"exact: {verdict.cases} cases in {verdict.seconds:.1f} s" if verdict.exact else "WRONG, see below"
             click.echo(f"{f'device {verdict.device}, {verdict.path}':<24}{result}")
+    if not as_json:
+        for name, factor in factors.items():
+            told = f"{factor.factor:.1f} times as long as ordinary data ({factor.case}: {factor.pattern})"
+            click.echo(f"{f'worst, {name}':<24}{told}")
     if as_json:
-        click.echo(json.dumps(api.qualification.document(kernels, found), indent=1))
+        document = api.qualification.document(kernels, found)
+        if factors:
+            document["worst"] = {name: factor.factor for name, factor in factors.items()}
+        click.echo(json.dumps(document, indent=1))
     problems = [verdict.problem for verdict in found if not verdict.exact]
     if problems:
         raise ConfigurationError(problems[0])

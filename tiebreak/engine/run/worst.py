@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
@@ -129,10 +130,11 @@ def convolution(images: int, channels: int, side: int, filters: int) -> Case:
         shape = (images * channels * area, filters * channels * 9)
         if pattern is None:
             return [torch.randn(size, generator=generator) for size in shape]
-        # Columns of an image and of a filter go through the pattern along the channels.
+        # Along the channels; of a filter only the middle is not zero, so that no sum has a tie nine times.
         a, b = pattern(1, channels, generator)
-        image = a.view(1, channels, 1).expand(images, channels, area).reshape(-1)
-        return [image, b.view(1, channels, 1).expand(filters, channels, 9).reshape(-1)]
+        filter_ = torch.zeros(filters, channels, 9)
+        filter_[:, :, 4] = b
+        return [a.view(1, channels, 1).expand(images, channels, area).reshape(-1), filter_.view(-1)]
 
     i = _sum(
         (images, filters, out, out), (channels, 3, 3),
@@ -164,6 +166,8 @@ CASES: Final = (
     product(16, 64, 64, 64), convolution(2, 32, 16, 64), plain(4096, 64), plain(256, 4096), plain(4, 50_000),
     plain(4096, 64, columns=True), scatter(4096, 64, 64),
 )  # fmt: skip
+PIECES: Final = 64
+"""Of an operand that is hostile in part."""
 QUICK: Final = (CASES[0], CASES[4], CASES[7], CASES[10])
 """What `tiebreak doctor --worst` looks at."""
 
@@ -180,30 +184,37 @@ class Factor:
 
 
 def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float = 1.0) -> Iterator[Factor]:
-    """The factor of each pattern, best time against best time, taking turns. share: of the rows that are hostile."""
+    """The factor of each pattern, best time against best time, taking turns. share: of the first operand's rows."""
     generator = torch.Generator().manual_seed(1)
-    data: dict[str | None, list[Tensor]] = {None: case.operands(None, generator)}
-    for name, pattern in PATTERNS.items():
-        data[name] = [*case.operands(pattern, generator)]
-        if share < 1:
-            tame, left = data[None][0], data[name][0]
-            keep = torch.rand(case.instruction.shape[-2 if len(case.instruction.shape) > 1 else 0]) >= share
-            if len(left) % len(keep) == 0:
-                rows = left.view(len(keep), -1)
-                rows[keep] = tame.view(len(keep), -1)[keep]
+    ordinary = case.operands(None, generator)
+    data = {name: _mixed(ordinary, case.operands(pattern, generator), share) for name, pattern in PATTERNS.items()}
     arithmetic = Arithmetic()
-    best = dict.fromkeys(data, float("inf"))
+    best = dict.fromkeys(("", *data), float("inf"))
     with nullcontext() if compiled else pure_path():
         for turn in range(repeats + 1):
-            for which, operands in data.items():
+            for name, operands in {"": ordinary, **data}.items():
                 started = time.process_time()
                 arithmetic.execute(case.instruction, operands, 0)
                 if turn:
-                    best[which] = min(best[which], time.process_time() - started)
-    for name in PATTERNS:
-        yield Factor(case.name, name, best[name] / best[None], best[None])
+                    best[name] = min(best[name], time.process_time() - started)
+    for name in data:
+        yield Factor(case.name, name, best[name] / best[""], best[""])
 
 
-def worst(*, compiled: bool = True, cases: Sequence[Case] = QUICK, repeats: int = 3) -> Factor:
-    """The largest factor found."""
-    return max((f for case in cases for f in measure(case, compiled=compiled, repeats=repeats)), key=lambda f: f.factor)
+def _mixed(ordinary: Sequence[Tensor], hostile: list[Tensor], share: float) -> list[Tensor]:
+    """Hostile operands of whose first one only a share of the pieces, rows or a little more, are hostile."""
+    if share == 1:
+        return hostile
+    first = hostile[0].clone()
+    size = max(1, len(first) // PIECES)
+    for piece in range(PIECES):
+        if piece % round(1 / share):
+            first[piece * size : (piece + 1) * size] = ordinary[0][piece * size : (piece + 1) * size]
+    return [first, *hostile[1:]]
+
+
+def worst(*, compiled: bool = True, repeats: int = 3) -> Factor:
+    """The largest factor of a few cases, on one thread: seconds."""
+    with limited(1):
+        found = [f for case in QUICK for f in measure(case, compiled=compiled, repeats=repeats)]
+    return max(found, key=lambda factor: factor.factor)
