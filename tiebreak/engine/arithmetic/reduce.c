@@ -388,15 +388,16 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
     float *out = t->out + t->out_batch[at->batch];
     for (int64_t j = 0; j < at->n; j++) held.squares_b[j] = sqrt(held.squares_b[j]);
     const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
-    int64_t opens = 0, waiting = 0;
+    int64_t opens = 0, rows = 0, waiting = 0;
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient;
         float *to = out + t->out_m[at->m0 + i], *high = unit ? to + t->out_n[at->n0] : held.high;
         held.opens[i] = test_row(held.c + i * row, left, held.squares_b, at->n, high, precision);
         opens += held.opens[i];
+        rows += held.opens[i] > 0;
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
     }
-    const int dense = opens * DENSE >= at->m * at->n && !(shared->limit > 0), whole = dense && at->n > SIDE;
+    const int dense = opens * DENSE >= rows * at->n && !(shared->limit > 0), whole = dense && at->n > 2;
     if (!opens || (whole && settle_block(t, at, row, shared))) return;
     const terms from = {t->a_k, t->b_k, t->k, 1};
     element open[OPEN + LANES];

@@ -360,14 +360,14 @@ class SumRunner:
             return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
 
-    def exact(self, part: Part, operands: Sequence[Tensor]) -> Tensor:
-        """All elements of a part that is a product, f32 (Bt, M, N); undefined where a term is not finite."""
+    def exact(self, part: Part, operands: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """Some rows of a part that is a product, f32 (Bt, rows, N); undefined where a term is not finite."""
         loaded: tuple[list[Tensor], list[Tensor]] = ([], [])
         for loads in part.slabs:
             for load, base, found in zip(loads, operands, loaded, strict=True):
                 found.append(load.view.on(base).expand(load.wide).reshape(load.shape[:3]).to(torch.float64))
         a, b = (torch.cat(found, 2) for found in loaded)
-        return multiply_exactly(a, b.transpose(1, 2), self.rounded)
+        return multiply_exactly(a[:, rows], b.transpose(1, 2), self.rounded)
 
     def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
         """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""

@@ -208,13 +208,13 @@ class Settler:
         *,
         places: Places,
         count: int,
-        whole: Callable[[], Tensor] | None = None,
+        whole: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Puts the exact results of the undecided elements into `result` (f32, contiguous), or reports them.
 
         Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
         NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: terms of an element by the instruction's
-        definition. `whole` computes all elements exactly, where there is a way that is faster than one by one.
+        definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
         """
         self.counts.elements += result.numel()
         if not bool(undecided.any()):
@@ -230,11 +230,10 @@ class Settler:
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
             elements = elements[usable]
-        dense = len(elements) * DENSE >= len(flat)
-        if dense and whole is not None:
-            self.counts.undecided_twice += len(elements)
-            self._put(flat, fp64, elements, whole().view(-1)[elements])
+        if whole is not None and (values := self._whole_rows(result.shape, elements, whole)) is not None:
+            self._put(flat, fp64, elements, values)
             return
+        dense = len(elements) * DENSE >= len(flat)
         for chunk in torch.split(elements, max(1, ROW_BUDGET // min(reader.terms, PIECE))):
             if dense:
                 self._put(flat, fp64, chunk, self._exact(chunk, reader))
@@ -243,6 +242,16 @@ class Settler:
             if bool(open_.any()):
                 values[open_] = self._exact(chunk[open_], reader)
             self._put(flat, fp64, chunk, values)
+
+    def _whole_rows(self, shape: torch.Size, elements: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """The elements (i64 numbers) of a product (Bt, M, N) out of exact rows, if the rows they are in have many."""
+        batch, m, n = shape
+        row = elements.div(n, rounding_mode="floor")
+        rows, at = row.remainder(m).unique(return_inverse=True)
+        if len(elements) * DENSE < batch * len(rows) * n:
+            return None
+        self.counts.undecided_twice += len(elements)
+        return whole(rows)[row.div(m, rounding_mode="floor"), at, elements.remainder(n)]
 
     def _put(self, flat: Tensor, fp64: Tensor, elements: Tensor, values: Tensor) -> None:
         self.counts.double_rounded += int(self.rounded(fp64[elements]).ne(values).sum())
