@@ -247,7 +247,7 @@ class Settler:
         """The elements (i64 numbers) of a product (Bt, M, N) out of exact rows, if the rows they are in have many."""
         batch, m, n = shape
         row = elements.div(n, rounding_mode="floor")
-        rows, at = row.remainder(m).unique(return_inverse=True)
+        rows, at = torch.unique(row.remainder(m), return_inverse=True)
         if len(elements) * DENSE < batch * len(rows) * n:
             return None
         self.counts.undecided_twice += len(elements)
