@@ -120,7 +120,7 @@ SMALL = (
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", worst.PATTERNS)
-def test_hostile_data(case: worst.Case, name: str, cases: object) -> None:
+def test_hostile_data(case: worst.Case, name: str) -> None:
     """Whether they are settled one by one or all at once, and in any order of the terms."""
     operands = case.operands(worst.PATTERNS[name], torch.Generator().manual_seed(3))
     check(Arithmetic(), case.instruction, operands)

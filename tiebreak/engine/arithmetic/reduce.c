@@ -221,8 +221,8 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
  * places: |piece| <= 2^27, and products below 2^54 again. What costs time is how many pieces are not zero. */
 
 #define WIDE 32
-#define WINDOW 7   /* places, of 28 bits: a factor has two pieces at most */
-#define WINDOWS 11 /* 254 + 27 bits */
+#define WINDOW 7   /* places, of 28 bits: a factor has two pieces at most; of 254 + 27 bits there are WINDOWS */
+#define WINDOWS 11
 
 typedef struct {
     int32_t m[WIDE]; /* pieces */
@@ -233,12 +233,10 @@ typedef struct {
     _Alignas(64) int64_t sums[(PLACES + 2 * WINDOW) * WIDE]; /* all zero while nothing is being summed */
     int64_t limbs[WIDE][LIMBS];
     int32_t row_m[SAFE], row_p[SAFE];
-    piece *pieces;     /* of all terms, in their order */
-    int64_t *first;    /* of each term, and the end */
-    int64_t room, terms;
+    piece *pieces; /* of all terms, in their order; `first` of each term, and the end */
+    int64_t *first, room, terms;
     int lo, hi; /* the range of places of the pieces */
 } wide;
-
 static _Thread_local wide wide_sums;
 
 static void cut_column(float x, int32_t (*found)[WIDE], int column, int *used) {
@@ -358,8 +356,7 @@ static OUTSIDE int add_row_exactly(const contraction *t, wide *x, const float *a
 static int settle_block(const contraction *t, const block *at, int64_t row, progress *shared) {
     const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
     float *out = t->out + t->out_batch[at->batch];
-    const int64_t started = now();
-    const int precision = (int)shared->precision;
+    const int64_t started = now(), precision = shared->precision;
     wide *x = &wide_sums;
     for (int64_t j = 0; j < at->n; j += WIDE) {
         const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
@@ -367,14 +364,14 @@ static int settle_block(const contraction *t, const block *at, int64_t row, prog
         for (int64_t i = 0; i < at->m; i++) {
             const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row + j;
             int any = 0;
-            for (int64_t s = 0; s < width; s++) any |= is_open(c[s], left * held.squares_b[j + s], precision);
+            for (int64_t s = 0; s < width; s++) any |= is_open(c[s], left * held.squares_b[j + s], (int)precision);
             if (!any) continue;
             const int first = add_row_exactly(t, x, a + t->a_m[at->m0 + i], width);
             for (int64_t s = 0; s < width; s++) {
                 const double e = left * held.squares_b[j + s];
-                if (!is_open(c[s], e, precision)) continue;
-                const element found = {0, 0, out + t->out_m[at->m0 + i] + t->out_n[at->n0 + j + s], c[s], e};
+                if (!is_open(c[s], e, (int)precision)) continue;
                 shared->undecided++;
+                const element found = {0, 0, out + t->out_m[at->m0 + i] + t->out_n[at->n0 + j + s], c[s], e};
                 put_exact(&found, x->limbs[s], first, shared);
             }
         }
