@@ -276,7 +276,7 @@ def test_a_forged_opening_is_refused_by_both(traced: Traced, evm: EvmReferee) ->
     move = openings_of(traced, value, 0, None)
     chunk = move.chunks[0]
     data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
-    forged = type(chunk)(tensor=chunk.tensor, chunk=chunk.chunk, data=data, siblings=chunk.siblings)
+    forged = type(chunk)(tensor=chunk.tensor, chunk_index=chunk.chunk_index, data=data, siblings=chunk.siblings)
     bad = Prove(instruction=move.instruction, tensors=move.tensors, chunks=(forged, *move.chunks[1:]))
     with pytest.raises(ProofError):
         proof.judge_element(traced.job, traced.program.body[value], place(0), traced.body_root, bad)
