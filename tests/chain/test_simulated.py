@@ -98,7 +98,7 @@ def test_contracts_stand_at_the_same_place_on_every_chain(contracts: SimulatedCh
 
 
 def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
-    with pytest.raises(InsufficientFunds, match="got 0.000000000000000005 ether"):
+    with pytest.raises(InsufficientFunds, match=r"got 0\.000000000000000005 ether"):
         chain.draft(START + 1).add(POOR, calls.withdraw(POOR.address).data)
 
 
