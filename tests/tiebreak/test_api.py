@@ -99,6 +99,7 @@ def test_a_module_takes_the_state_and_is_untouched_before(cases: Callable[[], No
         assert [step.number for step in steps] == list(range(1, STEPS + 1))
         assert [step.loss for step in steps] == trainer.losses
         assert trainer.losses[-1] < trainer.losses[0]
+        assert repr(trainer).startswith(f"<tiebreak trainer: step {STEPS} of {STEPS}, loss {trainer.losses[-1]:.4g}")
         assert same(given["model"].state_dict(), before)
         after = trainer.state_dict()
         assert not same(after, before)

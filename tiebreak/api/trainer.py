@@ -70,6 +70,10 @@ class Trainer:
         self._state: State = self._interpreter.to_device(state)
         self._data = self._interpreter.place_data(self._compiled.data)
 
+    def __repr__(self) -> str:
+        last = f", loss {self.losses[-1]:.4g}" if self.losses else ""
+        return f"<tiebreak trainer: step {self.step} of {self.steps}{last}, program {self.program_root[:8]}>"
+
     @property
     def program_root(self) -> str:
         """The name of what is computed: the root of the step's instructions, hex."""
