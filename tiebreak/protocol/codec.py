@@ -33,7 +33,7 @@ class Reader:
         return int.from_bytes(self.take(width), "big", signed=True)
 
     def finish(self) -> None:
-        """Raise unless everything was read."""
+        """Raise `EncodingError` if any bytes are left unread."""
         if self.remaining:
             raise EncodingError(f"expected the end at offset {self._position}, got {self.remaining} more bytes")
 
@@ -55,14 +55,14 @@ def signed(value: int, width: int) -> bytes:
 
 
 def check_uint(name: str, value: object, bits: int) -> int:
-    """The value, if it is an int of this many bits; `EncodingError` otherwise."""
+    """Return `value` if it is an int that fits in `bits` bits; raise `EncodingError` otherwise. Bools are refused."""
     if type(value) is not int or not 0 <= value < 1 << bits:
         raise EncodingError(f"{name}: expected an unsigned {bits}-bit integer, got {value!r:.80}")
     return value
 
 
 def check_bytes(name: str, value: object, length: int) -> bytes:
-    """The value, if it is `bytes` of this length; `EncodingError` otherwise."""
+    """Return `value` if it is exactly `bytes` and has this length; raise `EncodingError` otherwise."""
     if type(value) is not bytes or len(value) != length:
         found = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
         raise EncodingError(f"{name}: expected {length} bytes, got {found}")
@@ -70,21 +70,21 @@ def check_bytes(name: str, value: object, length: int) -> bytes:
 
 
 def encode_name(name: str) -> bytes:
-    """u16 length and the bytes of a state or data name."""
+    """A state or data name: its length as u16, then its ASCII bytes. Raises `EncodingError` for an invalid name."""
     raw = name.encode("ascii", "replace")
     check_name(raw, name)
     return unsigned(len(raw), 2) + raw
 
 
 def decode_name(reader: Reader) -> str:
-    """The inverse of `encode_name`."""
+    """Read a name written by `encode_name`. Raises `EncodingError` for an invalid name."""
     raw = reader.take(reader.unsigned(2))
     check_name(raw, raw)
     return raw.decode("ascii")
 
 
 def check_name(raw: bytes, shown: object) -> None:
-    """Names are 1 to 255 bytes of printable ASCII without blanks."""
+    """Raise `EncodingError` unless `raw` is 1 to 255 bytes of printable ASCII without spaces."""
     if (
         not 1 <= len(raw) <= 255
         or any(not 0x21 <= byte <= 0x7E for byte in raw)

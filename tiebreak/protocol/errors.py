@@ -1,4 +1,4 @@
-"""Errors by fault: who has to change something."""
+"""Error families, grouped by fault: the class tells who has to change something."""
 
 
 class TiebreakError(Exception):
@@ -28,20 +28,20 @@ class ProofError(VerificationError):
 
 
 class SignatureError(VerificationError):
-    """A signature is malformed or not by the expected key."""
+    """A signature is malformed, or was not made by the expected key."""
 
 
 class IllegalMove(VerificationError):
-    """A move of the game that the rules refuse; the game is unchanged."""
+    """The rules of the game refuse a move; the game is unchanged."""
 
 
 class CannotCheck(TiebreakError):
-    """What an audit needs is withheld or damaged. That is no proof of a false record, and no audit either."""
+    """Data that an audit needs is withheld or damaged. The record is neither proven false nor audited."""
 
 
 class ConfigurationError(TiebreakError):
-    """What the user asked for cannot be done as asked. Says what to change."""
+    """The request cannot be carried out as configured. The message says what to change."""
 
 
 class StateError(TiebreakError):
-    """A call in the wrong order, or on a run or game in the wrong state."""
+    """Calls came in the wrong order, or a run or game is in the wrong state for this call."""

@@ -1,7 +1,7 @@
-"""Hashing in bulk, level by level. `PLAIN` computes in Python, and says what every other `Hasher` must compute.
+"""Hashing in bulk, level by level. `PlainHasher` is the reference: every other `Hasher` must return the same bytes.
 
-A *level* is the digests of one height of a tree, 32 bytes each, one after the other. Whatever hashes in bulk takes a
-`Hasher`: those who can run compiled code hand a faster one in (`tiebreak.engine.data.hashing`).
+A *level* is the concatenation of all 32-byte digests at one height of a tree. Functions that hash in bulk take a
+`Hasher`, so that a caller that may run compiled code can pass a faster one (`tiebreak.engine.data.hashing`).
 """
 
 from collections.abc import Sequence
@@ -21,30 +21,30 @@ CHUNK_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes to hash, at least one. With `floats`, every NaN counts as the one NaN. Must not change until hashed."""
+    """At least one byte to hash. With `floats`, NaNs are hashed as the canonical NaN. Must not change until hashed."""
 
     view: memoryview
     floats: bool = False
 
 
 class Hasher(Protocol):
-    """Hashes in bulk."""
+    """Bulk operations on chunks, records and tree levels."""
 
     def roots(self, inputs: Sequence[Data]) -> list[bytes]:
         """The root of the chunk tree of each input."""
 
     def leaf_level(self, data: Data) -> bytes:
-        """The digests of the chunks of `data`."""
+        """The digests of the chunks of `data`, concatenated."""
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
-        """The level above one of at least one digest; `empty` is what an odd last one is paired with."""
+        """The level above `below`, which holds at least one digest; an odd last digest is paired with `empty`."""
 
     def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
-        """The digests under a tag of records of `width` bytes that stand one after the other."""
+        """The tagged digests of consecutive records, each `width` bytes long."""
 
 
 def one_nan(data: memoryview) -> memoryview:
-    """Little-endian f32 data in which every NaN, whatever its payload, is the one NaN. Copied only if there is one."""
+    """Little-endian f32 data in which every NaN is replaced by the canonical NaN. Copies only if there is a NaN."""
     words = np.frombuffer(data, dtype="<u4")
     nan = (words & 0x7FFFFFFF) > 0x7F800000
     if not nan.any():
@@ -53,10 +53,9 @@ def one_nan(data: memoryview) -> memoryview:
 
 
 class PlainHasher:
-    """`Hasher` in Python, on one core."""
+    """The `Hasher` in pure Python, on one core."""
 
     def roots(self, inputs: Sequence[Data]) -> list[bytes]:
-        """As `Hasher.roots`."""
         return [self._root(self.leaf_level(data)) for data in inputs]
 
     def _root(self, level: bytes) -> bytes:
@@ -66,7 +65,6 @@ class PlainHasher:
         return level
 
     def leaf_level(self, data: Data) -> bytes:
-        """As `Hasher.leaf_level`."""
         view, start = one_nan(data.view) if data.floats else data.view, sha256(Tag.CHUNK.value)
         leaves = []
         for offset in range(0, view.nbytes, CHUNK_BYTES):
@@ -76,7 +74,6 @@ class PlainHasher:
         return b"".join(leaves)
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
-        """As `Hasher.parent_level`."""
         if len(below) // DIGEST_BYTES % 2:
             below += empty
         start = sha256(Tag.NODE.value)
@@ -88,7 +85,6 @@ class PlainHasher:
         return b"".join(nodes)
 
     def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
-        """As `Hasher.record_level`."""
         start = tag.value
         return b"".join([sha256(start + records[at : at + width]).digest() for at in range(0, len(records), width)])
 

@@ -1,9 +1,9 @@
 """Canonical msgpack (SPEC section 9): arrays, unsigned integers and byte strings, each value with one encoding.
 
-The decoder lets msgpack read, then writes the result again and compares: whatever is not the shortest form, and
-whatever trails, differs. A `Record` declares its fields once, as annotations such as `U32` or `Bytes32`; its array,
-the checks of its values and its calldata (`tiebreak.protocol.chain.calls`) follow from them. Every surprise is an
-`EncodingError`.
+The decoder reads with msgpack, encodes the result again and compares the bytes, which catches trailing bytes and any
+encoding that is not the shortest. A `Record` declares its fields once, as annotations such as `U32` or `Bytes32`; its
+array form, the checks of its values and its calldata (`tiebreak.protocol.chain.calls`) follow from them. Every
+malformed input raises `EncodingError`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,17 +17,17 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.errors import EncodingError
 
 Packed = int | bytes | Sequence["Packed"]
-"""What can be packed."""
+"""The values that `pack` accepts."""
 
 
 def pack(value: Packed) -> bytes:
-    """The one encoding of nested arrays of unsigned 64-bit integers and bytes."""
+    """Encode nested arrays of unsigned 64-bit integers and bytes. Each value has exactly one encoding."""
     _check(value)
     return bytes(msgpack.packb(value, use_bin_type=True))
 
 
 def unpack(data: bytes, limit: int) -> Any:
-    """The inverse of `pack`; refuses more than `limit` bytes and every other encoding. Raises `EncodingError`."""
+    """Decode what `pack` encoded. Raises `EncodingError` for more than `limit` bytes and for any other encoding."""
     if type(data) is not bytes or len(data) > limit:
         raise EncodingError(f"expected at most {limit} bytes, got {len(data)}")
     try:
@@ -53,7 +53,7 @@ def _check(value: object, depth: int = 0) -> None:
 
 
 class Fields:
-    """The items of one decoded array, taken in order."""
+    """Reads the items of one decoded array in order."""
 
     __slots__ = ("_at", "_items", "_what")
 
@@ -66,7 +66,7 @@ class Fields:
         self._at = 0
 
     def next(self) -> tuple[str, Any]:
-        """The next item and what to call it in an error."""
+        """The next item, preceded by the name to use for it in an error message."""
         self._at += 1
         return f"{self._what}, field {self._at}", self._items[self._at - 1]
 
@@ -90,24 +90,24 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field may hold. `check` is told the field's name for its `EncodingError`."""
+    """The type of a record's field. `check` receives the field's name for its `EncodingError`."""
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value that the field cannot hold."""
+        """Raise `EncodingError` if the field cannot hold this value."""
         raise NotImplementedError
 
     def pack(self, value: Any) -> Packed:
-        """The value as it is packed."""
+        """Convert a field value to its packed form."""
         return cast("Packed", value)
 
     def unpack(self, name: str, item: Any) -> Any:  # noqa: ARG002  # arrays need the name
-        """The inverse of `pack`; what it returns is checked when the record is made."""
+        """Convert a packed item back to a field value. The result is checked only when the record is constructed."""
         return item
 
 
 @dataclass(frozen=True, slots=True)
 class Uint(Kind):
-    """An unsigned integer of so many bits."""
+    """An unsigned integer of `bits` bits."""
 
     bits: int
 
@@ -117,7 +117,7 @@ class Uint(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Raw(Kind):
-    """Exactly so many bytes."""
+    """Exactly `length` bytes."""
 
     length: int
 
@@ -127,7 +127,7 @@ class Raw(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Data(Kind):
-    """At most so many bytes."""
+    """At most `limit` bytes."""
 
     limit: int
 
@@ -139,7 +139,7 @@ class Data(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Kind):
-    """A tuple of at most so many items."""
+    """A tuple of at most `limit` items."""
 
     item: Kind
     limit: int
@@ -162,7 +162,7 @@ class ListOf(Kind):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Kind):
-    """A record of one of these types, which differ in length. `optional`: also None, packed as an empty array."""
+    """One of several record types with different numbers of fields. If `optional`, None packs as an empty array."""
 
     types: tuple[type["Record"], ...]
     optional: bool = False
@@ -190,13 +190,13 @@ Bytes32 = Annotated[bytes, Raw(32)]
 
 
 class Record:
-    """Base of frozen dataclasses whose fields are annotated with their kinds, in the order in which they travel."""
+    """Base class of frozen dataclasses whose fields are annotated with their kinds, in wire order."""
 
     __slots__ = ()
 
     @classmethod
     def kinds(cls) -> dict[str, Kind]:
-        """Field -> its kind."""
+        """The kind of each field, by field name, in wire order."""
         return _kinds(cast("Hashable", cls))
 
     def __post_init__(self) -> None:
@@ -204,12 +204,11 @@ class Record:
             kind.check(f"{type(self).__name__}.{name}", getattr(self, name))
 
     def pack(self) -> tuple[Packed, ...]:
-        """As an array."""
         return tuple(kind.pack(getattr(self, name)) for name, kind in self.kinds().items())
 
     @classmethod
     def unpack(cls, name: str, item: Any) -> Self:
-        """The inverse of `pack`. Raises `EncodingError`."""
+        """Build the record from a decoded array. Raises `EncodingError`. `name` is used in error messages."""
         kinds = cls.kinds()
         found = Fields(name, item, len(kinds))
         return cls(**{field: kind.unpack(*found.next()) for field, kind in kinds.items()})

@@ -1,4 +1,4 @@
-"""One strict reader of JSON from anyone."""
+"""A strict JSON parser for untrusted input."""
 
 import json
 import re
@@ -9,9 +9,9 @@ _NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
 
 
 def parse_json(text: bytes, depth: int) -> Any:
-    """JSON in UTF-8, with at most `depth` brackets inside each other, no name twice in one object, and finite numbers.
+    """Parse UTF-8 JSON. Raises `ValueError` for repeated names, non-finite numbers and nesting beyond `depth` brackets.
 
-    Deeper nesting could exhaust the C stack of Python's parser. Raises `ValueError`.
+    Deeper nesting could exhaust the C stack of Python's parser.
     """
     deep = 0
     for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):

@@ -9,7 +9,7 @@ Digest = NewType("Digest", bytes)
 
 
 class Tag(bytes, Enum):
-    """8 ASCII bytes that say what a digest is of. Fixed length, so no tag is a prefix of another."""
+    """Eight ASCII bytes that name what is being hashed. The fixed length means that no tag is a prefix of another."""
 
     NODE = b"tb.node."
     EMPTY = b"tb.empty"

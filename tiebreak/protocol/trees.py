@@ -1,7 +1,7 @@
-"""The one kind of tree (SPEC section 2): perfect, binary, padded with the empty leaf.
+"""The only kind of Merkle tree in the protocol (SPEC section 2): perfect, binary, padded with the empty leaf.
 
-Numbered plan of `verify`: (1) the position lies in the tree, (2) the proof has as many siblings as the tree
-is deep, each of 32 bytes, (3) folding leads to the root.
+Numbered plan of `verify`: (1) the position lies in the tree, (2) the proof has one 32-byte sibling per level, (3)
+folding the leaf with its siblings gives the root.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 
 
 def depth_of(leaves: int) -> int:
-    """Depth of the tree over `leaves` >= 1 leaves: ceil(log2(leaves))."""
+    """Depth of the smallest tree with this many leaves: ceil(log2(leaves)). Raises `ValueError` below one leaf."""
     if leaves < 1:
         raise ValueError(f"expected at least one leaf, got {leaves}")
     return (leaves - 1).bit_length()
@@ -31,14 +31,14 @@ def empty_root(depth: int) -> Digest:
 
 
 def pad(root: bytes, depth: int, to_depth: int) -> Digest:
-    """Root of the tree of `to_depth` whose leftmost subtree of `depth` is `root`, empty elsewhere."""
+    """Root of a tree of depth `to_depth` that is empty except for its leftmost subtree, given by root and depth."""
     for level in range(depth, to_depth):
         root = parent(root, empty_root(level))
     return Digest(bytes(root))
 
 
 def fold(leaf: bytes, position: int, siblings: Sequence[bytes]) -> Digest:
-    """The root that a proof leads to; `siblings` from the leaf upwards."""
+    """The root that a leaf and its siblings lead to. Siblings are ordered from the leaf upwards."""
     node = Digest(bytes(leaf))
     for level, sibling in enumerate(siblings):
         node = parent(sibling, node) if position >> level & 1 else parent(node, sibling)
@@ -46,7 +46,7 @@ def fold(leaf: bytes, position: int, siblings: Sequence[bytes]) -> Digest:
 
 
 def fold_nodes(nodes: Sequence[bytes]) -> Digest:
-    """The root over a full level of 2^h nodes."""
+    """The root above a complete level of 2^h nodes. Raises `ValueError` if their number is not a power of two."""
     level = list(nodes)
     if not level or len(level) & (len(level) - 1):
         raise ValueError(f"expected a power of two nodes, got {len(level)}")
@@ -67,14 +67,14 @@ def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequen
 
 
 class Tree:
-    """A tree in memory, all levels kept. `depth` may be larger than the leaves need (padded with `EMPTY`)."""
+    """A tree in memory that keeps all levels. `depth` may exceed what the leaves need; `EMPTY` fills the rest."""
 
     def __init__(self, leaves: Sequence[bytes], depth: int | None = None, *, hasher: Hasher = PLAIN) -> None:
         self._build(b"".join(leaves), len(leaves), depth, hasher)
 
     @classmethod
     def over(cls, leaves: bytes, *, hasher: Hasher = PLAIN) -> "Tree":
-        """The tree over leaf digests that stand one after the other."""
+        """Build the tree from concatenated leaf digests."""
         tree = cls.__new__(cls)
         tree._build(leaves, len(leaves) // DIGEST_BYTES, None, hasher)
         return tree
@@ -87,13 +87,12 @@ class Tree:
         if count > 1 << self.depth:
             raise ValueError(f"expected at most {1 << self.depth} leaves, got {count}")
         self._levels = [leaves]
-        """By height: the nodes that are above a leaf, one after the other."""
+        """By height: the concatenated nodes that have at least one leaf below them."""
         for height in range(self.depth):
             self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))
 
     @property
     def root(self) -> Digest:
-        """The root digest."""
         return self.node(self.depth, 0)
 
     def node(self, height: int, position: int) -> Digest:
@@ -104,30 +103,30 @@ class Tree:
         return Digest(found) if found else empty_root(height)
 
     def below(self, height: int, position: int, levels: int) -> list[Digest]:
-        """The 2^levels nodes `levels` below node (height, position), left to right."""
+        """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
         first = position << levels
         return [self.node(height - levels, first + i) for i in range(1 << levels)]
 
     def proof(self, position: int) -> list[Digest]:
-        """Siblings of a leaf, from the leaf upwards."""
+        """The siblings of a leaf, from the leaf upwards."""
         return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
 
 
 class Frontier:
-    """A growing tree, leaf by leaf: its roots at any time, from one node per level.
+    """A tree that grows leaf by leaf and keeps only one node per level, yet can give its root at any time.
 
-    Appending hashes once on average, a root as often as the tree is deep, whatever the number of leaves. `height`: what
-    is appended are not leaves but roots of whole subtrees of this depth; "leaves" and depths below then count those.
+    Appending a leaf costs one hash on average, and computing a root costs one hash per level, however many leaves there
+    are. With `height` above 0, the appended values are not leaves but roots of complete subtrees of that depth; counts
+    and depths below then refer to those subtrees.
     """
 
     def __init__(self, height: int = 0) -> None:
         self.count = 0
         self._height = height
         self._peaks: list[Digest] = []
-        """Roots of the full subtrees that the leaves make up, one for each bit of `count`, from the largest."""
+        """Roots of the full subtrees that cover the leaves: one for each 1 bit of `count`, the largest first."""
 
     def append(self, leaf: bytes) -> None:
-        """Adds the next leaf."""
         node, full = Digest(bytes(leaf)), self.count
         while full & 1:
             node, full = parent(self._peaks.pop(), node), full >> 1
@@ -135,7 +134,7 @@ class Frontier:
         self.count += 1
 
     def root(self, depth: int) -> Digest:
-        """The root of the tree of this depth over the leaves so far, `EMPTY` at the other positions."""
+        """The root of a tree of this depth with the leaves appended so far and `EMPTY` at the other positions."""
         if self.count > 1 << depth:
             raise ValueError(f"expected at most {1 << depth} leaves, got {self.count}")
         if not self.count:

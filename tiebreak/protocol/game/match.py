@@ -1,4 +1,4 @@
-"""The driver of a game between two parties in one process, whoever judges its moves and however they travel."""
+"""Plays a game between two parties in one process. The caller chooses who judges the moves and how they travel."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from tiebreak.protocol.game.sides import Party
 Judge = Callable[[GameState, Move], GameState]
 """Applies a move to a state. Raises `IllegalMove`."""
 Courier = Callable[[Side, Move], tuple[Move, int]]
-"""Takes a side's move to the other side: what arrives, and how many bytes travelled."""
+"""Delivers a side's move to the opponent. Returns the move as it arrived and the number of bytes sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """One choice on the way down: of the 2^levels nodes below `height`, the one at `index`."""
+    """One choice during the descent: the node with this index among the 2^levels nodes below `height`."""
 
     level: Level
     height: int
     levels: int
     index: int
     position: int
-    """Of the chosen node in its level of the tree."""
+    """Position of the chosen node within its level of the tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One move between the states around it; `bytes` is the size of the message that carried it."""
+    """A move with the states before and after it. `bytes` is the size of the message that carried it."""
 
     before: GameState
     move: Move
     after: GameState
     bytes: int = 0
     gas: int | None = None
-    """Of its transaction, if it was played on the chain too."""
+    """Gas used by the move's transaction, if it was also played on the chain."""
 
     @property
     def by(self) -> Side:
-        """Whose move it is."""
+        """The side that made the move."""
         return self.before.mover
 
 
@@ -55,18 +55,17 @@ class Match:
 
     @property
     def final(self) -> GameState:
-        """The last state."""
         return self.moves[-1].after
 
     @property
     def loser(self) -> Side:
-        """Who lost by the verdict."""
+        """The side that lost by the verdict."""
         assert self.final.verdict is not None  # a match is finished
         return self.final.verdict.winner.other
 
     @property
     def selections(self) -> tuple[Selection, ...]:
-        """The walk from the root of the run tree to what was disputed."""
+        """The choices that led from the root of the run tree to the disputed leaf."""
         chosen = [(played.before, played.move) for played in self.moves]
         return tuple(
             Selection(
@@ -82,17 +81,17 @@ class Match:
 
 
 def by_rules(clock: Callable[[], int]) -> Judge:
-    """The rules of the game; `clock` gives the instant of each move, in seconds."""
+    """A judge that applies the rules of the game. `clock` returns the instant of each move, in seconds."""
     return lambda state, move: rules.apply(state, move, clock())
 
 
 def by_hand(_side: Side, move: Move) -> tuple[Move, int]:
-    """For parties that trust the process they share: nothing is signed, nothing travels."""
+    """A courier for parties in one trusted process: it signs nothing and sends no bytes."""
     return move, 0
 
 
 def by_message(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Courier:
-    """Moves travel as signed messages; what arrives is what the transcript accepted."""
+    """A courier that sends moves as signed messages and delivers what the transcript accepts."""
 
     def carry(side: Side, move: Move) -> tuple[Move, int]:
         wire = seal(transcript.next_message(move), transcript.domain, signers[side])
@@ -104,10 +103,10 @@ def by_message(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Co
 def moves(
     start: GameState, parties: Mapping[Side, Party], judge: Judge, courier: Courier = by_hand
 ) -> Iterator[Played]:
-    """The moves of a game from a state of it to the verdict, made as they are asked for.
+    """Play a game from a given state to its verdict, yielding each move as it is made.
 
-    What the judge refuses (a party's own bug, or a cheat) is raised: on a network the move would be refused and the
-    clock of its side would run on.
+    An exception from the judge (for a party's own bug, or a cheat) propagates. On a network the move would be refused
+    instead, and the mover's clock would keep running.
     """
     state, answered = start, None
     while not state.is_over:
@@ -117,15 +116,16 @@ def moves(
 
 
 def play(start: GameState, *, defender: Party, challenger: Party, judge: Judge, courier: Courier = by_hand) -> Match:
-    """Plays a started game to its verdict. Raises what `moves` raises."""
+    """Play a started game to its verdict. Raises whatever `moves` raises."""
     return Match(moves=tuple(moves(start, {Side.DEFENDER: defender, Side.CHALLENGER: challenger}, judge, courier)))
 
 
 def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequence[int], *, nonce: int = 0) -> GameState:
-    """The state that the messages of a transcript lead to; `instants` are those of the start and of each message.
+    """The state that a transcript leads to. `instants` are the start of the game and the instant of each message.
 
-    What a referee does who was not there. Raises `VerificationError` for what no honest transcript holds, another
-    game's id among it: under the id of someone else's game, its seals could be copied.
+    A referee that was not present can check a game this way. Raises `VerificationError` for anything that no honest
+    transcript contains. That includes another game's id: under the id of someone else's game, its seals could be
+    copied.
     """
     head.verify(job, transcript.domain)
     expected = game_id(head.head, transcript.domain, transcript.challenger, nonce)

@@ -1,13 +1,14 @@
-"""Messages: moves that are signed and chained (SPEC section 9).
+"""Messages: signed, chained moves (SPEC section 9).
 
     message   msgpack array [1, job id, game id, sequence, hash of the message answered, kind, body]
     hash      H(`tb.messg` || message)
     on wire   msgpack array [message (bin), signature (bin 65)], over EIP-712 Message(hash)
 
-Numbered plan of `Transcript.append`, for bytes from anyone: (1) one canonical encoding within the size limit,
-(2) of this job and game, (3) next in sequence, (4) answering the last message, (5) of a kind that the party whose turn
-it is can send, and signed by it: else one side could concede for the other. A message that fails changes nothing.
-Whether the move is legal is for `tiebreak.protocol.game.rules`.
+Numbered plan of `Transcript.append`, which takes untrusted bytes: (1) there is one canonical encoding within the size
+limit, (2) job and game are this transcript's, (3) the sequence number is the next one, (4) the message answers the
+previous one, (5) the kind is one that the side to move may send, and that side signed it; otherwise one side could
+concede for the other. A message that fails changes nothing. Whether the move is legal is decided by
+`tiebreak.protocol.game.rules`.
 """
 
 from dataclasses import dataclass
@@ -23,12 +24,15 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1 << 17
-"""On the wire. The greatest proof (4 terms of 2 operands, 8 tensors and chunks) has less than half of that."""
+"""Limit for a message on the wire.
+
+The largest proof (4 terms of 2 operands, 8 tensors and chunks) needs less than half of it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One move in its place. `previous` is the hash of the message answered, the game id in the first."""
+    """A move at its place in a game. `previous` is the hash of the message it answers; the game id in the first."""
 
     job_id: Digest
     game_id: Digest
@@ -43,13 +47,13 @@ class Message:
         check_bytes("previous", self.previous, 32)
 
     def encode(self) -> bytes:
-        """The bytes that are hashed."""
+        """The bytes that are hashed and signed."""
         kind = int(self.move.KIND)
         return pack([VERSION, self.job_id, self.game_id, self.sequence, self.previous, kind, self.move.pack()])
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
-        """The inverse of `encode`; refuses every other encoding. Raises `EncodingError`."""
+        """Decode what `encode` wrote. Raises `EncodingError` for any other encoding."""
         f = Fields("message", unpack(data, MAX_MESSAGE_BYTES), 7)
         if (version := f.uint()) != VERSION:
             raise EncodingError(f"message version: expected {VERSION}, got {version}")
@@ -60,34 +64,33 @@ class Message:
 
     @property
     def hash(self) -> Digest:
-        """What the next message answers."""
+        """The value that the next message carries as `previous`."""
         return message_hash(self.encode())
 
 
 def message_hash(encoded: bytes) -> Digest:
-    """Hash of an encoded message."""
     return tagged_hash(Tag.MESSAGE, encoded)
 
 
 def signing_digest(domain: Domain, encoded: bytes) -> Digest:
-    """What the sender signs: EIP-712 `Message(messageHash)`."""
+    """The digest that the sender signs: EIP-712 `Message(messageHash)`."""
     return typed_digest(domain, hash_struct(MESSAGE_TYPE, (message_hash(encoded),)))
 
 
 def seal(message: Message, domain: Domain, key: keys.PrivateKey) -> bytes:
-    """The message on the wire, signed."""
+    """The signed message as it travels on the wire."""
     encoded = message.encode()
     return pack([encoded, key.sign(signing_digest(domain, encoded))])
 
 
 def open_wire(wire: bytes) -> tuple[bytes, bytes]:
-    """Encoded message and signature of a message on the wire. Raises `EncodingError`."""
+    """The encoded message and the signature in a wire message, neither checked yet. Raises `EncodingError`."""
     f = Fields("wire message", unpack(wire, MAX_MESSAGE_BYTES), 2)
     return f.data(MAX_MESSAGE_BYTES), f.raw(keys.SIGNATURE_BYTES)
 
 
 class Transcript:
-    """The signed messages of one game, in order: what either party can show to anyone."""
+    """The signed messages of one game, in order. Either party can show them to anyone."""
 
     def __init__(self, *, job_id: Digest, game_id: Digest, domain: Domain, defender: Address, challenger: Address):
         self.job_id = job_id
@@ -99,34 +102,33 @@ class Transcript:
 
     @property
     def challenger(self) -> Address:
-        """The challenger's address."""
         return self._parties[Side.CHALLENGER]
 
     @property
     def wires(self) -> tuple[bytes, ...]:
-        """The messages as they travelled."""
+        """The accepted messages, as they travelled."""
         return tuple(self._wires)
 
     @property
     def messages(self) -> int:
-        """Number of messages."""
+        """Number of messages accepted so far."""
         return len(self._wires)
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, signatures included."""
+        """Total bytes on the wire, signatures included."""
         return sum(map(len, self._wires))
 
     def next_message(self, move: Move) -> Message:
-        """The message that carries a move as the next of this game."""
+        """Wrap a move in the next message of this game."""
         return Message(
             job_id=self.job_id, game_id=self.game_id, sequence=self.messages, previous=self._previous, move=move
         )
 
     def append(self, wire: bytes, turn: Side) -> Move:
-        """Check a message and keep it; its move. `turn`: whose move it is, by the state of the game.
+        """Check a message, store it and return its move. `turn` is the side to move in the current state.
 
-        Raises `VerificationError` and keeps nothing if it does not fit.
+        Raises `VerificationError` and stores nothing if a check fails.
         """
         encoded, signature = open_wire(wire)  # (1)
         message = Message.decode(encoded)

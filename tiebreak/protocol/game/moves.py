@@ -1,11 +1,12 @@
-"""The moves of the game: one type per kind, and the bodies in which they travel (SPEC sections 9 and 10).
+"""The moves of the game: one type per kind, and the message bodies that carry them (SPEC sections 9 and 10).
 
-Each move declares its fields once, in the order in which they travel: the body of its message, the checks of its values
-and the calldata of the board's function of the same name follow from the declaration (`tiebreak.protocol.packing`).
+Each move declares its fields once, in wire order. The body of its message, the checks of its values and the calldata of
+the board's function with the same name all follow from that declaration (`tiebreak.protocol.packing`).
 
-A move is well-formed when it can be made at all: digests have 32 bytes, numbers are unsigned. Whether it is legal,
-and whether it ties, is for `tiebreak.protocol.game.rules`. Kinds are the numbers of the phases in which the moves are
-made; conceding, which either side may do in its turn, has the number of the phase to which it leads.
+A move is well-formed if it can be constructed: digests have 32 bytes, numbers are unsigned. Whether it is legal, and
+whether the values it opens tie to those above them, is decided by `tiebreak.protocol.game.rules`. The number of a kind
+is that of the phase in which the move is made. Either side may concede in its turn, so conceding uses the number of the
+phase it leads to.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Data, ListOf, OneOf
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES, MAX_RANK
 
 MAX_SIBLINGS: Final = 64
-"""No tree of the protocol is deeper: a run has fewer than 2^64 steps."""
+"""No tree of the protocol is deeper, since a run has fewer than 2^64 steps."""
 MAX_NODES: Final = 1 << MAX_DESCENT_LEVELS
 MAX_ACCUMULATOR_BYTES: Final = 97
 MAX_OPENINGS: Final = 32
-"""Tensors, or chunks, that one proof opens: 4 terms of 2 operands need 8."""
+"""Most tensors, or chunks, that one proof opens; 4 terms of 2 operands need 8."""
 NO_SEAL: Final = bytes(32)
-"""What stands where a move seals nothing."""
+"""The seal field of a move that seals nothing."""
 
 
 class Side(IntEnum):
@@ -43,7 +44,7 @@ class Side(IntEnum):
 
 
 class Phase(IntEnum):
-    """What the next move is; the numbers are the message kinds."""
+    """The kind of move expected next. The numbers are the message kinds."""
 
     DESCEND = 1
     SELECT = 2
@@ -58,7 +59,10 @@ class Phase(IntEnum):
 
     @property
     def mover(self) -> Side:
-        """Whose move it is. Nobody moves once the game is over; who concedes, only the turn tells."""
+        """The side to move. Raises `ValueError` once the game is over.
+
+        The kind does not tell who conceded, since either side may; the turn does.
+        """
         if self is Phase.OVER:
             raise ValueError("nobody moves in a game that is over")
         challenger = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE)
@@ -74,7 +78,7 @@ AccumulatorBytes = Annotated[bytes, Data(MAX_ACCUMULATOR_BYTES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descend(Record):
-    """Defender: the nodes some levels below the current one, left to right."""
+    """Defender: shows the nodes some levels below the current one, from left to right."""
 
     KIND: ClassVar = Phase.DESCEND
     nodes: Nodes
@@ -82,9 +86,10 @@ class Descend(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select(Record):
-    """Challenger: the first of the shown nodes that it disputes, by its index, with its siblings up to the node above.
+    """Challenger: picks the first shown node that it disputes, by index, with its siblings up to the node above.
 
-    seal: of the right answer (`tiebreak.protocol.game.seals`) where the move reaches a leaf that is judged, else zero.
+    `seal` commits to the right answer (`tiebreak.protocol.game.seals`) if the move reaches a leaf that is judged;
+    otherwise it is zero.
     """
 
     KIND: ClassVar = Phase.SELECT
@@ -96,9 +101,10 @@ class Select(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps(Record):
-    """Defender: nodes of the tree over the records of the segment, whose last is the disputed checkpoint.
+    """Defender: shows nodes of the tree over the segment's records, the last of which is the disputed checkpoint.
 
-    Policy `logged`: also the fields of that record, which fix the segment's logs; else these are zero.
+    Under policy `logged` it also shows the fields of that record, which fix the segment's logs; otherwise they are
+    zero.
     """
 
     KIND: ClassVar = Phase.OPEN_STEPS
@@ -111,9 +117,10 @@ class OpenSteps(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenValues(Record):
-    """Defender: the record's fields and nodes of the step's value tree; siblings of the loss in its body half.
+    """Defender: shows the record's fields, nodes of the step's value tree, and the loss's siblings in its body half.
 
-    Policy `logged`: also the step log, with its siblings under the segment's log root; else zero, and none.
+    Under policy `logged` it also shows the step log and its siblings under the segment's log root; otherwise these are
+    zero and empty.
     """
 
     KIND: ClassVar = Phase.OPEN_VALUES
@@ -128,7 +135,7 @@ class OpenValues(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTensor(Record):
-    """Defender: the instruction under the program root, and nodes of its output's chunk tree (`source`: none)."""
+    """Defender: shows the instruction under the program root, and nodes of its chunk tree (none for `source`)."""
 
     KIND: ClassVar = Phase.OPEN_TENSOR
     instruction: InstructionBytes
@@ -138,7 +145,10 @@ class OpenTensor(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenChunk(Record):
-    """Defender: the chunk's bytes; of a logged sum also its log word, with the siblings under the step log."""
+    """Defender: shows the bytes of the chunk.
+
+    For a logged sum it adds the log word and its siblings under the step log.
+    """
 
     KIND: ClassVar = Phase.OPEN_CHUNK
     chunk: ChunkBytes
@@ -148,9 +158,10 @@ class OpenChunk(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectElement(Record):
-    """Challenger: which element of the chunk is wrong, with the chunk again.
+    """Challenger: names the wrong element of the chunk, and repeats the chunk.
 
-    seal: of the right element, if it is judged at once (`tiebreak.protocol.game.seals`); zero if its terms are opened.
+    `seal` commits to the right element (`tiebreak.protocol.game.seals`) if it is judged at once; it is zero if its
+    terms are opened next.
     """
 
     KIND: ClassVar = Phase.SELECT_ELEMENT
@@ -161,7 +172,7 @@ class SelectElement(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTerms(Record):
-    """Defender: nodes of the element's accumulator tree, and its last leaf."""
+    """Defender: shows nodes of the element's accumulator tree, and its last leaf with siblings."""
 
     KIND: ClassVar = Phase.OPEN_TERMS
     nodes: Nodes
@@ -171,7 +182,7 @@ class OpenTerms(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorOpening(Record):
-    """A tensor opened as the output of a body instruction: its siblings stand in the body half of the value tree."""
+    """A tensor opened as the output of a body instruction. Its siblings lie in the body half of the value tree."""
 
     value: U32
     dtype: U8
@@ -192,7 +203,7 @@ class ChunkOpening(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWitness(Record):
-    """For `source` of state: record s-1 with its siblings, and the tensor id with the siblings of the state leaf."""
+    """Witness for a `source` of state: record s-1 and a tensor id, each with its siblings."""
 
     step: U64
     state_root: Bytes32
@@ -205,7 +216,7 @@ class StateWitness(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorWitness(Record):
-    """For `source` of data and `commit`: the tensor id, and the siblings of the data leaf or in the body half."""
+    """Witness for a `source` of data, or for a `commit`: a tensor id with its siblings (data tree, or body half)."""
 
     tensor_id: Bytes32
     siblings: Siblings
@@ -216,7 +227,7 @@ Witness = StateWitness | TensorWitness | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove(Record):
-    """Challenger: what the referee needs to recompute the leaf, and the salt that opens the seal of the answer."""
+    """Challenger: gives the referee all it needs to recompute the leaf, and the salt that opens the sealed answer."""
 
     KIND: ClassVar = Phase.PROVE
     instruction: InstructionBytes
@@ -239,16 +250,16 @@ Opening = Descend | OpenSteps | OpenValues | OpenTensor | OpenTerms
 """Moves that show nodes of a tree."""
 Move = Opening | Select | OpenChunk | SelectElement | Prove | Concede
 MOVES: Final[dict[int, type[Move]]] = {move.KIND: move for move in get_args(Move)}
-"""By kind."""
+"""The move type for each kind."""
 
 
 def kind_name(move: Move | type[Move]) -> str:
-    """The kind of a move, for people and for tables."""
+    """A readable name for a move's kind."""
     return "concede" if move.KIND is Phase.OVER else move.KIND.name.lower()
 
 
 def unpack_move(kind: int, body: Any) -> Move:
-    """The move whose message has this kind and body. Raises `EncodingError`."""
+    """Decode the move with this kind and message body. Raises `EncodingError`."""
     if kind not in MOVES:
         raise EncodingError(f"expected a kind of message between 1 and 10, got {kind}")
     move = MOVES[kind]

@@ -1,14 +1,14 @@
-"""What the last move proves (SPEC section 10, phase PROVE): each opening is checked, then the leaf is recomputed.
+"""Judges the last move (SPEC section 10, phase PROVE): checks each opening, then recomputes the leaf.
 
-Numbered plan, of which each kind of leaf takes its part:
-(1) a part of the proof that this leaf has no use for is empty;
+Numbered plan. Each kind of leaf uses part of it:
+(1) a part of the proof that this kind of leaf does not need is empty;
 (2) the instruction stands at its leaf under the program root (`commit`; for the others the game has checked it);
-(3) record s-1 stands where the job says, and is record s-1;
+(3) record s-1 is at its place in the job's trees, and has the right step number;
 (4) the state or data entry stands at its slot under the record's state root or the job's data root;
 (5) the operand's tensor id stands under the body root of the defender's value tree (`commit`);
 (6) the operands' tensors and chunks verify (`tiebreak.protocol.game.referee`);
 (7) the previous accumulator stands one leaf to the left under the accumulator root.
-Every failure is a `VerificationError`: the proof proves nothing and the move is illegal.
+Every failure raises a `VerificationError`: the proof proves nothing, so the move is illegal.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from tiebreak.protocol.trees import depth_of, verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPlace:
-    """Where record s-1 stands: a position in the tree of this root and depth."""
+    """Where record s-1 stands: a position in the tree with this root and depth."""
 
     root: bytes
     depth: int
@@ -37,7 +37,7 @@ class RecordPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementPlace:
-    """An element of a value of this step that is computed at once, and how it is rounded."""
+    """An element that is computed at once, with the step and the rounding that apply."""
 
     step: int
     element: int
@@ -46,7 +46,7 @@ class ElementPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermsPlace:
-    """A leaf of the accumulator tree (of `leaves` leaves and this root) of one element."""
+    """A leaf of one element's accumulator tree, which has `leaves` leaves and this root."""
 
     element: int
     leaf: int
@@ -55,7 +55,7 @@ class TermsPlace:
 
 
 def record_place(job: Job, step: int, run_root: bytes, steps_root: bytes) -> RecordPlace:
-    """Where record `step - 1` stands: record 0 alone, a checkpoint of the run tree, or left of the disputed record."""
+    """Locate record `step - 1`: record 0, a checkpoint of the run, or the left neighbour of the disputed record."""
     before = step - 1
     if before == 0:
         return RecordPlace(root=job.initial_record.digest, depth=0, position=0)
@@ -67,14 +67,14 @@ def record_place(job: Job, step: int, run_root: bytes, steps_root: bytes) -> Rec
 
 
 def finish(instruction: Instruction, encoded: bytes, rounding: Rounding) -> tuple[Digest, bytes]:
-    """Leaf digest and element data of a last accumulator. Raises `EncodingError` unless it is canonical."""
+    """The leaf digest and the element's data for a final accumulator. Raises `EncodingError` unless it is canonical."""
     held = accumulator.decode_for(instruction, encoded)
     value = accumulator.finish(held, rounding)
     return tagged_hash(Tag.ACCUMULATOR, encoded), reference.pack(instruction.dtype, [value])
 
 
 def judge_commit(job: Job, leaf: int, body_root: bytes, move: Prove) -> Digest:
-    """The right state leaf of a commit: `leaf` is its place in the program tree and in the value tree."""
+    """The correct state leaf of a commit. `leaf` is its position in both the program tree and the value tree."""
     _require_unused("commit", previous=move.previous, tensors=move.tensors, chunks=move.chunks)  # (1)
     digest = instruction_digest(move.instruction)
     verify(job.program_root, job.half_depth + 1, leaf, digest, move.siblings)  # (2)
@@ -88,7 +88,7 @@ def judge_commit(job: Job, leaf: int, body_root: bytes, move: Prove) -> Digest:
 
 
 def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPlace, move: Prove) -> Digest:
-    """The right tensor id of a `source` in step `step`."""
+    """The correct tensor id of a `source` in step `step`."""
     unused = {"previous": move.previous, "siblings": move.siblings, "tensors": move.tensors, "chunks": move.chunks}
     _require_unused("source", **unused)  # (1)
     if not isinstance(instruction.params, Slot):
@@ -118,7 +118,7 @@ def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPla
 
 
 def judge_element(job: Job, instruction: Instruction, place: ElementPlace, body_root: bytes, move: Prove) -> bytes:
-    """The right data (little-endian) of an element that is computed at once."""
+    """The correct data (little-endian) of an element that is computed at once."""
     _require_unused("element", previous=move.previous, siblings=move.siblings, witness=move.witness)  # (1)
     openings = _openings(job, body_root, move)
     bits = referee.judge_element(instruction, place.element, openings, step=place.step, rounding=place.rounding)
@@ -126,7 +126,7 @@ def judge_element(job: Job, instruction: Instruction, place: ElementPlace, body_
 
 
 def judge_terms(job: Job, instruction: Instruction, place: TermsPlace, body_root: bytes, move: Prove) -> Digest:
-    """The right digest of a leaf of an accumulator tree."""
+    """The correct digest of a leaf of an accumulator tree."""
     _require_unused("terms", witness=move.witness)  # (1)
     if place.leaf == 0:
         _require_unused("first terms", previous=move.previous, siblings=move.siblings)  # (1)
