@@ -1,16 +1,16 @@
-"""The referee: what one element, or one leaf of its accumulators, must be, from openings alone (SPEC 9 and 10, PROVE).
+"""The referee: computes from openings alone what one element, or one accumulator leaf, must be (SPEC 9 and 10, PROVE).
 
-Everything here comes from a party to a dispute. Numbered plan of `Openings`, in order:
-(1) each tensor has a known dtype and a shape that can exist, and no value is opened twice;
-(2) its id stands at the position of its value in the body half of the defender's value tree;
+All input comes from a party to a dispute. Numbered plan of `Openings`, in order:
+(1) each tensor has a known dtype and a possible shape, and no value is opened twice;
+(2) its id is at the position of its value in the body half of the defender's value tree;
 (3) each chunk names an opened tensor, lies inside it, is opened once, and has the length that the shape says;
-(4) it stands at its index under the tensor's chunk root;
-(5) its bools are 0 or 1. (NaN payloads are no reason to refuse: every f32 NaN is read as the one NaN.)
-And of judging: (6) the operands' dtypes fit the instruction; (7) every element that is read is open.
+(4) its digest is at its index under the tensor's chunk root;
+(5) bools are 0 or 1. (NaN payloads are accepted: every f32 NaN is read as the canonical NaN.)
+Plan of judging: (6) the operands' dtypes fit the instruction; (7) every element that is read has been opened.
 
-What is not checked, and why: that the instruction obeys SPEC section 4 (both parties validated the program before they
-signed its root, and the game checks that the instruction stands under it), and that all openings are used (a
-superfluous one proves nothing and harms nobody).
+Two things are deliberately not checked. The instruction need not be checked against SPEC section 4: both parties
+validated the program before they signed its root, and the game checks that the instruction is under that root. Unused
+openings are allowed: they prove nothing and harm nobody.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +44,14 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree, depth_of, verify
 
 TensorBytes = Callable[[int], bytes | memoryview]
-"""Value number -> its data."""
+"""Maps a value number to the value's data."""
 
 
 class Openings:
-    """Verified openings of one proof. Raises `ProofError` or `EncodingError` unless all of them hold."""
+    """The verified openings of one proof.
+
+    The constructor raises `ProofError` or `EncodingError` unless all of them hold.
+    """
 
     __slots__ = ("_chunks", "_sizes", "_types")
 
@@ -96,7 +99,7 @@ class Openings:
         self._chunks[tensor.value, chunk.chunk_index] = unpack(dtype, chunk.data)  # (5)
 
     def operand_dtypes(self, instruction: Instruction) -> tuple[DType, ...]:
-        """The operands' dtypes, known from the openings or forced by the instruction; `ProofError` if they clash."""
+        """The operands' dtypes: opened, or implied by the instruction. Raises `ProofError` if they do not fit it."""
         opened = [self._types.get(access.value) for access in instruction.operands]
         for expected in _signatures(instruction):
             matches = zip(opened, expected, strict=True)
@@ -106,7 +109,10 @@ class Openings:
         raise ProofError(f"expected operand dtypes that fit {_name(instruction)}, got {', '.join(names)}")  # (6)
 
     def reader(self, instruction: Instruction) -> Reader:
-        """Reads elements of the instruction's operands; what is not open is a `ProofError` that names it."""
+        """A reader of the instruction's operands.
+
+        Reading an element that was not opened raises a `ProofError` that names it.
+        """
 
         def read(operand: int, where: int) -> int:
             value = instruction.operands[operand].value
@@ -143,7 +149,7 @@ def _name(instruction: Instruction) -> str:
 
 
 def _signatures(instruction: Instruction) -> list[tuple[DType, ...]]:
-    """The operand dtypes of an instruction whose result has its dtype and that has as many operands."""
+    """The accepted operand dtypes for the instruction's result dtype and number of operands."""
     if instruction.opcode in (Opcode.SOURCE, Opcode.COMMIT):
         raise ProofError(f"expected an instruction that is judged by element, got {_name(instruction)}")
     count = len(instruction.operands)
@@ -159,10 +165,10 @@ def _check_index(instruction: Instruction, index: int) -> None:
 def judge_element(
     instruction: Instruction, index: int, openings: Openings, *, step: int = 1, rounding: Rounding = NEAREST
 ) -> int:
-    """The right bits (unsigned, as in tensor data) of element `index` of an instruction's result.
+    """The correct bits (unsigned, as in tensor data) of element `index` of an instruction's result.
 
-    Raises `ProofError` if the openings do not show what is needed, and for a reduction of more than one leaf of terms:
-    that is judged leaf by leaf.
+    Raises `ProofError` if the openings do not show all that is needed, or if the element is a reduction with more than
+    one leaf of terms: those are judged leaf by leaf.
     """
     _check_index(instruction, index)
     if instruction.is_reduction and instruction.terms > TERMS_PER_LEAF:
@@ -173,9 +179,9 @@ def judge_element(
 
 
 def judge_leaf(instruction: Instruction, index: int, leaf: int, previous: bytes, openings: Openings) -> bytes:
-    """The right encoding of leaf `leaf` of the accumulator tree of element `index`.
+    """The correct encoding of leaf `leaf` in the accumulator tree of element `index`.
 
-    `previous` is the encoding in leaf - 1, empty for leaf 0. Raises `ProofError` or `EncodingError`.
+    `previous` is the encoding in leaf - 1, and empty for leaf 0. Raises `ProofError` or `EncodingError`.
     """
     _check_index(instruction, index)
     if not instruction.is_reduction:
@@ -191,7 +197,7 @@ def judge_leaf(instruction: Instruction, index: int, leaf: int, previous: bytes,
 
 
 def judge_scalar_source(instruction: Instruction, step: int) -> Digest:
-    """The right tensor id of a `source` const or of the step number, in step `step` (from 1)."""
+    """The correct tensor id of a `source` const or of the step number, in step `step` (counted from 1)."""
     found = element(instruction, 0, _no_operands, (), step=step)
     return identify(instruction.dtype, instruction.shape, pack(instruction.dtype, [found]))
 
@@ -210,10 +216,10 @@ def build_openings(
     tensor_bytes: TensorBytes,
     tree_of: Callable[[int], Tree] | None = None,
 ) -> tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]:
-    """What `judge_element` (`leaf` None) or `judge_leaf` needs: tensors by value, chunks by tensor, each once.
+    """The openings that `judge_element` (`leaf` is None) or `judge_leaf` needs, sorted and without repetition.
 
-    `body_tree` is the value tree of the prover, or its body half; `tensor_bytes` gives a value's data and
-    `tree_of` its chunk tree (made from the data if not given).
+    `body_tree` is the prover's value tree or its body half. `tensor_bytes` returns a value's data, and `tree_of` its
+    chunk tree, which is built from the data if `tree_of` is None.
     """
     data: dict[int, bytes | memoryview] = {}
 

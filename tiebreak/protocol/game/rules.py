@@ -1,29 +1,29 @@
-"""The game: one walk down run, steps, values, chunks, terms, as a pure state machine (SPEC section 10).
+"""The game: one descent through run, steps, values, chunks and terms, as a pure state machine (SPEC section 10).
 
-`apply(state, move, now)` returns the next state or raises `IllegalMove`, and then nothing has changed. It touches no
-clock, no key and no file: `now` is given (seconds), and that a move comes from the side whose turn it is, is what the
-signature of its message (`tiebreak.protocol.game.messages`) or the sender of its transaction says.
+`apply(state, move, now)` returns the next state, or raises `IllegalMove` and changes nothing. It uses no clock, key or
+file: the caller passes `now` in seconds, and has already checked that the move comes from the side to move, by the
+signature of its message (`tiebreak.protocol.game.messages`) or the sender of its transaction.
 
-Invariants, each with a test of its number:
+Invariants, each with a test named by its number:
 
- 1. `node` is the defender's: revealed by it, and tied to the signed head by every move on the way.
+ 1. `node` is the defender's: the defender revealed it, and each move on the way tied it to the signed head.
  2. position < 2^(depth - height), 0 <= height <= depth, in every tree.
- 3. Exactly one side is to move, a function of the phase; a move of another kind is illegal, but for conceding.
+ 3. Exactly one side is to move, which the phase determines. Only a move of the phase's kind, or conceding, is legal.
  4. An illegal move changes nothing.
- 5. Clocks never rise, `last` never falls, and defender's rest + challenger's rest + time charged = 2 * clock, where a
-    move is charged for what of its time lies beyond its allowance.
- 6. At every instant exactly one of "a move is in time" and "`timeout` is legal" holds, until the game is over.
- 7. Every move uses up the walk: a game ends within `max_moves(job)` moves.
+ 5. Clocks never rise and `last` never falls. The two remaining clocks and the time charged add up to 2 * clock. A move
+    is charged only for the part of its time that exceeds its allowance.
+ 6. Until the game is over, at every instant exactly one of "a move is in time" and "`timeout` is legal" holds.
+ 7. Every move makes progress: a game ends within `max_moves(job)` moves.
  8. There is a verdict exactly when the phase is OVER, and then every move and `timeout` is illegal.
- 9. An honest defender (its head true, in time) never loses, whatever legal moves the challenger makes.
-10. An honest challenger (the head false, in time) never loses, whatever legal moves the defender makes.
-11. Nobody proves what it had not sealed: a PROVE that is legal at t gives the answer to a seal of this very game that
-    its challenger posted before t. So nothing that becomes visible at t can be proved by another at t.
-12. Only moves that need re-execution have an allowance (the job's `replay_time`), three a side at most: a game that
-    started at s can be over, if by `timeout`, at s + 2 * clock + 6 * replay_time + 1, whatever anybody does.
+ 9. An honest defender (its head is true, its moves are in time) never loses to any legal moves of the challenger.
+10. An honest challenger (the head is false, its moves are in time) never loses to any legal moves of the defender.
+11. Nobody can prove what it had not sealed: a PROVE that is legal at t opens a seal that this game's challenger posted
+    before t. So another party cannot prove at t what only becomes visible at t.
+12. Only moves that need re-execution have an allowance (the job's `replay_time`), at most three per side. A game that
+    started at s can be ended, by `timeout` if need be, at s + 2 * clock + 6 * replay_time + 1, whatever the sides do.
 
-"In time" of an honest challenger includes that one second of its clock is left for PROVE, which may not come at the
-instant of the move before it.
+For an honest challenger, "in time" includes keeping one second of its clock for PROVE, which may not come at the same
+instant as the move before it.
 """
 
 from collections.abc import Callable
@@ -83,13 +83,13 @@ __all__ = [
 
 
 class _BrokenTieError(Exception):
-    """A link that the defender posted does not hold."""
+    """A link that the defender posted does not hold, so the defender loses."""
 
 
 def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
-    """The game against a signed head at its first instant. Raises `VerificationError` for a head of another job.
+    """Start a game against a signed head. Raises `VerificationError` for a head of another job.
 
-    game_id: `tiebreak.protocol.commitments.job.game_id` of the head and of who challenges it.
+    `game_id` is `tiebreak.protocol.commitments.job.game_id` of the head and the challenger.
     """
     head.check_job(job)
     check_bytes("game id", game_id, 32)
@@ -98,7 +98,7 @@ def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
 
 
 def apply(state: GameState, move: Move, now: int) -> GameState:
-    """The state after a move at instant `now`. Raises `IllegalMove`; a lost tie is no error but the end of the game."""
+    """The state after a move at instant `now`. Raises `IllegalMove`; a broken tie is not an error but ends the game."""
     if state.is_over:
         raise IllegalMove("the game is over")
     if move.KIND not in (state.phase, Phase.OVER):
@@ -108,7 +108,8 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
         detail = f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
         return _end(timed, state.mover.other, Reason.CONCEDED, detail)
     if state.phase is Phase.PROVE and now == state.last:
-        # INVARIANT 11: else who sees a proof on its way seals its answer and proves it at the same instant.
+        # INVARIANT 11: otherwise a party that sees a proof in transit could seal its answer and prove it at the same
+        # instant.
         raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
     try:
         return _RULES[move.KIND](timed, move)
@@ -121,7 +122,7 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
 
 
 def timeout(state: GameState, now: int) -> GameState:
-    """The end of a game whose mover has used more than its clock. Raises `IllegalMove` before that."""
+    """End a game whose mover has used more than its clock. Raises `IllegalMove` before that."""
     if state.is_over:
         raise IllegalMove("the game is over")
     if _used(state, now) <= state.rest:
@@ -131,19 +132,19 @@ def timeout(state: GameState, now: int) -> GameState:
 
 
 def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: int) -> int:
-    """Moves of a walk through trees of these depths down to one partial sum, `levels` levels a move."""
+    """Most moves of a descent through trees of these depths to one partial sum, at `levels` levels a move."""
 
     def pairs(depth: int) -> int:
-        """Two moves for every `levels` levels: nodes are shown, one is selected."""
+        """Two moves for every `levels` levels: one shows nodes, the other selects one."""
         return 2 * -(-depth // levels)
 
-    # Opening a tree shows its first nodes; of a tensor of one chunk there is an opening and nothing to select.
+    # Opening a tree also shows its first nodes. A tensor of one chunk is opened, but leaves nothing to select.
     walks = pairs(run) + pairs(steps) + pairs(values) + max(pairs(chunks), 1) + pairs(terms)
     return walks + len((Phase.OPEN_CHUNK, Phase.SELECT_ELEMENT, Phase.PROVE))
 
 
 def max_moves(job: Job) -> int:
-    """No game of the job has more moves (invariant 7)."""
+    """An upper bound on the moves of any game about the job (invariant 7)."""
     return walk_moves(
         job.descent_levels,
         run=job.run_depth,
@@ -158,14 +159,14 @@ def max_moves(job: Job) -> int:
 
 
 def _used(state: GameState, now: int) -> int:
-    """Seconds that a move at `now` takes of its maker's clock."""
+    """Seconds of the mover's clock that a move at `now` costs."""
     if now < state.last:
         raise IllegalMove(f"expected an instant not before {state.last}, got {now}")
     return max(0, now - state.last - state.allowance)
 
 
 def _spend(state: GameState, now: int) -> GameState:
-    """Charge the mover's clock. Exactly the rest may be used; a second more is `timeout`'s."""
+    """Charge the mover's clock. The mover may use exactly what is left; one second more allows `timeout`."""
     used, rest = _used(state, now), state.rest
     if used > rest:
         raise IllegalMove(f"expected a move not after {state.deadline}, got one at {now}")
@@ -185,17 +186,17 @@ def _end(
 
 
 def _enter(state: GameState, level: Level, root: bytes, depth: int) -> GameState:
-    # The nodes of the run tree are still to be shown; whoever opened another tree has shown its first ones.
+    # The run tree's nodes are still to be shown; opening any other tree has already shown its first nodes.
     phase = Phase.DESCEND if level is Level.RUN else Phase.SELECT
     state = replace(state, level=level, node=root, height=depth, position=0, phase=phase)
     return state if depth else _leaf(state)
 
 
 def _leaf(state: GameState) -> GameState:
-    """The walk reached a leaf of the current tree."""
+    """The next state after the descent reached a leaf of the current tree."""
     position = state.position
     if _is_padding(state):
-        # The right leaf is known here without any opening.
+        # The correct leaf is known to be empty, so nothing needs to be opened.
         winner = Side.DEFENDER if state.node == EMPTY else Side.CHALLENGER
         detail = f"position {position} of the {state.level.name} tree must be empty"
         return _end(state, winner, Reason.PADDING, detail, state.node, EMPTY)
@@ -254,7 +255,7 @@ def _require_no_log(what: str, holds: bool) -> None:
 
 
 def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
-    """The root of a tree of this depth, by the nodes that whoever opens it shows."""
+    """The root of a tree of this depth, folded from the nodes that the defender shows when it opens the tree."""
     _require_count("nodes", 1 << min(job.descent_levels, depth), len(nodes))
     return fold_nodes(nodes)
 
@@ -332,7 +333,7 @@ def _check_log_shape(state: GameState, move: OpenValues) -> None:
 
 
 def _tie_step_log(state: GameState, move: OpenValues) -> None:
-    """The step's log under the record's log root, which is that of the checkpoint, so of all records of the segment."""
+    """Tie the step log to the record's log root, which all records of a segment share with the checkpoint."""
     job = state.job
     if not job.is_logged:
         _tie(move.log_root == ZERO_DIGEST, "the policy is exact, but there is a rounding log")
@@ -371,7 +372,7 @@ def _open_chunk(state: GameState, move: OpenChunk) -> GameState:
     _tie(len(move.chunk) == length, f"the chunk has {len(move.chunk)} bytes and must have {length}")
     _tie(chunk_digest(move.chunk) == state.node, "the chunk is not the committed one")
     if state.is_logged_sum:
-        # Each value's words have the shape of its chunks, so one position says both which value and which chunk.
+        # Every value's words form a tree of the same shape as its chunks, so one position names both value and chunk.
         found = fold(word_leaf(move.word), state.leaf << state.depth | state.chunk, move.siblings)
         _tie(found == state.step_log, "the log word is not the chunk's under the step log")
     return replace(state, word=move.word, phase=Phase.SELECT_ELEMENT)
@@ -418,7 +419,7 @@ def _prove(state: GameState, move: Prove) -> GameState:
 
 
 def judge(state: GameState, move: Prove) -> bytes:
-    """What must stand at the leaf that is judged: a digest, or (where CHUNKS ends) the element's data.
+    """The correct content of the judged leaf: a digest or, if the descent ended at CHUNKS, the element's data.
 
     Recomputed from a proof in phase PROVE. Raises `VerificationError` unless every opening verifies and the seal holds.
     """
@@ -427,7 +428,7 @@ def judge(state: GameState, move: Prove) -> bytes:
     answer = seals.element_answer(correct) if is_element else correct
     sealed = state.value_seal if state.level is Level.VALUES else state.seal
     if seals.seal(state.game_id, answer, move.salt) != sealed:
-        # The answer is the referee's: who proves has shown all it takes to find it.
+        # The message may name the answer: the proof already shows everything needed to compute it.
         raise IllegalMove(f"expected the seal of the right answer {answer.hex()}, got {sealed.hex()}")
     return correct
 

@@ -1,11 +1,10 @@
-"""The two parties of a game: what each must be able to compute, and the move each then makes.
+"""The two parties of a game: what each must be able to compute, and how it chooses its moves.
 
-A party answers from its own run (`Oracle`). The defender reveals its own trees. The challenger walks into the first
-node that differs from its own, so everything left of its path is agreed; for its proofs it needs the defender's
-siblings, and those right of the path it cannot compute: it keeps what the defender revealed (`Path`). What it will
-prove it seals before (`tiebreak.protocol.game.seals`), with salts that follow from its secret and the state of the
-game, so that a
-game can be taken up again after a crash with nothing but the secret and the defender's moves (`Challenger.learn`).
+A party answers from its own run (`Oracle`). The defender reveals its own trees. The challenger descends into the first
+node that differs from its own, so both sides agree on everything left of its path. Its proofs need the defender's
+siblings, and it cannot compute those right of the path, so it keeps what the defender revealed (`Path`). It seals what
+it will prove beforehand (`tiebreak.protocol.game.seals`). The salts follow from its secret and the state of the game,
+so that after a crash a game can be resumed with nothing but the secret and the defender's moves (`Challenger.learn`).
 """
 
 from collections.abc import Sequence
@@ -50,18 +49,18 @@ from tiebreak.protocol.trees import Tree, parent
 
 
 class Oracle(Protocol):
-    """What a party can compute of its run. Steps count from 1; state 0 and record 0 are the initial ones."""
+    """What a party can compute about its run. Steps count from 1; state 0 and record 0 are the initial ones."""
 
     @property
     def job(self) -> Job:
-        """The job."""
+        """The job that the run is for."""
 
     @property
     def program(self) -> Program:
-        """Its program."""
+        """The job's program."""
 
     def run_tree(self, count: int) -> Tree:
-        """The run tree with the first `count` checkpoints set, of the job's depth."""
+        """The run tree with the first `count` checkpoints filled in, at the job's depth."""
 
     def steps_tree(self, checkpoint: int) -> Tree:
         """The tree over the records of a checkpoint's segment."""
@@ -70,19 +69,19 @@ class Oracle(Protocol):
         """The record of a step."""
 
     def value_tree(self, step: int) -> Tree:
-        """The value tree of a step, of depth D + 1."""
+        """The value tree of a step, of depth D + 1 (D is `Job.half_depth`)."""
 
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value."""
 
     def tensor_tree(self, step: int, value: int) -> Tree:
-        """The chunk tree of a body value. Asked for at every move of a walk down it."""
+        """The chunk tree of a body value. Requested at every move of the descent through it."""
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        """The accumulator tree of one output element of a reduction. Asked for at every move of a walk down it."""
+        """The accumulator tree of one output element of a reduction. Requested at each move of a descent through it."""
 
     def log_tree(self, step: int) -> LogTree:
-        """The tree of a step's rounding log; asked only of a job of policy `logged`."""
+        """The tree of a step's rounding log. Requested only for jobs with policy `logged`."""
 
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step."""
@@ -95,14 +94,14 @@ class Oracle(Protocol):
 
 
 class Party(Protocol):
-    """One side of a game."""
+    """Chooses the moves of one side of a game."""
 
     def move(self, state: GameState, answered: Move | None) -> Move:
-        """The next move in `state`, whose mover this is; `answered` is the opponent's last move, if there is one."""
+        """The next move in `state`, where this side is to move. `answered` is the opponent's last move, if any."""
 
 
 def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
-    """A party's own version of the tree in which the current node stands."""
+    """A party's own version of the tree that contains the current node."""
     match state.level:
         case Level.RUN:
             return oracle.run_tree(state.head.count)
@@ -117,23 +116,22 @@ def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
 
 
 def first_nodes(tree: Tree | AccumulatorTree, job: Job) -> tuple[Digest, ...]:
-    """What whoever opens a tree shows of it at once: its nodes min(r, depth) levels below the root."""
+    """The nodes shown when a tree is opened: those min(r, depth) levels below the root, r being `descent_levels`."""
     return tuple(tree.below(tree.depth, 0, min(job.descent_levels, tree.depth)))
 
 
 def choose(nodes: Sequence[bytes], index: int, seal: bytes = NO_SEAL) -> Select:
-    """The selection of one of the nodes that were shown."""
+    """Select one of the nodes that were shown."""
     return Select(node=nodes[index], index=index, siblings=tuple(Tree(nodes).proof(index)), seal=seal)
 
 
 class Defender:
-    """Reveals its own trees. Honest if its oracle is: a cheat defends with the oracle of its tampered run."""
+    """Reveals the trees of its own run. Honest if its oracle is; a cheat plays with the oracle of a tampered run."""
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
 
     def move(self, state: GameState, answered: Move | None) -> Move:  # noqa: ARG002  # the state says it all
-        """The next move."""
         match state.phase:
             case Phase.DESCEND:
                 tree = level_tree(self.oracle, state)
@@ -204,13 +202,13 @@ class Defender:
 
 
 class Path:
-    """Nodes of one of the defender's trees, as far as it revealed them."""
+    """The part of one of the defender's trees that it has revealed."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], bytes] = {}
 
     def add(self, height: int, position: int, nodes: tuple[bytes, ...]) -> None:
-        """The nodes some levels below (height, position), left to right, and all between."""
+        """Store the nodes some levels below (height, position), given from left to right, and all nodes in between."""
         height -= (len(nodes) - 1).bit_length()
         first, level = position * len(nodes), list(nodes)
         while True:
@@ -221,34 +219,35 @@ class Path:
             height, first = height + 1, first // 2
 
     def proof(self, own: Tree | AccumulatorTree, leaf: int, depth: int) -> tuple[bytes, ...]:
-        """Siblings of a leaf left of the path: the revealed ones, and the own, agreed ones beside them."""
+        """Siblings of a leaf left of the path: revealed nodes if known, otherwise own nodes, which are agreed."""
         places = [(height, (leaf >> height) ^ 1) for height in range(depth)]
         return tuple(self._nodes.get(place) or own.node(*place) for place in places)
 
 
 class Challenger:
-    """Walks into the first node that differs from its own. One object per game: it remembers what it was shown.
+    """Descends into the first node that differs from its own.
 
-    Where nothing differs (the challenge has no ground) it goes left: it plays on, and loses. Where its own answer turns
-    out to be wrong (its run was), it has nothing to prove, and concedes.
+    One object per game, since it remembers what it was shown.
+
+    If nothing differs (the challenge is unfounded) it goes left, plays on and loses. If its own answer turns out to be
+    wrong (its run was wrong), it has nothing to prove and concedes.
     """
 
     def __init__(self, oracle: Oracle, secret: bytes) -> None:
-        """secret: 32 bytes that nobody else can guess, to be kept until the game is over."""
+        """`secret` is 32 bytes that nobody else can guess. Keep it until the game is over."""
         self.oracle = oracle
         self._secret = secret
         self._paths = {level: Path() for level in Level}
 
     def learn(self, state: GameState, answered: Move | None) -> None:
-        """Remember what the defender showed with a move; `state` is the one after it.
+        """Remember what the defender showed in a move; `state` is the state after it.
 
-        `move` does so itself. To take up a game that another object played, call this for all moves so far, in order.
+        `move` calls this itself. To resume a game that another object played, call it for all moves so far, in order.
         """
         if isinstance(answered, Opening) and state.phase is Phase.SELECT:
             self._paths[state.level].add(state.height, state.position, answered.nodes)
 
     def move(self, state: GameState, answered: Move | None) -> Move:
-        """The next move."""
         self.learn(state, answered)
         match state.phase, answered:
             case Phase.SELECT, Descend() | OpenSteps() | OpenValues() | OpenTensor() | OpenTerms():
@@ -263,13 +262,13 @@ class Challenger:
         raise StateError(f"expected a phase in which the challenger moves, got {state.phase.name} after {kind}")
 
     def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
-        """Which of the nodes shown to dispute."""
+        """Index of the shown node to dispute."""
         return _first_difference(
             nodes, level_tree(self.oracle, state).below(state.height, state.position, state.levels)
         )
 
     def pick_element(self, state: GameState, chunk: bytes) -> int:
-        """Which element of the chunk shown to dispute."""
+        """Index of the element of the shown chunk to dispute."""
         own, size = _chunk(self.oracle, state), state.dtype.size
         starts = range(0, len(chunk), size)
         return _first_difference([chunk[k : k + size] for k in starts], [own[k : k + size] for k in starts])
@@ -277,12 +276,12 @@ class Challenger:
     # -- what it seals, and opens
 
     def _seal(self, reached: GameState) -> bytes:
-        """What goes with a selection that leads to this state."""
+        """The seal that goes with a selection leading to this state, or `NO_SEAL`."""
         answer = self._answer(reached)
         return NO_SEAL if answer is None else seals.seal(reached.game_id, answer, self._salt(reached))
 
     def _answer(self, state: GameState) -> bytes | None:
-        """What its own run has where the walk stands, if that is what it will prove; else None."""
+        """What its own run has at the current place, if that is what it will prove; otherwise None."""
         match state.phase, state.level:
             case Phase.PROVE, Level.CHUNKS:
                 size = state.dtype.size
@@ -295,7 +294,10 @@ class Challenger:
         return None
 
     def _salt(self, state: GameState) -> bytes:
-        """The same for a state in which something is sealed and for the one in which it is proved."""
+        """The salt for this place.
+
+        A state in which something is sealed and the one in which it is proved get the same salt.
+        """
         place = (state.level, state.checkpoint, state.step, state.leaf, state.element, state.position)
         return seals.derive_salt(self._secret, state.game_id, place)
 
@@ -364,7 +366,7 @@ class Challenger:
         )
 
     def _record_proof(self, state: GameState) -> tuple[bytes, ...]:
-        """Siblings of record s-1 in the defender's run tree or steps tree; none for record 0."""
+        """Siblings of record s-1 in the defender's run tree or steps tree; empty for record 0."""
         place = record_place(state.job, state.step, state.head.run_root, state.steps_root)
         if state.step == 1:
             return ()
@@ -389,7 +391,7 @@ def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Where a game ended, for people and for tables. What was not reached is None."""
+    """How and where a game ended, for display. Fields that the game did not reach are None."""
 
     winner: str
     reason: str
@@ -406,12 +408,12 @@ class Summary:
     coordinates: tuple[int, ...] | None = None
     term_leaf: int | None = None
     committed: str = ""
-    """Hex: the element's bits as a number, or what was compared."""
+    """In hex: the element's bits as a number, or else whatever was compared."""
     correct: str = ""
 
 
 def describe(state: GameState, program: Program, truth: Oracle | None = None) -> Summary:
-    """The result of a game. With the winner's oracle, `correct` is known also where only a partial sum was judged."""
+    """Describe a finished game. With the winner's oracle, `correct` is known even if only a partial sum was judged."""
     if state.verdict is None:
         raise StateError("expected a game with a verdict")
     verdict = state.verdict
@@ -428,7 +430,7 @@ def describe(state: GameState, program: Program, truth: Oracle | None = None) ->
     at_padding = state.level is Level.VALUES and verdict.reason is Reason.PADDING
     if not state.body_root or at_padding or (state.level is Level.VALUES and state.height):
         return summary
-    # Decoded anew: a program built by hand may hold its functions as plain numbers.
+    # Decode the instruction again: a program built by hand may hold its functions as plain numbers.
     name = _name(decode_instruction(program.encoded_at(state.leaf)))
     origin = program.instruction_at(state.leaf).origin or None
     summary = replace(summary, leaf=state.leaf, instruction=name, origin=origin)
@@ -455,6 +457,6 @@ def _correct_element(state: GameState, truth: Oracle | None) -> str:
         size = state.dtype.size
         data = truth.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size]
         return bytes(data)[::-1].hex()
-    # What a leaf of terms is compared with is a digest, not the element.
+    # For a leaf of terms, the verdict compares digests, not elements.
     is_element = state.verdict is not None and state.level is Level.CHUNKS
     return state.verdict.correct[::-1].hex() if is_element and state.verdict is not None else ""

@@ -1,4 +1,4 @@
-"""What the rules of a game remember, and what follows from it: depths, whose move it is, until when (SPEC 10)."""
+"""The state of a game, and what follows from it: depths, the side to move, deadlines (SPEC 10)."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,7 +13,7 @@ from tiebreak.protocol.trees import depth_of
 
 
 class Level(IntEnum):
-    """The tree in which the current node stands."""
+    """The tree that contains the current node."""
 
     RUN = 0
     STEPS = 1
@@ -23,7 +23,7 @@ class Level(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a game ended; numbers as in the contract."""
+    """Why a game ended. The numbers are the contract's."""
 
     BROKEN_TIE = 1
     PADDING = 2
@@ -34,7 +34,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Who won and why. `committed` and `correct` are what was compared: element data, or digests."""
+    """The winner and the reason. `committed` and `correct` are what was compared: element data, or digests."""
 
     winner: Side
     reason: Reason
@@ -45,12 +45,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameState:
-    """Everything the rules remember. Fields of a level that was not reached yet are empty or zero."""
+    """Everything the rules remember. Fields for levels that have not been reached are empty or zero."""
 
     job: Job
     head: Head
     game_id: bytes
-    """Names job, head, challenger and nonce (`job.game_id`); what the seals are bound to."""
+    """Identifies job, head, challenger and nonce (`job.game_id`). The seals are bound to it."""
     phase: Phase = Phase.DESCEND
     verdict: Verdict | None = None
     # -- the current node
@@ -69,70 +69,68 @@ class GameState:
     state_root: bytes = b""
     body_root: bytes = b""
     log_root: bytes = b""
-    """Root over the segment's step logs, from OPEN_STEPS (a segment of one step: OPEN_VALUES) on."""
+    """Root of the tree over the segment's step logs. Set by OPEN_STEPS, or by OPEN_VALUES in a segment of one step."""
     step_log: bytes = b""
     """Root of the log tree of the disputed step."""
     leaf: int = 0
     """Leaf of the value tree: body instruction i at i, commit k at 2^D + k."""
     value_seal: bytes = b""
-    """Seal of the challenger at that leaf."""
+    """The challenger's seal at that leaf."""
     instruction: bytes = b""
-    """Digest of the disputed instruction, from OPEN_TENSOR on."""
+    """Digest of the disputed instruction. Set by OPEN_TENSOR."""
     operation: Instruction | None = None
-    """That instruction."""
+    """The disputed instruction itself."""
     chunk: int = 0
     word: bytes = NO_WORD
     """Log word of the disputed chunk."""
     element: int = 0
     direction: Direction = Direction.NONE
-    """What the log says of that element."""
+    """The direction that the log gives for that element."""
     claimed: bytes = b""
-    """The defender's data of the element, little-endian."""
+    """The defender's data for the element, little-endian."""
     accumulator_root: bytes = b""
     seal: bytes = b""
-    """Seal of the challenger at the element, or at the leaf of terms, that is judged."""
+    """The challenger's seal at the judged element or leaf of terms."""
     moves: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a verdict."""
         return self.verdict is not None
 
     @property
     def mover(self) -> Side:
-        """Whose move it is; `ValueError` once the game is over."""
+        """The side to move. Raises `ValueError` once the game is over."""
         return self.phase.mover
 
     @property
     def levels(self) -> int:
-        """Levels that one DESCEND reveals here, and one SELECT passes: min(r, height)."""
+        """Levels that one DESCEND reveals here and one SELECT passes: min(`descent_levels`, height)."""
         return min(self.job.descent_levels, self.height)
 
     @property
     def dtype(self) -> DType:
-        """Of the disputed tensor."""
+        """Dtype of the disputed tensor. Raises `ValueError` before OPEN_TENSOR."""
         return self._operation.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the disputed tensor."""
+        """Shape of the disputed tensor. Raises `ValueError` before OPEN_TENSOR."""
         return self._operation.shape
 
     @property
     def terms(self) -> int:
-        """Terms of the disputed element if it has an accumulator tree, else 0."""
+        """Number of terms of the disputed element if it has an accumulator tree, else 0."""
         operation = self._operation
         has_tree = operation.is_reduction and operation.terms > TERMS_PER_LEAF
         return operation.terms if has_tree else 0
 
     @property
     def is_logged_sum(self) -> bool:
-        """Whether the disputed value is one of which the step's log can say something."""
+        """Whether the step's log can contain entries for the disputed value."""
         return self.job.is_logged and sum_kind(self._operation) is not None
 
     @property
     def rounding(self) -> Rounding:
-        """How the disputed element is rounded."""
         job = self.job
         return element_rounding(
             self._operation, precision=job.precision, tolerances=job.tolerances, direction=self.direction
@@ -157,12 +155,12 @@ class GameState:
 
     @property
     def rest(self) -> int:
-        """What is left of the mover's clock."""
+        """Seconds left on the mover's clock."""
         return self.defender_rest if self.mover is Side.DEFENDER else self.challenger_rest
 
     @property
     def allowance(self) -> int:
-        """Seconds that the next move may take beside its maker's clock."""
+        """Seconds that the next move may take before its maker's clock is charged."""
         if self.phase in (Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TERMS):
             return self.job.replay_time
         replayed = self.level in (Level.STEPS, Level.VALUES, Level.TERMS)
@@ -176,7 +174,7 @@ class GameState:
 
     @property
     def leaves(self) -> int:
-        """Leaves of the current tree that are not padding, for all trees but the value tree."""
+        """Number of leaves of the current tree that are not padding. Not defined for the value tree."""
         match self.level:
             case Level.RUN:
                 return self.head.count

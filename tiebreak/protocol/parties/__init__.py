@@ -1,1 +1,1 @@
-"""The parties of a job as machines without IO: what each decides, whoever drives it."""
+"""The parties of a job as state machines without IO: what each one decides, whichever driver runs it."""

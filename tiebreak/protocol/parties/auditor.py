@@ -1,7 +1,7 @@
-"""Two parties that look at runs: a watcher tells its owner and needs no key, an auditor stakes money on what it found.
+"""Two parties that check runs: a watcher alerts its owner and needs no key; an auditor stakes money on its findings.
 
-A head that is not what an own replay gave is replayed a second time, and only two equal results count: the likeliest
-cause of a false alarm is the auditor's own machine. Where two replays differ a third decides, and a person is told.
+If a replay does not match a head, the run is replayed a second time, and only two equal results count: the likeliest
+cause of a false alarm is the auditor's own machine. If two replays differ, a third decides, and a person is alerted.
 """
 
 from collections.abc import Iterator
@@ -31,13 +31,16 @@ from tiebreak.protocol.tags import Digest
 
 ATTEMPTS: Final = 3
 MAX_STRANGERS: Final = 1024
-"""Heads of jobs that the board does not show yet, of which so many are kept: anybody can make them up."""
+"""How many heads to keep of jobs that the board does not show yet.
+
+The number is bounded because anybody can forge them.
+"""
 _HEADS_PER_COUNT: Final = 2
-"""Two heads of one count end the job by a report; a third tells nothing new."""
+"""Two heads with the same count are enough to report the trainer; a third tells nothing new."""
 
 
 class Finding(Enum):
-    """What replays say of a head."""
+    """What the replays say about a head."""
 
     TRUE = "true"
     FALSE = "false"
@@ -45,12 +48,12 @@ class Finding(Enum):
 
 
 class Watcher(Machine):
-    """Replays every head of every job that it can compute, and raises an alarm. It sends nothing and needs no key."""
+    """Replays every head of every job that it can compute, and raises alarms. It sends nothing and needs no key."""
 
     ROLE: ClassVar = "watcher"
 
     def __init__(self, **known: Any) -> None:
-        """As `Machine`."""
+        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._heads: dict[Digest, list[SignedHead]] = {}
         self._strangers: list[SignedHead] = []
@@ -63,11 +66,11 @@ class Watcher(Machine):
     # ------------------------------------------------------------------ decisions
 
     def concerns(self, job: PublicJob) -> bool:
-        """Whether it watches a job: by default if it can compute it."""
+        """Decide whether to watch a job. By default it watches every job that it can compute."""
         return self.program_of(job.job) is not None
 
     def is_valid(self, head: SignedHead, job: Job) -> bool:
-        """Whether it is a head of the job, signed by its trainer."""
+        """Whether this is a head of the job, signed by its trainer."""
         try:
             head.verify(job, self.domain)
         except VerificationError:
@@ -75,13 +78,13 @@ class Watcher(Machine):
         return True
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
-        """Whether it replays a head, now or ever."""
+        """Decide whether to replay a head at all."""
         return True
 
     # ------------------------------------------------------------------ a round
 
     def learn(self, event: Event) -> None:
-        """Heads, fetched runs and replays."""
+        """Record heads, fetched runs and the results of replays."""
         super().learn(event)
         match event:
             case HeadShown():
@@ -96,7 +99,7 @@ class Watcher(Machine):
         self._strangers = [head for head in self._strangers if not self._sort(head)][:MAX_STRANGERS]
 
     def _sort(self, head: SignedHead) -> bool:
-        """File a head under its job; whether the job is there to judge it by."""
+        """File a head under its job. Returns False if the board does not show that job yet."""
         job = self.board.jobs.get(head.head.job_id)
         if job is None:
             return False
@@ -108,7 +111,6 @@ class Watcher(Machine):
         return True
 
     def plan(self) -> None:
-        """Every job that it watches."""
         for job in self.jobs():
             if not job.is_over and self.concerns(job):
                 self._watch(job)
@@ -123,7 +125,7 @@ class Watcher(Machine):
             self.alarm(f"{_name(first)}: the trainer also signed root {second.head.run_root.hex()}", is_error=True)
 
     def _audit(self, job: PublicJob) -> None:
-        """Replay the heads of a job, one after the other, in the order in which they came."""
+        """Replay the heads of a job one after the other, in order of arrival."""
         for head in self.heads_of(job.id):
             if self.finding(head) is None and self.replays(head):
                 if job.job.is_logged and (job.id, head.head.count) not in self._fetched:
@@ -135,11 +137,11 @@ class Watcher(Machine):
     # ------------------------------------------------------------------ what it knows
 
     def heads_of(self, job_id: Digest) -> list[SignedHead]:
-        """The valid heads of a job that it has seen, in this order; of one count at most two."""
+        """The valid heads of a job in order of arrival; at most two per count."""
         return self._heads.get(job_id, [])
 
     def conflicts(self, job_id: Digest) -> Iterator[tuple[SignedHead, SignedHead]]:
-        """Pairs of heads of one count with different roots."""
+        """Pairs of heads with the same count and different roots."""
         first = dict[int, SignedHead]()
         for head in self.heads_of(job_id):
             other = first.setdefault(head.head.count, head)
@@ -147,7 +149,7 @@ class Watcher(Machine):
                 yield other, head
 
     def finding(self, head: SignedHead) -> Finding | None:
-        """What the replays so far say; None: there has to be one more."""
+        """What the replays so far say; None if another one is needed."""
         results = self._results(head)
         if b"" in results:
             return Finding.UNCHECKABLE
@@ -161,25 +163,25 @@ class Watcher(Machine):
         return Finding.UNCHECKABLE if len(results) == ATTEMPTS else None
 
     def _results(self, head: SignedHead) -> list[bytes]:
-        """The roots of its replays of a head; empty bytes where that was not possible."""
+        """The roots computed by the replays of a head. Empty bytes stand for a replay that was not possible."""
         place = _replayed(head)
         places: list[Place] = [(*place, attempt) for attempt in range(ATTEMPTS)]
         return [self.records[place] for place in places if place in self.records]
 
 
 class Auditor(Player, Watcher):
-    """A watcher with a key: challenges what is false, reports two heads of one count, and plays its games."""
+    """A watcher with a key: it challenges false heads, reports two heads with the same count, and plays its games."""
 
     ROLE: ClassVar = "auditor"
 
     # ------------------------------------------------------------------ decisions
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
-        """Whether it challenges a head, after replays that agree with it or do not."""
+        """Decide whether to challenge a head. `agrees` tells whether the replays gave the head's root."""
         return not agrees
 
     def objects(self, job: PublicJob) -> bool:
-        """Whether it keeps out of a job by whose terms it would lose its stake, or win nothing."""
+        """Whether it stays out of a job because under its terms it would lose its stake, or win nothing."""
         program = self.program_of(job.job)
         reasons = (
             ("it does not have the program",)
@@ -189,15 +191,15 @@ class Auditor(Player, Watcher):
         return bool(reasons)
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
-        """Whether it reports two heads of one count."""
+        """Decide whether to report two heads with the same count."""
         return True
 
     def nonce(self, head: SignedHead) -> int:  # noqa: ARG002
-        """The number of its game against a head."""
+        """Choose the nonce of its game against a head."""
         return 0
 
     def accused(self, job: PublicJob) -> SignedHead | None:
-        """The head of a job that it challenges, once it knows one."""
+        """The first head of a job that it will challenge, or None if it knows of none."""
         for head in self.heads_of(job.id):
             finding = self.finding(head)
             if finding in (Finding.TRUE, Finding.FALSE) and self.accuses(head, finding is Finding.TRUE):
@@ -207,7 +209,7 @@ class Auditor(Player, Watcher):
     # ------------------------------------------------------------------ a round
 
     def plan(self) -> None:
-        """Games go first: their clocks run."""
+        """Play the open games first, because their clocks are running."""
         for game in list(self.board.games.values()):
             if game.challenger == self.address:
                 self._play(game, Side.CHALLENGER)
@@ -222,7 +224,7 @@ class Auditor(Player, Watcher):
             self._audit(job)
 
     def _challenge(self, job: PublicJob) -> bool:
-        """Challenge the first head that is false, once a job; whether that is still under way."""
+        """Challenge the first false head, once per job. Returns whether the challenge is still under way."""
         place: Place = ("challenge", job.id)
         if place not in self.records:
             head = self.accused(job)
