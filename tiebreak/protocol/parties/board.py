@@ -1,7 +1,7 @@
-"""What everyone can read off the board: jobs, games and credits, as far as the chain is followed.
+"""The jobs, games and credits that anyone can read from the board, as far as the chain has been followed.
 
-The rules of following (which log changes what) belong to whoever reads the chain. A machine only reads the result, anew
-at each event, so a log that came late, twice or not at all leaves no trace in what it plans next.
+The driver that reads the chain applies the rules of following (which log changes what). A machine only reads the
+result, again at each event, so a log that came late, twice or not at all leaves no trace in its next plan.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from tiebreak.protocol.tags import Digest
 
 
 class JobStatus(IntEnum):
-    """The contract's, number by number."""
+    """The status numbers of the contract."""
 
     NONE = 0
     OFFERED = 1
@@ -38,24 +38,24 @@ class PublicJob:
     status: JobStatus = JobStatus.OFFERED
     head_count: int = 0
     last_progress: int
-    """When it was created, accepted, or its last head was posted."""
+    """When the job was created or accepted, or when its last head was posted."""
     ended: int | None = None
-    """When it was over."""
+    """When the job ended; None while it goes on."""
     equivocation: bool = False
-    """Whether it was slashed for two heads of one count."""
+    """Whether the job was slashed because its trainer signed two heads with the same count."""
     id: Digest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id = self.job.id  # a hash of all the job's fields: made once
+        self.id = self.job.id  # hashes all fields of the job, so computed only once
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can happen to it; games of a slashed job may still wait to be reclaimed."""
+        """Whether the job has ended. Games of a slashed job may still be waiting to be reclaimed."""
         return self.status in _ENDED
 
     @property
     def has_final_head(self) -> bool:
-        """Whether the trainer posted all its heads."""
+        """Whether the trainer has posted all heads of the job."""
         return self.head_count == self.job.checkpoints
 
     @property
@@ -73,7 +73,7 @@ class PublicGame:
     challenger: Address
     head: SignedHead
     state: GameState
-    """By the rules of `tiebreak.protocol.game`."""
+    """The state by the rules of `tiebreak.protocol.game`."""
     started: int
     moves: list[Move] = field(default_factory=list)
     void: bool = False
@@ -82,26 +82,26 @@ class PublicGame:
 
     @property
     def answered(self) -> Move | None:
-        """The last move."""
+        """The last move, or None before the first."""
         return self.moves[-1] if self.moves else None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has a verdict, or was voided."""
+        """Whether the game has a verdict or was voided."""
         return self.void or self.state.is_over
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no move counts any more."""
+        """Whether moves have stopped counting, because the game or its job is over."""
         return self.is_over or self.job.status is not JobStatus.ACTIVE
 
     def mover(self) -> Address:
-        """Whose move it is."""
+        """Address of the side to move."""
         return self.job.job.trainer if self.state.mover is Side.DEFENDER else self.challenger
 
 
 class Board:
-    """Jobs and games by id, in the order in which they came, and what the board owes to each account."""
+    """Jobs and games by id, in order of arrival, and the credit that the board owes to each account."""
 
     def __init__(self) -> None:
         self.jobs: dict[Digest, PublicJob] = {}
@@ -113,7 +113,7 @@ class Board:
         return [found for found in self.games.values() if found.job.id == job_id]
 
     def open_games(self, job_id: Digest) -> list[PublicGame]:
-        """Those that have no verdict."""
+        """Games about a job that have no verdict yet."""
         return [found for found in self.games_of(job_id) if not found.is_over]
 
     def credit(self, account: Address) -> int:

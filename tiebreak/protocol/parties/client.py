@@ -1,4 +1,4 @@
-"""The client: offers the job, takes the offer back if nobody accepts it, and abandons a trainer that falls silent."""
+"""The client: offers a job, cancels the offer if nobody accepts it, and abandons a trainer that falls silent."""
 
 from typing import Any, ClassVar, Final
 
@@ -20,19 +20,19 @@ from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.tags import Digest
 
 GRACE_BLOCKS: Final = 3
-"""What the two sides of a game have to claim a timeout before the client does it for them."""
+"""Blocks that the two sides of a game have to claim a timeout before the client does it for them."""
 PATIENCE_BLOCKS: Final = 5
-"""How long it waits for an answer to an offer before it asks again."""
+"""Blocks to wait for an answer to an offer before asking again."""
 _UNSIGNED: Final = bytes(keys.SIGNATURE_BYTES)
 
 
 class Client(Machine):
-    """Pays the reward. It has to see to it that its job ends, also if all others sit still."""
+    """Pays the reward. It must make sure that its job ends even if all other parties do nothing."""
 
     ROLE: ClassVar = "client"
 
     def __init__(self, **known: Any) -> None:
-        """As `Machine`."""
+        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._drafts: dict[Digest, Job] = {}
         self._declined: set[Digest] = set()
@@ -45,17 +45,17 @@ class Client(Machine):
     # ------------------------------------------------------------------ decisions
 
     def patience(self, job: PublicJob) -> int:
-        """How long an offer stands, in seconds."""
+        """Decide how long an offer stands, in seconds."""
         return job.job.challenge_window
 
     def gives_up(self, job: PublicJob) -> bool:
-        """Whether it abandons a job whose trainer is late and in no game."""
+        """Decide whether to abandon a job whose trainer is late and not in a game."""
         return job.head_count < job.job.checkpoints
 
     # ------------------------------------------------------------------ a round
 
     def learn(self, event: Event) -> None:
-        """A job that its owner wants, and a trainer's signature under it."""
+        """Record the jobs that its owner wants, and trainers' signatures under them."""
         match event:
             case JobDrafted(job=job):
                 draft = SignedJob(domain=self.domain, job=job, client_signature=_UNSIGNED, trainer_signature=_UNSIGNED)
@@ -73,7 +73,7 @@ class Client(Machine):
                     self.record(("signed", job.id), event.signature)
 
     def plan(self) -> None:
-        """Every job that it wants, and every job that it pays."""
+        """Offer or create every job that its owner wants, and follow every job that it pays for."""
         for job_id, draft in self._drafts.items():
             signature = self.records.get(("signed", job_id))
             if job_id in self.board.jobs:
@@ -88,7 +88,7 @@ class Client(Machine):
         super().plan()
 
     def _offer(self, draft: Job) -> None:
-        """Ask for the signature until there is an answer: a message may be lost."""
+        """Ask for the trainer's signature, and again until there is an answer, since messages may be lost."""
         if draft.id not in self._declined and self.has_come(self._offer_at.get(draft.id, 0)):
             self._offer_at[draft.id] = self.now + PATIENCE_BLOCKS * self.pace.block_seconds
             self.do(OfferJob(job=draft))
@@ -101,7 +101,7 @@ class Client(Machine):
             return
         games = self.board.open_games(job.id)
         grace = GRACE_BLOCKS * self.pace.block_seconds
-        for game in games:  # one that nobody ends keeps the job from ending
+        for game in games:  # a game that nobody ends would keep the job from ending
             if self.has_come(game.state.deadline + grace + 1):
                 self.want(("timeout", game.id, game.state.moves), ClaimTimeout(game_id=game.id))
                 return

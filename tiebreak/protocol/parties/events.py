@@ -1,9 +1,9 @@
 """What a party sees and what it wants done: the only way in and out of a machine.
 
-Every event carries the instant at which its driver saw it (`at`, in seconds of the chain), so a machine needs no clock.
-Every action names what it is about, so a driver can carry it out twice without harm: a statement by the bytes that were
-signed, a transaction and a piece of work by their names. All fields are bytes, integers, texts, tuples, or values that
-have one encoding of their own (jobs, heads, moves), so events and actions can cross a socket or lie in a file.
+Every event carries the instant at which its driver saw it (`at`, in seconds of the chain's time), so a machine needs no
+clock. Every action identifies its subject, so a driver can safely carry it out twice: statements are identified by the
+bytes that were signed, transactions and work by their names. All fields are bytes, integers, strings, tuples, or values
+with a canonical encoding (jobs, heads, moves), so events and actions can be sent over a socket or stored in a file.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.tags import Digest
 
 Place = tuple[str | bytes | int, ...]
-"""The name of a statement, a result or a transaction, such as ("head", job id, count). There is one of each name."""
+"""A unique name for a statement, a result or a transaction, such as ("head", job id, count)."""
 
 
 # ---------------------------------------------------------------- work, which a driver does
@@ -22,7 +22,7 @@ Place = tuple[str | bytes | int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Compute the segment that ends at the checkpoint with this count. Done with the run root of that count."""
+    """Compute the segment that ends at checkpoint number `count`. The result is the run root for that count."""
 
     job_id: Digest
     count: int
@@ -30,17 +30,17 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Compute the run up to a head again. Done with the run root of its count, or with a problem."""
+    """Recompute the run up to a head. The result is the run root for its count, or a problem."""
 
     job_id: Digest
     head: SignedHead
     attempt: int
-    """From 0. A later attempt should use other settings and, where there is one, another machine."""
+    """Counts from 0. A later attempt should use other settings and, if there is one, another machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
-    """Find the move that follows from the own run in a game, whose turn number this is. Done with that move."""
+    """Find the move that follows from the party's own run, for turn `sequence` of a game. The result is that move."""
 
     game_id: Digest
     sequence: int
@@ -54,7 +54,7 @@ Work = Train | Replay | Gather
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateJob:
-    """Offer a job that its trainer signed, and pay the reward."""
+    """Offer a job that its trainer has signed, and pay the reward."""
 
     job: Job
     signature: bytes
@@ -62,7 +62,7 @@ class CreateJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJob:
-    """Take an offer back."""
+    """Cancel an offer."""
 
     job_id: Digest
 
@@ -83,7 +83,7 @@ class PostHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Report two heads of one count and different roots."""
+    """Report two heads with the same count and different roots."""
 
     first: SignedHead
     second: SignedHead
@@ -91,7 +91,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """End a job whose final head stood through its window."""
+    """End a job whose final head stood through its challenge window."""
 
     job_id: Digest
 
@@ -113,7 +113,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeMove:
-    """Make the move with this number in a game."""
+    """Make move number `sequence` in a game."""
 
     game_id: Digest
     sequence: int
@@ -122,21 +122,21 @@ class MakeMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTimeout:
-    """Claim that the mover of a game has run out of time."""
+    """Claim that the side to move in a game has run out of time."""
 
     game_id: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """Take back the stake of a game whose job ended without it."""
+    """Take back the stake of a game whose job was slashed for another reason."""
 
     game_id: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
-    """Pull one's credit."""
+    """Withdraw the party's whole credit."""
 
     to: Address
 
@@ -151,21 +151,21 @@ Transaction = OnJob | OnGame | Withdraw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The machine was made: for the first time, or anew from its journal."""
+    """The machine was created, either for the first time or again from its journal."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """An instant has come, for instance one that `Wake` asked for."""
+    """A point in time was reached, for example one that `Wake` asked for."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardChanged:
-    """The board that the machine reads follows the chain up to a block. `block`: the block's timestamp."""
+    """The board that the machine reads now follows the chain up to a block with the timestamp `block`."""
 
     at: int
     block: int
@@ -181,7 +181,7 @@ class JobDrafted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOffered:
-    """A client asks for the trainer's signature under a job."""
+    """A client asks for the trainer's signature under a job. Nothing about it has been checked."""
 
     at: int
     job: Job
@@ -189,7 +189,7 @@ class JobOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSigned:
-    """A trainer's answer to a client, an empty signature if it declines. Nothing about it is checked yet."""
+    """A trainer's answer to a client; the signature is empty if it declines. Nothing has been checked."""
 
     at: int
     job: Job
@@ -198,7 +198,7 @@ class JobSigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShown:
-    """Somebody showed a head. Nothing about it is checked yet."""
+    """Somebody showed a head. Nothing about it has been checked."""
 
     at: int
     head: SignedHead
@@ -206,7 +206,7 @@ class HeadShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveShown:
-    """Somebody sent a message of a game. Nothing about it is checked yet."""
+    """Somebody sent a message of a game. Nothing about it has been checked."""
 
     at: int
     game_id: Digest
@@ -215,7 +215,7 @@ class MoveShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """What there is of a run up to a checkpoint was fetched, and lies where `Replay` finds it."""
+    """The available data of a run up to a checkpoint was fetched, to where `Replay` will find it."""
 
     at: int
     job_id: Digest
@@ -224,7 +224,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Work is done. A result that is empty has a `problem`: why nobody could have done it."""
+    """Work is done. If there is no result, `problem` says why it could not be computed."""
 
     at: int
     work: Work
@@ -235,7 +235,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mined:
-    """A transaction stands in a block that the board follows, and was not reverted."""
+    """A transaction is in a block that the board follows, and did not revert."""
 
     at: int
     place: Place
@@ -243,9 +243,11 @@ class Mined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A transaction would revert and was not sent, or it reverted in a block. `error`: the contract's name for why.
+    """A transaction would revert and was not sent, or it reverted in a block.
 
-    The error is empty where no contract was asked: the account cannot pay.
+    `error` is the name of the contract's error.
+
+    `error` is empty if no contract was asked because the account cannot pay.
     """
 
     at: int
@@ -262,7 +264,7 @@ Event = Started | Tick | BoardChanged | Message | Arrived | Done | Mined | Refus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Append to the journal, and sync, before any later action is carried out."""
+    """Append an entry to the journal and sync it before any later action is carried out."""
 
     place: Place
     data: bytes
@@ -277,7 +279,7 @@ class OfferJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignJob:
-    """Send a client the trainer's signature under its job; an empty one declines."""
+    """Send a client the trainer's signature under its job. An empty signature declines."""
 
     job: Job
     signature: bytes
@@ -300,7 +302,7 @@ class ShowMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRun:
-    """Publish what an auditor needs of a run up to a checkpoint. `logs`: whether its rounding logs go with it."""
+    """Publish what an auditor needs of a run up to a checkpoint, including its rounding logs if `logs` is set."""
 
     job_id: Digest
     count: int
@@ -309,7 +311,7 @@ class PublishRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRun:
-    """Fetch what is published of a run up to a checkpoint."""
+    """Fetch what has been published of a run up to a checkpoint."""
 
     job_id: Digest
     count: int
@@ -317,31 +319,31 @@ class FetchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start work, unless it is under way."""
+    """Start some work, unless it is already under way."""
 
     work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transact:
-    """Send a transaction if it would not revert now, unless one of this name waits already.
+    """Send a transaction if it would not revert now, unless one with this name is already waiting.
 
-    The driver tries it on top of what else waits to be mined. `past_pending`: it was refused there before, so now it is
-    sent also if only the newest block would take it, for what is in its way need never come. `untried`: it is sent
-    whatever comes of it; no honest party asks for that.
+    The driver tries it on top of all transactions that wait to be mined. With `past_pending`, it was refused there
+    before; it is now also sent if the newest block alone would take it, since whatever is in its way may never be
+    mined. With `untried`, it is sent whatever the outcome; no honest party asks for that.
     """
 
     place: Place
     transaction: Transaction
     deadline: int | None = None
-    """The last instant at which it is of use. None: there is no such instant."""
+    """The last instant at which it is useful, if there is one."""
     past_pending: bool = False
     untried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Tell the machine's owner. `is_error`: a person has to do something; otherwise the machine handles it."""
+    """Tell the machine's owner something. If `is_error`, a person has to act; otherwise the machine handles it."""
 
     is_error: bool
     text: str
@@ -349,7 +351,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Send a `Tick` at this instant. A later `Wake` need not cancel it: a tick too many does no harm."""
+    """Send a `Tick` at this instant. A later `Wake` need not cancel it: extra ticks do no harm."""
 
     at: int
 

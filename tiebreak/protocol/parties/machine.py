@@ -1,9 +1,9 @@
-"""What all parties have in common: a memory that a journal holds, and one round of seeing, planning and acting.
+"""What all parties share: a memory backed by a journal, and one round of observing, planning and acting.
 
-A machine does not react to events. At each one it looks at all it knows (the board, and its own records), works out
-what ought to be under way, and asks for what is not. So it does not matter whether an event came twice, late, or never:
-the next one leads to the same plan. After a crash the records come back from the journal; what was under way is asked
-for again, and every statement with the bytes that it had.
+A machine does not react to individual events. At each event it looks at everything it knows (the board and its own
+records), works out what should be under way, and asks for whatever is not. So it does not matter if an event comes
+twice, late or never: the next one leads to the same plan. After a crash the records are read back from the journal.
+Work that was under way is requested again, and statements are repeated byte for byte.
 """
 
 from collections.abc import Iterable
@@ -51,12 +51,12 @@ PASSING: Final = frozenset(
         "WrongPhase",
     }
 )
-"""The contract's refusals that time heals, or that another's pending transaction caused, which may never be mined."""
+"""Refusals that time will resolve, or that another party's pending transaction caused, which may never be mined."""
 
 
 @dataclass(slots=True)
 class _Sending:
-    """What became of a transaction so far."""
+    """What has become of a transaction so far."""
 
     is_pending: bool = False
     was_refused: bool = False
@@ -65,7 +65,7 @@ class _Sending:
 
 
 class Machine:
-    """A party. `observe` is all that a driver calls; the small public methods are decisions, to be overridden."""
+    """A party. Drivers call only `observe`; the small public methods are decisions that subclasses override."""
 
     ROLE: ClassVar[str]
 
@@ -78,7 +78,10 @@ class Machine:
         key: PrivateKey | None = None,
         journal: Iterable[Record] = (),
     ) -> None:
-        """`board`: followed by the driver. `key`: None for a party that only watches. `journal`: oldest first."""
+        """`board` is kept up to date by the driver. `key` is None for a party that only watches.
+
+        `journal`: oldest first.
+        """
         self.board = board
         self.domain = domain
         self.pace = pace
@@ -89,7 +92,7 @@ class Machine:
         self.now = 0
         self._slot = 0
         self._wake = 0
-        """When to look again; 0: not before the next event."""
+        """When to look again; 0 means not before the next event."""
         self._actions: list[Action] = []
         self._sending: dict[Place, _Sending] = {}
         self._working: set[Work] = set()
@@ -97,18 +100,18 @@ class Machine:
 
     @property
     def key(self) -> PrivateKey:
-        """Its key. Raises `StateError` for a party that only watches."""
+        """The party's key. Raises `StateError` for a party that only watches."""
         if self._key is None:
             raise StateError("expected a party with a key, got one that only watches")
         return self._key
 
     @property
     def address(self) -> Address:
-        """Of its key."""
+        """The address of its key. Raises `StateError` for a party that only watches."""
         return self.key.address
 
     def observe(self, event: Event) -> tuple[Action, ...]:
-        """Take in an event, and what is to be done now, in this order."""
+        """Process an event. Returns the actions to carry out now, in this order."""
         self.now, self._wake = max(self.now, event.at), 0
         if not self._slot:
             self._slot = self.now  # blocks are counted from here until one comes
@@ -131,30 +134,30 @@ class Machine:
     # ------------------------------------------------------------------ decisions
 
     def program_of(self, job: Job) -> Program | None:  # noqa: ARG002  # a party without programs takes part in nothing
-        """The program of a job that this party has and can compute; None: it keeps out of the job."""
+        """The program of a job; None if this party does not have it or cannot run it, and so stays out of the job."""
         return None
 
     def collects(self) -> bool:
-        """Whether it withdraws what it is owed."""
+        """Decide whether to withdraw what the board owes it."""
         return True
 
     # ------------------------------------------------------------------ a round
 
     def learn(self, event: Event) -> None:
-        """Take what an event says into the records."""
+        """Update the records from an event."""
 
     def plan(self) -> None:
-        """Ask for all that ought to be under way now."""
+        """Ask for everything that should be under way now."""
         if self._key is not None and self.collects():
             self._collect()
 
     def _collect(self) -> None:
-        """Withdraw, once nothing more can come: one transaction instead of many."""
+        """Withdraw only once nothing more can come, to need one transaction instead of many."""
         if self.board.credit(self.address) > 0 and not self.has_business():
             self.want(("withdraw",), Withdraw(to=self.address))
 
     def has_business(self) -> bool:
-        """Whether money of its own may still move: a job or a game that it is in goes on."""
+        """Whether its own money may still move, because a job or game that it takes part in goes on."""
         own = self.address
         jobs = any(own in (job.job.client, job.job.trainer) and not job.is_over for job in self.board.jobs.values())
         games = self.board.games.values()
@@ -163,38 +166,38 @@ class Machine:
     # ------------------------------------------------------------------ what a plan is made of
 
     def do(self, action: Action) -> None:
-        """Ask for an action."""
+        """Add an action to those that `observe` returns."""
         self._actions.append(action)
 
     def once(self, action: Action) -> None:
-        """Ask for an action that need not be repeated before the machine is made anew."""
+        """Ask for an action that need not be repeated during the lifetime of this object."""
         if action not in self._said:
             self._said.add(action)
             self.do(action)
 
     def alarm(self, text: str, *, is_error: bool = False) -> None:
-        """Tell the owner, once."""
+        """Alert the owner. Each text is sent only once."""
         self.once(Alarm(is_error=is_error, text=text))
 
     def wake(self, at: int) -> None:
-        """Look again at this instant."""
+        """Schedule another look at this instant. If several are requested, the earliest wins."""
         self._wake = min(self._wake, at) if self._wake else at
 
     def has_come(self, at: int) -> bool:
-        """Whether an instant has come; if not, the machine looks again when it has."""
+        """Whether an instant has come. If not, the machine will look again at that instant."""
         if self.now < at:
             self.wake(at)
         return self.now >= at
 
     def record(self, place: Place, data: bytes) -> bytes:
-        """What stands in this place of the journal: what stood there already, or else this, from now on."""
+        """Write to this place of the journal unless something is there already. Returns what is there now."""
         if place not in self.records:
             self.records[place] = data
             self.do(Record(place=place, data=data))
         return self.records[place]
 
     def begin(self, work: Work) -> None:
-        """Have work done, unless it is under way."""
+        """Start some work, unless it is already under way."""
         if work not in self._working:
             self._working.add(work)
             self.do(Start(work=work))
@@ -202,10 +205,11 @@ class Machine:
     def want(
         self, place: Place, transaction: Transaction, *, deadline: int | None = None, untried: bool = False
     ) -> None:
-        """Have a transaction stand in a block. What is refused for now is sent again with each block.
+        """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again at each block.
 
-        Another's pending transaction may be in its way: a decoy that its sender never lets into a block. After one
-        block it has had its chance, and the transaction is sent if the newest block alone would take it.
+        Another party's pending transaction may be in its way, such as a decoy that its sender never lets into a block.
+        After one block the decoy has had its chance, and this transaction is sent if the newest block alone would take
+        it.
         """
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())
@@ -233,14 +237,14 @@ class Machine:
             self.alarm(f"{what}: the account's balance does not cover it", is_error=True)
 
     def next_slot(self) -> int:
-        """The instant of the next block, if blocks come as they should."""
+        """When the next block is due, if blocks come on schedule."""
         return self.now + self.pace.block_seconds - (self.now - self._slot) % self.pace.block_seconds
 
     def jobs(self) -> list[PublicJob]:
-        """The board's jobs, oldest first."""
+        """The jobs on the board, oldest first."""
         return list(self.board.jobs.values())
 
 
 def is_active(job: PublicJob) -> bool:
-    """Whether a job was accepted and goes on."""
+    """Whether a job was accepted and has not ended."""
     return job.status is JobStatus.ACTIVE

@@ -1,4 +1,4 @@
-"""How a party plays games on the chain: a move in its turn, a claim when the other's clock has run out."""
+"""Plays a party's games on the chain: moves in its turn, and claims a timeout when the opponent's clock runs out."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -29,16 +29,15 @@ MAX_MOVE_BYTES: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameView:
-    """A game as one of its two sides sees it in its turn."""
+    """A game as seen by one of its sides."""
 
     game: PublicGame
     side: Side
     move: Move | None = None
-    """What follows from its own run; None before that was gathered."""
+    """The move that follows from the party's own run; None until it has been gathered."""
 
     @property
     def state(self) -> GameState:
-        """The state of the game."""
         return self.game.state
 
     @property
@@ -49,33 +48,33 @@ class GameView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a party does in its turn. `move` None: nothing."""
+    """What a party does in its turn. If `move` is None, it does nothing."""
 
     move: Move | None
     wait: int = 0
-    """Seconds before it is sent."""
+    """Seconds to wait before sending the move."""
     untried: bool = False
-    """Whether the move is sent though it would revert; no honest party wants that."""
+    """Whether to send the move even though it would revert; no honest party wants that."""
 
 
 class Player(Machine):
-    """A party that can be one side of games."""
+    """A party that can be one of the sides in games."""
 
     def __init__(self, **known: Any) -> None:
-        """As `Machine`."""
+        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._gathered: dict[tuple[Digest, int], Move] = {}
         self._replies: dict[tuple[Digest, int], tuple[Reply, int]] = {}
         self._transcripts: dict[Digest, Transcript] = {}
         self._unsaid: dict[tuple[Digest, int], Move] = {}
-        """Moves of its own, by turn, that were not sent as messages yet."""
+        """Its own moves, by turn, that have not been sent as messages yet."""
         for place, data in self.records.items():
             match place:
                 case ("move", bytes(game_id), int(number)) if ("said", game_id, number) not in self.records:
                     self._unsaid[Digest(game_id), number] = move_in(data)
 
     def learn(self, event: Event) -> None:
-        """Moves that were found, and messages of games."""
+        """Record gathered moves and the messages of games."""
         super().learn(event)
         match event:
             case Done(work=Gather() as work) if event.move is not None:
@@ -87,17 +86,17 @@ class Player(Machine):
                 self._keep(game, event.wire, self.side_in(game).other)
             case Started():
                 said = [(place[1], wire) for place, wire in self.records.items() if place[0] == "said"]
-                for number, wire in said:  # the last of them may have been lost with the machine
+                for number, wire in said:  # repeat them: the last may have been lost in a crash
                     found = self.board.games.get(Digest(bytes(number))) if isinstance(number, bytes) else None
                     if found is not None and not found.is_over:
                         self.do(ShowMove(game_id=found.id, wire=wire))
 
     def side_in(self, game: PublicGame) -> Side:
-        """Which side of a game it is."""
+        """Which side of a game this party is."""
         return Side.DEFENDER if game.job.job.trainer == self.address else Side.CHALLENGER
 
     def _play(self, game: PublicGame, side: Side) -> None:
-        """What ought to be under way in a game."""
+        """Ask for whatever should be under way in a game."""
         self._say(game, side)
         if game.is_stopped:
             waits = not game.is_over and game.job.status is JobStatus.SLASHED  # for another game's sake
@@ -115,31 +114,34 @@ class Player(Machine):
     # ------------------------------------------------------------------ decisions
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """Whether it plays a game of its own at all."""
+        """Decide whether to play one of its own games at all."""
         return True
 
     def concedes(self, view: GameView) -> bool:  # noqa: ARG002
-        """Whether it gives up."""
+        """Decide whether to concede."""
         return False
 
     def answers(self, view: GameView) -> bool:  # noqa: ARG002
-        """Whether it looks for a move in its turn; if not, its clock runs out."""
+        """Decide whether to look for a move in its turn. If not, its clock runs out."""
         return True
 
     def reply(self, view: GameView) -> Reply:
-        """What to do in its turn, asked once a turn: by default the move that follows from its own run, at once."""
+        """Choose what to do in a turn, once per turn.
+
+        By default it sends the move that follows from its own run at once.
+        """
         return Reply(move=view.move)
 
     def claims_timeout(self, view: GameView) -> bool:  # noqa: ARG002
-        """Whether to claim that the opponent's clock ran out."""
+        """Decide whether to claim that the opponent's clock ran out."""
         return True
 
     def reclaims(self, game: PublicGame) -> bool:
-        """Whether to take a stake back."""
+        """Decide whether to take a stake back."""
         return self.plays(game)
 
     def wire(self, view: GameView, move: Move) -> bytes | None:
-        """The signed message that goes with a move; None: it sends none."""
+        """The signed message to send along with a move, or None to send none."""
         return seal(self.transcript(view.game).next_message(move), self.domain, self.key)
 
     # ------------------------------------------------------------------ a turn
@@ -159,7 +161,7 @@ class Player(Machine):
                 return
             untried = reply.untried
         assert move is not None
-        # A proof counts only in a later second than its seal: chains whose blocks share a second have to wait for one.
+        # A proof counts only in a later second than its seal, so it waits where blocks can share a second.
         if isinstance(move, Prove) and self.next_slot() <= view.state.last and not self.has_come(view.state.last + 1):
             return
         if self.now > view.state.deadline and not untried:
@@ -168,7 +170,7 @@ class Player(Machine):
         if place not in self.records:
             self._unsaid[turn] = move
         if not untried:
-            self.record(place, journal_move(move))  # from here on, in this turn, nothing else is ever said
+            self.record(place, journal_move(move))  # from here on, the party never makes another move in this turn
         self.want(
             place,
             MakeMove(game_id=view.game.id, sequence=turn[1], move=move),
@@ -177,7 +179,7 @@ class Player(Machine):
         )
 
     def _reply_once(self, turn: tuple[Digest, int], view: GameView) -> tuple[Reply, int] | None:
-        """The reply of this turn and when to send it; None while its evidence is being gathered."""
+        """The reply for this turn and when to send it; None while the move is still being gathered."""
         if turn in self._replies:
             return self._replies[turn]
         if self.concedes(view):
@@ -195,7 +197,7 @@ class Player(Machine):
     # ------------------------------------------------------------------ messages
 
     def transcript(self, game: PublicGame) -> Transcript:
-        """The messages of a game that it has, from either side."""
+        """The messages of a game that this party has, from both sides."""
         if game.id not in self._transcripts:
             job = game.job.job
             found = self._transcripts[game.id] = Transcript(
@@ -210,14 +212,14 @@ class Player(Machine):
         try:
             transcript.append(wire, sender)
         except VerificationError:
-            return False  # anybody can send anything; what counts stands on the board
+            return False  # anybody can send anything; only moves on the board count
         self.record(("wire", game.id, transcript.messages - 1), bytes([sender]) + wire)
         return True
 
     def _say(self, game: PublicGame, side: Side) -> None:
-        """Send the messages of its moves that count now.
+        """Send the messages for those of its moves that count by now.
 
-        Not before: a message that shows a proof whose seal does not count yet would show too much.
+        They are not sent earlier: a proof must not be shown before its seal counts.
         """
         for turn, move in list(self._unsaid.items()):
             number = turn[1]
@@ -231,11 +233,11 @@ class Player(Machine):
 
 
 def journal_move(move: Move) -> bytes:
-    """A move as it lies in a journal: its kind, and its body as in a message."""
+    """A move as stored in a journal: its kind, and its body as in a message."""
     return pack([int(move.KIND), move.pack()])
 
 
 def move_in(data: bytes) -> Move:
-    """The inverse of `journal_move`. Raises `VerificationError`."""
+    """Decode what `journal_move` encoded. Raises `VerificationError`."""
     fields = Fields("move", unpack(data, MAX_MOVE_BYTES), 2)
     return unpack_move(fields.uint(8), fields.next()[1])

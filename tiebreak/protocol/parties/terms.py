@@ -1,8 +1,8 @@
-"""The terms of a job are judged before a key signs them: they have to leave an honest party the time that it needs.
+"""Judges the terms of a job before a key signs them: they must leave an honest party enough time.
 
-Nobody is protected from what it signs, or from a game that it starts. A clock shorter than a block takes a challenger's
-stake whoever is right; a window shorter than a segment takes a trainer's. So an honest party keeps out of a job that it
-could lose by the terms alone.
+The protocol does not protect parties from what they sign, or from games that they start. If the clock is shorter than a
+block, a challenger loses its stake even if it is right; if the window is shorter than a segment, a trainer does. So an
+honest party stays out of a job that it could lose by the terms alone.
 """
 
 from dataclasses import dataclass
@@ -16,31 +16,31 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import depth_of
 
 MISSED_BLOCKS: Final = 3
-"""Of one side's transactions in a game, or for a segment, this many may each have to wait for one block more."""
+"""How many of one side's transactions in a game, or for a segment, may each have to wait for one extra block."""
 REPLAYS: Final = 3
-"""Moves of one side in a game that need re-execution."""
+"""Number of moves by one side in a game that need re-execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What things take, in seconds: a block of the chain, and a step of the job for this party."""
+    """How long things take, in seconds: a block of the chain, and a step of the job on this party's machine."""
 
     block_seconds: int
     step_seconds: int
-    """On ordinary data."""
+    """For ordinary data."""
     slowdown: int = 1
-    """How many times as long a step takes on the worst data there can be: a client may have chosen them.
+    """How many times longer a step takes on the worst possible data, which a client may have chosen.
 
-    `tiebreak doctor --worst` measures it on a machine.
+    `tiebreak doctor --worst` measures this on a machine.
     """
 
     def sending(self, transactions: int) -> int:
-        """Until so many transactions, one after another, stand in blocks."""
+        """Seconds until this many transactions, sent one after another, are in blocks."""
         return (transactions + MISSED_BLOCKS) * self.block_seconds
 
 
 def turns(job: Job, program: Program) -> int:
-    """Moves of one side in the longest game about this job's program."""
+    """Number of moves by one side in the longest game about this job's program."""
     values = program.body
     leaves = max((-(-value.terms // TERMS_PER_LEAF) for value in values if value.is_reduction), default=1)
     moves = walk_moves(
@@ -55,7 +55,7 @@ def turns(job: Job, program: Program) -> int:
 
 
 def objections(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
-    """Why nobody honest should be a side of this job's games; empty if there is no reason."""
+    """Reasons why an honest party should not be a side in this job's games; empty if there are none."""
     replay = _segment_seconds(job, pace)
     needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
@@ -64,7 +64,7 @@ def objections(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
 
 
 def objections_to_training(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
-    """Why no trainer should sign this job: it could lose its stake though it does as agreed."""
+    """Reasons why a trainer should not sign this job: it could lose its stake despite doing what was agreed."""
     needed = _segment_seconds(job, pace) + pace.sending(1)
     found = objections(job, program, pace)
     if job.challenge_window < needed:
@@ -73,9 +73,9 @@ def objections_to_training(job: Job, program: Program, pace: Pace) -> tuple[str,
 
 
 def objections_to_auditing(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
-    """Why no auditor should challenge in this job: it has to lose, or has nothing to win.
+    """Reasons why an auditor should not challenge in this job: it would have to lose, or has nothing to win.
 
-    A window in which nobody can replay the run is no reason: an auditor that comes too late loses nothing, the client
+    A window too short to replay the run is not a reason: an auditor that comes too late loses nothing, while the client
     does.
     """
     found = objections(job, program, pace)
@@ -85,5 +85,5 @@ def objections_to_auditing(job: Job, program: Program, pace: Pace) -> tuple[str,
 
 
 def _segment_seconds(job: Job, pace: Pace) -> int:
-    """By the slowest data: a window that holds only ordinary steps is a trap."""
+    """Seconds for one segment on the slowest data: a window that only holds ordinary steps is a trap."""
     return job.checkpoint_interval * pace.step_seconds * pace.slowdown

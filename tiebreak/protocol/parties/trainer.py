@@ -1,4 +1,4 @@
-"""The trainer: signs and accepts a job, computes, shows a head at each checkpoint, defends it, and settles."""
+"""The trainer: signs and accepts a job, computes it, shows a head at each checkpoint, defends it, and settles."""
 
 from typing import Any, ClassVar
 
@@ -24,12 +24,12 @@ from tiebreak.protocol.tags import Digest
 
 
 class Trainer(Player):
-    """Does as agreed: one segment after the other, and the next one when the head of the last stands on the board."""
+    """Does what was agreed. Computes one segment at a time, and starts the next once the last head is on the board."""
 
     ROLE: ClassVar = "trainer"
 
     def __init__(self, **known: Any) -> None:
-        """As `Machine`."""
+        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._shown: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
@@ -38,11 +38,11 @@ class Trainer(Player):
     # ------------------------------------------------------------------ decisions
 
     def agrees(self, job: Job) -> bool:
-        """Whether a job that a client drafted is what was agreed; by default any that it can compute."""
+        """Decide whether a job drafted by a client is what was agreed; by default, whether it can compute it."""
         return job.trainer == self.address and self.program_of(job) is not None
 
     def objects(self, job: Job) -> bool:
-        """Whether it could lose its stake by a job's terms alone."""
+        """Whether it could lose its stake by the job's terms alone. Alarms the owner with each reason."""
         program = self.program_of(job)
         reasons = (
             ("it does not have the program",) if program is None else objections_to_training(job, program, self.pace)
@@ -52,19 +52,22 @@ class Trainer(Player):
         return bool(reasons)
 
     def sign_job(self, job: Job) -> bytes | None:
-        """Its signature under a job; None unless the job is what was agreed, and its terms are safe."""
+        """Its signature under a job, or None if the job is not what was agreed or its terms are not safe."""
         return self.key.sign(job.digest(self.domain)) if self.agrees(job) and not self.objects(job) else None
 
     def accepts(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Whether it takes an offer that it signed, now."""
+        """Decide whether to accept, now, an offer that it signed."""
         return True
 
     def sign_head(self, head: Head) -> SignedHead:
-        """Sign a head with its key, whatever it signed before. `head` is what an honest trainer calls."""
+        """Sign a head, whatever was signed before.
+
+        An honest trainer calls `head` instead, which never signs two for a count.
+        """
         return SignedHead.sign(head, self.domain, self.key)
 
     def head(self, job: Job, count: int) -> SignedHead:
-        """The head of its run after so many checkpoints: the one in its journal, if there is one."""
+        """The head of its run after this many checkpoints. Once signed, it is always taken from the journal."""
         place = ("head", job.id, count)
         if place not in self.records:
             root = Digest(self.records["trained", job.id, count])
@@ -72,29 +75,29 @@ class Trainer(Player):
         return SignedHead.decode(self.records[place])
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
-        """What it shows at a checkpoint."""
+        """Choose the heads to show at a checkpoint."""
         return [self.head(job, count)]
 
     def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:  # noqa: ARG002
-        """Which heads it posts on the board at a checkpoint where it showed these."""
+        """Choose which of the heads shown at a checkpoint to post on the board."""
         return heads[:1]
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
-        """The instant at which it posts a head, asked once: by default now."""
+        """Choose when to post a head; asked once per head. By default now."""
         return self.now
 
     def publishes(self, job: Job, count: int) -> bool:  # noqa: ARG002
-        """Whether it shows at a checkpoint what an auditor needs beside the head: the run's logs."""
+        """Decide whether to publish a run's rounding logs at a checkpoint, which an auditor needs beside the head."""
         return True
 
     def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Whether it ends its job when it can."""
+        """Decide whether to settle its job when it can."""
         return True
 
     # ------------------------------------------------------------------ a round
 
     def learn(self, event: Event) -> None:
-        """A client's wish, and segments that were computed."""
+        """Answer clients' offers, and record the segments that were computed."""
         super().learn(event)
         match event:
             case JobOffered(job=job):
@@ -108,7 +111,7 @@ class Trainer(Player):
                     self.record(("trained", work.job_id, work.count), event.root)
 
     def plan(self) -> None:
-        """Every job of its own, and every game about one."""
+        """Follow all of its own jobs and the games about them."""
         for job in self.jobs():
             if job.job.trainer == self.address:
                 self._follow(job)
@@ -125,7 +128,7 @@ class Trainer(Player):
             self.want(("settle", job.id), Settle(job_id=job.id))
 
     def _is_through(self, job: PublicJob) -> bool:
-        """Ask for the next segment or head; whether there is none left."""
+        """Ask for the next segment or head. Returns True if none is left."""
         for count in range(1, job.job.checkpoints + 1):
             if ("trained", job.id, count) not in self.records:
                 self.begin(Train(job_id=job.id, count=count))
@@ -135,7 +138,7 @@ class Trainer(Player):
         return True
 
     def _is_posted(self, job: PublicJob, count: int) -> bool:
-        """Show a checkpoint, and post its head until that cannot help any more: a head too late costs the stake."""
+        """Show a checkpoint, and post its head until that can no longer help: a late head costs the stake."""
         key = (job.id, count)
         if key not in self._shown:
             self.do(PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
