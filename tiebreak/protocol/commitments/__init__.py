@@ -1,1 +1,1 @@
-"""What is hashed and signed: trees, chunks, records, rounding logs, jobs and heads."""
+"""The data that is hashed and signed: trees, chunks, records, rounding logs, jobs and heads."""

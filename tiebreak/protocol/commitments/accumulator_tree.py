@@ -1,7 +1,7 @@
-"""The accumulator tree of one element (SPEC section 6) in memory that hardly grows with its terms.
+"""The accumulator tree of one element (SPEC section 6), in memory that hardly grows with the number of terms.
 
-Kept are the tree's levels above blocks of 4096 leaves, and the accumulator before each block. What lies inside a block
-is computed again when it is asked for; the last blocks asked for are held, since a walk stays in one.
+It keeps the tree's levels above blocks of 4096 leaves, and the accumulator before each block. The inside of a block is
+recomputed on request; the most recently used blocks are cached, since a descent stays within one.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,19 @@ BLOCKS_HELD: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The encodings of the leaves of a block, one after the other, and its subtree's levels by height."""
+    """The encodings of a block's leaves, concatenated, and the levels of its subtree by height."""
 
     encodings: bytes
     width: int
-    """Bytes of each."""
+    """Bytes of each encoding."""
     levels: list[bytes]
 
 
 class AccumulatorTree:
-    """What `trees.Tree` is, over accumulators given block by block; `at` tells what stands in a leaf."""
+    """Like `trees.Tree`, over accumulators that are supplied block by block. `at` returns a leaf's content."""
 
     def __init__(self, count: int, block: Callable[[int], bytes], *, hasher: Hasher = PLAIN) -> None:
-        """`count`: leaves; `block(n)`: the encodings, all of one length, of the leaves n * 4096 and on."""
+        """`count`: number of leaves. `block(n)` returns the encodings of leaves n * 4096 and up, all of one length."""
         if count < 1:
             raise ValueError(f"expected at least one leaf, got {count}")
         self.count = count
@@ -40,10 +40,10 @@ class AccumulatorTree:
         self._encodings = block
         self._hasher = hasher
         self._height = min(self.depth, BLOCK_HEIGHT)
-        """Of the subtree over a block."""
+        """Height of the subtree above a block."""
         self._block = lru_cache(maxsize=BLOCKS_HELD)(self._make_block)
         self._levels = [b"".join(self._make_block(n).levels[-1] for n in range(-(-count // BLOCK_LEAVES)))]
-        """By height above the blocks: the nodes that are above a leaf, one after the other."""
+        """By height above the blocks: the concatenated nodes that have at least one leaf below them."""
         for height in range(self._height, self.depth):
             self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))
 
@@ -57,20 +57,22 @@ class AccumulatorTree:
         *,
         hasher: Hasher = PLAIN,
     ) -> "AccumulatorTree":
-        """That of element `index` of a reduction; `tensors` and `dtypes`: data and dtype of each operand's value."""
+        """The tree for element `index` of a reduction.
+
+        `tensors` and `dtypes` are the data and dtype of each operand's value.
+        """
         sums = PartialSums(Terms(instruction, index, tensors, dtypes))
         return cls(sums.count, sums.block, hasher=hasher)
 
     @classmethod
     def over(cls, encoded: Sequence[bytes]) -> "AccumulatorTree":
-        """The tree over these accumulators."""
+        """Build the tree from encoded accumulators."""
         starts = range(0, len(encoded), BLOCK_LEAVES)
         blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
         return cls(len(encoded), blocks.__getitem__)
 
     @property
     def root(self) -> Digest:
-        """The root digest."""
         return Digest(self._levels[-1])
 
     @property
@@ -79,7 +81,7 @@ class AccumulatorTree:
         return self.at(self.count - 1)
 
     def at(self, leaf: int) -> bytes:
-        """The encoded accumulator of a leaf."""
+        """The encoded accumulator at a leaf."""
         if not 0 <= leaf < self.count:
             raise ValueError(f"expected a leaf below {self.count}, got {leaf}")
         number, place = divmod(leaf, BLOCK_LEAVES)
@@ -87,7 +89,7 @@ class AccumulatorTree:
         return found.encodings[place * found.width : (place + 1) * found.width]
 
     def block(self, number: int) -> list[bytes]:
-        """The encoded accumulators of the leaves number * 4096 and on: 4096 of them, fewer in the last block."""
+        """The encoded accumulators of the leaves from number * 4096: 4096 of them, or fewer in the last block."""
         found = self._block(number)
         return [found.encodings[at : at + found.width] for at in range(0, len(found.encodings), found.width)]
 
@@ -106,16 +108,16 @@ class AccumulatorTree:
         return Digest(level[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
 
     def below(self, height: int, position: int, levels: int) -> list[Digest]:
-        """The 2^levels nodes `levels` below node (height, position), left to right."""
+        """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
         first = position << levels
         return [self.node(height - levels, first + i) for i in range(1 << levels)]
 
     def proof(self, position: int) -> list[Digest]:
-        """Siblings of a leaf, from the leaf upwards."""
+        """The siblings of a leaf, from the leaf upwards."""
         return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
 
     def forget(self) -> None:
-        """Lets go of the blocks that are held."""
+        """Drop the cached blocks."""
         self._block.cache_clear()
 
     def _leaves(self, number: int) -> int:

@@ -1,7 +1,7 @@
-"""EIP-712 typed data (SPEC section 8): the digests that keys sign and that a contract can check with `ecrecover`.
+"""EIP-712 typed data (SPEC section 8): the digests that keys sign and that a contract checks with `ecrecover`.
 
-Only what the protocol needs: static structs, so `encodeData` is one 32-byte word per field. The struct types are
-written out once, here, and are the registry of everything that is ever signed.
+Only what the protocol needs is implemented: static structs, whose `encodeData` is one 32-byte word per field. Every
+struct type that is ever signed is listed here.
 
     domain separator = keccak(typeHash(EIP712Domain) || words of name, version, chainId, verifyingContract)
     hashStruct(s)    = keccak(typeHash(s) || words of the fields)
@@ -19,7 +19,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.tags import Digest
 
 Address = NewType("Address", bytes)
-"""20 bytes: an Ethereum account or contract."""
+"""20 bytes: the address of an Ethereum account or contract."""
 
 DOMAIN_NAME: Final = "Tiebreak"
 DOMAIN_VERSION: Final = "1"
@@ -29,14 +29,14 @@ _DOMAIN_TYPE: Final = "EIP712Domain(string name,string version,uint256 chainId,a
 
 @dataclass(frozen=True, slots=True)
 class StructType:
-    """A static EIP-712 struct: its name and (Solidity type, field name) pairs in order."""
+    """A static EIP-712 struct: its name, and a (Solidity type, field name) pair for each field in order."""
 
     name: str
     fields: tuple[tuple[str, str], ...]
 
     @property
     def encoded(self) -> str:
-        """`encodeType`: Name(type name,type name,...)."""
+        """EIP-712 `encodeType`: Name(type name,type name,...)."""
         return f"{self.name}({','.join(f'{kind} {name}' for kind, name in self.fields)})"
 
 
@@ -72,7 +72,7 @@ MESSAGE_TYPE: Final = StructType("Message", (("bytes32", "messageHash"),))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """Where signatures count: a chain (EIP-155 id, 0 when there is none) and the contract (zero address when none)."""
+    """Where signatures are valid: a chain (its EIP-155 id) and a contract on it. Both are zero off chain."""
 
     chain_id: int
     contract: Address
@@ -83,7 +83,7 @@ class Domain:
 
 
 OFF_CHAIN: Final = Domain(chain_id=0, contract=Address(bytes(20)))
-"""The domain of jobs that no contract settles."""
+"""The domain of jobs that are not settled by a contract."""
 
 
 def _word(kind: str, name: str, value: int | bytes) -> bytes:
@@ -102,14 +102,14 @@ def type_hash(encoded_type: str) -> Digest:
 
 
 def hash_struct(struct: StructType, values: Sequence[int | bytes]) -> Digest:
-    """EIP-712 `hashStruct`; the values in field order. Raises `EncodingError` for one that does not fit its type."""
+    """EIP-712 `hashStruct`. Values are in field order. Raises `EncodingError` for one that does not fit its type."""
     words = [_word(kind, name, value) for (kind, name), value in zip(struct.fields, values, strict=True)]
     return Digest(keccak(type_hash(struct.encoded) + b"".join(words)))
 
 
 @cache
 def domain_separator(domain: Domain) -> Digest:
-    """EIP-712 domain separator of this protocol on the given chain and contract."""
+    """EIP-712 domain separator of this protocol for a chain and contract."""
     words = (
         type_hash(_DOMAIN_TYPE),
         keccak(DOMAIN_NAME.encode("ascii")),
@@ -121,5 +121,5 @@ def domain_separator(domain: Domain) -> Digest:
 
 
 def typed_digest(domain: Domain, struct_hash: bytes) -> Digest:
-    """What is signed: the EIP-712 digest of a struct hash under a domain."""
+    """The EIP-712 digest to sign for a struct hash under a domain."""
     return Digest(keccak(b"\x19\x01" + domain_separator(domain) + check_bytes("struct hash", struct_hash, 32)))

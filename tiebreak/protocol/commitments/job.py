@@ -1,12 +1,12 @@
-"""The agreement: a job, the heads that its trainer signs, and their files (SPEC section 8).
+"""Jobs, the heads that their trainers sign, and the files of both (SPEC section 8).
 
 Files are canonical msgpack (`tiebreak.protocol.packing`); 256-bit numbers are bin 32, big-endian:
 
     job file   [1, chain id (bin 32), contract (bin 20), [21 fields of Job], client's signature, trainer's signature]
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
 
-Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object
-is made), (2) the head is of this job and counts no more checkpoints than it has, (3) the signatures are by the
+Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object is
+constructed), (2) the head is for this job and has no more checkpoints than the job, (3) the signatures are by the
 parties that the job names.
 """
 
@@ -29,7 +29,7 @@ from tiebreak.protocol.trees import depth_of
 PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
 MAX_SECONDS: Final = 1 << 38
-"""Of each of the job's times: no sum of those that occur in a game leaves 64 bits."""
+"""Upper bound of each of the job's times, so that no sum of them that occurs in a game exceeds 64 bits."""
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
 
@@ -57,7 +57,7 @@ _ROOTS: Final = ("program_root", "initial_state_root", "data_root")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What client and trainer agree on. Amounts in wei, times in seconds. Fields in the order of the EIP-712 type."""
+    """The agreement between client and trainer. Amounts are in wei, times in seconds, fields in EIP-712 order."""
 
     client: Address
     trainer: Address
@@ -72,7 +72,7 @@ class Job:
     policy: int = int(Policy.EXACT)
     precision: int = PRECISION_F32
     tolerances: int = 0
-    """Of the kinds of logged sums, a byte each (`tiebreak.protocol.program.rounding`); 0 under policy `exact`."""
+    """One byte for each kind of logged sum (`tiebreak.protocol.program.rounding`); 0 under policy `exact`."""
     reward: int
     trainer_stake: int
     challenger_stake: int
@@ -102,7 +102,7 @@ class Job:
 
     @property
     def values(self) -> tuple[int | bytes, ...]:
-        """The fields in the order of the EIP-712 type."""
+        """The fields in EIP-712 order."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     @property
@@ -112,41 +112,38 @@ class Job:
 
     @property
     def is_logged(self) -> bool:
-        """Whether the policy is `logged`."""
         return self.policy == Policy.LOGGED
 
     @property
     def checkpoints(self) -> int:
-        """Leaves of the run tree."""
+        """Number of checkpoints of the run: the leaves of the run tree."""
         return checkpoint_count(self.steps, self.checkpoint_interval)
 
     @property
     def run_depth(self) -> int:
-        """Depth of the run tree."""
         return depth_of(self.checkpoints)
 
     @property
     def half_depth(self) -> int:
-        """D: depth of each half of the program tree and of the value tree."""
+        """Depth of each half of the program tree and of the value tree; D in the SPEC."""
         return max(depth_of(self.body_count), self.state_depth)
 
     @property
     def state_depth(self) -> int:
-        """Depth of the state tree."""
         return depth_of(self.state_count)
 
     @property
     def data_depth(self) -> int:
-        """Depth of the data tree; a job without data has the root of one empty leaf."""
+        """Depth of the data tree. A job without data has a tree of one empty leaf."""
         return depth_of(max(1, self.data_count))
 
     @property
     def initial_record(self) -> StepRecord:
-        """Record 0."""
+        """Record 0, which holds the initial state."""
         return initial_record(self.initial_state_root)
 
     def first_step(self, checkpoint: int) -> int:
-        """Number (from 1) of the first step of a checkpoint's segment."""
+        """Number of the first step in a checkpoint's segment, counted from 1."""
         return checkpoint * self.checkpoint_interval + 1
 
     def last_step(self, checkpoint: int) -> int:
@@ -154,17 +151,17 @@ class Job:
         return min((checkpoint + 1) * self.checkpoint_interval, self.steps)
 
     def segment_steps(self, checkpoint: int) -> int:
-        """Steps of a checkpoint's segment: leaves of its steps tree."""
+        """Number of steps in a checkpoint's segment: the leaves of its steps tree."""
         return self.last_step(checkpoint) - self.first_step(checkpoint) + 1
 
     def checkpoint_of(self, step: int) -> int:
-        """The checkpoint in whose segment a step (from 1) lies."""
+        """The checkpoint whose segment contains a step. Raises `ValueError` unless 1 <= step <= `steps`."""
         if not 1 <= step <= self.steps:
             raise ValueError(f"expected a step between 1 and {self.steps}, got {step}")
         return (step - 1) // self.checkpoint_interval
 
     def check_program(self, program: Program) -> None:
-        """Raise `VerificationError` unless this is the program that the job is about."""
+        """Raise `VerificationError` unless the job is about this program."""
         found = (program.root, len(program.body), len(program.commits), len(program.data_slots))
         expected = (self.program_root, self.body_count, self.state_count, self.data_count)
         for name, want, got in zip(("root", "body", "state", "data"), expected, found, strict=True):
@@ -173,13 +170,13 @@ class Job:
                 raise VerificationError(f"program {name}: expected {shown[0]} as in the job, got {shown[1]}")
 
     def digest(self, domain: Domain) -> Digest:
-        """What client and trainer sign."""
+        """The digest that client and trainer sign."""
         return typed_digest(domain, self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedJob:
-    """A job that both parties signed, with the domain in which it counts."""
+    """A job signed by both parties, with the domain in which it is valid."""
 
     domain: Domain
     job: Job
@@ -193,7 +190,7 @@ class SignedJob:
         keys.verify(digest, self.trainer_signature, self.job.trainer)
 
     def encode(self) -> bytes:
-        """The job file."""
+        """Encode as a job file."""
         values: list[Packed] = [
             value.to_bytes(32, "big") if isinstance(value, int) and kind == "uint256" else value
             for (kind, _), value in zip(JOB_TYPE.fields, self.job.values, strict=True)
@@ -204,7 +201,7 @@ class SignedJob:
 
     @classmethod
     def decode(cls, data: bytes) -> "SignedJob":
-        """Read a job file; the signatures are not checked yet. Raises `VerificationError`."""
+        """Read a job file. The signatures are not checked yet. Raises `VerificationError`."""
         top = Fields("job file", unpack(data, MAX_JOB_BYTES), 6)
         _check_version(top)
         domain = Domain(chain_id=int.from_bytes(top.raw(32), "big"), contract=Address(top.raw(20)))
@@ -218,7 +215,7 @@ class SignedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The trainer's statement: after `count` checkpoints, the run tree has this root."""
+    """The trainer's claim that the run tree with the first `count` checkpoints has this root."""
 
     job_id: Digest
     count: int
@@ -232,31 +229,30 @@ class Head:
 
     @property
     def values(self) -> tuple[Digest, int, Digest]:
-        """The fields in the order of the EIP-712 type."""
+        """The fields in EIP-712 order."""
         return self.job_id, self.count, self.run_root
 
     def check_job(self, job: Job) -> None:
-        """Raise `VerificationError` unless this can be a head of the job."""
+        """Raise `VerificationError` unless this could be a head of the job."""
         if self.job_id != job.id:  # (2)
             raise VerificationError(f"head: expected job {job.id.hex()}, got {self.job_id.hex()}")
         if self.count > job.checkpoints:
             raise VerificationError(f"head: expected at most {job.checkpoints} checkpoints, got {self.count}")
 
     def digest(self, domain: Domain) -> Digest:
-        """What the trainer signs, and the *head digest* of a game id."""
+        """The digest that the trainer signs. It also goes into a game id as the *head digest*."""
         return typed_digest(domain, hash_struct(HEAD_TYPE, self.values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedHead:
-    """A head with its trainer's signature."""
+    """A head with a signature that should be its trainer's."""
 
     head: Head
     signature: bytes
 
     @classmethod
     def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> "SignedHead":
-        """Sign a head."""
         return cls(head=head, signature=key.sign(head.digest(domain)))
 
     def verify(self, job: Job, domain: Domain) -> None:
@@ -265,12 +261,12 @@ class SignedHead:
         keys.verify(self.head.digest(domain), self.signature, job.trainer)  # (3)
 
     def encode(self) -> bytes:
-        """The head file."""
+        """Encode as a head file."""
         return pack([FILE_VERSION, self.head.job_id, self.head.count, self.head.run_root, self.signature])
 
     @classmethod
     def decode(cls, data: bytes) -> "SignedHead":
-        """Read a head file; the signature is not checked yet. Raises `VerificationError`."""
+        """Read a head file. The signature is not checked yet. Raises `VerificationError`."""
         top = Fields("head file", unpack(data, MAX_JOB_BYTES), 5)
         _check_version(top)
         head = Head(job_id=Digest(top.raw(32)), count=top.uint(), run_root=Digest(top.raw(32)))
@@ -278,7 +274,7 @@ class SignedHead:
 
 
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:
-    """Names the game that a challenger starts against a head."""
+    """The id of the game that a challenger starts against a head. The nonce tells several such games apart."""
     check_bytes("challenger", challenger, 20)
     encoded_nonce = check_uint("nonce", nonce, 64).to_bytes(8, "big")
     return tagged_hash(Tag.GAME, head.job_id, head.digest(domain), challenger, encoded_nonce)
@@ -290,7 +286,7 @@ def _check_version(top: Fields) -> None:
 
 
 def _read(kind: str, source: Fields) -> int | bytes:
-    """One field of a job, by its Solidity type."""
+    """Read one field of a job, by its Solidity type."""
     if kind == "uint256":
         return int.from_bytes(source.raw(32), "big")
     if kind.startswith("uint"):

@@ -1,4 +1,4 @@
-"""secp256k1 keys: signatures that both `cryptography` and the EVM's `ecrecover` accept.
+"""Signatures by secp256k1 keys that both `cryptography` and the EVM's `ecrecover` accept.
 
 Signature format (SPEC section 8), 65 bytes:
 
@@ -25,13 +25,13 @@ from tiebreak.protocol.errors import ConfigurationError, SignatureError
 ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 """n, the order of secp256k1's base point (SEC 2, 2.4.1)."""
 _PRIME: Final = 2**256 - 2**32 - 977
-"""p of its field, y^2 = x^3 + 7."""
+"""p, the prime of the field of the curve y^2 = x^3 + 7."""
 SIGNATURE_BYTES: Final = 65
 MIN_PASSPHRASE_BYTES: Final = 8
 RANDOM_BYTES: Final = 48
-"""What a new key is made from."""
+"""Number of random bytes that a new key is made from."""
 
-# The digest is already a hash. SHA-256 names its length (32 bytes), and is the hash of RFC 6979's nonce derivation.
+# The digest is already a hash. SHA-256 is named for its length (32 bytes), and as the hash of RFC 6979's nonces.
 _PREHASHED: Final = utils.Prehashed(hashes.SHA256())
 _SIGN: Final = ec.ECDSA(_PREHASHED, deterministic_signing=True)
 _VERIFY: Final = ec.ECDSA(_PREHASHED)
@@ -44,7 +44,7 @@ def address_of(key: ec.EllipticCurvePublicKey) -> Address:
 
 
 class PrivateKey:
-    """A signing key. Never printed: its `repr` shows the address."""
+    """A signing key. Its `repr` shows only the address, so the key is never printed."""
 
     __slots__ = ("_key", "address")
 
@@ -59,7 +59,10 @@ class PrivateKey:
 
     @classmethod
     def generate(cls, randomness: bytes) -> "PrivateKey":
-        """The key that 48 random bytes give: 16 more than a scalar has, so that each is as likely as the others."""
+        """Make a key from 48 random bytes.
+
+        That is 16 more than a scalar has, so that reducing them modulo the order leaves no bias worth mentioning.
+        """
         if len(randomness) != RANDOM_BYTES:
             raise ConfigurationError(f"expected {RANDOM_BYTES} random bytes, got {len(randomness)}")
         return cls.from_int(1 + int.from_bytes(randomness, "big") % (ORDER - 1))
@@ -72,12 +75,12 @@ class PrivateKey:
         return cls(ec.derive_private_key(secret, ec.SECP256K1()))
 
     def sign(self, digest: bytes) -> bytes:
-        """65 bytes r || s || v over a 32-byte digest; deterministic (RFC 6979), s in the lower half."""
+        """Sign a 32-byte digest: 65 bytes r || s || v, deterministic (RFC 6979), with s in the lower half."""
         _check_digest(digest)
         r, s = utils.decode_dss_signature(self._key.sign(digest, _SIGN))
         s = min(s, ORDER - s)
-        # The holder of the secret d knows the nonce k = (z + r d) / s, so R = kG needs no point recovery.
-        # The sign that the lower s chose is the sign of this k.
+        # The holder of the secret d can compute the nonce k = (z + r d) / s, so R = kG needs no point recovery.
+        # Choosing the lower s may have flipped the sign of s; this k has the matching sign.
         z = int.from_bytes(digest, "big")
         nonce = (z + r * self._key.private_numbers().private_value) * pow(s, -1, ORDER) % ORDER
         point = ec.derive_private_key(nonce, ec.SECP256K1()).public_key().public_numbers()
@@ -85,13 +88,16 @@ class PrivateKey:
         return r.to_bytes(32, "big") + s.to_bytes(32, "big") + bytes([27 + point.y % 2])
 
     def to_pem(self, passphrase: str) -> bytes:
-        """Encrypted PKCS#8 PEM (AES-256, key derived by `cryptography`'s best PKCS#8 scheme)."""
+        """Encrypted PKCS#8 PEM (AES-256; the key derivation is the best PKCS#8 scheme that `cryptography` offers)."""
         encryption = serialization.BestAvailableEncryption(_passphrase_bytes(passphrase))
         return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
     @classmethod
     def from_pem(cls, pem: bytes, passphrase: str) -> "PrivateKey":
-        """Decrypt. Raises `ConfigurationError` for a wrong passphrase, a key in the clear or another kind of key."""
+        """Decrypt a PEM file.
+
+        Raises `ConfigurationError` for a wrong passphrase, an unencrypted key or another kind of key.
+        """
         if b"BEGIN ENCRYPTED PRIVATE KEY" not in pem:
             raise ConfigurationError("expected an encrypted PKCS#8 PEM file, got something else; make a new key")
         try:
@@ -108,7 +114,7 @@ def recover(digest: bytes, signature: bytes) -> Address:
     _check_digest(digest)
     r, s, v = _parse(signature)  # (1)
     try:
-        # R has r as its x: a nonce whose x is n or more (chance 2^-128) would need another v, which is not allowed.
+        # R has x coordinate r. A nonce whose x is n or more (chance 2^-128) would need another v, which is not allowed.
         point = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), bytes([v - 25]) + signature[:32])
         key = _signer(point, int.from_bytes(digest, "big"), r, s)  # (2)
         key.verify(utils.encode_dss_signature(r, s), digest, _VERIFY)  # (3)
@@ -118,7 +124,7 @@ def recover(digest: bytes, signature: bytes) -> Address:
 
 
 def _signer(point: ec.EllipticCurvePublicKey, z: int, r: int, s: int) -> ec.EllipticCurvePublicKey:
-    """The key Q = (s R - z G) / r (SEC 1, 4.1.6). Raises `ValueError` where that is no point."""
+    """The key Q = (s R - z G) / r (SEC 1, 4.1.6). Raises `ValueError` if that is the point at infinity."""
     inverse = pow(r, -1, ORDER)
     factor = -z * inverse % ORDER
     base = _affine(ec.derive_private_key(factor, ec.SECP256K1()).public_key()) if factor else _INFINITY
@@ -136,7 +142,7 @@ def _affine(key: ec.EllipticCurvePublicKey) -> "_Point":
 
 
 _Point = tuple[int, int, int]
-"""Jacobian coordinates: (X / Z^2, Y / Z^3), and Z = 0 at infinity. Nothing here is secret, so time may vary."""
+"""Jacobian coordinates (X / Z^2, Y / Z^3), with Z = 0 at infinity. Nothing here is secret, so timing may vary."""
 _INFINITY: Final = (0, 1, 0)
 
 
@@ -172,7 +178,7 @@ def _add(left: _Point, right: _Point) -> _Point:
 
 
 def verify(digest: bytes, signature: bytes, address: bytes) -> None:
-    """Raise `SignatureError` unless `signature` over `digest` is by `address`."""
+    """Raise `SignatureError` unless `signature` over `digest` was made by the key of `address`."""
     found = recover(digest, signature)
     if found != address:  # (4)
         raise SignatureError(f"expected a signature by 0x{address.hex()}, got one by 0x{found.hex()}")

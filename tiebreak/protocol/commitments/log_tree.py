@@ -24,9 +24,10 @@ _Bytes = NDArray[np.uint8]
 
 
 class LogTree:
-    """The log tree of a step: its root, its words and their proofs. Memory goes with the entries.
+    """The tree of a step's rounding log, with its words and their proofs. Memory grows with the number of entries.
 
-    `log` has been checked. Within a value's subtree, of the depth of its chunk tree, only nodes above entries are held.
+    `log` must have been checked. In a value's subtree, which is as deep as its chunk tree, only nodes above entries are
+    stored.
     """
 
     def __init__(self, program: Program, log: StepLog, *, hasher: Hasher = PLAIN) -> None:
@@ -44,16 +45,16 @@ class LogTree:
 
     @property
     def root(self) -> Digest:
-        """The step log."""
+        """The step log: the digest that commits to the whole log of the step."""
         return self._top.root
 
     def word(self, value: int, chunk: int) -> bytes:
-        """The codes of the elements of one chunk of a value."""
+        """The log word of one chunk of a value: a 2-bit code for each element."""
         found = self._values.get(value)
         return NO_WORD if found is None else found.word(chunk)
 
     def proof(self, value: int, chunk: int) -> list[Digest]:
-        """Siblings of that word's leaf: up the subtree of its value, then up to the step log."""
+        """Siblings of a log word's leaf: first in its value's subtree, then up to the step log."""
         depth = depth_of_value(self._program, value)
         found = self._values.get(value)
         below = [empty_root(height) for height in range(depth)] if found is None else found.proof(chunk)
@@ -61,7 +62,10 @@ class LogTree:
 
 
 class _Subtree:
-    """The subtree of one value: by height the positions, ascending, and digests of the nodes above an entry."""
+    """The subtree of one value.
+
+    For each height it stores the ascending positions and digests of the nodes above entries.
+    """
 
     def __init__(self, depth: int, entries: Entries, hasher: Hasher) -> None:
         self.depth = depth
@@ -94,13 +98,13 @@ class _Subtree:
 
 
 def depth_of_value(program: Program, value: int) -> int:
-    """Depth of a value's chunk tree, and of its part of the log tree."""
+    """Depth of a value's chunk tree, and of its subtree in the log tree."""
     instruction = program.body[value]
     return depth_of(chunk_count(instruction.dtype, instruction.shape))
 
 
 def _words(entries: Entries) -> tuple[Integers, _Bytes]:
-    """Chunks with an entry, ascending, and their words (chunks, 32)."""
+    """Ascending numbers of the chunks that have an entry, and their words with shape (chunks, 32)."""
     chunks, first = np.unique(entries.elements // WORD_ELEMENTS, return_index=True)
     rows = np.repeat(np.arange(len(chunks)), np.diff(np.append(first, len(entries))))
     inside = entries.elements % WORD_ELEMENTS
@@ -111,7 +115,7 @@ def _words(entries: Entries) -> tuple[Integers, _Bytes]:
 
 
 def _above(positions: Integers, nodes: _Bytes, height: int, hasher: Hasher) -> tuple[Integers, _Bytes]:
-    """The level above; a node that is not there is the empty one of its height."""
+    """The next level up. A sibling that is not stored is the root of an empty subtree."""
     parents, rows = np.unique(positions >> 1, return_inverse=True)
     pairs = np.tile(np.frombuffer(empty_root(height), dtype=np.uint8), (len(parents), 2))
     pairs.reshape(len(parents), 2, DIGEST_BYTES)[rows, positions & 1] = nodes
@@ -119,22 +123,22 @@ def _above(positions: Integers, nodes: _Bytes, height: int, hasher: Hasher) -> t
 
 
 def _digests(tag: Tag, records: _Bytes, hasher: Hasher) -> _Bytes:
-    """Digests (rows, 32) of the rows of `records`."""
+    """Tagged digests of the rows of `records`, with shape (rows, 32)."""
     found = hasher.record_level(tag, records.tobytes(), records.shape[1])
     return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def logs_tree(step_logs: Sequence[bytes]) -> Tree:
-    """The tree over the step logs of a segment: its root is the log root of the segment's records."""
+    """The tree over the step logs of a segment. Its root is the log root of the segment's records."""
     return Tree(step_logs)
 
 
 def word_leaf(word: bytes) -> Digest:
-    """The leaf of a log word."""
+    """The leaf of a log word; a word without entries has the empty leaf."""
     return EMPTY if word == NO_WORD else tagged_hash(Tag.LOG_WORD, word)
 
 
 def code_in(word: bytes, place: int) -> Direction:
-    """What a log word says of element `place` of its chunk."""
+    """The direction that a log word gives for element `place` of its chunk. The unused code 3 counts as NONE."""
     code = word[place // 4] >> 2 * (place % 4) & 3
     return Direction(code) if code <= Direction.UP else Direction.NONE

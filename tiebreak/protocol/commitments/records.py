@@ -13,12 +13,12 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of
 
 ZERO_DIGEST = Digest(bytes(32))
-"""The rounding-log root of a step under policy `exact`."""
+"""The log root of a step under policy `exact`, which has no rounding log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorData:
-    """A tensor to identify. `data`: its bytes, little-endian, row-major; not to change until they are hashed."""
+    """A tensor to identify. `data` is little-endian and row-major, and must not change until it is hashed."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -26,22 +26,21 @@ class TensorData:
 
 
 def chunk_count(dtype: DType, shape: Sequence[int]) -> int:
-    """Leaves of the chunk tree of a tensor."""
+    """Number of chunks of a tensor: the leaves of its chunk tree."""
     return -(-prod(shape) * dtype.size // CHUNK_BYTES)
 
 
 def chunk_length(dtype: DType, shape: Sequence[int], chunk: int) -> int:
-    """Bytes of chunk number `chunk`: 512, fewer in the last."""
+    """Bytes in chunk number `chunk`: 512, or fewer in the last."""
     return min(CHUNK_BYTES, prod(shape) * dtype.size - chunk * CHUNK_BYTES)
 
 
 def chunk_digest(data: bytes | memoryview) -> Digest:
-    """Digest of one chunk."""
     return tagged_hash(Tag.CHUNK, bytes(data))
 
 
 def tensor_tree(data: bytes | memoryview, *, hasher: Hasher = PLAIN) -> Tree:
-    """The chunk tree of a tensor's data (little-endian, row-major, NaN canonical; at least one byte)."""
+    """The chunk tree of tensor data (little-endian, row-major, NaN canonical). Raises `EncodingError` if empty."""
     view = memoryview(data).cast("B")
     if not view.nbytes:
         raise EncodingError("expected a tensor with at least one element, got none")
@@ -49,7 +48,10 @@ def tensor_tree(data: bytes | memoryview, *, hasher: Hasher = PLAIN) -> Tree:
 
 
 def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
-    """Id of a tensor with this chunk-tree root. `shape` has rank <= 8 and dims >= 1."""
+    """The id of a tensor with this chunk root.
+
+    Raises `EncodingError` above rank 8 or 2^40 elements, or for a dim below 1.
+    """
     if len(shape) > MAX_RANK or any(dim < 1 for dim in shape) or prod(shape) > MAX_NUMEL:
         raise EncodingError(f"expected rank <= {MAX_RANK}, dims >= 1, at most 2^40 elements; got {tuple(shape)}")
     dims = b"".join(unsigned(dim, 8) for dim in shape)
@@ -57,7 +59,10 @@ def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
 
 
 def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Digest:
-    """Id of a tensor given by its data."""
+    """The id of a tensor given by its data.
+
+    Raises `EncodingError` if the data do not have the size that the shape says.
+    """
     expected = prod(shape) * dtype.size
     if memoryview(data).nbytes != expected:
         raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {memoryview(data).nbytes}")
@@ -65,7 +70,10 @@ def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Di
 
 
 def identify_all(tensors: Sequence[TensorData], *, hasher: Hasher = PLAIN) -> list[Digest]:
-    """The ids of many tensors at once. An f32 NaN of any payload counts as `0x7fc00000`."""
+    """The ids of many tensors at once. Any f32 NaN counts as `0x7fc00000`.
+
+    Raises `EncodingError` for a wrong data size.
+    """
     for tensor in tensors:
         if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
             raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")
@@ -74,28 +82,28 @@ def identify_all(tensors: Sequence[TensorData], *, hasher: Hasher = PLAIN) -> li
 
 
 def state_leaf(name: str, tensor: bytes) -> Digest:
-    """Leaf of the state tree."""
+    """The leaf of a state entry in the state tree."""
     return tagged_hash(Tag.STATE_ENTRY, encode_name(name), tensor)
 
 
 def data_leaf(name: str, tensor: bytes) -> Digest:
-    """Leaf of the data tree."""
+    """The leaf of a data entry in the data tree."""
     return tagged_hash(Tag.DATA_ENTRY, encode_name(name), tensor)
 
 
 def state_tree(ids: Mapping[str, bytes]) -> Tree:
-    """The tree over the entries of a state, in name order."""
+    """The tree over the entries of a state, ordered by name."""
     return Tree([state_leaf(name, ids[name]) for name in sorted(ids)])
 
 
 def data_tree(ids: Mapping[str, bytes]) -> Tree:
-    """The tree over the entries of a job's data, in name order. A job without data has the root of one empty leaf."""
+    """The tree over the entries of a job's data, ordered by name. A job without data has the root of one empty leaf."""
     return Tree([data_leaf(name, ids[name]) for name in sorted(ids)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What is committed of one step (the state after it, its loss, its rounding log)."""
+    """What is committed about one step: the state after it, its loss, and its rounding log."""
 
     step: int
     state_root: Digest
@@ -104,32 +112,32 @@ class StepRecord:
 
     @property
     def digest(self) -> Digest:
-        """The record's digest: a leaf of the steps tree and of the run tree."""
+        """The record's digest, which is its leaf in the steps tree and in the run tree."""
         return tagged_hash(
             Tag.STEP_RECORD, unsigned(self.step, 8), self.state_root, unsigned(self.loss_bits, 4), self.log_root
         )
 
 
 def initial_record(state_root: bytes) -> StepRecord:
-    """Record 0: the initial state, no loss yet."""
+    """Record 0: the initial state, with NaN as its loss."""
     return StepRecord(step=0, state_root=Digest(bytes(state_root)), loss_bits=NAN_BITS)
 
 
 def scalar_id(dtype: DType, data: bytes) -> Digest:
-    """Id of a tensor of rank 0."""
+    """The id of a tensor of rank 0."""
     return identify(dtype, (), data)
 
 
 def loss_id(loss_bits: int) -> Digest:
-    """Id of the loss value: f32, rank 0."""
+    """The id of the loss value, an f32 of rank 0."""
     return scalar_id(DType.F32, loss_bits.to_bytes(4, "little"))
 
 
 def checkpoint_count(steps: int, interval: int) -> int:
-    """Leaves of the run tree."""
+    """Number of checkpoints of a run: the leaves of the run tree."""
     return -(-steps // interval)
 
 
 def run_tree(records: Sequence[bytes], steps: int, interval: int, *, hasher: Hasher = PLAIN) -> Tree:
-    """The run tree of a head of count len(records)."""
+    """The run tree of a head whose count is len(records)."""
     return Tree(records, depth_of(checkpoint_count(steps, interval)), hasher=hasher)

@@ -1,7 +1,7 @@
-"""The id of a tensor whose bytes come piece by piece (SPEC section 3), in memory that does not grow with them.
+"""The id of a tensor whose bytes arrive piece by piece (SPEC section 3), in memory of constant size.
 
-The chunk tree is cut into subtrees of 4096 chunks. Each is hashed as soon as its bytes are there, and only its root
-kept; a growing tree over those roots, one node per level, gives the root of the whole.
+The chunk tree is cut into subtrees of 4096 chunks. Each subtree is hashed as soon as its bytes have arrived, and only
+its root is kept; a growing tree over those roots, with one node per level, gives the root of the whole.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from tiebreak.protocol.trees import Frontier, depth_of, pad
 
 SUBTREE_HEIGHT: Final = 12
 SUBTREE_BYTES: Final = CHUNK_BYTES << SUBTREE_HEIGHT
-"""4 MiB: also what is held back at most until more comes."""
+"""2 MiB; also the most that is buffered while waiting for more."""
 
 
 class TensorStream:
-    """Takes a tensor's data (little-endian, row-major) in pieces of any length, then tells its id.
+    """Takes a tensor's data (little-endian, row-major) in pieces of any length and returns its id at the end.
 
-    An f32 NaN of any payload counts as `0x7fc00000`. Bytes of bools are hashed as they are.
+    Any f32 NaN counts as `0x7fc00000`. Bytes of bools are hashed unchanged.
     """
 
     def __init__(self, dtype: DType, shape: Sequence[int], *, hasher: Hasher = PLAIN) -> None:
@@ -34,7 +34,7 @@ class TensorStream:
         self._subtrees = Frontier(SUBTREE_HEIGHT)
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Takes the next bytes. They are not needed any more once this returns."""
+        """Add the next bytes. The caller may reuse the memory afterwards. Raises `EncodingError` for too many bytes."""
         view = memoryview(piece).cast("B")
         self._taken += view.nbytes
         if self._taken > self._expected:
@@ -52,7 +52,7 @@ class TensorStream:
         self._held += view[whole:]
 
     def identity(self) -> Digest:
-        """The tensor's id, once all of its bytes have come. Raises `EncodingError` before that."""
+        """The tensor's id, once all of its bytes have arrived. Raises `EncodingError` before that."""
         if self._taken != self._expected:
             raise EncodingError(f"expected {self._expected} bytes for {self._what()}, got {self._taken}")
         return tensor_id(self._dtype, self._shape, self._root())

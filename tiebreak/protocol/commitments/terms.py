@@ -1,15 +1,15 @@
-"""What client and trainer bargain over, beside what is computed."""
+"""The part of a job that client and trainer negotiate, as opposed to what is computed."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the parties bargain over. Amounts in wei, times in seconds.
+    """The negotiated fields of a job. Amounts are in wei, times in seconds.
 
-    challenge_window: how long after the last head a challenge may start. clock: what each side has in one game, in all.
-    replay_time: what a move that needs re-execution (a segment, a step, a long sum) may take beside it, three a side.
-    descent_levels: levels of a tree that one move reveals, 1 (Truebit's binary game) to 5.
+    challenge_window: how long after the last head a challenge may start. clock: total time that each side has in one
+    game. replay_time: extra time for a move that needs re-execution (a segment, a step, a long sum), at most three per
+    side. descent_levels: levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5.
     """
 
     reward: int = 10**18
@@ -23,7 +23,7 @@ class Terms:
 
 
 def ether(wei: int) -> str:
-    """An amount as people read it, exact: `0.25 ether`."""
+    """An exact amount in readable form, such as `0.25 ether`."""
     whole, rest = divmod(abs(wei), 10**18)
     digits = f"{whole:,}.{rest:018d}".rstrip("0").rstrip(".")
     return f"{'-' if wei < 0 else ''}{digits} ether"

@@ -1,1 +1,1 @@
-"""A training step as data: instructions, their codec and checks, and what each means in integers."""
+"""A training step as data: its instructions, their encoding and validation, and their meaning in integers."""

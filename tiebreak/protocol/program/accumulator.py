@@ -1,4 +1,4 @@
-"""Exact partial results of a reduction (SPEC section 6): what one leaf of an accumulator tree commits to.
+"""Exact partial results of a reduction (SPEC section 6), which the leaves of an accumulator tree commit to.
 
 Encodings, big-endian:
 
@@ -26,13 +26,13 @@ from tiebreak.protocol.program.rounding import NEAREST, Rounding, round_sum
 
 SUM_BYTES: Final = 96
 SUM_EXPONENT: Final = 2 * float32.MIN_EXPONENT
-"""A sum counts units of 2^-298: the product of any two finite f32 is a whole number of them."""
+"""The exponent of the unit of a sum: the product of any two finite f32 is an integer multiple of 2^-298."""
 _MINUS_INF: Final = float32.SIGN | float32.INF
 _I64_MIN: Final = -(1 << 63)
 
 
 class Kind(Enum):
-    """What is accumulated, and over which dtype."""
+    """What is accumulated, and for which dtype."""
 
     F32_SUM = "f32 sum"
     I64_SUM = "i64 sum"
@@ -50,15 +50,16 @@ _LENGTHS: Final = {
     Kind.F32_ARGMAX: 12,
     Kind.I64_ARGMAX: 16,
 }
-"""Bytes of each encoding."""
+"""Length of each encoding in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulator:
-    """The state after some terms.
+    """The result after some of the terms.
 
-    `value` is the sum (f32: in units of 2^-298; 0 if `invalid`) or the greatest so far (f32: its bits); `index` is the
-    position of the greatest (argmax) or -1; `invalid` says that a term of an f32 sum was not finite.
+    `value` is the sum (for f32 in units of 2^-298, and 0 if `invalid`) or the maximum so far (for f32 its bits).
+    `index` is the position of the maximum for argmax, otherwise -1. `invalid` means that a term of an f32 sum was not
+    finite.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ class Accumulator:
 
 
 def kind_of(instruction: Instruction, operand: DType) -> Kind:
-    """The accumulator of a `reduce` or `scatter_sum` whose first operand has this dtype."""
+    """The kind of accumulator of a `reduce` or `scatter_sum` whose first operand has this dtype."""
     if not instruction.is_reduction:
         raise ValueError(f"expected a reduction, got {instruction.opcode.name}")
     is_float = operand == DType.F32
@@ -80,29 +81,29 @@ def kind_of(instruction: Instruction, operand: DType) -> Kind:
 
 
 def leaf_count(terms: int) -> int:
-    """Leaves of the accumulator tree of an element with this many terms."""
+    """Number of leaves in the accumulator tree of an element with this many terms."""
     return -(-terms // TERMS_PER_LEAF)
 
 
 def initial(kind: Kind) -> Accumulator:
-    """Before the first term."""
+    """The accumulator before the first term."""
     starts = {Kind.F32_MAX: _MINUS_INF, Kind.F32_ARGMAX: _MINUS_INF, Kind.I64_MAX: _I64_MIN, Kind.I64_ARGMAX: _I64_MIN}
     return Accumulator(kind=kind, value=starts.get(kind, 0))
 
 
 def wrap_i64(x: int) -> int:
-    """The i64 that is x modulo 2^64."""
+    """The i64 congruent to x modulo 2^64."""
     return (x + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _wrap_sum(x: int) -> int:
-    """Never changes a true sum (2^32 products stay below 2^586); pins down what a forged accumulator becomes."""
+    """Wrap to 768 bits. True sums (2^32 products stay below 2^586) never change; forged ones become well-defined."""
     half = 1 << (8 * SUM_BYTES - 1)
     return (x + half) % (2 * half) - half
 
 
 def add_term(accumulator: Accumulator, factors: Sequence[int], position: int) -> Accumulator:
-    """After one more term: the factors of a product (sums) or one element, at this position of the reduction space."""
+    """Add a term: the factors of a product for sums, else one element. `position`: its place in the reduction space."""
     match accumulator.kind:
         case Kind.F32_SUM:
             return _add_product(accumulator, factors)
@@ -132,7 +133,7 @@ def _element(kind: Kind, x: int) -> int:
 
 
 def _replaces(kind: Kind, held: int, x: int) -> bool:
-    """Whether x is greater than the held element; a NaN is greater than all but a NaN."""
+    """Whether x is greater than the held element. A NaN counts as greater than everything except a NaN."""
     if kind == Kind.I64_ARGMAX:
         return x > held
     if float32.is_nan(held):
@@ -141,7 +142,7 @@ def _replaces(kind: Kind, held: int, x: int) -> bool:
 
 
 def finish(accumulator: Accumulator, rounding: Rounding = NEAREST) -> int:
-    """The element that the last accumulator stands for: bits of f32 (a sum rounded as told), or an i64."""
+    """The element that the final accumulator yields: f32 bits (a sum is rounded as specified) or an i64."""
     match accumulator.kind:
         case Kind.F32_SUM if accumulator.invalid:
             return NAN_BITS
@@ -155,7 +156,7 @@ def finish(accumulator: Accumulator, rounding: Rounding = NEAREST) -> int:
 
 
 def encode(accumulator: Accumulator) -> bytes:
-    """The bytes that are hashed."""
+    """The encoding that is hashed."""
     value, kind = accumulator.value, accumulator.kind
     match kind:
         case Kind.F32_SUM:
@@ -170,7 +171,7 @@ def encode(accumulator: Accumulator) -> bytes:
 
 
 def decode(kind: Kind, data: bytes) -> Accumulator:
-    """The inverse of `encode`; anything that it cannot produce is an `EncodingError`."""
+    """Decode what `encode` produced. Raises `EncodingError` for anything that it cannot produce."""
     if len(data) != _LENGTHS[kind]:
         raise EncodingError(f"expected {_LENGTHS[kind]} bytes of an accumulator ({kind.value}), got {len(data)}")
     reader = Reader(data)
@@ -190,12 +191,12 @@ def decode(kind: Kind, data: bytes) -> Accumulator:
 
 
 def kind_of_encoding(instruction: Instruction, data: bytes) -> Kind:
-    """The kind by the instruction alone; the element dtype of an argmax by the length (12 or 16 bytes)."""
+    """The kind, from the instruction alone. For argmax, the length (12 or 16 bytes) tells the element dtype."""
     if instruction.opcode == Opcode.REDUCE and instruction.function == ReduceFunction.ARGMAX:
         return kind_of(instruction, DType.F32 if len(data) == _LENGTHS[Kind.F32_ARGMAX] else DType.I64)
     return kind_of(instruction, instruction.dtype)
 
 
 def decode_for(instruction: Instruction, data: bytes) -> Accumulator:
-    """An accumulator of this instruction, whose operand's dtype need not be known. Raises `EncodingError`."""
+    """Decode an accumulator of this instruction without knowing its operand's dtype. Raises `EncodingError`."""
     return decode(kind_of_encoding(instruction, data), data)

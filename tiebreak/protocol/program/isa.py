@@ -1,7 +1,7 @@
-"""The instruction set (SPEC section 4): the one registry of opcodes, functions and dtypes.
+"""The instruction set (SPEC section 4): the single registry of opcodes, functions and dtypes.
 
-Python, torch, the Solidity constants and the tables of the documents are derived from, or checked against, this
-module. Nothing here computes; `tiebreak.protocol.program.reference` gives the meaning in integers.
+Python, torch, the Solidity constants and the tables in the documentation are derived from this module or checked
+against it. Nothing is computed here; `tiebreak.protocol.program.reference` defines the meaning in integers.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from math import prod
 from typing import Final
 
 TERMS_PER_LEAF: Final = 4
-"""Terms of a reduction in one leaf of an accumulator tree."""
+"""Number of terms of a reduction in one leaf of an accumulator tree."""
 
 MAX_RANK: Final = 8
 MAX_NUMEL: Final = 1 << 40
@@ -22,7 +22,7 @@ MAX_NAME_BYTES: Final = 255
 
 
 class DType(IntEnum):
-    """Element types. The value is the code in encodings."""
+    """Element types. The values are the codes in encodings."""
 
     F32 = 0
     I64 = 1
@@ -99,7 +99,7 @@ class ReduceFunction(IntEnum):
 
 
 class WindowFunction(IntEnum):
-    """Functions of `window`: what stands outside the box."""
+    """Functions of `window`: what fills the output outside the box."""
 
     FILL = 0
     ELSE = 1
@@ -147,14 +147,14 @@ MAP_SIGNATURES: Final[dict[MapFunction, tuple[Signature, ...]]] = {
     MapFunction.FLOORDIV: _same(2, (_I,)),
     MapFunction.MOD: _same(2, (_I,)),
 }
-"""For each function the operand dtypes and result dtype it accepts."""
+"""The operand dtypes and the result dtype that each function accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """An affine access map: element `offset + sum(c * stride)` of the row-major data of value `value`.
 
-    `strides` has one entry per coordinate of the index space (output dims, then reduction dims), in elements.
+    `strides` has one entry for each coordinate of the index space (output dims, then reduction dims), in elements.
     """
 
     value: int
@@ -162,14 +162,14 @@ class Access:
     strides: tuple[int, ...]
 
     def extent(self, dims: tuple[int, ...]) -> tuple[int, int]:
-        """Smallest and greatest element index read over the box of `dims`."""
+        """Smallest and largest element index that is read over a box with these dims."""
         steps = [stride * (dim - 1) for stride, dim in zip(self.strides, dims, strict=True)]
         return self.offset + sum(s for s in steps if s < 0), self.offset + sum(s for s in steps if s > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConst:
-    """Parameters of `source` const: the raw bits (f32 in the low 32)."""
+    """Parameters of a constant `source`: the raw bits (for f32 the low 32)."""
 
     bits: int
 
@@ -184,7 +184,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherParams:
-    """The element read is at (table map) + j * index_stride for 0 <= j < bound."""
+    """Parameters of `gather`: it reads the table at (table map) + j * index_stride, for an index 0 <= j < bound."""
 
     index_stride: int
     bound: int
@@ -192,14 +192,14 @@ class GatherParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatterParams:
-    """A source reaches output c iff its index equals sum(c * match)."""
+    """Parameters of `scatter_sum`: a term is added to output coordinate c iff its index equals sum(c * match)."""
 
     match: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowParams:
-    """A box (per output dim lo <= c < hi, every step-th) and the fill bits outside it (function FILL)."""
+    """A box (per output dim, every step-th c with lo <= c < hi), and the bits that FILL writes outside it."""
 
     lo: tuple[int, ...]
     hi: tuple[int, ...]
@@ -214,7 +214,7 @@ class WindowParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IotaParams:
-    """offset + sum(c * stride)."""
+    """Parameters of `iota`: the result at coordinate c is offset + sum(c * stride)."""
 
     offset: int
     strides: tuple[int, ...]
@@ -222,14 +222,14 @@ class IotaParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomParams:
-    """The Philox stream, different for every random and shuffle instruction of a program."""
+    """Parameters of `random`: the Philox stream, unique among a program's random and shuffle instructions."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleParams:
-    """A permutation of 0 ... n-1."""
+    """Parameters of `shuffle`: a permutation of 0 ... n-1, and its Philox stream."""
 
     n: int
     stream: int
@@ -242,7 +242,7 @@ Params = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One instruction; its result is the value with the instruction's number."""
+    """One instruction. The result of body instruction i is value i."""
 
     opcode: Opcode
     function: int = 0
@@ -252,31 +252,31 @@ class Instruction:
     operands: tuple[Access, ...] = ()
     params: Params = None
     origin: str = field(default="", compare=False)
-    """Where in the captured model it comes from; for people only, not part of the encoding."""
+    """Where in the captured model the instruction comes from. For display only, not encoded."""
 
     @property
     def numel(self) -> int:
-        """Elements of the result."""
+        """Number of elements of the result."""
         return prod(self.shape)
 
     @property
     def terms(self) -> int:
-        """Terms of one output element of a reduction."""
+        """Number of terms of one output element of a reduction."""
         return prod(self.reduction)
 
     @property
     def index_space(self) -> tuple[int, ...]:
-        """Output dims followed by reduction dims."""
+        """The output dims followed by the reduction dims."""
         return self.shape + self.reduction
 
     @property
     def is_reduction(self) -> bool:
-        """Whether an output element has an accumulator tree."""
+        """Whether the result's elements are sums or maxima of terms, with accumulator trees."""
         return self.opcode in (Opcode.REDUCE, Opcode.SCATTER_SUM)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of the contiguous layout of a shape."""
+    """Strides, in elements, of the contiguous row-major layout."""
     strides = []
     step = 1
     for dim in reversed(shape):
@@ -286,7 +286,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Coordinates of a row-major index."""
+    """The coordinates of a row-major index."""
     coordinates = []
     for dim in reversed(shape):
         index, c = divmod(index, dim)
@@ -310,7 +310,7 @@ _SIGNATURES: Final[dict[tuple[Opcode, int], tuple[Signature, ...]]] = {
 
 
 def signatures(instruction: Instruction) -> tuple[Signature, ...] | None:
-    """The operand dtypes and result dtypes that an instruction may have; None for `source`, which has no operands."""
+    """The operand and result dtypes that an instruction may have; None for `source`, which has no operands."""
     if instruction.opcode == Opcode.MAP:
         return MAP_SIGNATURES[MapFunction(instruction.function)]
     return _SIGNATURES.get((instruction.opcode, instruction.function))

@@ -1,9 +1,9 @@
 """The accumulators of a reduction (SPEC section 6), thousands of leaves at a time, in numpy integers.
 
-The fast twin of `tiebreak.protocol.program.reference.accumulators`, which takes one term at a time and is what this
-is tested against.
-Nothing here is a float. A sum is held as 24 limbs of 32 bits, the lowest first; a product adds its low part to one limb
-and all the rest to the next, limbs are summed as i64 over a whole block of leaves, and carried once at the end.
+This is the fast twin of `tiebreak.protocol.program.reference.accumulators`, which takes one term at a time and serves
+as the oracle in tests. No floats are used. A sum is stored as 24 limbs of 32 bits, the lowest first. A product adds its
+low part to one limb and everything above it to the next. Limbs are summed as i64 over a whole block of leaves, and
+carries are propagated once at the end.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ _LIMBS: Final = SUM_BYTES // 4
 _LIMB_BITS: Final = 32
 _LIMB_MASK: Final = (1 << _LIMB_BITS) - 1
 _REST_BITS: Final = 2 * (float32.FRACTION_BITS + 1) - 1
-"""A product has 48 bits, is shifted by at most 31, and leaves its lowest 32 in the limb below: what is above has 47."""
+"""A product has 48 bits and is shifted by at most 31; its lowest 32 bits go to the limb below, which leaves 47."""
 assert BLOCK_TERMS << _REST_BITS <= 1 << 62, "the limbs of a block fit into i64, with one limb of the start and a carry"
 _TYPES: Final[dict[DType, np.dtype[Any]]] = {DType.F32: np.dtype("<u4"), DType.I64: np.dtype("<i8")}
-"""Of f32 the bits."""
+"""The numpy type of each operand dtype; f32 is read as its bits."""
 
 Array = NDArray[Any]
 Words = NDArray[np.uint32]
@@ -48,12 +48,12 @@ Bytes = NDArray[np.uint8]
 
 
 class Terms:
-    """The terms of one output element: elements of the operands, at any run of positions of the reduction space."""
+    """The terms of one output element: elements of the operands, for any range of positions in the reduction space."""
 
     def __init__(
         self, instruction: Instruction, index: int, tensors: Sequence[bytes | memoryview], dtypes: Sequence[DType]
     ) -> None:
-        """`tensors`: the data of each operand's value; `dtypes`: of each operand."""
+        """`tensors` holds the data of each operand's value, `dtypes` the dtype of each operand."""
         if not instruction.is_reduction:
             raise ValueError(f"expected a reduction, got {instruction.opcode.name}")
         if not 0 <= index < instruction.numel:
@@ -64,7 +64,7 @@ class Terms:
         coordinate = unravel(index, instruction.shape)
         accesses = [_within(access, coordinate) for access in instruction.operands]
         for number, (access, tensor) in enumerate(zip(accesses, self._tensors, strict=True)):
-            # numpy takes a negative index for one from the end: what is read is checked here, for all positions.
+            # numpy counts a negative index from the end, so the range of all positions is checked here.
             low, high = access.extent(instruction.reduction)
             if low < 0 or high >= tensor.size:
                 raise ValueError(f"operand {number}: expected elements below {tensor.size}, got {low} to {high}")
@@ -75,14 +75,14 @@ class Terms:
             self._target = sum(c * s for c, s in zip(coordinate, instruction.params.match, strict=True))
 
     def read(self, first: int, stop: int) -> tuple[list[Array], Mask | None]:
-        """The factors of the terms first ... stop - 1; of a `scatter_sum` also which of them match."""
+        """The factors of terms first ... stop - 1 and, for a `scatter_sum`, which of them match."""
         found = [tensor[at] for tensor, at in zip(self._tensors, self._places(first, stop), strict=True)]
         if self._target is None:
             return found, None
         return found[:1], found[1] == self._target
 
     def _places(self, first: int, stop: int) -> list[Longs]:
-        """The elements read of each operand. Nothing overflows: every stride of a longer dim stays in a tensor."""
+        """The elements read from each operand. Cannot overflow: every stride of a dim above 1 stays within a tensor."""
         rest = np.arange(first, stop, dtype=np.int64)
         places = [np.full(stop - first, offset, dtype=np.int64) for offset in self._offsets]
         for number, (dim, strides) in reversed(list(enumerate(self._dims))):
@@ -97,14 +97,14 @@ class Terms:
 
 
 def _within(access: Access, coordinate: Sequence[int]) -> Access:
-    """The map over the reduction coordinates alone, at one output coordinate."""
+    """The access map over the reduction coordinates alone, at one output coordinate."""
     rank = len(coordinate)
     offset = access.offset + sum(c * s for c, s in zip(coordinate, access.strides, strict=False))
     return Access(access.value, offset, access.strides[rank:])
 
 
 def _merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, stride of each operand) of the dims, without those of size 1; neighbours joined that all walk as one."""
+    """The dims as (size, stride of each operand), without those of size 1, and with contiguous neighbours merged."""
     found: list[tuple[int, tuple[int, ...]]] = []
     for dim, steps in zip(dims, zip(*strides, strict=True), strict=True):
         if dim == 1:
@@ -117,16 +117,16 @@ def _merged(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
 
 
 class PartialSums:
-    """The encoded accumulators of one element, block by block. Kept is only the accumulator before each block."""
+    """The encoded accumulators of one element, block by block. Only the accumulator before each block is kept."""
 
     def __init__(self, terms: Terms) -> None:
         self.count = leaf_count(terms.count)
-        """Leaves in all."""
+        """Total number of leaves."""
         self._terms = terms
         self._starts = [encode(initial(terms.kind))]
 
     def block(self, number: int) -> bytes:
-        """The encodings of the leaves number * BLOCK_LEAVES and on, one after the other; fewer in the last block."""
+        """The concatenated encodings of the leaves from number * BLOCK_LEAVES; fewer of them in the last block."""
         if not 0 <= number * BLOCK_LEAVES < self.count:
             raise ValueError(f"expected a block of {self.count} leaves, got number {number}")
         while len(self._starts) <= number:
@@ -145,10 +145,10 @@ class PartialSums:
 
 
 def after_leaves(start: Accumulator, factors: Sequence[Array], matches: Mask | None = None, first: int = 0) -> Bytes:
-    """The encoded accumulators, a row each, after every leaf of some terms, of which at most BLOCK_TERMS are given.
+    """The encoded accumulators after every leaf, one per row, for at most BLOCK_TERMS terms.
 
-    `factors`: of a sum of products two arrays, else one, f32 as bits; `first`: the position of the first term, the
-    start of a leaf; `matches`: the terms that count, if not all (f32 sums only).
+    `factors` holds two arrays for a sum of products, otherwise one; f32 are given as bits. `first` is the position of
+    the first term, which starts a leaf. `matches` marks the terms that count, if not all do (f32 sums only).
     """
     count = factors[0].size
     if not 1 <= count <= BLOCK_TERMS:
@@ -171,7 +171,7 @@ def after_leaves(start: Accumulator, factors: Sequence[Array], matches: Mask | N
 
 
 def _columns(*columns: Array) -> Bytes:
-    """Rows of big-endian numbers, one from each column."""
+    """Rows of big-endian numbers, with one number from each column."""
     parts = [column.astype(column.dtype.newbyteorder(">"))[:, None].view(np.uint8) for column in columns]
     return np.concatenate(parts, axis=1)
 
@@ -184,18 +184,18 @@ def _one_nan(bits: Words) -> Words:
 
 
 def _keys(bits: Words) -> Longs:
-    """Numbers in the order of f32, zeros equal, the one NaN above all."""
+    """Integers in the order of f32 values: both zeros are equal, the canonical NaN is above all."""
     magnitude = (bits & np.uint32(0x7FFFFFFF)).astype(np.int64)
     return np.where(bits & np.uint32(float32.SIGN), -magnitude, magnitude)
 
 
 def _from_keys(keys: Longs) -> Words:
-    """The bits again; a zero is +0."""
+    """The f32 bits for keys; a zero becomes +0."""
     return np.where(keys < 0, float32.SIGN - keys, keys).astype(np.uint32)
 
 
 def _argmax(start: Accumulator, bits: Array, keys: Longs, held: int, first: int) -> tuple[Array, Longs]:
-    """The element held and its position after each term."""
+    """The element held and its position, after each term."""
     before = np.maximum.accumulate(np.concatenate((np.array([held], dtype=np.int64), keys[:-1])))
     replaces = keys > before
     if start.index == -1:
@@ -228,7 +228,7 @@ def _f32_sums(start: Accumulator, factors: Sequence[Words], matches: Mask | None
 
 
 def _products(factors: Sequence[Words]) -> tuple[Longs, Longs, Mask]:
-    """(n, s, invalid): each product is n * 2^s units, |n| < 2^48 and 0 <= s <= 506, unless a factor is not finite."""
+    """Products as (n, s, invalid): n * 2^s units with |n| < 2^48 and 0 <= s <= 506, unless a factor is not finite."""
     product, shift = np.ones(1, dtype=np.int64), np.full(1, (2 - len(factors)) * -float32.MIN_EXPONENT)
     invalid = np.zeros(factors[0].size, dtype=np.bool_)
     for bits in factors:
@@ -242,11 +242,11 @@ def _products(factors: Sequence[Words]) -> tuple[Longs, Longs, Mask]:
 
 
 def _limbs(product: Longs, shift: Longs, leaves: int) -> Longs:
-    """By limb and leaf, what the terms of the leaf add to the limb."""
+    """What the terms of each leaf add to each limb, with shape (limbs, leaves)."""
     limbs = np.zeros(_LIMBS * leaves, dtype=np.int64)
     place = (shift >> 5) * leaves + np.arange(product.size) // TERMS_PER_LEAF
     within = shift & 31
-    # Floored, so that a negative product too is (rest << 32) + low with a low part of 32 bits that is not negative.
+    # The shift rounds down, so a negative product is also (rest << 32) + low, with a low part of 32 bits that is >= 0.
     rest = product >> (_LIMB_BITS - within)
     np.add.at(limbs, place, (product << within) & _LIMB_MASK)
     np.add.at(limbs, place + leaves, rest)
@@ -254,7 +254,7 @@ def _limbs(product: Longs, shift: Longs, leaves: int) -> Longs:
 
 
 def _carry(limbs: Longs) -> None:
-    """Leaves every limb with its own 32 bits: two's complement, modulo 2^768."""
+    """Propagate carries until every limb has its own 32 bits: two's complement modulo 2^768."""
     for low, high in pairwise(limbs):
         high += low >> _LIMB_BITS
         low &= _LIMB_MASK

@@ -1,6 +1,6 @@
-"""The program: a training step as data (SPEC section 4). Encoding, decoding, root, and the rules it must obey.
+"""The program: a training step as data (SPEC section 4), with its encoding, its root, and the rules it must obey.
 
-Numbered plan of `Program.validate`, in order; the first broken rule is reported with its instruction:
+Numbered plan of `Program.validate`. The first broken rule is reported with its instruction:
 (1) counts: 1 <= B, S <= 2^20, the loss is the last body instruction, f32, rank 0;
 (2) each instruction's own form: rank, dims, operand count, parameters, encoded size;
 (3) operands name earlier body values;
@@ -58,12 +58,12 @@ _FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[ReduceFunct
     Opcode.REDUCE: ReduceFunction,
     Opcode.WINDOW: WindowFunction,
 }
-"""Opcodes whose function field means something; for the others it is 0."""
+"""Opcodes that use the function field; for all others it is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a machine is willing to run. Breaking one is the program's fault, named with its number."""
+    """The largest program that a machine will run. A larger one raises a `ProgramError` that names the limit."""
 
     value_elements: int = 1 << 33
     total_elements: int = 1 << 38
@@ -95,7 +95,7 @@ def _encode_params(instruction: Instruction) -> bytes:
 
 
 def encode_instruction(instruction: Instruction) -> bytes:
-    """The bytes of SPEC 4.1."""
+    """The encoding of SPEC 4.1."""
     parts = [
         bytes((instruction.opcode, instruction.function, instruction.dtype)),
         bytes((len(instruction.shape), len(instruction.reduction), len(instruction.operands))),
@@ -134,7 +134,7 @@ def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> 
 
 
 def decode_instruction(data: bytes) -> Instruction:
-    """The inverse of `encode_instruction`; accepts exactly what it can produce. Raises `EncodingError`."""
+    """Decode what `encode_instruction` can produce. Raises `EncodingError` for anything else."""
     if len(data) > MAX_INSTRUCTION_BYTES:
         raise EncodingError(f"expected an instruction of at most {MAX_INSTRUCTION_BYTES} bytes, got {len(data)}")
     reader = Reader(data)
@@ -171,7 +171,7 @@ def decode_instruction(data: bytes) -> Instruction:
 
 
 def instruction_digest(encoded: bytes) -> Digest:
-    """Leaf of the program tree."""
+    """The leaf of an encoded instruction in the program tree."""
     return tagged_hash(Tag.INSTRUCTION, encoded)
 
 
@@ -184,17 +184,16 @@ class Program:
 
     @cached_property
     def half_depth(self) -> int:
-        """D: depth of each half of the program tree and of the value tree."""
+        """Depth of each half of the program tree and of the value tree; D in the SPEC."""
         return max(depth_of(len(self.body)), depth_of(len(self.commits)))
 
     @cached_property
     def state_depth(self) -> int:
-        """Depth of the state tree."""
         return depth_of(len(self.commits))
 
     @cached_property
     def encoded(self) -> tuple[bytes, ...]:
-        """Encodings of the body, then of the commits."""
+        """The encodings of the body instructions, then of the commits."""
         return tuple(encode_instruction(instruction) for instruction in (*self.body, *self.commits))
 
     @cached_property
@@ -206,43 +205,42 @@ class Program:
 
     @property
     def root(self) -> Digest:
-        """The program root."""
+        """The root of the program tree."""
         return self.tree.root
 
     def leaf_of_commit(self, slot: int) -> int:
-        """Position of commit `slot` in the program tree and of state leaf `slot` in the value tree."""
+        """Position of commit `slot` in the program tree, and of state leaf `slot` in the value tree."""
         return (1 << self.half_depth) + slot
 
     def instruction_at(self, leaf: int) -> Instruction:
-        """The instruction at a leaf of the program tree."""
         half = 1 << self.half_depth
         return self.body[leaf] if leaf < half else self.commits[leaf - half]
 
     def encoded_at(self, leaf: int) -> bytes:
-        """Encoding of the instruction at a leaf of the program tree."""
+        """The encoding of the instruction at a leaf of the program tree."""
         half = 1 << self.half_depth
         return self.encoded[leaf if leaf < half else len(self.body) + leaf - half]
 
     def operand_dtypes(self, instruction: Instruction) -> tuple[DType, ...]:
-        """Dtypes of the values an instruction reads."""
+        """The dtypes of the values that an instruction reads."""
         return tuple(self.body[operand.value].dtype for operand in instruction.operands)
 
     @cached_property
     def data_slots(self) -> tuple[Instruction, ...]:
-        """The `source` data instructions in slot order."""
+        """The `source` data instructions, in slot order."""
         found = [i for i in self.body if i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA]
         return tuple(sorted(found, key=lambda i: i.params.slot if isinstance(i.params, Slot) else -1))
 
     def state_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
-        """Name -> (dtype, shape) of every state entry, in slot order."""
+        """The dtype and shape of every state entry by name, in slot order."""
         return {_slot(i).name: (i.dtype, i.shape) for i in self.commits}
 
     def data_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
-        """Name -> (dtype, shape) of every data entry, in slot order."""
+        """The dtype and shape of every data entry by name, in slot order."""
         return {_slot(i).name: (i.dtype, i.shape) for i in self.data_slots}
 
     def encode(self) -> bytes:
-        """The program as a file."""
+        """The program file."""
         parts = [MAGIC, unsigned(len(self.body), 4), unsigned(len(self.commits), 4)]
         for encoded in self.encoded:
             parts += [unsigned(len(encoded), 4), encoded]
@@ -250,7 +248,7 @@ class Program:
 
     @classmethod
     def decode(cls, data: bytes, limits: Limits | None = None) -> "Program":
-        """Read and validate a program file from a stranger. Raises `EncodingError` or `ProgramError`."""
+        """Read and validate an untrusted program file. Raises `EncodingError` or `ProgramError`."""
         reader = Reader(data)
         if (magic := reader.take(len(MAGIC))) != MAGIC:
             raise EncodingError(f"expected a program file that starts with {MAGIC!r}, got {magic!r}")
@@ -274,10 +272,10 @@ class Program:
 
 
 def decode_alone(data: bytes) -> Instruction:
-    """An instruction that is shown without its program: decoded, its own form checked, a result of its opcode.
+    """Decode an instruction shown without its program, and check its own form and that its dtype fits its opcode.
 
-    Raises `EncodingError` or `ProgramError`. For games over programs that this side never validated: what is computed
-    from such an instruction may be nonsense, but is computed.
+    Raises `EncodingError` or `ProgramError`. This is for games over programs that this side never validated: computing
+    such an instruction may give nonsense, but always gives a result.
     """
     instruction = decode_instruction(data)
     validator = _Validator(Program((), ()), Limits())
@@ -287,7 +285,7 @@ def decode_alone(data: bytes) -> Instruction:
 
 
 def half_and_half(left: Sequence[bytes], right: Sequence[bytes], half_depth: int) -> Tree:
-    """The tree of depth `half_depth + 1` with `left` in its left half and `right` in its right half."""
+    """The tree of depth `half_depth + 1` with the leaves `left` in its left half and `right` in its right half."""
     fill = [EMPTY] * ((1 << half_depth) - len(left))
     return Tree([*left, *fill, *right], half_depth + 1)
 
@@ -326,7 +324,7 @@ _PARAMS: dict[Opcode, tuple[type | None, ...]] = {
 
 
 class _Validator:
-    """One pass over a program; `self._at` is the instruction under test, for error messages."""
+    """Validates a program in one pass. `self._at` is the current instruction, for error messages."""
 
     def __init__(self, program: Program, limits: Limits) -> None:
         self._program = program
@@ -366,7 +364,7 @@ class _Validator:
         self.own_form(i)
 
     def own_form(self, i: Instruction) -> None:  # (2)
-        """What can be said of an instruction on its own."""
+        """Check what can be checked for an instruction without its program."""
         self._require(len(i.shape) <= MAX_RANK and len(i.reduction) <= MAX_RANK, f"ranks are at most {MAX_RANK}")
         self._require(all(dim >= 1 for dim in i.index_space), "dims are at least 1")
         self._require(i.numel <= MAX_NUMEL and i.terms <= MAX_TERMS, "at most 2^40 elements and 2^32 terms")
@@ -431,7 +429,7 @@ class _Validator:
         self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
 
     def own_types(self, i: Instruction) -> None:  # (4)
-        """Whether operands of some dtypes fit."""
+        """Check that some operand dtypes fit."""
         accepted = signatures(i)
         fits = accepted is None or any(len(t) == len(i.operands) and d == i.dtype for t, d in accepted)
         self._require(fits, f"{i.opcode.name} {i.function} does not make {i.dtype.name} of {len(i.operands)} operands")

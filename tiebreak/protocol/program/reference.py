@@ -1,11 +1,10 @@
-"""What every instruction means, in integers (SPEC sections 4 to 7): the truth for torch and Solidity.
+"""The meaning of every instruction, in integers (SPEC sections 4 to 7): the reference for torch and Solidity.
 
-An element is an int: f32 its 32-bit pattern, i64 signed, bool 0 or 1. Operands are read one element at a time through
-a `Reader`, so the same code runs whole programs (`execute`), judges one element from openings
-(`tiebreak.protocol.game.referee`) and
-finds out which elements it needs (`needed_elements`). Which those are is fixed: `map` and `shuffle` read all operands;
-`gather` its index and, if that is in bounds, the table; `window` the one operand whose place it is; `scatter_sum`
-each index, and the source where it matches.
+An element is an int: the 32-bit pattern of an f32, a signed i64, or 0 or 1 for a bool. Operands are read one element at
+a time through a `Reader`, so the same code runs whole programs (`execute`), judges one element from openings
+(`tiebreak.protocol.game.referee`) and finds out which elements it needs (`needed_elements`). The elements read are
+specified: `map` and `shuffle` read all operands; `gather` reads the index and, if it is in bounds, the table; `window`
+reads the one operand that fills the place; `scatter_sum` reads each index, and the source where it matches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ from tiebreak.protocol.program.rounding import NEAREST, Direction, Rounding, ele
 from tiebreak.protocol.program.step_log import NO_LOG, StepLog
 
 Reader = Callable[[int, int], int]
-"""(operand number, element of its value, row-major) -> the element."""
+"""Called with an operand number and the row-major index of an element in its value; returns the element."""
 
 _I64_MASK: Final = (1 << 64) - 1
 
@@ -79,7 +78,7 @@ TRANSCENDENTAL_FUNCTIONS: Final[dict[MapFunction, Callable[[int, int], int]]] = 
     MapFunction.SIN: transcendental.sin,
     MapFunction.COS: transcendental.cos,
 }
-"""Each function of (bits, precision)."""
+"""Each function takes (bits, precision)."""
 
 _I64_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
     MapFunction.COPY: lambda x: x,
@@ -121,7 +120,7 @@ _CASTS: Final[dict[tuple[DType, DType], Callable[[int], int]]] = {
 def scalar(
     function: MapFunction, types: Sequence[DType], result: DType, values: Sequence[int], precision: int = MAX_PRECISION
 ) -> int:
-    """A function of `map` (SPEC 4.4) on operands of these dtypes, which must be a signature of the registry."""
+    """Apply a function of `map` (SPEC 4.4). The dtypes must be one of its signatures in the registry."""
     if function in TRANSCENDENTALS:
         return TRANSCENDENTAL_FUNCTIONS[function](values[0], precision)
     if function == MapFunction.WHERE:
@@ -133,12 +132,12 @@ def scalar(
 
 
 def normal(dtype: DType, x: int) -> int:
-    """The element itself, an f32 NaN as the one NaN."""
+    """The element itself, with any f32 NaN replaced by the canonical one."""
     return canonical(x) if dtype == DType.F32 else x
 
 
 def from_raw(dtype: DType, bits: int) -> int:
-    """The element that raw bits (of a constant or a fill) mean."""
+    """The element for the raw bits of a constant or a fill."""
     return wrap_i64(bits) if dtype == DType.I64 else normal(dtype, bits)
 
 
@@ -148,7 +147,7 @@ def to_raw(dtype: DType, x: int) -> int:
 
 
 def base_element(instruction: Instruction, operand: int, coordinate: Sequence[int]) -> int:
-    """The element an operand reads at an output coordinate, reduction coordinates zero."""
+    """Index of the element that an operand reads at an output coordinate, with all reduction coordinates zero."""
     access = instruction.operands[operand]
     return access.offset + sum(c * s for c, s in zip(coordinate, access.strides, strict=False))
 
@@ -162,7 +161,10 @@ def element(
     step: int = 1,
     rounding: Rounding = NEAREST,
 ) -> int:
-    """Element `index` (row-major) of an instruction's result; not of `source` state or data, nor `commit`."""
+    """Element `index` (row-major) of an instruction's result.
+
+    Raises `ValueError` for `source` of state or data and for `commit`, which are not computed element by element.
+    """
     coordinate = unravel(index, instruction.shape)
     match instruction.opcode, instruction.params:
         case Opcode.MAP, _:
@@ -214,7 +216,7 @@ def _window(instruction: Instruction, params: WindowParams, coordinate: Sequence
 
 
 def _factors(instruction: Instruction, index: int, positions: range, read: Reader) -> Iterator[list[int] | None]:
-    """For each term: its factors, or None where a `scatter_sum` does not match."""
+    """The factors of each term, or None where a `scatter_sum` does not match."""
     coordinate = unravel(index, instruction.shape)
     rank = len(coordinate)
     bases = [base_element(instruction, k, coordinate) for k in range(len(instruction.operands))]
@@ -250,7 +252,7 @@ def accumulate_leaf(
     read: Reader,
     operand_dtypes: Sequence[DType],
 ) -> Accumulator:
-    """The accumulator after the terms of leaf `leaf` of element `index`; `previous` is None for leaf 0."""
+    """The accumulator after the terms of leaf `leaf` of element `index`. `previous` is None exactly for leaf 0."""
     if not 0 <= leaf < leaf_count(instruction.terms):
         raise ValueError(f"expected a leaf below {leaf_count(instruction.terms)}, got {leaf}")
     if (previous is None) != (leaf == 0):
@@ -266,7 +268,7 @@ def accumulate_leaf(
 def accumulators(
     instruction: Instruction, index: int, read: Reader, operand_dtypes: Sequence[DType]
 ) -> list[Accumulator]:
-    """The leaves of the accumulator tree of element `index`, before hashing."""
+    """The accumulators at the leaves of the accumulator tree of element `index`."""
     found: list[Accumulator] = []
     for leaf in range(leaf_count(instruction.terms)):
         previous = found[-1] if found else None
@@ -277,9 +279,9 @@ def accumulators(
 def needed_elements(
     instruction: Instruction, index: int, leaf: int | None, read: Reader, operand_dtypes: Sequence[DType]
 ) -> tuple[tuple[int, int], ...]:
-    """(operand number, element) of all that an element, or one leaf of its accumulators, is computed from.
+    """The (operand number, element) pairs from which an element, or one leaf of its accumulators, is computed.
 
-    Found by computing it, since `gather` and `scatter_sum` read where their data says. In order of first reading.
+    They are found by computing it, since `gather` and `scatter_sum` read where their data says. Ordered by first read.
     """
     seen: dict[tuple[int, int], int] = {}
 
@@ -297,7 +299,7 @@ def needed_elements(
 
 
 def unpack(dtype: DType, data: bytes | memoryview) -> list[int]:
-    """The elements of tensor data; a NaN as the one NaN. Bools that are not 0 or 1 are an `EncodingError`."""
+    """The elements of tensor data; NaNs become canonical. Raises `EncodingError` for bools other than 0 and 1."""
     raw = bytes(data)
     if len(raw) % dtype.size:
         raise EncodingError(f"expected a multiple of {dtype.size} bytes of {dtype.name}, got {len(raw)}")
@@ -312,7 +314,7 @@ def unpack(dtype: DType, data: bytes | memoryview) -> list[int]:
 
 
 def pack(dtype: DType, elements: Sequence[int]) -> bytes:
-    """Tensor data of elements: the inverse of `unpack`."""
+    """The tensor data of some elements: the inverse of `unpack`."""
     return b"".join(to_raw(dtype, x).to_bytes(dtype.size, "little") for x in elements)
 
 
@@ -326,12 +328,11 @@ def execute(
     tolerances: int = 0,
     log: StepLog = NO_LOG,
 ) -> list[bytes]:
-    """Run step `step` (from 1) of a validated program; the data of every body value, in order.
+    """Run step `step` (from 1) of a validated program. Returns the data of every body value, in order.
 
-    Under policy `logged` also by the job's tolerances and the step's log, which has been checked.
-
-    `state` and `data` map names to tensor data. For small programs: a term takes microseconds. The new state is the
-    values that the commits name.
+    Under policy `logged`, pass the job's tolerances and the step's log, which must have been checked. `state` and
+    `data` map names to tensor data. The new state consists of the values that the commits name (`new_state`). Only for
+    small programs: each term takes microseconds.
     """
     values: list[list[int]] = []
     for value, instruction in enumerate(program.body):
@@ -353,7 +354,7 @@ def _run(
     nearest: Rounding,
     directions: Mapping[int, Direction],
 ) -> list[int]:
-    """The elements of a value; `directions` by element, where the log says one."""
+    """The elements of a value. `directions` maps the elements that the log mentions to their directions."""
     operands = [values[access.value] for access in instruction.operands]
     types = program.operand_dtypes(instruction)
 

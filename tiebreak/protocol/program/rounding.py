@@ -1,7 +1,7 @@
-"""How an f32 sum is rounded: to nearest, or, under policy `logged`, as the step's rounding log says (SPEC section 5.1).
+"""How an f32 sum is rounded: to nearest or, under policy `logged`, as the step's rounding log says (SPEC section 5.1).
 
-A log may only choose between the two neighbours of a sum that lies near the middle between them. Anywhere else it has
-no effect, so it cannot steer a result away from what the exact value allows.
+A log can only choose between the two neighbours of a sum that lies near the midpoint between them. Elsewhere it has no
+effect, so it cannot move a result away from what the exact value allows.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ _LEAST_EXPONENT: Final = -126
 
 
 class Policy(IntEnum):
-    """What a job's `policy` says of its sums."""
+    """A job's policy for rounding its sums."""
 
     EXACT = 0
     LOGGED = 1
 
 
 class Direction(IntEnum):
-    """What a rounding log says of an element: the code in its word. By magnitude: up is away from zero."""
+    """The code for an element in a log word. Directions are by magnitude: up is away from zero."""
 
     NONE = 0
     DOWN = 1
@@ -33,7 +33,7 @@ class Direction(IntEnum):
 
 
 class SumKind(IntEnum):
-    """The logged sums, each kind with a tolerance of its own."""
+    """The kinds of logged sums, each with its own tolerance."""
 
     PLAIN = 0
     PRODUCTS = 1
@@ -41,7 +41,7 @@ class SumKind(IntEnum):
 
 
 def sum_kind(instruction: Instruction) -> SumKind | None:
-    """The kind of a logged sum; None for every other instruction."""
+    """The kind of a logged sum, or None for any other instruction."""
     if instruction.dtype != DType.F32:
         return None
     if instruction.opcode == Opcode.SCATTER_SUM:
@@ -52,19 +52,19 @@ def sum_kind(instruction: Instruction) -> SumKind | None:
 
 
 def pack_tolerances(tolerances: dict[SumKind, int]) -> int:
-    """The job's field: n of each kind, 0 (none) or 2 ... 64, a byte each."""
+    """The job's `tolerances` field: one byte for each kind, 0 (never follow a log) or 2 ... 64."""
     packed = sum(n << 8 * kind for kind, n in tolerances.items())
     check_tolerances(packed)
     return packed
 
 
 def tolerance_of(tolerances: int, kind: SumKind) -> int:
-    """n of a kind: a log is followed within 2^-n of the gap around its middle; 0: never."""
+    """The tolerance n of a kind: a log is followed within 2^-n of the gap around its midpoint, or never if n is 0."""
     return tolerances >> 8 * kind & 0xFF
 
 
 def check_tolerances(tolerances: int) -> None:
-    """Raise `VerificationError` unless each kind's is 0 or 2 ... 64 and nothing else is set."""
+    """Raise `VerificationError` unless each kind's tolerance is 0 or 2 ... 64 and no other bits are set."""
     for kind in SumKind:
         n = tolerance_of(tolerances, kind)
         if n and not MIN_TOLERANCE <= n <= MAX_TOLERANCE:
@@ -77,7 +77,7 @@ def check_tolerances(tolerances: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How one element is rounded: to b bits, and within which tolerance in which direction."""
+    """How one element is rounded: to how many bits, and with which tolerance and direction."""
 
     precision: int = MAX_PRECISION
     tolerance: int = 0
@@ -85,18 +85,18 @@ class Rounding:
 
     @property
     def packed(self) -> int:
-        """As the contract's referee takes it."""
+        """The encoding that the contract's referee takes."""
         return self.precision | self.tolerance << 8 | self.direction << 16
 
 
 NEAREST: Final = Rounding()
-"""FP32, no log."""
+"""Round to FP32 without a log."""
 
 
 def element_rounding(
     instruction: Instruction, *, precision: int, tolerances: int, direction: Direction = Direction.NONE
 ) -> Rounding:
-    """How an element of this instruction's value is rounded in a job; a direction counts for logged sums alone."""
+    """How a job rounds an element of this instruction's value. The direction only matters for logged sums."""
     kind = sum_kind(instruction)
     if kind is None:
         return Rounding(precision=precision)
@@ -104,7 +104,7 @@ def element_rounding(
 
 
 def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
-    """Bits of the exact sum n * 2^e, rounded; a result that is zero is +0."""
+    """The f32 bits of the exact sum n * 2^e after rounding. A zero result is +0."""
     if rounding.direction != Direction.NONE and rounding.tolerance:
         lower, near_middle = neighbours(n, e, rounding)
         if near_middle:
@@ -115,7 +115,10 @@ def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
 
 
 def neighbours(n: int, e: int, rounding: Rounding) -> tuple[int, bool]:
-    """(pattern of d, whether |x| lies within 2^-n of the gap around the middle of d and u), for x = n * 2^e."""
+    """For x = n * 2^e: the pattern of d, and whether |x| lies within 2^-tolerance of the gap around its midpoint.
+
+    The gap is that between the neighbouring magnitudes d <= |x| < u of the given precision.
+    """
     magnitude, fraction_bits = abs(n), rounding.precision - 9
     top = max(magnitude.bit_length() + e - 1, _LEAST_EXPONENT)  # exponent of the binade of d
     shift = top - fraction_bits - e  # the gap is 2^shift units of 2^e

@@ -1,8 +1,8 @@
-"""What the rounding log of one step says of each element (SPEC section 5.1).
+"""What the rounding log of one step says about each element (SPEC section 5.1).
 
-The tree that commits to a log (`tiebreak.protocol.commitments.log_tree`) has a place for every element that could be
-logged, so nothing in it can be out of order, repeated or out of range. The *files* in which logs travel can be, and so
-can a `StepLog` that somebody made; `StepLog.check` says what is wrong.
+The tree that commits to a log (`tiebreak.protocol.commitments.log_tree`) has one place for every element that could be
+logged, so nothing in it can be out of order, repeated or out of range. Log *files* can have these faults, and so can a
+`StepLog` built by hand; `StepLog.check` finds them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 
 
 class LogError(VerificationError):
-    """A rounding log that cannot be one. Names step, instruction and element as far as they are known."""
+    """A malformed rounding log. Names the step, instruction and element as far as they are known."""
 
     def __init__(
         self, rule: str, *, step: int | None = None, value: int | None = None, element: int | None = None
@@ -37,7 +37,7 @@ class LogError(VerificationError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """What a log says of one value: row-major element numbers, strictly ascending, and for each whether it went up."""
+    """The log of one value: strictly ascending row-major element numbers, and for each whether it was rounded up."""
 
     elements: Integers
     up: Mask
@@ -53,24 +53,24 @@ class Entries:
         return np.array_equal(self.elements, other.elements) and np.array_equal(self.up, other.up)
 
     def directions(self) -> Iterator[tuple[int, Direction]]:
-        """Element by element."""
+        """Each logged element with its direction."""
         for element, up in zip(self.elements.tolist(), self.up.tolist(), strict=True):
             yield element, Direction.UP if up else Direction.DOWN
 
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """Entries by body value, values ascending; a value without entries is left out."""
+    """Entries by body value in ascending order; values without entries are left out."""
 
     entries: Mapping[int, Entries] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """Entries in all."""
+        """Total number of entries."""
         return sum(map(len, self.entries.values()))
 
     def check(self, program: Program, step: int) -> None:
-        """Raise `LogError` unless this can be a log of the program: what it names exists, in order and once."""
+        """Raise `LogError` unless every entry names a logged sum's element of the program, in order and only once."""
         before = -1
         for value, entries in self.entries.items():
             if value <= before:
@@ -83,7 +83,7 @@ class StepLog:
 
 
 NO_LOG: Final = StepLog()
-"""That of a step in which nothing was logged."""
+"""The log of a step in which nothing was logged."""
 
 
 def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:
