@@ -1,7 +1,7 @@
-"""The chain adapter: the contracts of `contracts/`, from Python, over any Ethereum node or an embedded one.
+"""The chain adapter: access to the contracts of `contracts/` from Python, over any Ethereum node or an embedded one.
 
-The only package that imports web3, and only when a node is talked to: web3 takes seconds to import. Everything else
-sees jobs, heads, moves and bytes.
+This is the only package that imports web3, and it does so only when it connects to a node, since the import takes
+seconds. All other packages see only jobs, heads, moves and bytes.
 """
 
 from tiebreak.protocol.chain.accounts import Signer

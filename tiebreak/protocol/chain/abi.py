@@ -1,8 +1,8 @@
-"""The contracts' functions, events and custom errors, as the checked-in artifacts declare them.
+"""The contracts' functions, events and custom errors, as declared in the checked-in artifacts.
 
-`eth_abi` turns values into bytes and back; the types come from the ABIs. In what is read, addresses are 20 bytes,
-enums members, arrays tuples, structs dictionaries by the contracts' names or the dataclasses of
-`tiebreak.protocol.chain.records`. What each function, event and error means is said in `contracts/src/interfaces`.
+`eth_abi` converts between values and bytes, with the types from the ABIs. In values that are read, addresses are 20
+bytes, enums are members, arrays are tuples, and structs are dictionaries keyed by the contracts' names or the
+dataclasses of `tiebreak.protocol.chain.records`. `contracts/src/interfaces` documents each function, event and error.
 """
 
 import re
@@ -23,33 +23,33 @@ from tiebreak.protocol.commitments.eip712 import Address
 _ENUMS: Final = {"IJobBoard.JobStatus": JobStatus, "IGame.Verdict": Outcome, "IGame.Reason": EndReason}
 _RECORDS: Final = {"IJobBoard.JobState": JobRecord, "IGame.GameState": GameRecord}
 _BUILT_IN: Final = (("Error", "message", "string"), ("Panic", "code", "uint256"))
-"""The compiler's own errors: `require` with words, and its checks."""
+"""Errors that the compiler defines: for `require` with a message, and for its own checks."""
 
 
 def snake_case(name: str) -> str:
-    """`lossBits` -> loss_bits."""
+    """Convert the contracts' spelling to Python's: `lossBits` to `loss_bits`."""
     return re.sub("(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1], name).lower()
 
 
 def camel_case(name: str) -> str:
-    """`loss_bits` -> lossBits: the contracts' spelling."""
+    """Convert Python's spelling to the contracts': `loss_bits` to `lossBits`."""
     return re.sub("_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An argument, a result, or a member of a struct. `declared`: the Solidity name of its enum or struct."""
+    """An argument, a result, or a struct member. `declared` is its type's Solidity name, e.g. of an enum."""
 
     name: str
     type: str
-    """Canonical: a struct is written out as a tuple."""
+    """The canonical type, in which a struct is written as a tuple."""
     declared: str
     members: tuple["Field", ...]
     indexed: bool
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Field":
-        """From the ABI's JSON."""
+        """Read a field from an ABI's JSON."""
         members = tuple(map(cls.of, entry.get("components", ())))
         kind = str(entry["type"])
         if members:
@@ -58,7 +58,7 @@ class Field:
         return cls(str(entry["name"]), kind, declared, members, bool(entry.get("indexed")))
 
     def read(self, value: Any) -> Any:
-        """From `eth_abi`'s form. Raises `ValueError` for a number that is no member of its enum."""
+        """Convert from `eth_abi`'s form. Raises `ValueError` for a number that is not in its enum."""
         return self._read(value, self.type)
 
     def _read(self, value: Any, kind: str) -> Any:
@@ -75,12 +75,12 @@ class Field:
 
 
 def named(members: Sequence[Field], values: Sequence[Any]) -> dict[str, Any]:
-    """Values in `eth_abi`'s form by their names, in ours."""
+    """The values by name, converted from `eth_abi`'s form."""
     return {member.name: member.read(value) for member, value in zip(members, values, strict=True)}
 
 
 def decode_fields(members: Sequence[Field], data: bytes) -> dict[str, Any]:
-    """Values by name, from their encoding. Raises `DecodingError`."""
+    """Decode values by name. Raises `DecodingError`."""
     try:
         return named(members, decode([member.type for member in members], data))
     except ValueError as error:
@@ -89,7 +89,7 @@ def decode_fields(members: Sequence[Field], data: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A function, event or custom error. `topic`: keccak-256 of its name and types; its first 4 bytes select it."""
+    """A function, event or custom error. `topic` is the keccak-256 of its signature, such as `name(type,type)`."""
 
     name: str
     inputs: tuple[Field, ...]
@@ -98,22 +98,22 @@ class Entry:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Entry":
-        """From the ABI's JSON."""
+        """Read an entry from an ABI's JSON."""
         name, inputs = str(entry["name"]), tuple(map(Field.of, entry["inputs"]))
         signature = f"{name}({','.join(field.type for field in inputs)})"
         return cls(name, inputs, tuple(map(Field.of, entry.get("outputs", ()))), bytes(keccak(signature.encode())))
 
     @property
     def selector(self) -> bytes:
-        """What calldata and reverts start with."""
+        """The first 4 bytes of the entry's calldata or revert data."""
         return self.topic[:4]
 
     def calldata(self, arguments: Sequence[Any]) -> bytes:
-        """A call with these arguments, in the ABI's order."""
+        """Calldata for a call with these arguments, in ABI order."""
         return self.selector + encode([field.type for field in self.inputs], arguments)
 
     def arguments(self, calldata: bytes) -> tuple[Any, ...]:
-        """The inverse of `calldata`, after the selector; in `eth_abi`'s form. Raises `DecodingError`."""
+        """The arguments in some calldata, in `eth_abi`'s form. Raises `DecodingError`. The selector is not checked."""
         return decode([field.type for field in self.inputs], calldata[4:])
 
     def result(self, data: bytes) -> Any:
@@ -128,7 +128,7 @@ class Entry:
 
 @cache
 def entries(kind: str) -> dict[str, Entry]:
-    """Every `function`, `event` or `error` of the contracts, by name. No two differ under one name."""
+    """All entries of a kind (`function`, `event` or `error`) in the contracts, by name. No name has two meanings."""
     found = [e for contract in CONTRACTS for e in load_artifact(contract).abi if e["type"] == kind]
     return {entry["name"]: Entry.of(entry) for entry in found}
 
@@ -145,11 +145,11 @@ def _errors() -> dict[bytes, Entry]:
 
 
 def read_log(topics: Sequence[bytes], data: bytes) -> tuple[str, dict[str, Any]] | None:
-    """Name and values of an event; None for one of another contract. Raises `DecodingError`."""
+    """The name and values of an event, or None if it is not one of these contracts'. Raises `DecodingError`."""
     event = _topics().get(bytes(topics[0])) if topics else None
     if event is None:
         return None
-    # Every indexed field of these contracts is one word, so it stands in its topic as it is.
+    # Every indexed field of these contracts is one word, so its topic holds the value itself and not a hash.
     indexed = [field for field in event.inputs if field.indexed]
     values = decode_fields(indexed, b"".join(topics[1:]))
     values |= decode_fields([field for field in event.inputs if not field.indexed], data)
@@ -157,7 +157,7 @@ def read_log(topics: Sequence[bytes], data: bytes) -> tuple[str, dict[str, Any]]
 
 
 def decode_revert(data: bytes, message: str) -> Reverted:
-    """The error that a contract reverted with; `message` is the node's, for a revert without data."""
+    """The error that a contract reverted with. `message` is the node's text, used if there is no revert data."""
     if not data:
         return Reverted("Halted", {"message": message})
     error = _errors().get(data[:4])

@@ -1,4 +1,4 @@
-"""Signing transactions with a key that shows only its address and signs digests, as `keys.PrivateKey` does."""
+"""Transaction signing with any key that offers an address and signs digests, as `keys.PrivateKey` does."""
 
 from typing import Any, Protocol
 
@@ -6,20 +6,20 @@ from tiebreak.protocol.commitments.eip712 import Address
 
 
 class Signer(Protocol):
-    """An account that can sign. `tiebreak.protocol.commitments.keys.PrivateKey` is one."""
+    """An account that can sign, such as `tiebreak.protocol.commitments.keys.PrivateKey`."""
 
     @property
     def address(self) -> Address:
-        """20 bytes."""
+        """The account's address, 20 bytes."""
 
     def sign(self, digest: bytes) -> bytes:
-        """65 bytes r || s || v (27 or 28) over a 32-byte digest, s in the lower half."""
+        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all."""
 
 
 def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
-    """A raw EIP-1559 transaction.
+    """Sign an EIP-1559 transaction; returns its raw bytes.
 
-    `fields`: chainId, nonce, to (absent: creation), value, data, gas, maxFeePerGas, maxPriorityFeePerGas.
+    `fields` are chainId, nonce, to (absent to create a contract), value, data, gas, maxFeePerGas, maxPriorityFeePerGas.
     """
     from eth_account.typed_transactions.typed_transaction import TypedTransaction  # noqa: PLC0415  # takes a second
 

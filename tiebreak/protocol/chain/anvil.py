@@ -1,4 +1,4 @@
-"""anvil, Foundry's development node, as a child process."""
+"""Runs anvil, Foundry's development node, as a child process."""
 
 import shutil
 import subprocess
@@ -14,21 +14,21 @@ from tiebreak.protocol.errors import ConfigurationError
 
 HOST: Final = "127.0.0.1"
 INSTALLED: Final = Path(__file__).resolve().parents[3] / "contracts" / "node_modules" / ".bin" / "anvil"
-"""Where `make contracts` puts it."""
+"""Where `make contracts` installs anvil."""
 START_SECONDS: Final = 30
 STOP_SECONDS: Final = 5
 HARDFORK: Final = "prague"
-"""Of the contracts' build (contracts/foundry.toml) and of the embedded chain."""
+"""The hardfork that the contracts are built for (contracts/foundry.toml) and that the embedded chain uses."""
 
 
 def find_anvil() -> Path | None:
-    """On PATH, or from the contracts' packages; None if there is none."""
+    """The anvil on PATH, or the one installed with the contracts' packages; None if there is neither."""
     found = shutil.which("anvil") or (str(INSTALLED) if INSTALLED.exists() else None)
     return None if found is None else Path(found)
 
 
 class Anvil:
-    """A running anvil, from entering the context to leaving it. `block_seconds`: 0 mines each transaction at once."""
+    """A context manager that runs anvil. With `block_seconds` 0, each transaction is mined at once."""
 
     def __init__(self, binary: Path, *, port: int, mnemonic: str, accounts: int, block_seconds: int = 0) -> None:
         self._command = [str(binary), "--host", HOST, "--port", str(port), "--hardfork", HARDFORK]
@@ -67,7 +67,7 @@ class Anvil:
         self._errors.close()
 
     def check(self) -> None:
-        """Raise `NodeError` if it has ended."""
+        """Raise `NodeError` if anvil has exited."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._errors.seek(0)
             lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()

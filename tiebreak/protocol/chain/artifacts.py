@@ -1,6 +1,7 @@
-"""The compiled contracts, as checked in under `contracts/artifacts`; where installed, a copy beside this module.
+"""The compiled contracts, as checked in under `contracts/artifacts`.
 
-An artifact is a JSON object with `abi` (a list), `bytecode` (creation code) and `deployedBytecode`, hex with 0x.
+An installed package has a copy beside this module. An artifact is a JSON object with `abi` (a list), `bytecode`
+(creation code) and `deployedBytecode`, both in hex with 0x.
 """
 
 import json
@@ -20,10 +21,10 @@ BOARD: Final = "Tiebreak"
 REFEREE: Final = "Referee"
 TRANSCENDENTALS: Final = "Transcendentals"
 CONTRACTS: Final = (TRANSCENDENTALS, REFEREE, BOARD)
-"""In the order in which they are deployed: each is made with the address of the one before it."""
+"""In order of deployment: each constructor takes the address of the contract before it."""
 
 CONSTRUCTOR_GAS: Final = 20_000
-"""More than any of these constructors uses: they read one account's code size and return."""
+"""An upper bound for all of these constructors, which only read one account's code size and return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,14 @@ class Artifact:
     name: str
     abi: tuple[dict[str, Any], ...]
     bytecode: bytes
-    """Creation code, without the constructor's arguments."""
+    """Creation code without the constructor's arguments."""
     code_bytes: int
-    """Length of the code that it creates."""
+    """Length of the deployed code."""
 
 
 @cache
 def load_artifact(name: str) -> Artifact:
-    """Read one artifact. Raises `ConfigurationError` if it is missing or broken."""
+    """Read an artifact. Raises `ConfigurationError` if it is missing or malformed."""
     path = ARTIFACTS / f"{name}.json"
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -57,13 +58,16 @@ def load_artifact(name: str) -> Artifact:
 
 
 def creation_code(name: str, argument: Address | None = None) -> bytes:
-    """What a transaction without a receiver carries; the argument is the constructor's, if it takes one."""
+    """The data of a transaction that creates a contract. `argument` is the constructor's, if it takes one."""
     code = load_artifact(name).bytecode
     return code if argument is None else code + encode(["address"], [argument])
 
 
 def creation_gas(name: str) -> int:
-    """An upper bound: base cost, calldata (EIP-7623), initcode words (EIP-3860), code deposit, constructor."""
+    """Upper bound on the gas of a creation.
+
+    It adds base cost, calldata (EIP-7623), initcode words (EIP-3860), code deposit and the constructor.
+    """
     artifact = load_artifact(name)
     zeros = artifact.bytecode.count(0)
     tokens = zeros + 4 * (len(artifact.bytecode) - zeros + 32)

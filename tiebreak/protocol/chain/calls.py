@@ -1,4 +1,4 @@
-"""Transactions to the board: one function per kind, and what can be read from anybody's."""
+"""Transactions to the board: a function to build each kind, and a class to read those of anyone."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,20 +18,20 @@ from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES
 from tiebreak.protocol.tags import Digest
 
 MOVE_KINDS: Final = {camel_case(kind_name(move)): kind for kind, move in MOVES.items()}
-"""The board's functions that are moves -> the kinds of the moves: both have the same names and fields."""
+"""The move kind for each function of the board that is a move. Moves and functions have the same names and fields."""
 _BYTES_SHOWN: Final = {
     "openTensor": (1, MAX_INSTRUCTION_BYTES),
     "openChunk": (1, CHUNK_BYTES),
     "openTerms": (2, MAX_ACCUMULATOR_BYTES),
 }
-"""Which argument of a defender's move is bytes, and how many of them a message may carry."""
+"""For a defender's move with a bytes argument: the argument's index, and the most bytes that a message may carry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of the contracts, its arguments in the ABI's order, and how many wei go with it.
+    """A call of a contract function: its arguments in ABI order, and the wei to send with it.
 
-    kind: the function's name; empty for `raw` bytes that call none.
+    `kind` is the function's name, or empty for `raw` bytes that call no function.
     """
 
     kind: str
@@ -41,9 +41,9 @@ class Call:
 
     @classmethod
     def decode(cls, data: bytes, value: int = 0) -> "Call":
-        """From calldata. Raises `ChainError` if no function of the contracts has its selector.
+        """Decode calldata.
 
-        Raises `DecodingError` for arguments that are none of that function.
+        Raises `ChainError` for an unknown selector, and `DecodingError` for arguments that do not fit.
         """
         entry = _selectors().get(data[:4])
         if entry is None:
@@ -52,49 +52,49 @@ class Call:
 
     @property
     def data(self) -> bytes:
-        """Calldata."""
+        """The calldata."""
         return entries("function")[self.kind].calldata(self.arguments) if self.kind else self.raw
 
     def result(self, data: bytes) -> Any:
-        """What the function returned, read from its bytes. Raises `DecodingError`."""
+        """Decode what the function returned. Raises `DecodingError`."""
         return entries("function")[self.kind].result(data)
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by the contract's names; structs are dictionaries."""
+        """The arguments by the contract's names; structs become dictionaries."""
         return named(entries("function")[self.kind].inputs, self.arguments) if self.kind else {}
 
     # ---------------------------------------------------------------- what it says
 
     def _argument(self, name: str) -> Any:
-        """One argument, None if the function has no such one."""
+        """One argument by name, or None if the function does not have it."""
         inputs = entries("function")[self.kind].inputs if self.kind else ()
         return next((value for field, value in zip(inputs, self.arguments, strict=True) if field.name == name), None)
 
     @property
     def job_id(self) -> Digest | None:
-        """The job that it names, or whose head it shows."""
+        """The job that the call names, or whose head it shows; None if there is none."""
         head = self._argument("head")
         found: Digest | None = self._argument("jobId") if head is None else head[0]
         return found
 
     @property
     def game_id(self) -> Digest | None:
-        """The game that it is about."""
+        """The game that the call names; None if there is none."""
         found: Digest | None = self._argument("gameId")
         return found
 
     @property
     def is_move(self) -> bool:
-        """Whether its function is a move's."""
+        """Whether the function makes a move in a game."""
         return self.kind in MOVE_KINDS
 
     @property
     def move(self) -> Move | None:
-        """The move that it makes, if any; None also for one that breaks the limits of SPEC section 9.
+        """The move that the call makes; None if it makes none, or one that exceeds the limits of SPEC section 9.
 
-        An opening with more bytes than those limits allow is read as the same opening with none: no message can carry
-        it, but the contract takes the transaction, and to the rules both are the same broken tie.
+        An opening with more bytes than those limits allow is read as the same opening with no bytes. No message can
+        carry it, but the contract accepts the transaction, and by the rules both are the same broken tie.
         """
         if not self.is_move:
             return None
@@ -109,7 +109,7 @@ class Call:
 
     @property
     def heads(self) -> tuple[SignedHead, ...]:
-        """The signed heads that it shows."""
+        """The signed heads that the call shows."""
         v = self.values
         if "head" in v and "signature" in v:
             return (_signed(v["head"]["jobId"], v["head"]["count"], v["head"]["runRoot"], v["signature"]),)
@@ -120,7 +120,7 @@ class Call:
 
     @property
     def job(self) -> Job | None:
-        """The job that it offers, if any. Raises `VerificationError` for one that breaks SPEC section 8."""
+        """The job that the call offers, or None. Raises `VerificationError` for a job that breaks SPEC section 8."""
         if self.kind != "createJob":
             return None
         return Job(**{snake_case(name): value for name, value in self.values["job_"].items()})
@@ -160,23 +160,23 @@ def post_head(head: SignedHead) -> Call:
 
 
 def report_equivocation(first: SignedHead, second: SignedHead) -> Call:
-    """Report two heads of one count with different roots."""
+    """Report two heads with the same count and different roots."""
     job_id, count, root = first.head.values
     return Call("reportEquivocation", (job_id, count, root, first.signature, second.head.run_root, second.signature))
 
 
 def settle(job_id: Digest) -> Call:
-    """End a job whose final head stood a whole window."""
+    """End a job whose final head stood through a whole challenge window."""
     return Call("settle", (job_id,))
 
 
 def abandon(job_id: Digest) -> Call:
-    """End a job whose trainer posts no heads."""
+    """End a job whose trainer stopped posting heads."""
     return Call("abandon", (job_id,))
 
 
 def withdraw(to: Address) -> Call:
-    """Pull one's whole credit."""
+    """Withdraw the sender's whole credit."""
     return Call("withdraw", (to,))
 
 
@@ -184,7 +184,7 @@ def withdraw(to: Address) -> Call:
 
 
 def read_game(game_id: Digest) -> Call:
-    """What the board keeps of a game: a `GameRecord`."""
+    """Read what the board stores about a game; the result is a `GameRecord`."""
     return Call("game", (game_id,))
 
 
@@ -199,12 +199,12 @@ def timeout(game_id: Digest) -> Call:
 
 
 def reclaim(game_id: Digest) -> Call:
-    """Give back the challenger's stake of a game whose job was slashed meanwhile."""
+    """Give back the challenger's stake of a game whose job was slashed in the meantime."""
     return Call("reclaim", (game_id,))
 
 
 def move_call(state: GameState, move: Move) -> Call:
-    """Make a move; `state` is the game before it."""
+    """Make a move. `state` is the game before the move."""
     body = move.pack()
     if isinstance(move, Prove):
         body = (proof_argument(move), move.salt, opened(state))
@@ -212,24 +212,24 @@ def move_call(state: GameState, move: Move) -> Call:
 
 
 def opened(state: GameState) -> tuple[bytes, ...]:
-    """What the board's digest of a game in phase PROVE is over: the run root, and what was opened since (SPEC 11)."""
+    """The preimage of the board's digest in phase PROVE: the run root, and everything opened since (SPEC 11)."""
     fixed = (state.steps_root, state.body_root, state.value_seal, state.instruction, state.accumulator_root, state.seal)
     return (state.head.run_root, *(item for item in fixed if item))
 
 
 _NO_WITNESS: Final = (0, ZERO_DIGEST, 0, ZERO_DIGEST, (), ZERO_DIGEST, ())
-"""The contract's one struct serves three kinds of witness; unused fields are zero and empty."""
+"""The contract has one struct for three kinds of witness; unused fields are zero or empty."""
 
 
 def proof_argument(move: Prove) -> tuple[Packed, ...]:
-    """`IReferee.Proof`: the fields of the move before its salt."""
+    """The `IReferee.Proof` argument: all fields of the move except its salt."""
     *fields, witness, _ = move.pack()
     assert isinstance(witness, tuple)  # a record's array
     return (*fields, (*_NO_WITNESS[: 7 - len(witness)], *witness))
 
 
 def read_move(call: Call) -> Move:
-    """The inverse of `move_call`. Raises `ChainError` for another function, `EncodingError` beyond SPEC 9's limits."""
+    """Invert `move_call`. Raises `ChainError` for other functions and `EncodingError` beyond the limits of SPEC 9."""
     if not call.is_move:
         raise ChainError(f"expected a move of the game, got a call of {call.kind or 'no function'}")
     body = call.arguments[1:]

@@ -1,4 +1,4 @@
-"""The contracts as typed methods: one per function of `IJobBoard` and `IGame`."""
+"""The contracts as typed methods: one for each function of `IJobBoard` and `IGame`."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -23,25 +23,25 @@ from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.tags import Digest
 
 PROOF_SECONDS: Final = 60
-"""How long a proof waits for a second later than its seal's: some blocks of any chain."""
+"""How long to wait for a second later than that of the proof's seal: a few blocks on any chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where the contracts stand."""
+    """The addresses of the contracts."""
 
     transcendentals: Address
     referee: Address
     board: Address
 
     def named(self) -> dict[str, Address]:
-        """By the contracts' names, in the order in which they are deployed."""
+        """The addresses by contract name, in order of deployment."""
         return {TRANSCENDENTALS: self.transcendentals, REFEREE: self.referee, BOARD: self.board}
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """A contract that was put on the chain."""
+    """A contract that was deployed."""
 
     name: str
     address: Address
@@ -51,7 +51,7 @@ class Creation:
 
 
 class Chain:
-    """The board of one chain. Transactions are signed by a `Signer`, tried first, sent, and waited for.
+    """The board on one chain. Each transaction is signed by a `Signer`, tried first, then sent and waited for.
 
     Every method that sends raises `Reverted` (with the contract's own error), `InsufficientFunds` or `NodeError`.
     """
@@ -62,13 +62,13 @@ class Chain:
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
-        """A chain behind an http(s) URL or a node's IPC socket. Raises `NodeError` if nobody answers."""
+        """Connect to an http(s) URL or a node's IPC socket. Raises `NodeError` if there is no answer."""
         return cls(Node.connect(endpoint))
 
     # ------------------------------------------------------------------ contracts
 
     def deploy(self, signer: Signer, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:
-        """Put the contracts on the chain and attach to them. Calls `on_contract` after each.
+        """Deploy the contracts and attach to them. Calls `on_contract` after each.
 
         Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
         """
@@ -82,10 +82,11 @@ class Chain:
         return self._deployment
 
     def attach(self, board: Address) -> Deployment:
-        """Use a board that is there. Raises `ContractMismatch` unless it and what it calls are of this version."""
+        """Use an existing board. Raises `ContractMismatch` unless it and the contracts it uses are of this version."""
         referee = self._constant(BOARD, board, Call("REFEREE"))
         transcendentals = self._constant(REFEREE, referee, Call("TRANSCENDENTALS"))
-        # Creating a contract in a call, without sending, gives the code that must stand there, constants included.
+        # Running creation code in a call, without sending it, returns the code that must be deployed, constants
+        # included.
         self._require_code(TRANSCENDENTALS, transcendentals, creation_code(TRANSCENDENTALS))
         self._require_code(REFEREE, referee, creation_code(REFEREE, transcendentals))
         self._require_code(BOARD, board, creation_code(BOARD, referee))
@@ -94,16 +95,16 @@ class Chain:
 
     @property
     def chain_id(self) -> int:
-        """EIP-155."""
+        """The EIP-155 chain id."""
         return self._node.chain_id
 
     def code(self, address: Address) -> bytes:
-        """What stands at an address; empty for an account without code."""
+        """The code at an address; empty for an account without code."""
         return self._node.code(address)
 
     @property
     def deployment(self) -> Deployment:
-        """Raises `StateError` before `deploy` or `attach`."""
+        """The contracts in use. Raises `StateError` before `deploy` or `attach`."""
         if self._deployment is None:
             raise StateError("expected a deployed board; call deploy() or attach() first")
         return self._deployment
@@ -132,33 +133,33 @@ class Chain:
         return self._send(sender, calls.post_head(head))
 
     def report_equivocation(self, reporter: Signer, first: SignedHead, second: SignedHead) -> Receipt:
-        """Report two heads of one count with different roots."""
+        """Report two heads with the same count and different roots."""
         return self._send(reporter, calls.report_equivocation(first, second))
 
     def settle(self, sender: Signer, job_id: Digest) -> Receipt:
-        """End a job whose final head stood a whole window."""
+        """End a job whose final head stood through a whole challenge window."""
         return self._send(sender, calls.settle(job_id))
 
     def abandon(self, client: Signer, job_id: Digest) -> Receipt:
-        """End a job whose trainer posts no heads."""
+        """End a job whose trainer stopped posting heads."""
         return self._send(client, calls.abandon(job_id))
 
     def withdraw(self, owner: Signer, to: Address | None = None) -> Receipt:
-        """Pull the owner's whole credit, to itself by default."""
+        """Withdraw the owner's whole credit, by default to the owner."""
         return self._send(owner, calls.withdraw(owner.address if to is None else to))
 
     # ------------------------------------------------------------------ games
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
-        """Start a game against a head and pay the challenger's stake; the game's id and the receipt."""
+        """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
         stake = self.job_state(head.head.job_id).challenger_stake
         receipt = self._send(challenger, calls.challenge(head, nonce, stake))
         return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 
     def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
-        """Make a move. `state`: the game before it, as the mover knows it; a proof shows again what was opened.
+        """Make a move. `state` is the game before it, as the mover knows it; a proof shows again what was opened.
 
-        A proof is illegal in the second of its seal, so it waits up to `PROOF_SECONDS` for a later one.
+        A proof is illegal in the same second as its seal, so this waits up to `PROOF_SECONDS` for a later one.
         """
         call = calls.move_call(state, move)
         for _ in range(PROOF_SECONDS if isinstance(move, Prove) else 0):
@@ -171,7 +172,7 @@ class Chain:
         return self._send(mover, call)
 
     def concede(self, mover: Signer, game_id: Digest) -> Receipt:
-        """Lose a game whose next move is the signer's."""
+        """Concede a game in which it is the signer's turn."""
         return self._send(mover, Call("concede", (game_id,)))
 
     def timeout(self, sender: Signer, game_id: Digest) -> Receipt:
@@ -179,23 +180,23 @@ class Chain:
         return self._send(sender, calls.timeout(game_id))
 
     def reclaim(self, sender: Signer, game_id: Digest) -> Receipt:
-        """Give back the challenger's stake of a game whose job was slashed meanwhile."""
+        """Give back the challenger's stake of a game whose job was slashed in the meantime."""
         return self._send(sender, calls.reclaim(game_id))
 
     # ------------------------------------------------------------------ reading
 
     def job_state(self, job_id: Digest) -> JobRecord:
-        """Status NONE if there is no such job."""
+        """The board's record of a job. Its status is NONE if there is no such job."""
         found: JobRecord = self._read(Call("job", (job_id,)))
         return found
 
     def game_state(self, game_id: Digest) -> GameRecord:
-        """Phase 0 if there is no such game."""
+        """The board's record of a game. Its phase is 0 if there is no such game."""
         found: GameRecord = self._read(calls.read_game(game_id))
         return found
 
     def mover(self, game_id: Digest) -> Address | None:
-        """Whose move it is, None if nobody's."""
+        """The address of the side to move, or None if there is none."""
         found: Address = self._read(Call("mover", (game_id,)))
         return None if found == bytes(20) else found
 
@@ -212,16 +213,16 @@ class Chain:
         return self._node.timestamp()
 
     def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
-        """The board's log, oldest first; of one game only, if given."""
+        """The board's events, oldest first; only those of one game if its id is given."""
         topics: list[Any] = [None, game_id] if game_id is not None else []
         logs = self._node.logs(self.deployment.board, topics, first_block)
         return [event for log in logs if (event := self._event(log)) is not None]
 
     def moves(self, game_id: Digest, first_block: int = 0) -> list[Move]:
-        """The moves made in a game since a block, read from the transactions' calldata, in order.
+        """The moves made in a game since a block, in order, read from the transactions' calldata.
 
-        Raises `ChainError` for a move that was not made by a plain transaction to the board, and for one with more in
-        it than a message may carry; the log (`events`) has what it revealed nevertheless.
+        Raises `ChainError` for a move that was not made by a plain transaction to the board, or that exceeds what a
+        message may carry. The event log (`events`) shows what such a move revealed nevertheless.
         """
         order = dict.fromkeys(event.transaction for event in self.events(game_id, first_block))
         found = [(transaction, self._call_of(transaction)) for transaction in order]
@@ -241,7 +242,7 @@ class Chain:
             raise NodeError(f"expected the result of {call.kind}, got {len(data)} bytes that are none") from error
 
     def _constant(self, name: str, contract: Address, call: Call) -> Address:
-        """The contract that another one was made with."""
+        """The address of another contract, read from a constant of this one."""
         self._require_code(name, contract, None)
         try:
             found: Address = self._read(call, contract)

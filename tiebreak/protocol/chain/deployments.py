@@ -1,6 +1,6 @@
-"""The file that says where the contracts stand: written by `tiebreak deploy`, read by whoever plays there.
+"""The file that records where the contracts are deployed. `tiebreak deploy` writes it.
 
-JSON object: version 1, chainId, deployer, contracts: {name: {address, block, transaction, gasUsed, codeHash}}.
+It is a JSON object: version 1, chainId, deployer, contracts: {name: {address, block, transaction, gasUsed, codeHash}}.
 Addresses, transactions and code hashes (keccak-256 of the deployed code) are hexadecimal with 0x.
 """
 
@@ -24,7 +24,7 @@ MAX_DEPTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One contract of a file."""
+    """One contract of a deployment file."""
 
     address: Address
     code_hash: bytes
@@ -32,14 +32,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentFile:
-    """What a check needs of a file."""
+    """The part of a deployment file that checks need."""
 
     chain_id: int
     contracts: dict[str, Standing]
 
 
 def document(chain: Chain, deployer: Address, creations: Sequence[Creation]) -> dict[str, Any]:
-    """The JSON object of a deployment that was just made."""
+    """The JSON object that describes a deployment that was just made."""
     contracts = {
         c.name: {
             "address": _hex(c.address),
@@ -54,7 +54,7 @@ def document(chain: Chain, deployer: Address, creations: Sequence[Creation]) -> 
 
 
 def read_deployment(path: Path) -> DeploymentFile:
-    """Read a file. Raises `ConfigurationError` if it cannot be read or is no such file."""
+    """Read a deployment file. Raises `ConfigurationError` if it is unreadable or malformed."""
     try:
         content = parse_json(path.read_bytes(), MAX_DEPTH)
     except OSError as error:
@@ -70,10 +70,10 @@ def read_deployment(path: Path) -> DeploymentFile:
 
 
 def check_deployment(chain: Chain, file: DeploymentFile) -> None:
-    """Whether the contracts of a file stand where it says.
+    """Check that the contracts in a file are deployed where it says.
 
-    Numbered plan: (1) the chain is the file's, (2) what stands at the addresses is this version's code, wired to each
-    other as in the file, (3) and is the code that the file was written for.
+    Numbered plan: (1) the chain is the file's, (2) the code at the addresses is this version's, and the contracts refer
+    to each other as in the file, (3) the code is the one that the file was written for.
 
     Raises `ConfigurationError` for (1), `ContractMismatch` for (2) and `VerificationError` for (3).
     """
@@ -88,7 +88,7 @@ def check_deployment(chain: Chain, file: DeploymentFile) -> None:
 
 
 def require_chain(chain: Chain, chain_id: int) -> None:
-    """Raise `ConfigurationError` unless this is the chain that is meant."""
+    """Raise `ConfigurationError` unless the chain has this id."""
     if chain.chain_id != chain_id:
         raise ConfigurationError(f"expected chain id {chain_id}, got {chain.chain_id}; is this the right endpoint?")
 

@@ -1,6 +1,6 @@
-"""A chain for development on this machine: anvil where it is installed, else the embedded EVM behind JSON-RPC.
+"""A local chain for development: anvil if it is installed, otherwise the embedded EVM behind JSON-RPC.
 
-Accounts come from one mnemonic that everybody knows: never use their keys anywhere else.
+The accounts come from a publicly known mnemonic: never use their keys anywhere else.
 """
 
 import socket
@@ -16,14 +16,14 @@ from tiebreak.protocol.chain.embedded import ACCOUNTS_PATH, new_tester
 from tiebreak.protocol.chain.rpc import RpcServer
 
 MNEMONIC: Final = "test test test test test test test test test test test junk"
-"""The one of anvil and its relatives."""
+"""The default mnemonic of anvil and similar nodes."""
 BALANCE: Final = 10_000 * 10**18
-"""Wei of each account at the start, in both kinds of node."""
+"""Initial balance of each account in wei, in both kinds of node."""
 MAX_ACCOUNTS: Final = 100
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine that is currently not in use."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -35,22 +35,22 @@ class RunningNode:
 
     url: str
     kind: str
-    """anvil, or embedded."""
+    """Either "anvil" or "embedded"."""
     check: Callable[[], None]
-    """Raises `NodeError` if it has ended."""
+    """Raises `NodeError` if the node has exited."""
 
 
 def dev_secrets(count: int) -> list[int]:
-    """Private keys of the accounts, by BIP-32 from the mnemonic."""
+    """The private keys of the accounts, derived from the mnemonic by BIP-32."""
     seed = seed_from_mnemonic(MNEMONIC, "")
     return [int.from_bytes(key_from_seed(seed, f"{ACCOUNTS_PATH}/{index}"), "big") for index in range(count)]
 
 
 @contextmanager
 def running_node(*, port: int, accounts: int, block_seconds: int = 0, embedded: bool = False) -> Iterator[RunningNode]:
-    """A node with funded accounts, while the context lasts. `embedded`: do not look for anvil.
+    """Run a node with funded accounts for the duration of the context. With `embedded`, anvil is not looked for.
 
-    Raises `NodeError` for a port that is taken and an anvil that does not start.
+    Raises `NodeError` if the port is taken or anvil does not start.
     """
     binary = None if embedded else find_anvil()
     if binary is None:

@@ -1,4 +1,4 @@
-"""The embedded chain: an EVM in this process, for tests, demos and disputes without a node. Its time is ours to set."""
+"""The embedded chain: an EVM in this process whose clock we control, for tests, demos and disputes without a node."""
 
 import warnings
 from typing import TYPE_CHECKING, Final, cast
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
     from web3.types import Wei
 
 GAS_LIMIT: Final = 15_000_000
-"""Of every transaction here: half of a block. Estimates would cost more time than they tell."""
+"""Gas limit of every transaction here: half of a block. Estimating gas would take time for no benefit."""
 ACCOUNTS_PATH: Final = "m/44'/60'/0'/0"
-"""BIP-44: where wallets and anvil look for the accounts of a mnemonic, by their number."""
+"""The BIP-44 path where wallets and anvil look for the numbered accounts of a mnemonic."""
 DEFAULT_FUNDS: Final = 100 * 10**18
 
 
 def new_tester(
     mnemonic: str | None = None, accounts: int | None = None, balance: int | None = None
 ) -> "EthereumTester":
-    """An EVM with a genesis block; with accounts of a mnemonic and a balance in wei, or its own ten."""
+    """An EVM with a genesis block. Its accounts are those of the mnemonic, with a balance in wei, or ten defaults."""
     from eth_tester import EthereumTester  # noqa: PLC0415  # takes seconds
     from eth_tester.backends.pyevm import PyEVMBackend  # noqa: PLC0415
 
     with warnings.catch_warnings():
-        # py-evm announces that its maintenance ends; the version is pinned and the contracts do not need more.
+        # py-evm warns that it will no longer be maintained. The version is pinned, and the contracts need nothing
+        # newer.
         warnings.simplefilter("ignore")
         if mnemonic is None:
             return EthereumTester(PyEVMBackend())
@@ -38,7 +39,7 @@ def new_tester(
 
 
 class EmbeddedChain(Chain):
-    """A new chain of its own. Each transaction is mined at once, in a block of its own, at least a second later."""
+    """A fresh chain. Each transaction is mined at once in its own block, at least one second after the last."""
 
     def __init__(self) -> None:
         from web3 import EthereumTesterProvider, Web3  # noqa: PLC0415
@@ -47,14 +48,14 @@ class EmbeddedChain(Chain):
         super().__init__(Node(Web3(EthereumTesterProvider(self._tester)), GAS_LIMIT))
 
     def fund(self, account: Address, wei: int = DEFAULT_FUNDS) -> None:
-        """Give an account wei, from those that the chain starts with."""
+        """Give an account wei, taken from the richest of the chain's initial accounts."""
         eth = self._node.web3.eth
         with node_errors():
             source = max(eth.accounts, key=eth.get_balance)
             eth.send_transaction({"from": source, "to": to_checksum_address(account), "value": cast("Wei", wei)})
 
     def travel_to(self, timestamp: int) -> None:
-        """The next transaction is mined at exactly this time, which must be after the newest block's."""
+        """Set the time of the next block. Raises `ValueError` unless it is after the newest block's."""
         if timestamp <= self.now():
             raise ValueError(f"expected a time after {self.now()}, got {timestamp}")
         if timestamp > self.now() + 1:
@@ -62,5 +63,5 @@ class EmbeddedChain(Chain):
                 self._tester.time_travel(timestamp)
 
     def advance(self, seconds: int) -> None:
-        """The next transaction is mined this many seconds after the newest block."""
+        """Let the next transaction be mined this many seconds after the newest block."""
         self.travel_to(self.now() + seconds)

@@ -1,4 +1,4 @@
-"""What can go wrong between us and a chain. Errors keep their arguments: so they can be copied."""
+"""Errors in dealing with a chain. They pass their arguments to `Exception`, so that they can be copied."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ class ChainError(TiebreakError):
 
 
 class NodeError(ChainError):
-    """The node cannot be reached, or answers with something that is no answer."""
+    """The node cannot be reached, or its answer makes no sense."""
 
 
 class InsufficientFunds(ChainError):
-    """An account cannot pay for a transaction. Amounts in wei; `needed` includes the most that gas can cost."""
+    """An account cannot pay for a transaction. Amounts are in wei; `needed` includes the maximum cost of gas."""
 
     def __init__(self, account: bytes, needed: int, available: int) -> None:
         self.account = account
@@ -29,7 +29,7 @@ class InsufficientFunds(ChainError):
 
 
 class ContractMismatch(ChainError):
-    """What stands at an address is not the contract that this version of the project was built with."""
+    """The code at an address is not that of the contract that this version of the project was built with."""
 
     def __init__(self, name: str, address: bytes, found: str) -> None:
         self.name = name
@@ -42,10 +42,11 @@ class ContractMismatch(ChainError):
 
 
 class Reverted(ChainError):
-    """A contract refused a call; nothing changed. `name` and `values` are those of its custom error.
+    """A contract refused a call, and nothing changed. `name` and `values` are those of its custom error.
 
-    Names outside the contracts' ABIs: `Error` and `Panic` (the compiler's own), `Unknown` (values: the raw data),
-    `Halted` (the call stopped without data: out of gas, or no such function; values: the node's words).
+    Four names are not in the contracts' ABIs: `Error` and `Panic` (defined by the compiler), `Unknown` (values: the raw
+    data), and `Halted` (no revert data, as when gas runs out or the function does not exist; values: the node's
+    message).
     """
 
     def __init__(self, name: str, values: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
-"""A node: calls and transactions as bytes, with its many ways of failing turned into ours.
+"""Calls and transactions as bytes, over a node whose many kinds of failure become our own errors.
 
-web3 and the embedded chain take seconds to import, so both are imported when a node is connected to.
+Importing web3 and the embedded chain takes seconds, so both are imported only when connecting to a node.
 """
 
 import ast
@@ -31,7 +31,7 @@ _EMBEDDED_PREFIX: Final = "execution reverted: "
 
 
 class Node:
-    """Bytes in, bytes out. `gas_limit`: of every transaction; None asks the node for an estimate."""
+    """Takes and returns bytes. `gas_limit` applies to every transaction; None asks the node for estimates."""
 
     def __init__(self, web3: "Web3", gas_limit: int | None = None) -> None:
         self.web3 = web3
@@ -41,7 +41,7 @@ class Node:
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
-        """Behind an http(s) URL or an IPC socket. Raises `NodeError` if nobody answers."""
+        """Connect to an http(s) URL or an IPC socket. Raises `NodeError` if there is no answer."""
         from web3 import HTTPProvider, IPCProvider, Web3  # noqa: PLC0415
 
         if urlsplit(endpoint).scheme in ("http", "https"):
@@ -51,30 +51,31 @@ class Node:
         raise ConfigurationError(f"expected an http(s) URL or the path of a node's IPC socket, got {endpoint}")
 
     def call(self, to: Address | None, data: bytes) -> bytes:
-        """What a call returns after the newest block; `to` None: what a creation would deploy.
+        """The result of a call on the newest block. If `to` is None, the code that a creation would deploy.
 
-        What waits in the mempool is no fact yet, and somebody's decoy there must not tell us what the contract keeps.
+        The mempool is ignored: its transactions are not facts yet, and somebody's decoy there must not change what we
+        read from the contract.
         """
         with node_errors():
             return bytes(self.web3.eth.call(self._transaction(to, data, 0), "latest"))
 
     def code(self, address: Address) -> bytes:
-        """Deployed code, empty for an account without."""
+        """The code at an address; empty for an account without code."""
         with node_errors():
             return bytes(self.web3.eth.get_code(to_checksum_address(address)))
 
     def balance(self, address: Address) -> int:
-        """In wei."""
+        """Wei that an account has."""
         with node_errors():
             return int(self.web3.eth.get_balance(to_checksum_address(address)))
 
     def timestamp(self, block: int | None = None) -> int:
-        """Of a block, the newest by default."""
+        """Time of a block in seconds; of the newest by default."""
         with node_errors():
             return int(self.web3.eth.get_block("latest" if block is None else block)["timestamp"])
 
     def logs(self, address: Address, topics: list[Any], first_block: int) -> Sequence[Mapping[str, Any]]:
-        """What a contract logged since a block, oldest first."""
+        """The events that a contract logged since a block, oldest first."""
         with node_errors():
             found = self.web3.eth.get_logs(
                 {
@@ -87,15 +88,15 @@ class Node:
         return cast("Sequence[Mapping[str, Any]]", found)
 
     def calldata(self, transaction: bytes) -> bytes:
-        """Of a transaction, by its hash."""
+        """The calldata of a transaction, given its hash."""
         with node_errors():
             return bytes(self.web3.eth.get_transaction(Hash32(transaction))["input"])
 
     def send(self, signer: Signer, to: Address | None, data: bytes, value: int = 0) -> Mapping[str, Any]:
         """Try a transaction, sign it, send it and wait for its receipt.
 
-        It is tried first, so a move that the contract refuses costs nothing. Raises `Reverted`, `InsufficientFunds`
-        or `NodeError`.
+        Because it is tried first, a move that the contract refuses costs nothing. Raises `Reverted`,
+        `InsufficientFunds` or `NodeError`.
         """
         tx = self._transaction(to, data, value)
         tx["from"] = to_checksum_address(signer.address)
@@ -104,13 +105,13 @@ class Node:
         with node_errors():
             receipt = self.web3.eth.wait_for_transaction_receipt(Hash32(sent), timeout=RECEIPT_SECONDS)
         if receipt["status"] != 1:
-            # The chain moved on between trying and mining: trying again says what changed.
+            # The chain moved on between trying and mining, so trying again shows what changed.
             self._try(tx)
             raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
         return cast("Mapping[str, Any]", receipt)
 
     def post(self, signer: Signer, to: Address | None, data: bytes, value: int = 0, *, gas: int) -> bytes:
-        """Sign a transaction and send it, without trying it and without waiting: its hash."""
+        """Sign and send a transaction without trying it and without waiting. Returns its hash."""
         fees = self._fees()
         self._check_funds(signer.address, value + gas * fees["maxFeePerGas"])
         with node_errors():
@@ -121,7 +122,7 @@ class Node:
             return bytes(self.web3.eth.send_raw_transaction(sign_transaction(signer, {**fields, **fees, "gas": gas})))
 
     def require_gas(self, account: Address, gas: int) -> None:
-        """Raise `InsufficientFunds` unless an account can pay for so much gas."""
+        """Raise `InsufficientFunds` unless an account can pay for this much gas."""
         self._check_funds(account, gas * self._fees()["maxFeePerGas"])
 
     def _transaction(self, to: Address | None, data: bytes, value: int) -> "TxParams":
@@ -139,12 +140,13 @@ class Node:
         return {"maxFeePerGas": 2 * int(base) + tip, "maxPriorityFeePerGas": tip}
 
     def _try(self, tx: "TxParams") -> int:
-        """Gas limit for the transaction. Raises `Reverted` if it would fail now.
+        """The gas limit for a transaction. Raises `Reverted` if it would fail now.
 
-        It is tried on the pending state: a proof is refused in the second of its seal, so it needs the next block's
-        time. But somebody may keep a transaction in the mempool that never comes into a block, only so that honest ones
-        are refused here and their clocks run out. So what the pending state refuses is tried on the newest block alone
-        if anything waits, and sent if it comes through there: at worst that costs its gas.
+        It is tried on the pending state, because a proof is refused in the second of its seal and so needs the next
+        block's time. But somebody could keep a transaction in the mempool that never gets into a block, only to have
+        honest ones refused here until their clocks run out. So if the pending state refuses and other transactions are
+        waiting, it is also tried on the newest block alone, and sent if it succeeds there. At worst, that costs its
+        gas.
         """
         try:
             return self._gas_on(tx, "pending")
@@ -161,7 +163,7 @@ class Node:
             return self._gas_limit
 
     def _anything_waits(self) -> bool:
-        """Whether the pending block has transactions; if the node does not show one, it may."""
+        """Whether the pending block has transactions. If the node does not show one, assume so."""
         try:
             with node_errors():
                 return bool(self.web3.eth.get_block("pending")["transactions"])
@@ -209,7 +211,7 @@ def _hex_data(data: object) -> bytes:
 
 
 def embedded_revert_data(message: str) -> bytes:
-    """eth-tester gives the revert data as the text of a bytes literal."""
+    """The revert data in eth-tester's message, which holds it as the text of a bytes literal."""
     text = message.removeprefix(_EMBEDDED_PREFIX)
     if not text.startswith(("b'", 'b"')):
         return b""

@@ -1,4 +1,4 @@
-"""What the contracts keep and report. The fields are those of the contracts' structs, in their order."""
+"""The contracts' records and reports. Fields are those of the contracts' structs, in the same order."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,7 +12,7 @@ __all__ = ["EndReason", "Event", "GameRecord", "JobRecord", "JobStatus", "Outcom
 
 
 class Outcome(IntEnum):
-    """`IGame.Verdict`."""
+    """Mirrors `IGame.Verdict`."""
 
     NONE = 0
     DEFENDER_LOST = 1
@@ -21,7 +21,7 @@ class Outcome(IntEnum):
 
 
 class EndReason(IntEnum):
-    """`IGame.Reason`."""
+    """Mirrors `IGame.Reason`."""
 
     NONE = 0
     BROKEN_TIE = 1
@@ -34,7 +34,7 @@ class EndReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """`IJobBoard.JobState`. Amounts in wei, times in seconds."""
+    """Mirrors `IJobBoard.JobState`. Amounts are in wei, times in seconds."""
 
     trainer: Address
     status: JobStatus
@@ -66,7 +66,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameRecord:
-    """`IGame.GameState`. `phase` and `level` are numbers of the game's; phase 0: there is no such game."""
+    """Mirrors `IGame.GameState`. `phase` and `level` are the game's numbers; phase 0 means no such game."""
 
     phase: int
     level: int
@@ -97,7 +97,7 @@ class GameRecord:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A log entry of the board: its name and values in the contract, and where it stands."""
+    """A log entry of the board: the event's name and values, and where it was logged."""
 
     name: str
     values: dict[str, Any]
@@ -114,7 +114,7 @@ class Receipt:
     block: int
     timestamp: int
     gas_used: int
-    """All of it: base cost, calldata, execution."""
+    """Total gas: base cost, calldata and execution."""
     calldata_bytes: int
     events: tuple[Event, ...]
 

@@ -1,8 +1,8 @@
-"""JSON-RPC over HTTP in front of the embedded EVM: a node for development where no anvil is installed.
+"""JSON-RPC over HTTP in front of the embedded EVM: a development node for machines without anvil.
 
-web3's provider for eth-tester answers; this module carries it over HTTP. It listens on this machine only and takes one
-request at a time, in a body of at most `MAX_BODY_BYTES`. A revert is answered with code 3 and its data, as Ethereum's
-nodes do. Block times follow the machine's clock.
+web3's provider for eth-tester answers the requests; this module carries them over HTTP. It listens on this machine only
+and handles one request at a time, with a body of at most `MAX_BODY_BYTES`. A revert is answered with code 3 and its
+data, as Ethereum nodes do. Block times follow the machine's clock.
 """
 
 import json
@@ -27,19 +27,19 @@ NAMESPACES: Final = ("eth_", "net_", "web3_")
 SOCKET_SECONDS: Final = 30
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, REFUSED, REVERTED = -32700, -32600, -32601, -32000, 3
 ANY_BLOOM: Final = "0x" + 256 * "ff"
-"""A filter of logs that lets everything through: eth-tester has none for receipts."""
+"""A log filter that matches everything, because eth-tester's receipts have none."""
 
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 
 class RpcServer(ThreadingHTTPServer):
-    """Serves an EVM on a port of this machine (0: a free one), from entering the context to leaving it.
+    """Serves an EVM on a local port (0: a free one) for the duration of the context.
 
-    block_seconds: 0 mines each transaction at once.
+    With `block_seconds` 0, each transaction is mined at once.
     """
 
     daemon_threads = True
-    # Another server's port must be an error, not a second listener.
+    # A port in use by another server must raise an error, not add a second listener.
     allow_reuse_port = False
 
     def __init__(self, tester: "EthereumTester", port: int, block_seconds: int = 0) -> None:
@@ -53,14 +53,14 @@ class RpcServer(ThreadingHTTPServer):
         self._tester, self._lock, self._stopped = tester, Lock(), Event()
         self._block_seconds = block_seconds
         provider = EthereumTesterProvider(tester)
-        # Only the translation between JSON-RPC's names and the tester's, not what web3 does on a client's behalf.
+        # Use only the translation between JSON-RPC's names and the tester's, not what web3 does on a client's behalf.
         self._request = provider.request_func(Web3(provider), NamedElementOnion([]))
         if block_seconds:
             tester.disable_auto_mine_transactions()
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL at which it answers."""
         return f"http://{HOST}:{self.server_address[1]}"
 
     def __enter__(self) -> "RpcServer":
@@ -81,12 +81,12 @@ class RpcServer(ThreadingHTTPServer):
                 self._tester.mine_block()
 
     def _catch_up(self) -> None:
-        """The pending block's time follows the clock; the tester fixes it when the block before is mined."""
+        """Move the pending block's time to the machine's clock; the tester fixes it when it mines the block before."""
         if (now := int(time.time())) > int(self._tester.get_block_by_number("pending")["timestamp"]):
             self._tester.time_travel(now)
 
     def answer(self, body: bytes) -> Json:
-        """The response to a request's body."""
+        """The response to a request, given its body."""
         try:
             request = parse_json(body, MAX_DEPTH)
         except ValueError as error:
@@ -117,7 +117,7 @@ def _failed(number: Json, code: int, message: str, data: str | None = None) -> J
 
 
 def _tester_params(method: str, params: Any) -> list[Any]:
-    """Parameters as the tester takes them: calldata is `data`, the block of a call may be left out."""
+    """The parameters in the tester's form: calldata is called `data`, and a call names its block."""
     if not isinstance(params, list):
         raise TypeError("expected the parameters as a list, got something else")
     if method not in ("eth_call", "eth_estimateGas", "eth_sendTransaction"):
@@ -132,7 +132,7 @@ def _tester_params(method: str, params: Any) -> list[Any]:
 
 
 def _json(value: Any) -> Json:
-    """Numbers and bytes in JSON-RPC's hexadecimal form."""
+    """The value with numbers and bytes in JSON-RPC's hexadecimal form."""
     match value:
         case bool() | None | str() | float():
             return value
@@ -147,7 +147,7 @@ def _json(value: Any) -> Json:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """POST of a JSON body; the EVM is the server's."""
+    """Answers a POST of a JSON body, using the server's EVM."""
 
     protocol_version = "HTTP/1.1"
     timeout = SOCKET_SECONDS
@@ -158,17 +158,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length, got none")
         elif len(length) > 9 or int(length) > MAX_BODY_BYTES:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {MAX_BODY_BYTES} bytes, got {length}")
-        # A name that somebody pointed at this machine (DNS rebinding) is no way in.
+        # Reject other host names: somebody may have pointed one at this machine (DNS rebinding).
         elif self.headers.get("Host", "").split(":")[0] not in (HOST, "localhost"):
             self._refuse(HTTPStatus.FORBIDDEN, f"expected the Host {HOST} or localhost, got another")
         else:
             self._send(HTTPStatus.OK, cast("RpcServer", self.server).answer(self.rfile.read(int(length))))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name of the base class
-        """Nothing: the terminal is the command's."""
+        """Log nothing: the terminal belongs to the command."""
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        # The body was not read, so nothing else can be read from this connection.
+        # The body was not read, so the connection cannot be used for another request.
         self.close_connection = True
         self._send(status, _failed(None, INVALID_REQUEST, message))
 

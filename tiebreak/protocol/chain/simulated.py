@@ -1,11 +1,11 @@
-"""A chain in simulated time: every block is made by hand, of transactions and at an instant of the caller's choice.
+"""A chain in simulated time: the caller chooses the transactions and the time of every block.
 
-The embedded EVM without what stands before it (JSON-RPC, the tester's own mempool), of which nothing here depends on
-the machine's clock or on random numbers: the same transactions at the same instants give the same gas and the same
-logs, in any process. A simulation deploys the contracts once and starts each of its games from there (`begin`).
+It is the embedded EVM without the layers in front of it (JSON-RPC, the tester's own mempool). Nothing depends on the
+machine's clock or on random numbers: in any process, the same transactions at the same times give the same gas and the
+same logs. A simulation deploys the contracts once and starts each of its games from that state (`begin`).
 
-A block in the making (`Draft`) is what nodes call the pending state: transactions are executed as they come, so whoever
-wants to know beforehand whether one would revert has executed it already once it stands in the block.
+A block under construction (`Draft`) is what nodes call the pending state. Transactions are executed when they are
+added, so finding out whether one would revert and putting it in the block are a single execution.
 """
 
 from collections.abc import Mapping
@@ -40,26 +40,26 @@ from tiebreak.protocol.errors import StateError
 
 _NOBODY: Final = EvmAddress(bytes(20))
 BASE_FEE: Final = 10**9
-"""Wei a gas, in every block: what a party pays then follows from its gas alone."""
+"""Wei per gas in every block, so that what a party pays depends only on the gas it uses."""
 _READ_GAS: Final = 10**8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """A transaction that was executed in a block. `reverted`: with what, if it changed nothing but cost its gas."""
+    """A transaction that was executed in a block. If it reverted, `reverted` is the error, and it only cost its gas."""
 
     hash: bytes
     block: int
     gas_used: int
     calldata_bytes: int
     fee: int
-    """Wei that its sender paid for the gas."""
+    """Wei that the sender paid for gas."""
     events: tuple[Event, ...]
     reverted: Reverted | None
 
 
 class Draft:
-    """A block in the making, at a fixed instant, on top of the newest block."""
+    """A block under construction, at a fixed time, on top of the newest block."""
 
     def __init__(self, chain: "SimulatedChain", timestamp: int) -> None:
         self._chain = chain
@@ -71,19 +71,20 @@ class Draft:
 
     @property
     def number(self) -> int:
-        """Of the block."""
+        """The number of the block."""
         return int(self._header.block_number)
 
     @property
     def room(self) -> int:
-        """Gas that the block has left."""
+        """Gas left in the block."""
         return int(self._header.gas_limit - self._header.gas_used)
 
     def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Applied:
-        """Execute a transaction to the board as the next of the block.
+        """Execute a transaction to the board, and add it to the block.
 
-        Raises `InsufficientFunds`, `NodeError` for one that no block takes, and `Reverted` for one that the contract
-        refuses. Then it is not in the block, unless it is to be there nevertheless, as if it was not tried.
+        Raises `InsufficientFunds`, `NodeError` for a transaction that no block accepts, and `Reverted` for one that the
+        contract refuses. After an error the block is unchanged. With `even_if_it_reverts`, a refused transaction is
+        added nevertheless, as if it had not been tried first.
         """
         state = self.vm.state
         needed, available = value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))
@@ -111,7 +112,7 @@ class Draft:
         return self._applied(transaction, computation, gas_used, refusal)
 
     def read(self, call: Call) -> Any:
-        """What a call of the board returns after the transactions so far."""
+        """The result of a call of the board, after the transactions added so far."""
         return self._chain.read_from(self.vm.state, call)
 
     def _applied(
@@ -142,7 +143,7 @@ class Draft:
         return self.vm.get_transaction_builder().decode(sign_transaction(signer, fields))
 
     def seal(self) -> None:
-        """Make it the newest block."""
+        """Append the block to the chain."""
         vm = self.vm
         block = vm.set_block_transactions_and_withdrawals(
             vm.get_block(), self._header, self._transactions, self._receipts
@@ -151,14 +152,14 @@ class Draft:
 
 
 def _refusal(computation: ComputationAPI) -> Reverted | None:
-    """What a transaction reverted with."""
+    """The error that a transaction reverted with, or None."""
     if computation.is_success:
         return None
     return decode_revert(bytes(computation.output), str(computation.error))
 
 
 class SimulatedChain(EmbeddedChain):
-    """An embedded chain with the contracts, from which chains in simulated time `begin`, each of its own."""
+    """An embedded chain with the contracts deployed. `begin` creates independent chains in simulated time from it."""
 
     def __init__(self, deployer: Signer) -> None:
         super().__init__()
@@ -169,15 +170,15 @@ class SimulatedChain(EmbeddedChain):
 
     @property
     def evm(self) -> MiningChainAPI:
-        """The EVM and its blocks, since `begin`."""
+        """The EVM with the chain's blocks. Raises `StateError` before `begin`."""
         if self._evm is None:
             raise StateError("expected a chain that has begun; call begin() first")
         return self._evm
 
     def begin(self, balances: Mapping[Address, int], timestamp: int) -> "SimulatedChain":
-        """A chain of its own with the contracts and nothing else on it; a first block gives accounts their wei."""
+        """An independent chain that holds only the contracts. Its first block gives the accounts their wei."""
         head = self._deployed.header
-        # Nodes of a trie are named by their content and never change: a shallow copy is a chain of its own.
+        # Trie nodes are keyed by their content and never change, so a shallow copy is an independent chain.
         database = AtomicDB(MemoryDB(dict(self._deployed.chaindb.db.wrapped_db.kv_store)))  # type: ignore[attr-defined]
         begun = copy(self)
         begun._evm = type(self._deployed)(database, head.copy(timestamp=timestamp, base_fee_per_gas=BASE_FEE))
@@ -188,14 +189,14 @@ class SimulatedChain(EmbeddedChain):
         return begun
 
     def extend(self, block: BlockAPI) -> None:
-        """Append a block that a `Draft` made. It is not validated again: nobody else's blocks come here."""
+        """Append a block made by a `Draft`. It is not validated again, because blocks come from nowhere else."""
         evm = self.evm
         evm.chaindb.persist_block(block)
         header = evm.create_header_from_parent(block.header)
         self._evm = type(evm)(evm.chaindb.db, header.copy(base_fee_per_gas=BASE_FEE))
 
     def draft(self, timestamp: int) -> Draft:
-        """The next block. Raises `ValueError` for an instant that is not after the newest block's."""
+        """Start the next block. Raises `ValueError` for a time that is not after the newest block's."""
         if timestamp <= self.now():
             raise ValueError(f"expected a time after {self.now()}, got {timestamp}")
         return Draft(self, timestamp)
@@ -209,7 +210,7 @@ class SimulatedChain(EmbeddedChain):
         return int(self._state().get_balance(EvmAddress(account)))
 
     def events_in(self, computation: ComputationAPI, block: int, transaction: bytes) -> tuple[Event, ...]:
-        """What the board logged in a transaction."""
+        """The events that the board logged in a transaction."""
         found = []
         for address, topics, data in computation.get_log_entries():
             if bytes(address) == self.deployment.board:
@@ -221,7 +222,7 @@ class SimulatedChain(EmbeddedChain):
         return self.evm.get_vm().state
 
     def read_from(self, state: StateAPI, call: Call, contract: Address | None = None) -> Any:
-        """What a call returns in a state, which stays as it is. Raises `Reverted`."""
+        """The result of a call on a state, which is left unchanged. Raises `Reverted`."""
         to = EvmAddress(self.deployment.board if contract is None else contract)
         before = state.snapshot()
         message = Message(_READ_GAS, to, _NOBODY, 0, call.data, state.get_code(to), is_static=True)

@@ -61,7 +61,7 @@ class PrivateKey:
     def generate(cls, randomness: bytes) -> "PrivateKey":
         """Make a key from 48 random bytes.
 
-        That is 16 more than a scalar has, so that reducing them modulo the order leaves no bias worth mentioning.
+        That is 16 more than a scalar has, so that reducing them modulo the order leaves a bias of only about 2^-128.
         """
         if len(randomness) != RANDOM_BYTES:
             raise ConfigurationError(f"expected {RANDOM_BYTES} random bytes, got {len(randomness)}")

@@ -1,1 +1,1 @@
-"""FP32 in integers: rounding, transcendental functions, Philox."""
+"""FP32 arithmetic in integers: rounding, transcendental functions, Philox."""

@@ -1,15 +1,16 @@
-"""IEEE-754 binary32 in integers (SPEC 4.4 and 5): an f32 is its 32-bit pattern, and nothing here is a float.
+"""IEEE 754 binary32 in integers (SPEC 4.4 and 5). An f32 is its 32-bit pattern; no floats are used.
 
-Every result is RN(exact value), ties to even, subnormals kept, overflow to infinity; the only NaN is `0x7fc00000`.
-`precision` b in 16 ... 32 rounds to a format with b - 9 fraction bits and the exponent range of f32: its numbers are
-the f32 patterns whose lowest 32 - b bits are zero, so one rule serves normal and subnormal numbers.
+Every result is the exact value rounded to nearest, written RN: ties go to even, subnormals are kept, overflow gives an
+infinity, and the only NaN is `0x7fc00000`. A `precision` b in 16 ... 32 rounds to a format with b - 9 fraction bits and
+the exponent range of f32. Its numbers are the f32 patterns whose lowest 32 - b bits are zero, so one rule serves normal
+and subnormal numbers.
 """
 
 from math import isqrt
 from typing import Final
 
 NAN_BITS: Final = 0x7FC00000
-"""The one NaN."""
+"""The canonical NaN."""
 INF: Final = 0x7F800000
 SIGN: Final = 0x80000000
 ONE: Final = 0x3F800000
@@ -22,7 +23,7 @@ MAX_PRECISION: Final = 32
 _I64_MIN: Final = -(1 << 63)
 _I64_MAX: Final = (1 << 63) - 1
 _QUOTIENT_BITS: Final = 32
-"""Bits a quotient or root is computed to before its sticky bit; more than 25 makes one rounding exact."""
+"""Bits to which a quotient or root is computed before its sticky bit. More than 25 make the single rounding exact."""
 
 
 def is_nan(x: int) -> bool:
@@ -51,12 +52,12 @@ def is_negative(x: int) -> bool:
 
 
 def canonical(x: int) -> int:
-    """The pattern itself, or the one NaN."""
+    """The pattern itself, or the canonical NaN for any NaN."""
     return NAN_BITS if x & 0x7FFFFFFF > INF else x
 
 
 def decode(x: int) -> tuple[int, int]:
-    """(n, e), n signed, with x = n * 2^e exactly, for a finite x. The sign of a zero is lost."""
+    """(n, e) with x = n * 2^e exactly, for a finite x; n is signed. The sign of a zero is lost."""
     exponent = x >> FRACTION_BITS & 0xFF
     fraction = x & 0x7FFFFF
     n, e = (fraction | 0x800000, exponent - 150) if exponent else (fraction, MIN_EXPONENT)
@@ -64,16 +65,16 @@ def decode(x: int) -> tuple[int, int]:
 
 
 def scaled(x: int) -> int:
-    """A finite x in units of 2^-149: an exact integer."""
+    """A finite x in units of 2^-149, which is an exact integer."""
     n, e = decode(x)
     return n << (e - MIN_EXPONENT)
 
 
 def round_f32(n: int, e: int, *, sticky: bool = False, precision: int = MAX_PRECISION) -> int:
-    """RN of n * 2^e to an f32 of `precision` bits; n = 0 gives +0, a negative n that rounds to zero -0.
+    """RN of n * 2^e to an f32 of `precision` bits. n = 0 gives +0; a negative n that rounds to zero gives -0.
 
-    `sticky` says that the exact magnitude is strictly between |n| * 2^e and (|n| + 1) * 2^e. It then needs |n| to have
-    at least 26 bits (or e <= -151), so that no rounding boundary lies strictly inside that interval.
+    `sticky` means that the exact magnitude lies strictly between |n| * 2^e and (|n| + 1) * 2^e. Then |n| must have at
+    least 26 bits (or e <= -151), so that no rounding boundary lies strictly inside that interval.
     """
     if not MIN_PRECISION <= precision <= MAX_PRECISION:
         raise ValueError(f"expected a precision of {MIN_PRECISION} to {MAX_PRECISION} bits, got {precision}")
@@ -105,7 +106,7 @@ def _round_shift(n: int, shift: int) -> int:
 
 
 def round_ratio(p: int, q: int, *, precision: int = MAX_PRECISION) -> int:
-    """RN of p / q for integers p and q > 0; p = 0 gives +0, a negative p that rounds to zero -0."""
+    """RN of p / q for integers p and q > 0. p = 0 gives +0; a negative p that rounds to zero gives -0."""
     shift = max(0, _QUOTIENT_BITS + q.bit_length() - abs(p).bit_length())
     quotient, rest = divmod(abs(p) << shift, q)
     return round_f32(-quotient if p < 0 else quotient, -shift, sticky=rest != 0, precision=precision)
@@ -139,7 +140,7 @@ def subtract(x: int, y: int) -> int:
 
 
 def multiply(x: int, y: int) -> int:
-    """RN(x * y), the sign of a zero by IEEE."""
+    """RN(x * y). The sign of a zero follows IEEE 754, 6.3."""
     sign = (x ^ y) & SIGN
     if is_nan(x) or is_nan(y):
         return NAN_BITS
@@ -150,7 +151,7 @@ def multiply(x: int, y: int) -> int:
 
 
 def divide(x: int, y: int) -> int:
-    """RN(x / y) by IEEE: 0/0 and inf/inf are NaN, finite/0 is an infinity."""
+    """RN(x / y) as in IEEE 754: 0/0 and inf/inf give NaN, finite/0 gives an infinity."""
     sign = (x ^ y) & SIGN
     if is_nan(x) or is_nan(y) or (is_inf(x) and is_inf(y)) or (is_zero(x) and is_zero(y)):
         return NAN_BITS
@@ -165,7 +166,7 @@ def divide(x: int, y: int) -> int:
 
 
 def square_root(x: int) -> int:
-    """RN(sqrt(x)); -0 for -0, NaN below zero."""
+    """RN(sqrt(x)). -0 gives -0; other negative numbers give NaN."""
     if is_nan(x) or (is_negative(x) and not is_zero(x)):
         return NAN_BITS
     if is_zero(x) or is_inf(x):
@@ -177,46 +178,46 @@ def square_root(x: int) -> int:
 
 
 def less(x: int, y: int) -> bool:
-    """IEEE x < y; false with a NaN."""
+    """IEEE 754 x < y; false if either is NaN."""
     return not (is_nan(x) or is_nan(y)) and _order(x) < _order(y)
 
 
 def less_equal(x: int, y: int) -> bool:
-    """IEEE x <= y; false with a NaN."""
+    """IEEE 754 x <= y; false if either is NaN."""
     return not (is_nan(x) or is_nan(y)) and _order(x) <= _order(y)
 
 
 def equal(x: int, y: int) -> bool:
-    """IEEE x == y; false with a NaN, true for -0 and +0."""
+    """IEEE 754 x == y; false if either is NaN, true for -0 and +0."""
     return not (is_nan(x) or is_nan(y)) and _order(x) == _order(y)
 
 
 def _order(x: int) -> int:
-    """An integer that orders the non-NaN patterns as their values; both zeros are 0."""
+    """An integer that orders all patterns but NaNs by value; both zeros give 0."""
     return -(x & 0x7FFFFFFF) if x & SIGN else x
 
 
 def maximum(x: int, y: int) -> int:
-    """The greater; NaN if either is; a zero is +0."""
+    """The larger of two; NaN if either is NaN. A zero result is +0."""
     if is_nan(x) or is_nan(y):
         return NAN_BITS
     return plus_zero(x if _order(x) > _order(y) else y)
 
 
 def minimum(x: int, y: int) -> int:
-    """The smaller; NaN if either is; a zero is +0."""
+    """The smaller of two; NaN if either is NaN. A zero result is +0."""
     if is_nan(x) or is_nan(y):
         return NAN_BITS
     return plus_zero(x if _order(x) < _order(y) else y)
 
 
 def plus_zero(x: int) -> int:
-    """The pattern, with -0 made +0."""
+    """The pattern itself, or +0 for -0."""
     return 0 if is_zero(x) else x
 
 
 def to_i64(x: int) -> int:
-    """Toward zero; NaN is 0; saturates."""
+    """Convert to i64, rounding toward zero and saturating. NaN gives 0."""
     if is_nan(x):
         return 0
     if is_inf(x):
@@ -227,15 +228,15 @@ def to_i64(x: int) -> int:
 
 
 def from_i64(x: int) -> int:
-    """RN of an integer; 0 is +0."""
+    """RN of an integer; 0 gives +0."""
     return round_f32(x, 0)
 
 
 def to_bool(x: int) -> int:
-    """1 unless x is a zero (NaN: 1)."""
+    """1 unless x is a zero; NaN gives 1."""
     return 0 if is_zero(x) else 1
 
 
 def from_bool(x: int) -> int:
-    """0.0 or 1.0."""
+    """The bits of 0.0 or 1.0."""
     return ONE if x else 0

@@ -14,11 +14,11 @@ _MASK: Final = 0xFFFFFFFF
 _ROUNDS: Final = 10
 _SHUFFLE_ROUNDS: Final = 8
 _SHUFFLE_MARK: Final = 1 << 31
-"""Second counter word of shuffle blocks; `random` cannot reach it (2^40 elements / 4 / 2^32 < 2^31)."""
+"""Second counter word of shuffle blocks. `random` cannot reach it, since 2^40 elements / 4 / 2^32 < 2^31."""
 
 
 def philox4x32(counter: Block, key: tuple[int, int]) -> Block:
-    """The block of four 32-bit words at a counter, constants and rounds as in Random123."""
+    """The block of four 32-bit words at a counter, with the constants and rounds of Random123."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -30,7 +30,7 @@ def philox4x32(counter: Block, key: tuple[int, int]) -> Block:
 
 
 def key_of(seed: int) -> tuple[int, int]:
-    """The key of an i64 seed."""
+    """The key for an i64 seed."""
     return seed & _MASK, seed >> 32 & _MASK
 
 
@@ -42,14 +42,14 @@ def random_bits(seed: int, step: int, stream: int, index: int) -> int:
 
 
 def half_width(n: int) -> int:
-    """Bits of each Feistel half for a permutation of 0 ... n-1."""
+    """Number of bits in each half of the Feistel network for a permutation of 0 ... n-1."""
     return max(1, ((n - 1).bit_length() + 1) // 2)
 
 
 def shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int:
-    """Where the permutation of 0 ... n-1 keyed by (seed, epoch, stream) takes `index`; -1 outside.
+    """The image of `index` under the permutation of 0 ... n-1 keyed by (seed, epoch, stream); -1 if it is out of range.
 
-    A Feistel network is a permutation of 0 ... 4^w - 1 >= n, so walking its cycle from inside comes back inside; 4^w is
+    A Feistel network permutes 0 ... 4^w - 1 >= n, so following its cycle from an index below n returns below n. 4^w is
     at most 4n (8 for n = 1 or 2), so few steps are expected.
     """
     if not 0 <= index < n:

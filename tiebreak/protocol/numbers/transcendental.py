@@ -1,8 +1,9 @@
 """Correctly rounded exp, log, tanh, erf, sin and cos of an f32, in integers (SPEC 4.4 and 5).
 
-Ziv's strategy: a function is evaluated in fixed point with p working bits and a bound on its error; if both ends of
-the error interval round to the same f32, that is the answer, else p is doubled. None of the six functions takes a
-value that lies on a rounding boundary except at the arguments that are answered without evaluation, so the loop ends.
+Ziv's strategy: a function is evaluated in fixed point with p working bits and a bound on its error. If both ends of the
+error interval round to the same f32, that is the answer; otherwise p is doubled. Arguments at which a value lies on a
+rounding boundary are answered without evaluation. At all others none of the six functions takes such a value, so the
+loop ends.
 
 Conventions. An evaluation at p returns `Estimate(n, e, error)`: the exact magnitude lies strictly between
 (n - error) * 2^e and (n + error) * 2^e. "ulp" below is one unit of the fixed point in use, 2^-w with w working bits.
@@ -31,7 +32,7 @@ from tiebreak.protocol.numbers.float32 import (
 
 _FIRST_BITS: Final = 64
 _MOST_BITS: Final = 1 << 14
-"""Far beyond what any f32 argument needs (the smallest arguments need about 450); more is a bug here."""
+"""Far more than any f32 argument needs (the smallest arguments need about 450). Reaching it is a bug."""
 _GUARD: Final = 40
 
 
@@ -44,7 +45,7 @@ class Estimate(NamedTuple):
 
 
 def _ziv(estimate: Callable[[int], Estimate], precision: int) -> int:
-    """The f32 that both ends of the error interval round to, with as many working bits as that takes."""
+    """The f32 that both ends of the error interval round to, using as many working bits as that takes."""
     bits = _FIRST_BITS
     while bits <= _MOST_BITS:
         n, e, error = estimate(bits)
@@ -63,7 +64,7 @@ def _ln2(w: int) -> int:
 
 
 def _atanh_inverse(q: int, w: int) -> int:
-    """Sum of q^-(2k+1) / (2k+1), each term truncated."""
+    """2^w * atanh(1/q): the sum of q^-(2k+1) / (2k+1), each term truncated."""
     total, power, k = 0, (1 << w) // q, 1
     while power:
         total += power // k
