@@ -65,6 +65,7 @@ class PlainHasher:
         return level
 
     def leaf_level(self, data: Data) -> bytes:
+        # The tag is hashed once here; every chunk continues from a copy of that state.
         view, start = one_nan(data.view) if data.floats else data.view, sha256(Tag.CHUNK.value)
         leaves = []
         for offset in range(0, view.nbytes, CHUNK_BYTES):

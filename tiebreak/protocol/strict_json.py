@@ -13,6 +13,7 @@ def parse_json(text: bytes, depth: int) -> Any:
 
     Deeper nesting could exhaust the C stack of Python's parser.
     """
+    # Strings are removed first, since brackets inside them do not nest.
     deep = 0
     for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):
         deep += 1 if bracket in b"[{" else -1

@@ -56,7 +56,7 @@ def fold_nodes(nodes: Sequence[bytes]) -> Digest:
 
 
 def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequence[bytes]) -> None:
-    """Raise `ProofError` unless `leaf` stands at `position` under `root`."""
+    """Raise `ProofError` unless `leaf` is at `position` in the tree of this depth with this root."""
     if not 0 <= position < 1 << depth:  # (1)
         raise ProofError(f"expected a position below {1 << depth}, got {position}")
     if len(siblings) != depth or any(len(s) != 32 for s in siblings):  # (2)

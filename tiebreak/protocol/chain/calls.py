@@ -52,7 +52,6 @@ class Call:
 
     @property
     def data(self) -> bytes:
-        """The calldata."""
         return entries("function")[self.kind].calldata(self.arguments) if self.kind else self.raw
 
     def result(self, data: bytes) -> Any:

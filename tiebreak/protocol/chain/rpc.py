@@ -60,7 +60,6 @@ class RpcServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The URL at which it answers."""
         return f"http://{HOST}:{self.server_address[1]}"
 
     def __enter__(self) -> "RpcServer":

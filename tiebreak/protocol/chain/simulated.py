@@ -71,7 +71,6 @@ class Draft:
 
     @property
     def number(self) -> int:
-        """The number of the block."""
         return int(self._header.block_number)
 
     @property

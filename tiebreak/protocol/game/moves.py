@@ -39,7 +39,6 @@ class Side(IntEnum):
 
     @property
     def other(self) -> "Side":
-        """The opponent."""
         return Side(1 - self)
 
 

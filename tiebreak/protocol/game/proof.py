@@ -2,12 +2,12 @@
 
 Numbered plan. Each kind of leaf uses part of it:
 (1) a part of the proof that this kind of leaf does not need is empty;
-(2) the instruction stands at its leaf under the program root (`commit`; for the others the game has checked it);
+(2) the instruction is at its leaf under the program root (`commit`; for the others the game has checked it);
 (3) record s-1 is at its place in the job's trees, and has the right step number;
-(4) the state or data entry stands at its slot under the record's state root or the job's data root;
-(5) the operand's tensor id stands under the body root of the defender's value tree (`commit`);
+(4) the state or data entry is at its slot under the record's state root or the job's data root;
+(5) the operand's tensor id is at its position under the body root of the defender's value tree (`commit`);
 (6) the operands' tensors and chunks verify (`tiebreak.protocol.game.referee`);
-(7) the previous accumulator stands one leaf to the left under the accumulator root.
+(7) the previous accumulator is one leaf to the left under the accumulator root.
 Every failure raises a `VerificationError`: the proof proves nothing, so the move is illegal.
 """
 
@@ -28,7 +28,7 @@ from tiebreak.protocol.trees import depth_of, verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPlace:
-    """Where record s-1 stands: a position in the tree with this root and depth."""
+    """The place of record s-1: a position in the tree with this root and depth."""
 
     root: bytes
     depth: int

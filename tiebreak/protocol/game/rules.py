@@ -108,8 +108,7 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
         detail = f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
         return _end(timed, state.mover.other, Reason.CONCEDED, detail)
     if state.phase is Phase.PROVE and now == state.last:
-        # INVARIANT 11: otherwise a party that sees a proof in transit could seal its answer and prove it at the same
-        # instant.
+        # INVARIANT 11: otherwise, on seeing a proof in transit, a party could seal and prove its answer at once.
         raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
     try:
         return _RULES[move.KIND](timed, move)
@@ -275,6 +274,7 @@ def _select(state: GameState, move: Select) -> GameState:
     height = state.height - state.levels
     position = state.position << state.levels | move.index
     state = replace(state, node=move.node, height=height, position=position, phase=Phase.DESCEND)
+    # Only a leaf that may be judged takes a seal; padding is decided without a proof.
     if not height and state.level is Level.VALUES and not _is_padding(state):
         state = replace(state, value_seal=move.seal)
     elif not height and state.level is Level.TERMS and not _is_padding(state):

@@ -1,7 +1,7 @@
 """Seals: how a challenger commits to its answer before it reveals it (SPEC section 10, decision 0012).
 
     seal     H(`tb.seal.` || game id || answer || salt)
-    answer   32 bytes: the digest that must stand at the leaf, or an element's bits as a number, big-endian
+    answer   32 bytes: the correct digest at the leaf, or an element's bits as a number, big-endian
     salt     32 bytes that nobody else can guess
 
 The last move reveals the answer and its whole proof in public before it takes effect. Another party playing the same

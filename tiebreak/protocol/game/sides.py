@@ -273,7 +273,7 @@ class Challenger:
         starts = range(0, len(chunk), size)
         return _first_difference([chunk[k : k + size] for k in starts], [own[k : k + size] for k in starts])
 
-    # -- what it seals, and opens
+    # -- sealing
 
     def _seal(self, reached: GameState) -> bytes:
         """The seal that goes with a selection leading to this state, or `NO_SEAL`."""
@@ -301,7 +301,7 @@ class Challenger:
         place = (state.level, state.checkpoint, state.step, state.leaf, state.element, state.position)
         return seals.derive_salt(self._secret, state.game_id, place)
 
-    # -- what it proves
+    # -- proving
 
     def _prove(self, state: GameState) -> Prove | Concede:
         move = replace(self._proof(state), salt=self._salt(state))

@@ -99,7 +99,7 @@ class Player(Machine):
         """Ask for whatever should be under way in a game."""
         self._say(game, side)
         if game.is_stopped:
-            waits = not game.is_over and game.job.status is JobStatus.SLASHED  # for another game's sake
+            waits = not game.is_over and game.job.status is JobStatus.SLASHED  # by another game or a report
             if waits and side is Side.CHALLENGER and self.reclaims(game):
                 self.want(("reclaim", game.id), Reclaim(game_id=game.id))
             return
@@ -118,7 +118,6 @@ class Player(Machine):
         return True
 
     def concedes(self, view: GameView) -> bool:  # noqa: ARG002
-        """Decide whether to concede."""
         return False
 
     def answers(self, view: GameView) -> bool:  # noqa: ARG002
@@ -137,7 +136,7 @@ class Player(Machine):
         return True
 
     def reclaims(self, game: PublicGame) -> bool:
-        """Decide whether to take a stake back."""
+        """Decide whether to reclaim the stake of a game whose job was slashed."""
         return self.plays(game)
 
     def wire(self, view: GameView, move: Move) -> bytes | None:

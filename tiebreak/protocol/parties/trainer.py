@@ -91,7 +91,6 @@ class Trainer(Player):
         return True
 
     def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """Decide whether to settle its job when it can."""
         return True
 
     # ------------------------------------------------------------------ a round

@@ -429,7 +429,7 @@ class _Validator:
         self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
 
     def own_types(self, i: Instruction) -> None:  # (4)
-        """Check that some operand dtypes fit."""
+        """Check that the dtype fits the opcode for at least one choice of operand dtypes."""
         accepted = signatures(i)
         fits = accepted is None or any(len(t) == len(i.operands) and d == i.dtype for t, d in accepted)
         self._require(fits, f"{i.opcode.name} {i.function} does not make {i.dtype.name} of {len(i.operands)} operands")

@@ -128,5 +128,5 @@ def neighbours(n: int, e: int, rounding: Rounding) -> tuple[int, bool]:
     pattern = (quotient << (FRACTION_BITS - fraction_bits)) + ((top - _LEAST_EXPONENT) << FRACTION_BITS)
     if pattern >= INF:
         return INF, False
-    # | rest - gap / 2 | <= gap / 2^n, both sides times 2^n
+    # |rest - gap / 2| <= gap / 2^tolerance, with both sides multiplied by 2^tolerance
     return pattern, abs(2 * rest - (1 << shift)) << (rounding.tolerance - 1) <= 1 << shift
