@@ -115,9 +115,8 @@ class Tree:
 class Frontier:
     """A tree that grows leaf by leaf and keeps only one node per level, yet can give its root at any time.
 
-    Appending a leaf costs one hash on average, and computing a root costs one hash per level, however many leaves there
-    are. With `height` above 0, the appended values are not leaves but roots of complete subtrees of that depth; counts
-    and depths below then refer to those subtrees.
+    Appending a leaf costs one hash on average, and a root costs one hash per level, however many leaves there are. With
+    `height` > 0, roots of complete subtrees of that depth are appended in place of leaves, and counted as such.
     """
 
     def __init__(self, height: int = 0) -> None:

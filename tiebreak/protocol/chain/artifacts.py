@@ -64,10 +64,7 @@ def creation_code(name: str, argument: Address | None = None) -> bytes:
 
 
 def creation_gas(name: str) -> int:
-    """Upper bound on the gas of a creation.
-
-    It adds base cost, calldata (EIP-7623), initcode words (EIP-3860), code deposit and the constructor.
-    """
+    """Upper bound: base cost, calldata (EIP-7623), initcode words (EIP-3860), code deposit and constructor."""
     artifact = load_artifact(name)
     zeros = artifact.bytecode.count(0)
     tokens = zeros + 4 * (len(artifact.bytecode) - zeros + 32)

@@ -44,9 +44,8 @@ class ContractMismatch(ChainError):
 class Reverted(ChainError):
     """A contract refused a call, and nothing changed. `name` and `values` are those of its custom error.
 
-    Four names are not in the contracts' ABIs: `Error` and `Panic` (defined by the compiler), `Unknown` (values: the raw
-    data), and `Halted` (no revert data, as when gas runs out or the function does not exist; values: the node's
-    message).
+    Four names are not in the contracts' ABIs: `Error` and `Panic` (the compiler's), `Unknown` (values: the raw data)
+    and `Halted` (no revert data: out of gas, or no such function; values: the node's message).
     """
 
     def __init__(self, name: str, values: Mapping[str, object]) -> None:

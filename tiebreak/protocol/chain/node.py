@@ -53,8 +53,7 @@ class Node:
     def call(self, to: Address | None, data: bytes) -> bytes:
         """The result of a call on the newest block. If `to` is None, the code that a creation would deploy.
 
-        The mempool is ignored: its transactions are not facts yet, and somebody's decoy there must not change what we
-        read from the contract.
+        The mempool is ignored: its transactions may never be mined, and a decoy there must not change what we read.
         """
         with node_errors():
             return bytes(self.web3.eth.call(self._transaction(to, data, 0), "latest"))
@@ -143,10 +142,9 @@ class Node:
         """The gas limit for a transaction. Raises `Reverted` if it would fail now.
 
         It is tried on the pending state, because a proof is refused in the second of its seal and so needs the next
-        block's time. But somebody could keep a transaction in the mempool that never gets into a block, only to have
-        honest ones refused here until their clocks run out. So if the pending state refuses and other transactions are
-        waiting, it is also tried on the newest block alone, and sent if it succeeds there. At worst, that costs its
-        gas.
+        block's time. But somebody could keep a transaction in the mempool that is never mined, only to have honest ones
+        refused here until their clocks run out. So if the pending state refuses and other transactions are waiting, it
+        is also tried on the newest block alone, and sent if it succeeds there. At worst, that costs its gas.
         """
         try:
             return self._gas_on(tx, "pending")

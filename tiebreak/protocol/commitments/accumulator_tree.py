@@ -57,10 +57,7 @@ class AccumulatorTree:
         *,
         hasher: Hasher = PLAIN,
     ) -> "AccumulatorTree":
-        """The tree for element `index` of a reduction.
-
-        `tensors` and `dtypes` are the data and dtype of each operand's value.
-        """
+        """Build the tree for element `index` of a reduction from the data and dtype of each operand's value."""
         sums = PartialSums(Terms(instruction, index, tensors, dtypes))
         return cls(sums.count, sums.block, hasher=hasher)
 

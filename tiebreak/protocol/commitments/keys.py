@@ -59,10 +59,7 @@ class PrivateKey:
 
     @classmethod
     def generate(cls, randomness: bytes) -> "PrivateKey":
-        """Make a key from 48 random bytes.
-
-        That is 16 more than a scalar has, so that reducing them modulo the order leaves a bias of only about 2^-128.
-        """
+        """Make a key from 48 random bytes: 16 more than a scalar has, which limits the modulo bias to about 2^-128."""
         if len(randomness) != RANDOM_BYTES:
             raise ConfigurationError(f"expected {RANDOM_BYTES} random bytes, got {len(randomness)}")
         return cls.from_int(1 + int.from_bytes(randomness, "big") % (ORDER - 1))
@@ -94,10 +91,7 @@ class PrivateKey:
 
     @classmethod
     def from_pem(cls, pem: bytes, passphrase: str) -> "PrivateKey":
-        """Decrypt a PEM file.
-
-        Raises `ConfigurationError` for a wrong passphrase, an unencrypted key or another kind of key.
-        """
+        """Decrypt. Raises `ConfigurationError` for a wrong passphrase, an unencrypted key or another kind of key."""
         if b"BEGIN ENCRYPTED PRIVATE KEY" not in pem:
             raise ConfigurationError("expected an encrypted PKCS#8 PEM file, got something else; make a new key")
         try:

@@ -26,8 +26,7 @@ _Bytes = NDArray[np.uint8]
 class LogTree:
     """The tree of a step's rounding log, with its words and their proofs. Memory grows with the number of entries.
 
-    `log` must have been checked. In a value's subtree, which is as deep as its chunk tree, only nodes above entries are
-    stored.
+    `log` must have been checked. A value's subtree is as deep as its chunk tree; only nodes above entries are stored.
     """
 
     def __init__(self, program: Program, log: StepLog, *, hasher: Hasher = PLAIN) -> None:
@@ -62,10 +61,7 @@ class LogTree:
 
 
 class _Subtree:
-    """The subtree of one value.
-
-    For each height it stores the ascending positions and digests of the nodes above entries.
-    """
+    """The subtree of one value: for each height, the ascending positions and digests of the nodes above entries."""
 
     def __init__(self, depth: int, entries: Entries, hasher: Hasher) -> None:
         self.depth = depth

@@ -48,10 +48,7 @@ def tensor_tree(data: bytes | memoryview, *, hasher: Hasher = PLAIN) -> Tree:
 
 
 def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
-    """The id of a tensor with this chunk root.
-
-    Raises `EncodingError` above rank 8 or 2^40 elements, or for a dim below 1.
-    """
+    """The id of a tensor, by its chunk root. Raises `EncodingError` above rank 8 or 2^40 elements, or for a dim < 1."""
     if len(shape) > MAX_RANK or any(dim < 1 for dim in shape) or prod(shape) > MAX_NUMEL:
         raise EncodingError(f"expected rank <= {MAX_RANK}, dims >= 1, at most 2^40 elements; got {tuple(shape)}")
     dims = b"".join(unsigned(dim, 8) for dim in shape)
@@ -59,10 +56,7 @@ def tensor_id(dtype: DType, shape: Sequence[int], root: bytes) -> Digest:
 
 
 def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Digest:
-    """The id of a tensor given by its data.
-
-    Raises `EncodingError` if the data do not have the size that the shape says.
-    """
+    """The id of a tensor, by its data. Raises `EncodingError` if shape and data disagree in size."""
     expected = prod(shape) * dtype.size
     if memoryview(data).nbytes != expected:
         raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {memoryview(data).nbytes}")
@@ -70,10 +64,7 @@ def identify(dtype: DType, shape: Sequence[int], data: bytes | memoryview) -> Di
 
 
 def identify_all(tensors: Sequence[TensorData], *, hasher: Hasher = PLAIN) -> list[Digest]:
-    """The ids of many tensors at once. Any f32 NaN counts as `0x7fc00000`.
-
-    Raises `EncodingError` for a wrong data size.
-    """
+    """The ids of many tensors. Any f32 NaN counts as `0x7fc00000`. Raises `EncodingError` for a wrong data size."""
     for tensor in tensors:
         if tensor.data.nbytes != prod(tensor.shape) * tensor.dtype.size or not tensor.data.nbytes:
             raise EncodingError(f"{tensor.dtype.name} {tuple(tensor.shape)}: got {tensor.data.nbytes} bytes")

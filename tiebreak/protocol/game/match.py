@@ -123,9 +123,8 @@ def play(start: GameState, *, defender: Party, challenger: Party, judge: Judge, 
 def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequence[int], *, nonce: int = 0) -> GameState:
     """The state that a transcript leads to. `instants` are the start of the game and the instant of each message.
 
-    A referee that was not present can check a game this way. Raises `VerificationError` for anything that no honest
-    transcript contains. That includes another game's id: under the id of someone else's game, its seals could be
-    copied.
+    It lets a referee check a game afterwards. Raises `VerificationError` for anything that no honest transcript
+    contains, such as another game's id: under the id of someone else's game, its seals could be copied.
     """
     head.verify(job, transcript.domain)
     expected = game_id(head.head, transcript.domain, transcript.challenger, nonce)

@@ -24,10 +24,7 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1 << 17
-"""Limit for a message on the wire.
-
-The largest proof (4 terms of 2 operands, 8 tensors and chunks) needs less than half of it.
-"""
+"""Limit on the wire. The largest proof (4 terms of 2 operands, 8 tensors and chunks) needs less than half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

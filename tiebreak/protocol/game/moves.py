@@ -58,10 +58,7 @@ class Phase(IntEnum):
 
     @property
     def mover(self) -> Side:
-        """The side to move. Raises `ValueError` once the game is over.
-
-        The kind does not tell who conceded, since either side may; the turn does.
-        """
+        """The side to move. Raises `ValueError` for OVER, also the kind of `Concede`, which either side may send."""
         if self is Phase.OVER:
             raise ValueError("nobody moves in a game that is over")
         challenger = (Phase.SELECT, Phase.SELECT_ELEMENT, Phase.PROVE)
@@ -87,8 +84,7 @@ class Descend(Record):
 class Select(Record):
     """Challenger: picks the first shown node that it disputes, by index, with its siblings up to the node above.
 
-    `seal` commits to the right answer (`tiebreak.protocol.game.seals`) if the move reaches a leaf that is judged;
-    otherwise it is zero.
+    `seal` commits to the right answer (`tiebreak.protocol.game.seals`) if the node is a leaf that is judged, else zero.
     """
 
     KIND: ClassVar = Phase.SELECT
@@ -102,8 +98,7 @@ class Select(Record):
 class OpenSteps(Record):
     """Defender: shows nodes of the tree over the segment's records, the last of which is the disputed checkpoint.
 
-    Under policy `logged` it also shows the fields of that record, which fix the segment's logs; otherwise they are
-    zero.
+    Under policy `logged` it adds the fields of that record, which fix the segment's logs; otherwise they are zero.
     """
 
     KIND: ClassVar = Phase.OPEN_STEPS
@@ -118,8 +113,7 @@ class OpenSteps(Record):
 class OpenValues(Record):
     """Defender: shows the record's fields, nodes of the step's value tree, and the loss's siblings in its body half.
 
-    Under policy `logged` it also shows the step log and its siblings under the segment's log root; otherwise these are
-    zero and empty.
+    Under policy `logged` it adds the step log and its siblings under the segment's log root; otherwise they are zero.
     """
 
     KIND: ClassVar = Phase.OPEN_VALUES
@@ -144,10 +138,7 @@ class OpenTensor(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenChunk(Record):
-    """Defender: shows the bytes of the chunk.
-
-    For a logged sum it adds the log word and its siblings under the step log.
-    """
+    """Defender: shows the chunk's bytes and, for a logged sum, the log word with its siblings under the step log."""
 
     KIND: ClassVar = Phase.OPEN_CHUNK
     chunk: ChunkBytes
@@ -159,8 +150,7 @@ class OpenChunk(Record):
 class SelectElement(Record):
     """Challenger: names the wrong element of the chunk, and repeats the chunk.
 
-    `seal` commits to the right element (`tiebreak.protocol.game.seals`) if it is judged at once; it is zero if its
-    terms are opened next.
+    `seal` commits to the right element (`tiebreak.protocol.game.seals`); it is zero if the element's terms come next.
     """
 
     KIND: ClassVar = Phase.SELECT_ELEMENT

@@ -48,10 +48,7 @@ TensorBytes = Callable[[int], bytes | memoryview]
 
 
 class Openings:
-    """The verified openings of one proof.
-
-    The constructor raises `ProofError` or `EncodingError` unless all of them hold.
-    """
+    """The openings of one proof, verified. Raises `ProofError` or `EncodingError` unless all of them hold."""
 
     __slots__ = ("_chunks", "_sizes", "_types")
 
@@ -109,10 +106,7 @@ class Openings:
         raise ProofError(f"expected operand dtypes that fit {_name(instruction)}, got {', '.join(names)}")  # (6)
 
     def reader(self, instruction: Instruction) -> Reader:
-        """A reader of the instruction's operands.
-
-        Reading an element that was not opened raises a `ProofError` that names it.
-        """
+        """Reads the instruction's operands. Raises a `ProofError` that names an element that was not opened."""
 
         def read(operand: int, where: int) -> int:
             value = instruction.operands[operand].value

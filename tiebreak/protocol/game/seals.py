@@ -11,7 +11,7 @@ right answer at an earlier instant.
 Each part of the seal defends against copying:
 - the salt, because an element has only 32 bits: without it, a seal is opened by trying all answers;
 - the game id, which names the challenger, because a seal could otherwise be copied like any move and opened with the
-salt once that is revealed;
+  salt once that is revealed;
 - the earlier instant, because a party that sees a proof in transit could otherwise seal and prove at the same instant.
 
 So a challenger sends its proof only once its seal is in place: before that, the proof would reveal what to seal.

@@ -225,9 +225,7 @@ class Path:
 
 
 class Challenger:
-    """Descends into the first node that differs from its own.
-
-    One object per game, since it remembers what it was shown.
+    """Descends into the first node that differs from its own. It remembers what it was shown, so it serves one game.
 
     If nothing differs (the challenge is unfounded) it goes left, plays on and loses. If its own answer turns out to be
     wrong (its run was wrong), it has nothing to prove and concedes.
@@ -294,10 +292,7 @@ class Challenger:
         return None
 
     def _salt(self, state: GameState) -> bytes:
-        """The salt for this place.
-
-        A state in which something is sealed and the one in which it is proved get the same salt.
-        """
+        """The salt for this place: the same when the answer is sealed and when it is proved."""
         place = (state.level, state.checkpoint, state.step, state.leaf, state.element, state.position)
         return seals.derive_salt(self._secret, state.game_id, place)
 

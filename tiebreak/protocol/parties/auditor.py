@@ -31,10 +31,7 @@ from tiebreak.protocol.tags import Digest
 
 ATTEMPTS: Final = 3
 MAX_STRANGERS: Final = 1024
-"""How many heads to keep of jobs that the board does not show yet.
-
-The number is bounded because anybody can forge them.
-"""
+"""How many heads to keep of jobs that the board does not show yet; bounded, because anybody can make them up."""
 _HEADS_PER_COUNT: Final = 2
 """Two heads with the same count are enough to report the trainer; a third tells nothing new."""
 

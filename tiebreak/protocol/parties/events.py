@@ -243,11 +243,9 @@ class Mined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A transaction would revert and was not sent, or it reverted in a block.
+    """A transaction would revert and was not sent, or it reverted in a block. `error` names the contract's error.
 
-    `error` is the name of the contract's error.
-
-    `error` is empty if no contract was asked because the account cannot pay.
+    It is empty if no contract was asked because the account cannot pay.
     """
 
     at: int

@@ -78,10 +78,7 @@ class Machine:
         key: PrivateKey | None = None,
         journal: Iterable[Record] = (),
     ) -> None:
-        """`board` is kept up to date by the driver. `key` is None for a party that only watches.
-
-        `journal`: oldest first.
-        """
+        """`board` is kept current by the driver. A party that only watches has no `key`. `journal` is oldest first."""
         self.board = board
         self.domain = domain
         self.pace = pace
@@ -208,8 +205,7 @@ class Machine:
         """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again at each block.
 
         Another party's pending transaction may be in its way, such as a decoy that its sender never lets into a block.
-        After one block the decoy has had its chance, and this transaction is sent if the newest block alone would take
-        it.
+        After one block the decoy has had its chance; now this is sent if the newest block alone would take it.
         """
         assert self._key is not None, "a party without a key sends no transaction"
         sending = self._sending.setdefault(place, _Sending())

@@ -125,10 +125,7 @@ class Player(Machine):
         return True
 
     def reply(self, view: GameView) -> Reply:
-        """Choose what to do in a turn, once per turn.
-
-        By default it sends the move that follows from its own run at once.
-        """
+        """Choose what to do in a turn; asked once per turn. By default, play the move from its own run at once."""
         return Reply(move=view.move)
 
     def claims_timeout(self, view: GameView) -> bool:  # noqa: ARG002

@@ -60,10 +60,7 @@ class Trainer(Player):
         return True
 
     def sign_head(self, head: Head) -> SignedHead:
-        """Sign a head, whatever was signed before.
-
-        An honest trainer calls `head` instead, which never signs two for a count.
-        """
+        """Sign a head, whatever was signed before. Honest trainers call `head`, which never signs two for a count."""
         return SignedHead.sign(head, self.domain, self.key)
 
     def head(self, job: Job, count: int) -> SignedHead:

@@ -57,9 +57,8 @@ _LENGTHS: Final = {
 class Accumulator:
     """The result after some of the terms.
 
-    `value` is the sum (for f32 in units of 2^-298, and 0 if `invalid`) or the maximum so far (for f32 its bits).
-    `index` is the position of the maximum for argmax, otherwise -1. `invalid` means that a term of an f32 sum was not
-    finite.
+    `value` is the sum (f32: in units of 2^-298; 0 if `invalid`) or the maximum so far (f32: its bits). `index` is the
+    position of the maximum (argmax) or -1. `invalid` means that a term of an f32 sum was not finite.
     """
 
     kind: Kind

@@ -161,10 +161,7 @@ def element(
     step: int = 1,
     rounding: Rounding = NEAREST,
 ) -> int:
-    """Element `index` (row-major) of an instruction's result.
-
-    Raises `ValueError` for `source` of state or data and for `commit`, which are not computed element by element.
-    """
+    """Element `index` (row-major) of a result. Raises `ValueError` for `source` of state or data and for `commit`."""
     coordinate = unravel(index, instruction.shape)
     match instruction.opcode, instruction.params:
         case Opcode.MAP, _:
