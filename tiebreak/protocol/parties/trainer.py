@@ -42,7 +42,7 @@ class Trainer(Player):
         return job.trainer == self.address and self.program_of(job) is not None
 
     def objects(self, job: Job) -> bool:
-        """Whether it could lose its stake by the job's terms alone. Alarms the owner with each reason."""
+        """Whether it could lose its stake by the job's terms alone. Alerts the owner to each reason."""
         program = self.program_of(job)
         reasons = (
             ("it does not have the program",) if program is None else objections_to_training(job, program, self.pace)

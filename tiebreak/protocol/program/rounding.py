@@ -117,8 +117,8 @@ def round_sum(n: int, e: int, rounding: Rounding = NEAREST) -> int:
 def neighbours(n: int, e: int, rounding: Rounding) -> tuple[int, bool]:
     """The neighbour d below x = |n * 2^e|, and whether x is near the midpoint of d and u above, as in SPEC 5.1.
 
-    Near means within 2^-tolerance of the gap u - d. d is a bit pattern without sign. An x that needs no rounding because
-    it has few enough bits gives (0, False).
+    Near means within 2^-tolerance of the gap u - d. d is a bit pattern without sign. An x with too
+    few bits to need rounding gives (0, False).
     """
     magnitude, fraction_bits = abs(n), rounding.precision - 9
     top = max(magnitude.bit_length() + e - 1, _LEAST_EXPONENT)  # exponent of the binade of d
