@@ -1,4 +1,4 @@
-"""The parties of a simulated game: machines of `tiebreak.protocol.parties`, each with a driver and a computation."""
+"""The parties of a simulated game. Each is a machine of `tiebreak.protocol.parties` with a driver and a computation."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -19,29 +19,28 @@ __all__ = ["Agent", "Auditor", "Builder", "Client", "GameView", "Process", "Repl
 
 
 class Builder(Agent):
-    """Makes the blocks: takes all that waits, in the order of arrival."""
+    """Makes the blocks. The honest builder includes every waiting transaction in the order of arrival."""
 
     ROLE: ClassVar = "builder"
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002  # for who looks at it
-        """Which transactions stand in the block, and in which order."""
+        """The transactions of the next block, in order. An adversary overrides this."""
         return pending
 
     def own(self, call: Call) -> Pending:
-        """A transaction of its own for a block that it makes, which nobody sees before."""
+        """A transaction that the builder puts into its own block without showing it in the mempool first."""
         return self.world.new_pending(self, call, untried=True)
 
 
 class Client(Agent, client.Client):
-    """Wants one job done."""
+    """A client that wants one job done."""
 
     def run(self) -> Process:
-        """Offers the job."""
         self.tell(events.JobDrafted(at=self.world.now, job=self.draft()))
         yield from ()
 
     def draft(self) -> Job:
-        """The job that it offers."""
+        """The job that the client offers."""
         trainer = self.world.parties["trainer"]
         return self.world.workshop.job(
             client=self.address, trainer=trainer.address, nonce=self.rng.getrandbits(128), terms=self.world.terms
@@ -49,29 +48,32 @@ class Client(Agent, client.Client):
 
 
 class Trainer(Agent, trainer.Trainer):
-    """Computes what the world's deviation says, by default the job."""
+    """Trains the job, or computes what the world's deviation says instead."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
         self.work: Work | None = None
-        """Its run, from when it begins to train."""
+        """The trainer's run; None until training begins."""
         self.job: Job | None = None
 
     def compute(self, job: Job) -> Work:
-        """Its run."""
+        """The run that this trainer produces, in full."""
         deviation, workshop = self.world.deviation, self.world.workshop
         return workshop.honest(job) if deviation is None else deviation.work(workshop, job, self.rng)
 
     def seconds(self, steps: int) -> int:
-        """What so many steps take it."""
+        """Simulated seconds that this many training steps take."""
         return steps * self.world.step_seconds
 
     def party_in(self, game: PublicGame) -> Party:  # noqa: ARG002
-        """Its own run."""
+        """A defender that answers from the trainer's own run."""
         return Defender(self.held()[1].oracle)
 
     def work_on(self, work: events.Work) -> Process:
-        """One segment: all was computed when the first began, and takes its time all the same."""
+        """Trains one segment.
+
+        The whole run is computed when the first segment begins; each segment still takes its time.
+        """
         assert isinstance(work, events.Train), "a trainer does nothing else that takes time"
         job = self.world.board.jobs[work.job_id]
         if self.job is None:
@@ -83,40 +85,40 @@ class Trainer(Agent, trainer.Trainer):
             self.tell(events.Done(at=self.world.now, work=work, root=run.run_root(work.count)))
 
     def publish_run(self, action: events.PublishRun) -> None:
-        """The run, with or without its logs."""
+        """Publishes the run, with its logs only if the action asks for them."""
         _, run = self.held()
         self.world.mail.publish_run(action.job_id, run if action.logs else replace(run, logs=None))
 
     def held(self) -> tuple[Job, Work]:
-        """Its job and its run."""
+        """The job and the run, once training has begun."""
         assert self.job is not None, "a run is asked for after it was begun"
         assert self.work is not None
         return self.job, self.work
 
 
 class Auditor(Agent, auditor.Auditor):
-    """Replays every head of every job that it can compute."""
+    """An honest auditor: it replays every head of every job whose computation it has."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
         self.secret = self.rng.randbytes(32)
-        """Of its seals."""
+        """The secret from which the auditor derives its seals."""
         self.works: list[Work] = []
-        """Its replays: one for each run that was published."""
+        """One replay for each version of a run that was published."""
         self._replayed: list[tuple[Work | None, Work]] = []
         self.uncheckable: list[SignedHead] = []
-        """Heads whose logs were withheld."""
+        """The heads that could not be checked because their logs were withheld."""
 
     def concerns(self, job: PublicJob) -> bool:
-        """All whose computation it has."""
+        """Whether the auditor has the job's computation."""
         return self.program_of(job.job) is not None
 
     def is_valid(self, head: SignedHead, job: Job) -> bool:
-        """Everyone finds the same, so in a game it is found once."""
+        """Whether the head is valid. The result is the same for everyone, so the mailbox caches it."""
         return self.world.mail.is_valid(head, job)
 
     def replay(self, job: PublicJob) -> Work:
-        """Its own run of a job. Raises `CannotCheck` if what it would need was not published."""
+        """The auditor's own run of a job. Raises `CannotCheck` if the logs that it needs were not published."""
         published = self.world.mail.runs.get(job.id)
         if published is None and job.job.is_logged:
             raise CannotCheck("expected the logs of the run, got none")
@@ -124,16 +126,19 @@ class Auditor(Agent, auditor.Auditor):
         return workshop.honest(job.job) if published is None else workshop.audited(job.job, published)
 
     def enter(self, game: PublicGame) -> None:
-        """Plays with its replay as it is when the game begins."""
+        """Fixes the replay that the auditor plays with: the latest one when the game begins."""
         if game.challenger == self.address and self.plays(game):
             self.party_of(game)
 
     def party_in(self, game: PublicGame) -> Party:  # noqa: ARG002
-        """Its replay."""
+        """A challenger that answers from the latest replay."""
         return Challenger(self.works[-1].oracle, self.secret)
 
     def work_on(self, work: events.Work) -> Process:
-        """One replay. What it has computed already takes no time again, the second look at a false head included."""
+        """Replays up to one head.
+
+        Steps that were replayed before take no time again, even for a second look at a false head.
+        """
         assert isinstance(work, events.Replay), "an auditor does nothing else that takes time"
         job, root, problem = self.world.board.jobs[work.job_id], b"", ""
         try:
@@ -144,14 +149,14 @@ class Auditor(Agent, auditor.Auditor):
         self.tell(events.Done(at=self.world.now, work=work, root=root, problem=problem))
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
-        """Replays up to a head; the root that it finds. Raises `CannotCheck`."""
+        """Replays up to a head and returns the run root found there. Raises `CannotCheck`."""
         last = job.job.last_step(head.head.count - 1)
         yield from self.sleep(max(0, last - self.account.steps) * self.world.step_seconds)
         self.account.steps = max(self.account.steps, last)
         return self._replay_once(job).run_root(head.head.count)
 
     def _replay_once(self, job: PublicJob) -> Work:
-        """The replay of the run that is published now."""
+        """The replay of the run as it is published now. Each published version is replayed once."""
         published = self.world.mail.runs.get(job.id)
         for known, work in self._replayed:
             if known is published:
@@ -163,16 +168,13 @@ class Auditor(Agent, auditor.Auditor):
 
 
 class Scripted(Auditor):
-    """Does only what its script says: it replays nothing, and plays no game unless it is told to."""
+    """Does only what its script says: it replays nothing, and plays no game unless the script tells it to."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """Never."""
         return False

@@ -1,7 +1,7 @@
-"""What everyone knows of the board: its jobs, games and credits, followed by what its transactions said and logged.
+"""The public state of the board: its jobs, games and credits, derived from its transactions and events.
 
-Beside each game stands the Python referee's: every move that the contract took is made there too, and every move that
-the contract refused must be illegal there. Where the two disagree, `disagreements` says so.
+A Python referee runs beside each game. Every move that the contract accepts is also made there, and every move that the
+contract refuses must be illegal there. `disagreements` lists the places where the two differ.
 """
 
 from typing import Any, Final
@@ -28,7 +28,7 @@ BURN_ADDRESS: Final = Address(bytes(18) + b"\xde\xad")
 
 
 class Board(board.Board):
-    """Follows the contract."""
+    """The board's public state, kept up to date from transactions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Board(board.Board):
     # ------------------------------------------------------------------ transactions
 
     def record(self, call: Call, applied: Applied, now: int, theirs: GameRecord | None) -> None:
-        """Follow a transaction that was executed. `theirs`: the contract's record of its game, after it."""
+        """Follow a transaction that was executed. `theirs` is the contract's record of the game after it."""
         offered = call.job
         if offered is not None:
             self.jobs[offered.id] = PublicJob(job=offered, last_progress=now)
@@ -56,18 +56,21 @@ class Board(board.Board):
             self.disagreements += [f"{where}: {difference}" for difference in differences(played, theirs)]
 
     def refuse(self, call: Call, sender: Address, error: Reverted, now: int) -> None:
-        """A transaction that reverted: if it was a move in its maker's turn, the Python referee refuses it too."""
+        """Follow a transaction that reverted.
+
+        If it was a move made in the sender's turn, the Python referee must refuse it too.
+        """
         if error.name in ("Panic", "Unknown"):
             self.disagreements.append(f"{call.kind}: expected an error of the contract, got {error}")
         found, move = self._game_of(call), call.move
         if found is None or move is None or found.is_stopped or found.mover() != sender or call.value:
-            return  # not a move of this game, for reasons that its rules know nothing of
+            return  # the move belongs to no game, or not to this one; the referee's rules do not cover that
         try:
             game.apply(found.state, move, now)
         except IllegalMove:
             return
         if call.kind == "prove" and error.name in ("WrongOpened", "WrongOpenedCount"):
-            return  # the contract alone is shown again what was opened
+            return  # only the contract gets to see again what was opened
         self.disagreements.append(f"{call.kind}: legal in Python, the contract said {error}")
 
     def _game_of(self, call: Call) -> PublicGame | None:
@@ -127,7 +130,7 @@ class Board(board.Board):
 
 
 def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
-    """Where the contract's record of a game is not what the Python referee has."""
+    """The differences between the contract's record of a game and the Python referee's state."""
     ours = found.state
     if found.void:
         return _unequal([("verdict", Outcome.VOID, theirs.verdict), ("reason", EndReason.JOB_SLASHED, theirs.reason)])

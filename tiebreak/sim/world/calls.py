@@ -1,4 +1,4 @@
-"""Transactions as the simulator's parties make them: the board's calls, with what a job says about stakes."""
+"""The transactions of the simulated parties: the board's calls, with the stake taken from the job."""
 
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.calls import Call, create_job, post_head, reclaim, timeout, withdraw
@@ -24,22 +24,21 @@ __all__ = [
 
 
 def cancel_job(job: Job) -> Call:
-    """Take an offer back."""
     return calls.cancel_job(job.id)
 
 
 def accept_job(job: Job) -> Call:
-    """Accept an offer and pay the stake."""
+    """Accept an offer and pay the trainer's stake."""
     return calls.accept_job(job.id, job.trainer_stake)
 
 
 def settle(job: Job) -> Call:
-    """End a job whose final head stood."""
+    """End a job whose final head was not refuted."""
     return calls.settle(job.id)
 
 
 def abandon(job: Job) -> Call:
-    """End a job whose trainer is silent."""
+    """End a job whose trainer has gone silent."""
     return calls.abandon(job.id)
 
 

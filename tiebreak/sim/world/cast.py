@@ -1,4 +1,4 @@
-"""Who will play a game. By default all do as agreed; adversaries take places in it."""
+"""Who plays a game. By default every party is honest; adversaries replace parties or settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ AgentFactory = Callable[[World, str, PrivateKey], Agent]
 
 ETHER = 10**18
 FUNDS = 1000 * ETHER
-"""Wei that each party starts with."""
+"""The wei that each party starts with."""
 TERMS = Terms(
     reward=10 * ETHER,
     trainer_stake=40 * ETHER + 1,
@@ -26,40 +26,43 @@ TERMS = Terms(
     replay_time=600,
     descent_levels=4,
 )
-"""Short times, stakes far above what a lie is worth; half of an odd stake is not half of it."""
+"""Short times, and stakes far above what a lie is worth.
+
+The trainer's stake is odd, so that halving it leaves a wei.
+"""
 
 
 @dataclass(kw_only=True)
 class Seat:
-    """A place beside client, trainer and builder: an auditor, or someone who pretends to be one."""
+    """A place beside client, trainer and builder, taken by an auditor or by someone who pretends to be one."""
 
     name: str
-    """Unique in a game."""
+    """Unique within a game."""
     make: AgentFactory = Auditor
     adversary: str | None = None
-    """Its deviation's name; None for one that does as agreed."""
+    """The name of the deviation; None for an honest party."""
     funds: int = FUNDS
 
 
 @dataclass(kw_only=True)
 class Cast:
-    """Who will play a game, and on what terms."""
+    """The parties of a game and its terms."""
 
     workshop: Workshop
     terms: Terms = TERMS
     deviation: Deviation | None = None
-    """What the trainer computes instead of the job."""
+    """What the trainer computes instead of the job; None for honest training."""
     trainer: TrainerFactory = Trainer
     client: ClientFactory = Client
     auditors: list[Seat] = field(default_factory=lambda: [Seat(name="auditor")])
     builder: BuilderFactory = Builder
     dishonest: dict[str, str] = field(default_factory=dict)
-    """Party -> adversary: who does not do as agreed. All others must not lose anything."""
+    """Maps each dishonest party to its adversary. No other party may lose anything."""
     expected: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Adversary -> where it has to end; of one that is not named here nothing is expected."""
+    """Maps each adversary to the endings that it may have. Adversaries that are missing here may end in any way."""
     block_seconds: int = BLOCK_SECONDS
     step_seconds: int = STEP_SECONDS
 
     def deviations(self) -> dict[str, str]:
-        """Party -> adversary, the seats' own included."""
+        """Maps each dishonest party to its adversary, including those in `auditors`."""
         return self.dishonest | {seat.name: seat.adversary for seat in self.auditors if seat.adversary is not None}

@@ -1,9 +1,9 @@
-"""The promises of the system, checked at the end of a game. Each gives the sentences that say how it was broken.
+"""The promises of the system, checked at the end of a game. Each check returns a sentence for every violation.
 
-1. No party that does as agreed loses a stake, a reward it earned or a deposit (gas apart); who trains honestly is paid.
+1. No honest party loses a stake, a reward it earned or a deposit (gas apart); an honest trainer is paid.
 2. A false head that was watched never settles.
 3. Every adversary ends where it has to.
-4. The board owns exactly what it owes, and nothing of an honest party's is stuck in it.
+4. The board owns exactly what it owes, and no money of an honest party is stuck in it.
 5. The Python referee and the contract agree at every move.
 6. A cheat that an honest auditor convicts by recomputing is convicted at its first lie.
 """
@@ -25,45 +25,43 @@ _UNPAID: Final = (JobStatus.SLASHED, JobStatus.ABANDONED)
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A game at its end, as the checks see it. `agents`: everyone, by name."""
+    """A finished game, as the checks see it. `agents` maps names to all parties."""
 
     world: World
     agents: Mapping[str, Agent]
     wei: Mapping[str, int]
-    """What each gained or lost, gas apart."""
+    """What each party gained or lost in wei, gas apart."""
     deviations: Mapping[str, str]
-    """Party -> adversary."""
+    """Maps each dishonest party to its adversary."""
     expected: Mapping[str, frozenset[str]]
-    """Adversary -> where it has to end."""
+    """Maps each adversary to the endings that it may have."""
     catches: Mapping[str, str]
-    """Adversary -> where it ended."""
+    """Maps each adversary to the ending that it had."""
     false_jobs: frozenset[Digest]
-    """Jobs of which a false head became public."""
+    """The jobs of which a false head became public."""
     watched: bool
     cut_short: bool
-    """Whether the game had to be stopped."""
+    """Whether the game was stopped before it came to an end by itself."""
 
     def is_honest(self, address: bytes) -> bool:
-        """Whether an account belongs to a party that does as agreed."""
+        """Whether an account belongs to an honest party."""
         return any(a.address == address and name not in self.deviations for name, a in self.agents.items())
 
     @property
     def jobs(self) -> list[PublicJob]:
-        """All jobs of the game."""
         return list(self.world.board.jobs.values())
 
     @property
     def games(self) -> list[PublicGame]:
-        """All games about them."""
         return list(self.world.board.games.values())
 
     def name_of(self, address: bytes) -> str:
-        """Whose account it is."""
+        """The name of the account's owner, or the address in hex for an unknown account."""
         return next((name for name, agent in self.agents.items() if agent.address == address), address.hex())
 
 
 def violations(finished: Finished) -> tuple[str, ...]:
-    """Every promise that was broken."""
+    """Every promise that was broken, as sentences."""
     promises = (nobody_loses, false_heads_fall, adversaries_end, money_adds_up, referees_agree, first_lies)
     return tuple(sentence for promise in promises for sentence in promise(finished))
 
@@ -85,7 +83,7 @@ def nobody_loses(finished: Finished) -> list[str]:
 
 
 def least_owed(finished: Finished, agent: Agent) -> int:
-    """What an honest party must have gained at least, by how its jobs and games ended."""
+    """The least that an honest party must have gained, in wei, given how its jobs and games ended."""
     total = 0
     for job in finished.jobs:
         terms = job.job
@@ -146,7 +144,7 @@ def money_adds_up(finished: Finished) -> list[str]:
     found += [
         f"4: game {game.id.hex()[:8]} did not end"
         for game in finished.games
-        if not game.is_over and finished.is_honest(game.challenger)  # what others leave is their loss
+        if not game.is_over and finished.is_honest(game.challenger)  # an adversary may abandon its own money
     ]
     found += [f"4: job {job.job.id.hex()[:8]} did not end" for job in finished.jobs if _is_stuck(finished, job)]
     return [*found, "4: the game went on until it was stopped"] if finished.cut_short else found
@@ -159,7 +157,7 @@ def _held(job: PublicJob) -> int:
 
 
 def _is_stuck(finished: Finished, job: PublicJob) -> bool:
-    """Whether an honest party's money is in a job that does not end."""
+    """Whether money of an honest party is in a job that has not ended."""
     if job.is_over:
         return False
     parties = [job.job.client] if job.status is JobStatus.OFFERED else [job.job.client, job.job.trainer]

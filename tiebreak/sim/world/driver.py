@@ -1,8 +1,8 @@
-"""Drives a party's machine through simulated time: events in, actions out, both at the instants of the world.
+"""Drives a party's machine through simulated time: events go in and actions come out, both at simulated instants.
 
-Party and driver are one object here, so an adversary overrides a decision where it stands and has the world at hand.
-Beside its machine a party may have scripts: processes of its own that wait and send as they like (`run`, `follow`),
-which is how an adversary does what no machine would. An honest party has none.
+Party and driver are one object here, so that an adversary can override a single decision with the world at hand. Beside
+its machine a party may have scripts (`run`, `follow`): processes of its own that wait and send as they like. An
+adversary uses them to do what no machine would; an honest party has none.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ _ON_GAME: Final[dict[type[e.Transaction], Callable[[Digest], Call]]] = {
 
 
 class Agent(Machine):
-    """Someone with a key: a machine, its driver, and its scripts if it has any."""
+    """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(board=world.board, domain=world.domain, pace=world.pace, key=key)
@@ -50,9 +50,9 @@ class Agent(Machine):
         self.name = name
         self.account = Account()
         self.rng = Random(world.rng.getrandbits(64))  # noqa: S311  # choices of a game, which its line replays
-        """For all choices of this party."""
+        """The source of all choices of this party."""
         self.kept: list[e.Record | e.Alarm] = []
-        """Its journal, and what it told its owner."""
+        """The party's journal entries and the alarms that it raised to its owner."""
         self._listening: simpy.Event | None = None
         self._inbox: deque[e.Event] = deque()
         self._is_busy = False
@@ -64,37 +64,40 @@ class Agent(Machine):
     # ------------------------------------------------------------------ what adversaries and tests override
 
     def run(self) -> Process:
-        """A script of its own, from the start."""
+        """A script that runs from the start of the game."""
         yield from ()
 
     def follow(self, job: PublicJob) -> Process:  # noqa: ARG002
-        """A script about a job that concerns it, from when the job is there."""
+        """A script about one job that concerns the party. It starts when the job appears."""
         yield from ()
 
     def on_pending(self, pending: Pending) -> None:
-        """Another's transaction came into the mempool."""
+        """Called when another party's transaction enters the mempool."""
 
     def on_block(self, block: Block) -> None:
-        """A block was made."""
+        """Called after a block was made."""
 
     def concerns(self, job: PublicJob) -> bool:
-        """Whether it takes part in a job, or watches it."""
+        """Whether the party takes part in the job or watches it."""
         return self.address in (job.job.client, job.job.trainer)
 
     def program_of(self, job: Job) -> Program | None:
-        """The one that all parties here have, in a job on the terms that were agreed."""
+        """The program of a job on the agreed terms; None for any other job.
+
+        All parties of a game have the same program.
+        """
         workshop = self.world.workshop
         agreed = workshop.job(client=job.client, trainer=job.trainer, nonce=job.nonce, terms=self.world.terms)
         return workshop.program if job == agreed else None
 
     def party_in(self, game: PublicGame) -> Party:
-        """Who is to find its moves in a game; asked once."""
+        """The player that finds the party's moves in a game. Called once for each game."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ events
 
     def start(self) -> None:
-        """Set it going at the present instant, behind those that started before."""
+        """Start at the present instant, after the parties that were started before."""
         self.spawn(self._start())
 
     def _start(self) -> Process:
@@ -104,7 +107,10 @@ class Agent(Machine):
         yield from ()
 
     def tell(self, event: e.Event) -> None:
-        """Let the machine see an event, and do what it then wants. Events that this causes come behind."""
+        """Feed an event to the machine and perform the actions that follow.
+
+        Events caused by these actions are queued.
+        """
         self._inbox.append(event)
         if self._is_busy:
             return
@@ -115,17 +121,20 @@ class Agent(Machine):
         self._is_busy = False
 
     def look(self) -> None:
-        """See what changed: also what a script knows and the world does not announce."""
+        """Let the machine look again, when a script knows something that the world does not announce."""
         self.tell(e.Tick(at=self.world.now))
 
     def _listen(self) -> None:
-        """Wait for news. Who listens first acts first: first those of whom a block held something, in its order."""
+        """Wait for news.
+
+        Parties act in the order in which they listen; senders of a block's transactions listen first.
+        """
         if self._listening is not self.world.news:
             self._listening = self.world.news
             _on(self._listening, lambda _: self._hear())
 
     def _hear(self) -> None:
-        """Something was mined or published."""
+        """React to something that was mined or published."""
         self._listen()
         world, now = self.world, self.world.now
         for number, job in world.board.jobs.items():
@@ -142,12 +151,12 @@ class Agent(Machine):
         self.tell(e.BoardChanged(at=now, block=world.blocks[-1].timestamp if world.blocks else now))
 
     def enter(self, game: PublicGame) -> None:
-        """A game of its own has begun."""
+        """Called when a game of this party has begun."""
 
     # ------------------------------------------------------------------ actions
 
     def perform(self, action: e.Action) -> None:
-        """Do what the machine wants."""
+        """Perform one action that the machine asked for."""
         now = self.world.now
         match action:
             case e.Wake(at=at) if at not in self._ticks:
@@ -160,14 +169,16 @@ class Agent(Machine):
             case e.ShowHead() | e.ShowMove() | e.OfferJob() | e.SignJob():
                 self.say(action)
             case e.FetchRun(job_id=job_id, count=count):
-                self.tell(e.Arrived(at=now, job_id=job_id, count=count))  # mail here is a place, not a way
+                self.tell(
+                    e.Arrived(at=now, job_id=job_id, count=count)
+                )  # the simulated mail is a shared place, so the message has arrived already
             case e.PublishRun():
                 self.publish_run(action)
             case e.Record() | e.Alarm():
                 self.kept.append(action)
 
     def say(self, statement: e.Statement) -> None:
-        """Send what it signed, or asks to have signed."""
+        """Publish or send a statement that the machine signed, or ask another party to sign it."""
         now = self.world.now
         match statement:
             case e.ShowHead():
@@ -193,13 +204,13 @@ class Agent(Machine):
         self.tell(e.Done(at=self.world.now, work=work, move=move))
 
     def party_of(self, game: PublicGame) -> Party:
-        """The one that has found its moves in a game since it began: a challenger remembers what it was shown."""
+        """The player of a game. It is kept for the whole game, because a challenger remembers what it was shown."""
         if game.id not in self._parties:
             self._parties[game.id] = self.party_in(game)
         return self._parties[game.id]
 
     def _tick(self, delay: int) -> Process:
-        """Whoever waits for an instant comes behind those to whom something happens at it."""
+        """Wake up after `delay` seconds, behind the parties to which something happens at that same instant."""
         yield self.world.env.timeout(delay)
         yield self.world.env.timeout(0)
         self.look()
@@ -220,7 +231,7 @@ class Agent(Machine):
             other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
 
     def call_of(self, wanted: e.Transaction) -> Call:
-        """A transaction as the board takes it."""
+        """The board call for a transaction that the machine wants."""
         board = self.world.board
         match wanted:
             case e.CreateJob():
@@ -241,15 +252,14 @@ class Agent(Machine):
                 return _ON_JOB[type(wanted)](board.jobs[wanted.job_id].job)
 
     def work_on(self, work: e.Work) -> Process:
-        """Do work, in the time that it takes."""
+        """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
         raise NotImplementedError
 
     def publish_run(self, action: e.PublishRun) -> None:
-        """Publish what goes with its run."""
+        """Publish the data that belongs to a run."""
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
-        """Show a head to everyone."""
         self.world.mail.publish_head(head, self.name, self.account, self.world.now)
 
     def offer(self, job: Job) -> None:
@@ -259,16 +269,15 @@ class Agent(Machine):
     # ------------------------------------------------------------------ what scripts wait with, and send
 
     def spawn(self, process: Process) -> simpy.Process:
-        """Start a process of its own."""
+        """Start a process of this party."""
         return self.world.env.process(process)
 
     def sleep(self, seconds: int) -> Process:
-        """Let time pass."""
         if seconds > 0:
             yield self.world.env.timeout(seconds)
 
     def until(self, holds: Callable[[], bool], deadline: int | None = None) -> Process:
-        """Wait until something holds, or an instant has come; returns whether it holds. Looks when there is news."""
+        """Wait until `holds()` is true or `deadline` has come, looking at every news. Returns whether it holds."""
         while not holds():
             rest = None if deadline is None else deadline - self.world.now
             if rest is not None and rest <= 0:
@@ -277,18 +286,18 @@ class Agent(Machine):
         return True
 
     def send(self, call: Call, *, untried: bool = False) -> Process:
-        """Send a transaction and wait for its receipt. Raises `ChainError` (`Reverted`) if it does not come to that."""
+        """Send a transaction and wait for its receipt. Raises `ChainError` (`Reverted`) if it fails."""
         receipt = yield self.world.submit(self, call, untried=untried)
         assert isinstance(receipt, Receipt)
         return receipt
 
     def spam(self, found: Iterable[Call]) -> None:
-        """Send transactions, whatever comes of them."""
+        """Send transactions untried, and ignore whether they succeed."""
         for call in found:
             self.world.submit(self, call, untried=True)
 
     def attempt(self, call: Call) -> Process:
-        """Send a transaction if it would not be refused; whether it stands in a block and was not."""
+        """Send a transaction unless it would be refused. Returns whether it was executed successfully."""
         try:
             yield from self.send(call)
         except ChainError:

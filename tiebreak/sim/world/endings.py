@@ -1,4 +1,4 @@
-"""Where a deviation ended, told from what happened, not from what it says of itself. Names as in `sim.adversaries`."""
+"""Where a deviation ended, judged by what happened and not by what it claims. `sim.adversaries` lists the names."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -18,15 +18,15 @@ _REASONS: Final = {
     Reason.CONCEDED: "conceded",
 }
 UNDETECTED: Final = "undetected"
-"""Of a trainer whose false head was settled: no end that an adversary may have."""
+"""The ending of a trainer whose false head was settled. No adversary may end like this."""
 
 
 def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Collection[Digest]) -> str:
-    """Where a party that did not do as agreed ended: the first that holds of the following.
+    """How a dishonest party ended. The first of the following that applies is returned.
 
-    A job of its was slashed (how) or abandoned; a false head of its was settled (undetected); it lost a game that it
-    started (how); something of its was refused; it got nothing where another of its role did, or where a trainer would
-    have been paid (unpaid); else it was harmless.
+    A job of the party was slashed (and how) or abandoned; a false head of it was settled (undetected); it lost a game
+    that it started (and how); something of it was refused; it was not paid although another party of its role was, or a
+    trainer would have been (unpaid). Otherwise it was harmless.
     """
     how = _as_trainer(world, agent, false_jobs) if isinstance(agent, Trainer) else None
     if how is not None:

@@ -1,4 +1,4 @@
-"""Runs of several jobs over one computation, of which each step is computed once."""
+"""Runs of several jobs over one computation, with each step computed only once."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from tiebreak.protocol.errors import ConfigurationError
 def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -> RunDirectory:
     """A run of another job over the same computation that starts with the checkpoints of `source` up to step `upto`.
 
-    An honest run is a constant of program, state, data and logs: whoever has computed it once need not do so again, be
-    it an auditor of several jobs or a cheat that is honest until it pays not to be. Raises `ConfigurationError` for a
-    job with other checkpoints or roundings, `VerificationError` for one of another program, state or data.
+    An honest run depends only on program, state, data and logs. A party that has computed it once need not repeat it:
+    an auditor of several jobs, or a cheat that is honest up to its lie. Raises `ConfigurationError` for a job with
+    other checkpoints or roundings, `VerificationError` for one of another program, state or data.
     """
     if (rules := _rules(source.job)) != _rules(agreement.job):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""One game: a job from its offer until everyone has its money, in simulated time, over the real contract."""
+"""One simulated game over the real contract: from a job's offer until everyone has withdrawn its money."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -25,27 +25,27 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import GENESIS, World
 
 _DEPLOYER: Final = 0x7EB7EA
-"""The deployer's key: that of an account that nobody else uses. It fixes where the contracts stand."""
+"""The deployer's private key, which no party uses. It fixes the contract addresses."""
 _LONGEST: Final = 60
-"""A game is stopped after so many times the longest of its terms: nobody then ends it any more."""
+"""A game is stopped after this multiple of its longest term, because nobody will end it any more."""
 
 
 @cache
 def simulated_chain() -> SimulatedChain:
-    """The chain that all games of a process start from: the contracts are on it."""
+    """The chain from which all games of a process start, with the contracts deployed."""
     return SimulatedChain(PrivateKey.from_int(_DEPLOYER))
 
 
 def play(cast: Cast, line: str, secrets: Random) -> GameResult:
-    """Play a game to its end and check the promises. `line` goes into the result; `secrets` makes keys and choices.
+    """Play a game to its end and check the promises. `line` goes into the result; `secrets` draws keys and choices.
 
-    The same cast and the same `secrets` give the same result, in any process.
+    The same cast and the same `secrets` give the same result in any process.
     """
     return watch(cast, line, secrets)[1]
 
 
 def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
-    """As `play`, with the world in which it happened."""
+    """As `play`, and also returns the world in which the game happened."""
     world, agents = seat(cast, secrets)
     for agent in agents.values():
         agent.start()
@@ -57,7 +57,7 @@ def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
 
 
 def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
-    """The world of a game, and its parties in their places; nothing has happened yet."""
+    """The world of a game with its parties in place, before anything has happened."""
     funds = {"client": FUNDS, "trainer": FUNDS, "builder": FUNDS} | {seat.name: seat.funds for seat in cast.auditors}
     keys = {name: PrivateKey.from_int(secrets.randrange(1, ORDER)) for name in funds}
     chain = simulated_chain().begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)
@@ -85,7 +85,7 @@ def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
 
 
 def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, cut_short: bool = False) -> GameResult:
-    """What a game came to, with the promises checked."""
+    """The result of a game, with the promises checked."""
     funds = {place.name: place.funds for place in cast.auditors}
     wei = {name: gained(world, agent, funds.get(name, FUNDS)) for name, agent in agents.items()}
     deviations, untrue = cast.deviations(), false_jobs(world, agents)
@@ -118,7 +118,7 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
 
 
 def gained(world: World, agent: Agent, funds: int) -> int:
-    """Wei that a party has more than at the start, gas apart; what it could withdraw counts."""
+    """The party's gain in wei, gas apart. Money that it could withdraw counts."""
     chain = world.chain
     return chain.balance(agent.address) + chain.credit(agent.address) + agent.account.fees_wei - funds
 
@@ -138,7 +138,7 @@ def _has_false_head(world: World, job: PublicJob, agents: Mapping[str, Agent]) -
 
 
 def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
-    """The true run: under policy `logged` the one that follows its trainer's logs. None: no run is true to them."""
+    """The true run, which under policy `logged` follows the trainer's logs. None if no run can follow them."""
     trainers = [agent for agent in agents.values() if isinstance(agent, Trainer) and agent.address == job.trainer]
     work = trainers[0].work if trainers else None
     if work is None or not job.is_logged:
@@ -150,7 +150,7 @@ def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
 
 
 def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
-    """Whether an auditor that does as agreed stood by: it can pay its stake, could check all, and need not keep out."""
+    """Whether an honest auditor watched: it can pay its stake, can check everything, and has no reason to stay out."""
     parties = {name: agents[name].address for name in ("client", "trainer")}
     job = cast.workshop.job(**parties, nonce=0, terms=cast.terms)
     pace = Pace(block_seconds=cast.block_seconds, step_seconds=cast.step_seconds)

@@ -1,7 +1,7 @@
-"""What parties tell each other beside the chain: heads, what goes with a run, moves of games as signed messages.
+"""What parties send each other outside the chain: heads, published runs, and game moves as signed messages.
 
-Everything that is published here everyone sees. A move travels as a message once its transaction stands in a block: a
-message that shows a proof before the seal counts would show too much.
+Everyone sees everything that is published here. A move is sent as a message only once its transaction stands in a
+block, because a message that shows a proof before the seal counts would reveal too much.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tiebreak.sim.world.work import Work
 
 @dataclass(slots=True)
 class Account:
-    """What a party did and paid, as it goes."""
+    """Running totals of what a party did and paid."""
 
     gas: int = 0
     fees_wei: int = 0
@@ -29,14 +29,14 @@ class Account:
     refused: int = 0
 
     def sent(self, size: int) -> None:
-        """One more message of this many bytes."""
+        """Count one message of this many bytes."""
         self.messages += 1
         self.bytes += size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedHead:
-    """A head that everyone sees, by mail or in a transaction."""
+    """A head that everyone sees, published by mail or in a transaction."""
 
     head: SignedHead
     by: str
@@ -44,7 +44,10 @@ class PublishedHead:
 
 
 class Mail:
-    """Boards, boxes and transcripts. `notify` tells everyone that there is something new."""
+    """Published heads and runs, and the transcripts of games.
+
+    `notify` is called whenever something new was published.
+    """
 
     def __init__(self, domain: Domain, notify: Callable[[], None]) -> None:
         self._domain = domain
@@ -52,27 +55,30 @@ class Mail:
         self.heads: list[PublishedHead] = []
         self._valid: dict[tuple[SignedHead, Job], bool] = {}
         self.runs: dict[Digest, Work] = {}
-        """By job, what its trainer last published of its run."""
+        """Maps each job to the run that its trainer published last."""
         self.transcripts: dict[Digest, Transcript] = {}
         self.game_bytes: dict[Digest, int] = {}
 
     def publish_head(self, head: SignedHead, by: str, account: Account, now: int) -> None:
-        """Show a head to everyone."""
+        """Publish a head to everyone."""
         account.sent(len(head.encode()))
         self.see_head(head, by, now)
         self._notify()
 
     def see_head(self, head: SignedHead, by: str, now: int) -> None:
-        """A head became public, for instance by a transaction that shows it. Each is kept once."""
+        """Note that a head is public, for instance because a transaction shows it. Each head is kept once."""
         if all(known.head != head for known in self.heads):
             self.heads.append(PublishedHead(head=head, by=by, at=now))
 
     def heads_of(self, job_id: Digest) -> list[PublishedHead]:
-        """The heads of a job that are public, in the order in which they were shown."""
+        """The public heads of a job, in the order of publication."""
         return [known for known in self.heads if known.head.head.job_id == job_id]
 
     def is_valid(self, head: SignedHead, job: Job) -> bool:
-        """Whether it is a head of the job, signed by its trainer. Everyone finds the same, so it is found once."""
+        """Whether the head is one of the job and signed by its trainer.
+
+        Cached, since the result is the same for everyone.
+        """
         if (head, job) not in self._valid:
             try:
                 head.verify(job, self._domain)
@@ -82,14 +88,14 @@ class Mail:
         return self._valid[head, job]
 
     def publish_run(self, job_id: Digest, work: Work) -> None:
-        """Show what goes with a run: its records and, under policy `logged`, its logs."""
+        """Publish a run: its records and, under policy `logged`, its logs."""
         self.runs[job_id] = work
         self._notify()
 
     # ------------------------------------------------------------------ games
 
     def transcript(self, game: PublicGame) -> Transcript:
-        """The messages of a game that were taken so far."""
+        """The messages of a game that were accepted so far."""
         if game.id not in self.transcripts:
             self.transcripts[game.id] = Transcript(
                 job_id=game.job.job.id,
@@ -101,7 +107,7 @@ class Mail:
         return self.transcripts[game.id]
 
     def deliver(self, game: PublicGame, wire: bytes, side: Side, sender: Account) -> bool:
-        """Hand a message to the other side, which checks it; whether it took it. What it refuses is counted."""
+        """Deliver a message to the other side, which checks it. Returns whether it was accepted; counts a refusal."""
         sender.sent(len(wire))
         self.game_bytes[game.id] = self.game_bytes.get(game.id, 0) + len(wire)
         try:

@@ -1,4 +1,7 @@
-"""A run that is held in memory, and what it shows: every state and, once a step was asked for, every value of it."""
+"""A run held in memory and the evidence from it.
+
+All states are kept, and all values of a step once they were asked for.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,27 +28,27 @@ from tiebreak.protocol.trees import Tree
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is left of a step that was executed."""
+    """What is kept of an executed step."""
 
     state: State
     loss_bits: int
     log: StepLog | None
     log_root: Digest
-    """Of the tree over its own log; zero under policy `exact`."""
+    """The root of the tree over the step's own log; zero under policy `exact`."""
 
 
 Trees = Callable[[Program, int, StepLog], LogTree]
-"""The tree that a party commits to for the log of a step."""
+"""Builds the tree that a party commits to for the log of a step."""
 
 
 def own_tree(program: Program, _step: int, log: StepLog) -> LogTree:
-    """The tree of the log."""
+    """The honest tree: the one over the log itself."""
     return LogTree(program, log)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRun:
-    """What `Evidence` asks of a run directory. All states are kept, so nothing is ever computed twice to reach one."""
+    """The part of a run directory that `Evidence` needs. All states are kept, so no step is recomputed to reach one."""
 
     job: Job
     program: Program
@@ -54,7 +57,7 @@ class MemoryRun:
     steps: tuple[Step, ...]
     step_records: tuple[StepRecord, ...]
     trees: Trees
-    """How the logs are committed."""
+    """Builds the committed log trees."""
     path: str = "a run in memory"
 
     def records(self) -> list[StepRecord]:
@@ -62,25 +65,24 @@ class MemoryRun:
         return [self.step_records[self.job.last_step(checkpoint) - 1] for checkpoint in range(self.job.checkpoints)]
 
     def kept_before(self, step: int) -> int:
-        """Every state is there."""
+        """The latest kept step up to `step`: the step itself."""
         return step
 
     def state(self, step: int) -> State:
-        """The state after a step."""
+        """The state after a step; step 0 is the initial state."""
         return self.steps[step - 1].state if step else self.initial
 
     def data(self) -> State:
-        """The job's data."""
         return self.inputs
 
     def step_log(self, step: int) -> StepLog:
         """The log of a step, of a job of policy `logged`."""
         log = self.steps[step - 1].log
-        assert log is not None  # `Evidence` asks under that policy alone
+        assert log is not None  # `Evidence` asks only under that policy
         return log
 
     def log_tree(self, step: int) -> LogTree:
-        """The tree of a step's log, as it is committed."""
+        """The committed tree of a step's log."""
         return self.trees(self.program, step, self.step_log(step))
 
     def logs(self) -> dict[int, StepLog] | None:
@@ -89,14 +91,17 @@ class MemoryRun:
 
 
 class OwnLogs(CommittedLogs):
-    """Logs of a run in this memory: nobody can have changed them since they were committed."""
+    """The logs of a run in this memory.
+
+    They need no check against their commitment, since nobody can have changed them.
+    """
 
     def __init__(self, run: MemoryRun) -> None:
         super().__init__(run, lambda checkpoint: run.records()[checkpoint])
         self._memory = run
 
     def step_log(self, step: int) -> StepLog:
-        """As it is."""
+        """The log, unchecked."""
         return self._memory.step_log(step)
 
 
@@ -117,9 +122,10 @@ class Computer:
         logs: Mapping[int, StepLog] | None = None,
         trees: Trees = own_tree,
     ) -> MemoryRun:
-        """A whole run. known: its first steps, already computed. logs: to follow; where there is none, one is made.
+        """Compute a whole run.
 
-        trees: the log trees that are committed.
+        known: its first steps, already computed. logs: the logs to follow; a step without one makes its own. trees:
+        builds the committed log trees.
         """
         made, state = list(known), known[-1].state if known else self.initial
         inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
@@ -165,14 +171,14 @@ class Computer:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """All values of a step: their tree, and the bytes of those of the body."""
+    """All values of a step: their tree, and the bytes of the body values."""
 
     tree: Tree
     data: Mapping[int, bytes]
 
 
 class MemoryEvidence(Evidence):
-    """`Evidence` of a run in memory. A step is executed once for all its values, which are then kept."""
+    """The `Evidence` of a run in memory. A step is executed once for all its values, which are then kept."""
 
     run: MemoryRun
 
@@ -183,15 +189,14 @@ class MemoryEvidence(Evidence):
         self._accumulators = lru_cache(maxsize=256)(self._make_accumulators)
 
     def record(self, step: int) -> StepRecord:
-        """The record of a step, which is kept."""
+        """The record of a step; step 0 has the job's initial record."""
         return self.run.step_records[step - 1] if step else self.job.initial_record
 
     def value_tree(self, step: int) -> Tree:
-        """The value tree of a step."""
         return self._values(step).tree
 
     def tensor(self, step: int, value: int) -> bytes:
-        """The data of a body value."""
+        """The bytes of a body value."""
         return self._values(step).data[value]
 
     def _make_log_tree(self, step: int) -> LogTree:
@@ -210,7 +215,7 @@ class MemoryEvidence(Evidence):
         return self._shown(step, data, ids)
 
     def _shown(self, _step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
-        """The values of a step, whose ids by leaf are these."""
+        """The values of a step. `ids` maps leaves to the ids of their values."""
         program = self.program
         commits = [
             state_leaf(name, ids[program.leaf_of_commit(slot)]) for slot, name in enumerate(program.state_spec())

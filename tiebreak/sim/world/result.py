@@ -1,4 +1,4 @@
-"""What a game came to, as JSON: numbers, names and places, nothing of which depends on the machine."""
+"""The result of a game, for JSON. It holds numbers, names and endings, none of which depends on the machine."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,77 +6,77 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyResult:
-    """One party's account."""
+    """The totals of one party."""
 
     name: str
     role: str
     adversary: str | None
-    """Which deviation it was; None: it did as agreed."""
+    """The deviation's name; None for an honest party."""
     gas: int
     fees_wei: int
     wei: int
-    """Gained or lost, gas apart."""
+    """Gain (positive) or loss (negative), gas apart."""
     steps: int
-    """Steps that it would have had to execute, for training, replays and disputes."""
+    """Steps that the party would have had to execute without the simulator's caches: training, replays and disputes."""
     messages: int
-    """Sent beside the chain: heads, and moves as signed messages."""
+    """Messages sent outside the chain: heads, and moves as signed messages."""
     bytes: int
     refused: int
-    """Transactions that reverted in a block, and messages that the recipient did not take."""
+    """Transactions that reverted in a block, plus messages that the recipient refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuelResult:
-    """One game of the verification game."""
+    """One dispute between a trainer and a challenger."""
 
     challenger: str
     verdict: str
-    """trainer or challenger: who won; void: the job ended otherwise; open: nobody ended it."""
+    """The winner, `trainer` or `challenger`; `void` if the job ended otherwise; `open` if nobody ended the game."""
     reason: str
     level: str
     step: int | None
     leaf: int | None
     instruction: str | None
     rounds: int
-    """Moves of the challenger."""
+    """Number of moves by the challenger."""
     moves: int
     gas: int
-    """Of both sides, the challenge and the claim of a timeout included."""
+    """Gas of both sides, including the challenge and the claim of a timeout."""
     bytes: int
-    """Of the signed messages."""
+    """Bytes of the signed messages."""
     seconds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameResult:
-    """One game: a job from its offer to its end, with all disputes about it."""
+    """The result of one game: a job from its offer to its end, with all disputes about it."""
 
     line: str
-    """What replays it."""
+    """The line that replays the game."""
     adversaries: tuple[str, ...]
     catches: dict[str, str]
-    """Adversary -> where it ended."""
+    """Maps each adversary to the ending that it had."""
     job_status: str
-    """Of the last job; none if none was created."""
+    """Status of the last job; `none` if no job was created."""
     false_head: bool
     """Whether the trainer signed and showed a head that is not the true run's."""
     watched: bool
-    """Whether an auditor that does as agreed, and can pay its stake, stood by."""
+    """Whether an honest auditor that can pay its stake was watching."""
     seconds: int
-    """Until the last block."""
+    """Simulated seconds until the last block."""
     parties: tuple[PartyResult, ...]
     duels: tuple[DuelResult, ...]
     blocks: int
     violations: tuple[str, ...]
-    """Promises that were broken: each is a counter-example."""
+    """The promises that were broken. Each is a counter-example."""
 
     def to_json(self) -> dict[str, Any]:
-        """As `json` takes it."""
+        """The result as a `dict` that `json` can write."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "GameResult":
-        """The inverse of `to_json`, also after a way through JSON."""
+        """The inverse of `to_json`. Accepts lists where JSON turned tuples into lists."""
         lists = {name: tuple(data[name]) for name in ("adversaries", "violations")}
         parties = tuple(PartyResult(**party) for party in data["parties"])
         duels = tuple(DuelResult(**duel) for duel in data["duels"])

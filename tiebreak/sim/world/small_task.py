@@ -1,11 +1,11 @@
-"""The computation that all games are about: a classifier of small images, trained for ten steps.
+"""The computation of all games: a classifier of small images, trained for ten steps.
 
-It is as small as can be while a trainer has everything to cheat with that it has in a large one: labels, images and
-their order, batch norm's running statistics, dropout, a warm-up, AdamW with decoupled weight decay, tensors of several
+It is as small as possible while a trainer can cheat with everything that a large task offers: labels, images and their
+order, batch norm's running statistics, dropout, a warm-up, AdamW with decoupled weight decay, tensors of several
 chunks, sums that are long enough for an accumulator tree, and a last segment shorter than the others.
 
-Its bytes are the same on any machine: numbers are drawn by the protocol's own counter-based generator and only scaled
-by powers of two, never by a seed of torch, whose numbers depend on the processor.
+Its bytes are the same on any machine: all numbers come from the protocol's counter-based generator and are scaled only
+by powers of two. Numbers drawn by torch would depend on the processor.
 """
 
 from math import prod
@@ -24,23 +24,23 @@ CLASSES: Final = 4
 UNITS: Final = 16
 EXAMPLES: Final = 20
 BATCH: Final = 8
-"""The third batch spans two epochs."""
+"""With this batch size the third batch spans two epochs."""
 STEPS: Final = 10
 INTERVAL: Final = 3
-"""Segments of 3, 3, 3 and 1 steps."""
+"""Steps per checkpoint. Ten steps make segments of 3, 3, 3 and 1."""
 IMAGES, LABELS = "images", "labels"
 SCHEDULE: Final = (0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.75, 0.5, 0.5, 0.25)
 WEIGHT_DECAY: Final = 0.05
 BETAS: Final = (0.9, 0.999)
 DROPOUT: Final = 0.25
 STREAM: Final = 2
-"""Of the initial weights."""
+"""Philox stream of the initial weights."""
 _SEED: Final = 20
-"""Of everything that is drawn."""
+"""Philox seed of everything that is drawn."""
 
 
 def drawn(stream: int, shape: tuple[int, ...], scale: float) -> Tensor:
-    """Uniform in [-scale, scale), f32, exact: `scale` is a power of two."""
+    """A float32 tensor, uniform in [-scale, scale). Exact, because `scale` is a power of two."""
     numel = prod(shape)
     key = key_of(_SEED)
     words = [word for block in range(-(-numel // 4)) for word in philox4x32((block, 0, 0, stream), key)]
@@ -49,7 +49,7 @@ def drawn(stream: int, shape: tuple[int, ...], scale: float) -> Tensor:
 
 
 class Classifier(nn.Module):
-    """Images [B, 8, 8] to logits [B, 4]."""
+    """Maps images [B, 8, 8] to logits [B, 4]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,6 @@ class Classifier(nn.Module):
         self.head = nn.Linear(UNITS, CLASSES)
 
     def forward(self, x_BHW: Tensor) -> Tensor:
-        """The logits."""
         h_BC = F.relu(self.norm(self.hidden(x_BHW.flatten(1))))
         logits: Tensor = self.head(self.dropout(h_BC))
         return logits
@@ -70,7 +69,10 @@ def _loss(model: nn.Module, x_BHW: Tensor, label_B: Tensor) -> Tensor:
 
 
 def _images(label_B: Tensor) -> Tensor:
-    """One bright quadrant by class, noise on all of it, and a border of zeros: a weight there never has a gradient."""
+    """Images with one bright quadrant, chosen by class, and noise, inside a border of zeros.
+
+    A weight of a border pixel never has a gradient.
+    """
     x_BHW = drawn(1, (EXAMPLES, SIDE, SIDE), 0.5)
     half = SIDE // 2
     for number, label in enumerate(label_B.tolist()):
@@ -82,7 +84,7 @@ def _images(label_B: Tensor) -> Tensor:
 
 
 def small_task(stream: int = STREAM) -> Task:
-    """The task. `stream`: of the initial weights; another one gives another run."""
+    """The task. `stream` selects the initial weights; another stream gives another run."""
     model = Classifier()
     with torch.no_grad():
         for offset, (name, parameter) in enumerate(model.named_parameters()):

@@ -1,4 +1,4 @@
-"""What a party has to show for a job, and the first place where that is not the truth."""
+"""What a party can show for a job, and the first place where it is false."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ _BARGAINED: Final = frozenset(
 
 
 def computation(job: Job) -> tuple[object, ...]:
-    """What of a job says what is to be computed, and how it is committed; not who bargained for what."""
+    """The fields of a job that fix what is computed and how it is committed, without parties and prices."""
     return tuple(getattr(job, name) for name in Job.__slots__ if name not in _BARGAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """The first place, in the order of the game's walk, where what is committed differs from the truth.
+    """The first place, in the order of the game's walk, where a commitment differs from the truth.
 
-    The walk goes to the first checkpoint that differs, in its segment to the first step, and there to the first leaf
-    of the value tree; what differs before that and reaches no checkpoint is committed by nothing.
+    The walk goes to the first checkpoint that differs, in its segment to the first step, and there to the first leaf of
+    the value tree. A difference before that which reaches no checkpoint is not committed.
     """
 
     step: int
     leaf: int
     element: int | None
-    """None where the game ends at the leaf: commits, and sources, are settled by ids."""
+    """None where the game ends at the leaf: commits and sources are settled by their ids."""
 
 
 Kept = Callable[[int], State]
@@ -46,31 +46,31 @@ Kept = Callable[[int], State]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a trainer, or a challenger, has to show for a job."""
+    """What a trainer or a challenger can show for a job."""
 
     records: tuple[StepRecord, ...]
-    """Of every checkpoint."""
+    """The records of all checkpoints."""
     oracle: Oracle
-    """Bound to the job."""
+    """Answers for this job."""
     computed_steps: int
-    """Steps that this party would have had to execute: its real cost, for which nothing is cached."""
+    """Steps that this party would have had to execute: its real cost, without the simulator's caches."""
     lie: Lie | None
-    """None: the true run."""
+    """None for the true run."""
     kept: Kept | None = None
-    """The state after a step, as it lies beside a run for whoever starts a replay there. None: withheld."""
+    """The stored state after a step, published beside the run for replays that start there. None: withheld."""
     logs: Mapping[int, StepLog] | None = None
-    """By step, those that go with the run to whoever audits it. None: under policy `exact`, or withheld."""
+    """The published logs by step. None under policy `exact`, or if they were withheld."""
 
     def run_root(self, count: int) -> Digest:
-        """The root that the head of so many checkpoints states."""
+        """The run root in the head over the first `count` checkpoints."""
         return self.oracle.run_tree(count).root
 
 
 class Bound:
-    """The evidence of a computation, as a party to one job over it shows it: shared, for nothing of it is the job's.
+    """The evidence of a computation, bound to one job. Jobs share the evidence, since nothing in it depends on the job.
 
-    `replayed_steps` counts what `tiebreak.engine.run.evidence.Evidence` would have executed for the same questions,
-    for a party that kept the states of its checkpoints and no cache.
+    `replayed_steps` counts the steps that `tiebreak.engine.run.evidence.Evidence` would have executed to answer the
+    same questions for a party that kept the states of its checkpoints and no cache.
     """
 
     def __init__(self, job: Job, evidence: Oracle) -> None:
@@ -85,12 +85,10 @@ class Bound:
 
     @property
     def job(self) -> Job:
-        """The job."""
         return self._job
 
     @property
     def program(self) -> Program:
-        """Its program."""
         return self.evidence.program
 
     def run_tree(self, count: int) -> Tree:
@@ -103,18 +101,16 @@ class Bound:
         return self.evidence.steps_tree(checkpoint)
 
     def record(self, step: int) -> StepRecord:
-        """The record of a step."""
         if step:
             self._replay_segment(self._job.checkpoint_of(step))
         return self.evidence.record(step)
 
     def value_tree(self, step: int) -> Tree:
-        """The value tree of a step."""
         self._replay_step(("values", step), step)
         return self.evidence.value_tree(step)
 
     def tensor(self, step: int, value: int) -> bytes:
-        """The data of a body value."""
+        """The bytes of a body value."""
         self._replay_step(("tensor", step, value), step)
         return self.evidence.tensor(step, value)
 
@@ -130,7 +126,7 @@ class Bound:
         return self.evidence.accumulators(step, value, element)
 
     def log_tree(self, step: int) -> LogTree:
-        """The tree of a step's log, which is kept: nothing is executed."""
+        """The tree of a step's log. The log is kept, so nothing is executed."""
         return self.evidence.log_tree(step)
 
     def state_leaves(self, step: int) -> Tree:
@@ -139,12 +135,12 @@ class Bound:
         return self.evidence.state_leaves(step)
 
     def state_id(self, step: int, name: str) -> Digest:
-        """Id of a state entry after a step."""
+        """The id of a state entry after a step."""
         self._reach(step)
         return self.evidence.state_id(step, name)
 
     def data_id(self, name: str) -> Digest:
-        """Id of a data entry."""
+        """The id of a data entry."""
         return self.evidence.data_id(name)
 
     def _replay_segment(self, checkpoint: int) -> None:
@@ -163,7 +159,7 @@ class Bound:
         return first
 
     def _reach(self, step: int) -> None:
-        """Goes to the state after a step: from the one held, or from the last checkpoint."""
+        """Count the steps to the state after `step`, from the state held or from the last checkpoint."""
         at_end = step == self._job.steps
         kept = step if at_end else step - step % self._job.checkpoint_interval
         start = self._held if self._held is not None and kept <= self._held <= step else kept
@@ -172,9 +168,9 @@ class Bound:
 
 
 def first_lie(shown: Oracle, truth: Oracle) -> Lie | None:
-    """Where two parties' trees first differ, as the game walks; None if their runs are the same.
+    """Where two parties' trees first differ, in the order of the game's walk; None if their runs are the same.
 
-    Raises `ConfigurationError` for records that differ in a step whose values do not: a broken tie, and no lie.
+    Raises `ConfigurationError` if the records of a step differ and its values do not: that is a broken tie, not a lie.
     """
     job = truth.job
     for checkpoint in range(job.checkpoints):

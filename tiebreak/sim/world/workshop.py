@@ -1,12 +1,12 @@
-"""One small computation and all that an honest run of it gives, computed once and shared by all games of a process.
+"""One small computation and its honest run, computed once and shared by all games of a process.
 
-A run is a constant of program, state, data and logs, whoever bargained for it. So what is cached here belongs to the
-computation, and a party to a job is handed it bound to that job. Of a cheat's run nothing is cached: it starts from
-states of the honest run, which are only read, and has evidence of its own.
+A run depends only on program, state, data and logs, not on who agreed on the job. So the caches here belong to the
+computation, and each party gets them bound to its job. Nothing of a cheat's run is cached: it starts from states of the
+honest run, which are only read, and has evidence of its own.
 
-Both workshops compute the same task. "exact" is under the default policy. "logged" rounds sums to bfloat16's 16 bits,
-and its trainer writes down which way near ties went. It finds those with a threshold far above the errors of FP64, in
-which it sums: so its logs have many entries, and are the same on any machine.
+Both workshops compute the same task. "exact" uses the default policy. "logged" rounds sums to bfloat16's 16 bits, and
+its trainer logs which way near ties were rounded. It sums in FP64 and uses a threshold far above FP64's errors to find
+near ties, so its logs have many entries and are the same on any machine.
 """
 
 from collections import OrderedDict
@@ -38,12 +38,12 @@ from tiebreak.sim.world.work import Bound, Work, first_lie
 NAMES: Final = ("exact", "logged")
 PRECISION: Final = 16
 TOLERANCE: Final = 5
-"""A log decides within 2^-5 of a gap around a middle: about one sum in sixteen."""
+"""A log decides within 2^-5 of a gap around a midpoint, which is about one sum in sixteen."""
 THRESHOLD: Final = 2.0**37
-"""Of the trainer's errors, in units of FP64's: as if it summed in numbers of 16 bits."""
+"""The trainer's assumed error, in units of FP64's: as if it summed in 16-bit numbers."""
 _TOLERANCES: Final = dict.fromkeys(SumKind, TOLERANCE)
 _TRUTHS: Final = 8
-"""Runs by other logs than the honest ones that are kept: the auditors of one game all follow the same."""
+"""How many runs that follow other logs are kept. The auditors of one game all follow the same logs."""
 _NOBODY: Final = Address(bytes(19) + b"\x01")
 
 
@@ -51,12 +51,15 @@ class Deviation(Protocol):
     """What a trainer computes instead of the job."""
 
     def work(self, workshop: "Workshop", job: Job, rng: Random) -> Work:
-        """Its work; every choice comes from `rng`. What it commits differs from the truth, unless it says otherwise."""
+        """The trainer's work; every choice comes from `rng`.
+
+        Unless the deviation says otherwise, its commitment is false.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Logs as they lie beside a run, for who follows them."""
+    """The logs that lie beside a published run."""
 
     job: Job
     program: Program
@@ -71,10 +74,10 @@ class Published:
 
 
 class Workshop:
-    """One small computation, and the honest run of it. Use `Workshop.open`: one of a name in a process is enough."""
+    """One small computation and its honest run. Use `Workshop.open`, which makes one of each name per process."""
 
     def __init__(self, name: str, compiled: Compiled | None = None) -> None:
-        """`compiled`: of another task than the small one. Raises `ConfigurationError` for a name that is none."""
+        """`compiled` replaces the small task by another one. Raises `ConfigurationError` for an unknown name."""
         if name not in NAMES:
             raise ConfigurationError(f"expected a workshop named {' or '.join(NAMES)}, got {name!r}")
         self.name = name
@@ -82,7 +85,7 @@ class Workshop:
         self.program: Program = self.compiled.program
         logged = name == "logged"
         self.interpreter = _interpreter(self.program, logged, THRESHOLD)
-        """The trainer's."""
+        """The trainer's interpreter."""
         self.auditor = _interpreter(self.program, logged, None)
         self._template = draft_job(
             self.compiled,
@@ -106,24 +109,24 @@ class Workshop:
         return _open(name)
 
     def job(self, *, client: Address, trainer: Address, nonce: int, terms: Terms) -> Job:
-        """A job over the computation: ten steps, a checkpoint every third and after the last."""
+        """A job over the computation: ten steps, a checkpoint after every third and after the last."""
         bargained = {field.name: getattr(terms, field.name) for field in fields(terms)} | {"nonce": nonce}
         return replace(self._template, client=client, trainer=trainer, **bargained)
 
     def honest(self, job: Job) -> Work:
-        """The true run. Raises `ConfigurationError`, as all here do, for a job over another computation."""
+        """The true run. Like all methods here, raises `ConfigurationError` for a job over another computation."""
         return self._true(job, self._evidence)
 
     def run(self) -> MemoryRun:
-        """The honest run itself. Only to be read: all games share it."""
+        """The honest run itself. Read only: all games share it."""
         return self._run
 
     def evidence(self) -> MemoryEvidence:
-        """What the honest run shows. Only to be asked: all games share it."""
+        """The evidence of the honest run. Read only: all games share it."""
         return self._evidence
 
     def another(self, stream: int) -> MemoryRun:
-        """The run from other initial weights, those drawn from this stream: somebody else's. Only to be read.
+        """The run from other initial weights, drawn from this stream, as a stranger would have it. Read only.
 
         Raises `ConfigurationError` for the stream of the honest run.
         """
@@ -138,14 +141,14 @@ class Workshop:
     def compute(
         self, *, tamper: Tamper, first_step: int, logs: Mapping[int, StepLog] | None = None, trees: Trees = own_tree
     ) -> MemoryRun:
-        """The trainer's run, honest before `first_step` and tampered from there on. See `Computer.run`."""
+        """The trainer's run: honest before `first_step`, tampered with from there on. See `Computer.run`."""
         known = self._run.steps[: first_step - 1]
         return self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs, trees=trees)
 
     def work_of(self, job: Job, evidence: MemoryEvidence, *, computed_steps: int | None = None) -> Work:
-        """What a party has to show that committed to the run of this evidence, and the first place where that is false.
+        """What a party that committed to this evidence can show, and the first place where it is false.
 
-        computed_steps: what it had to execute, if not all steps.
+        computed_steps: the steps that the party had to execute, if not all.
         """
         run = evidence.run
         records, published = tuple(run.records()), run.logs()
@@ -161,15 +164,15 @@ class Workshop:
         )
 
     def audited(self, job: Job, published: Work) -> Work:
-        """What a diligent auditor of a run has to show: the true run, which under policy `logged` follows its logs.
+        """What a diligent auditor can show: the true run, which under policy `logged` follows the published logs.
 
-        Raises `CannotCheck` where those are withheld, or others than the records commit to, and the run is true so far.
-        Where it is false before that, the work is good for a challenge: behind that place it is nobody's.
+        Raises `CannotCheck` if logs are withheld, or differ from the commitment, before any record is false. If a
+        record is false before that place, the returned work is good for a challenge, but meaningless after the place.
         """
         return self._true(job, self._truth_of(published.records, published.logs))
 
     def told(self, job: Job, work: Work) -> Work:
-        """As `audited`, by someone who was told the logs and log trees that a party of this process committed to."""
+        """As `audited`, for an auditor that knows the logs and log trees which a party of this process committed to."""
         evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
         if not isinstance(evidence, MemoryEvidence):
             raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
@@ -191,9 +194,9 @@ class Workshop:
         )
 
     def _truth_of(self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None) -> MemoryEvidence:
-        """The run that the committed logs lead to, as far as they can be read.
+        """The run that follows the committed logs, as far as they can be read.
 
-        Raises `CannotCheck` if that is not to the end, and the records are true so far.
+        Raises `CannotCheck` if they end early and the records are true up to there.
         """
         if not self._template.is_logged:
             return self._evidence
@@ -213,7 +216,7 @@ class Workshop:
     def _readable(
         self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None
     ) -> tuple[tuple[Digest, ...], CannotCheck | None]:
-        """The log roots of the first checkpoints whose logs are there, and why no more of them."""
+        """The log roots of the first checkpoints whose logs are there, and the problem that ended the list, if any."""
         published = Published(job=self._template, program=self.program, logs=logs)
         committed, roots = CommittedLogs(published, records.__getitem__), list[Digest]()
         for checkpoint in range(self._template.checkpoints):
@@ -224,7 +227,7 @@ class Workshop:
         return tuple(roots), None
 
     def _follow(self, logs: Mapping[int, StepLog], trees: Trees = own_tree) -> MemoryEvidence:
-        """The run that these logs lead to; steps behind them are computed without."""
+        """The run that follows these logs; steps after the last log are computed without one."""
         own = self._run.steps
         same = next((n for n, step in enumerate(own) if step.log != logs.get(n + 1)), len(own))
         if same == len(own) and trees is own_tree:

@@ -1,10 +1,10 @@
-"""Simulated time: who is there, what waits to be mined, and the chain, in whole seconds of a `simpy` environment.
+"""Simulated time: parties, mempool and chain, in whole seconds of a `simpy` environment.
 
-Blocks come at fixed instants, every `BLOCK_SECONDS`, but only if something waits. What waits is executed at once, in
-the order of arrival, on top of the newest block and at the instant of the next one (the *pending* state of a node). So
-whoever tries a call first, as honest parties do, is refused at once and sends nothing; and if the builder takes all in
-that order, the block is there already. If it does not, the block is executed anew, and then a transaction that was
-tried may revert in it and cost its sender the gas.
+Blocks come at fixed instants, every `BLOCK_SECONDS`, but only if a transaction waits. A waiting transaction is executed
+at once, in the order of arrival, on top of the newest block and at the instant of the next one (a node's *pending*
+state). A party that tries its call first, as honest parties do, learns of a refusal at once and sends nothing. If the
+builder includes everything in that order, the block is finished already. Otherwise the block is executed anew, and a
+transaction that was tried may then revert and cost its sender the gas.
 """
 
 from collections.abc import Generator, Sequence
@@ -32,10 +32,10 @@ from tiebreak.sim.world.mail import Account, Mail
 from tiebreak.sim.world.workshop import Deviation, Workshop
 
 GENESIS: Final = 2_000_000_000
-"""Instant 0 of every game, in seconds of the chain."""
+"""Instant 0 of every game, as the chain's timestamp in seconds."""
 BLOCK_SECONDS: Final = 12
 STEP_SECONDS: Final = 20
-"""What a step takes whoever computes it."""
+"""Seconds that one training step takes, for trainer and auditor alike."""
 
 
 class Participant(Protocol):
@@ -46,72 +46,68 @@ class Participant(Protocol):
 
     @property
     def key(self) -> PrivateKey:
-        """What it signs with."""
+        """The party's signing key."""
 
     @property
     def address(self) -> Address:
-        """Of its key."""
+        """The address of the key."""
 
     def tell(self, event: Event) -> None:
-        """Let it see an event."""
+        """Show the party an event."""
 
     def on_pending(self, pending: "Pending") -> None:
-        """Another's transaction came into the mempool."""
+        """Called when another party's transaction enters the mempool."""
 
     def on_block(self, block: "Block") -> None:
-        """A block was made."""
+        """Called after a block was made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pending:
-    """A transaction that waits for a block. Anyone reads it."""
+    """A transaction that waits for a block. Everyone can read it."""
 
     sender: Participant
     call: Call
     done: simpy.Event
-    """Succeeds with the `Receipt`, fails with `Reverted`."""
+    """Succeeds with the `Receipt`, or fails with `Reverted`."""
     at: int
-    """When it was sent."""
+    """When it was sent, in seconds of the chain."""
     untried: bool
-    """Sent whatever comes of it; the others were tried."""
+    """Whether it was sent without a trial, and may revert in the block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Included:
-    """A transaction in a block."""
-
     pending: Pending
     applied: Applied
     record: GameRecord | None
-    """The contract's record of the game that it was about, after it."""
+    """The contract's record, after the transaction, of the game that it was about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block that was made."""
-
     number: int
     timestamp: int
     transactions: tuple[Included, ...]
 
 
 class Orders(Protocol):
-    """Whoever makes the blocks."""
+    """The block builder, as the world sees it."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """Which transactions stand in the block, and in which order."""
+        """The transactions of the next block, in order."""
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """The pending state: what was executed already for the block that comes next."""
+    """The pending state: what was executed already for the next block."""
 
     draft: Draft
     included: list[Included] = field(default_factory=list)
 
 
 class _Slot(simpy.Event):
-    """The instant of a block. It comes before all else that happens at that instant."""
+    """The instant of a block. It comes before everything else at that instant."""
 
     def __init__(self, env: simpy.Environment, delay: int) -> None:
         super().__init__(env)
@@ -127,7 +123,7 @@ class World:
         self, *, chain: SimulatedChain, workshop: Workshop, terms: Terms, rng: Random,
         deviation: Deviation | None = None, block_seconds: int = BLOCK_SECONDS, step_seconds: int = STEP_SECONDS,
     ) -> None:  # fmt: skip
-        """`chain` has begun at `GENESIS`. `deviation`: what the trainer computes instead of the job."""
+        """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job."""
         self.env = simpy.Environment()
         self.chain = chain
         self.workshop = workshop
@@ -143,24 +139,24 @@ class World:
         self.pending: list[Pending] = []
         self.blocks: list[Block] = []
         self.news = self.env.event()
-        """Triggered, and replaced, whenever something was mined or published."""
+        """Triggered, and then replaced, whenever something was mined or published."""
         self._drafting: _Drafting | None = None
         self._arrival = self.env.event()
         self.env.process(self._make_blocks())
 
     @property
     def now(self) -> int:
-        """Seconds, as blocks count them."""
+        """The current instant, in seconds of the chain."""
         return GENESIS + int(self.env.now)
 
     @property
     def domain(self) -> Domain:
-        """Where signatures count."""
+        """The domain of all signatures."""
         return self.chain.domain
 
     @property
     def pace(self) -> Pace:
-        """What things take here, for whoever looks at a job's terms."""
+        """The speed of this world, for parties that judge a job's terms."""
         return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
 
     @property
@@ -169,7 +165,7 @@ class World:
         return self.now + self.block_seconds - int(self.env.now) % self.block_seconds
 
     def party_at(self, address: Address) -> Participant:
-        """Whose account it is. Raises `StopIteration` for a stranger's."""
+        """The party with this address. Raises `StopIteration` for an unknown one."""
         return next(party for party in self.parties.values() if party.address == address)
 
     def notify(self) -> None:
@@ -182,7 +178,7 @@ class World:
     def submit(self, sender: Participant, call: Call, *, untried: bool = False) -> simpy.Event:
         """Send a transaction; the event succeeds with its `Receipt` or fails with `Reverted`.
 
-        It is tried first, and what would revert now is not sent; unless it is to be sent untried, as an adversary may.
+        The transaction is tried first and not sent if it would revert now. An adversary may send it untried.
         """
         pending = self.new_pending(sender, call, untried=untried)
         try:
@@ -200,13 +196,13 @@ class World:
         return pending.done
 
     def _compare_refusal(self, pending: Pending, error: ChainError) -> None:
-        """What was refused right on top of the newest block, the Python referee refuses too."""
+        """Check that the Python referee, too, refuses a call that was refused directly on top of the newest block."""
         drafting = self._drafting
         if isinstance(error, Reverted) and drafting is not None and not drafting.included:
             self.board.refuse(pending.call, pending.sender.address, error, drafting.draft.timestamp)
 
     def stands_alone(self, sender: Participant, call: Call) -> bool:
-        """Whether a transaction would come through if nothing else that waits ever stood in a block."""
+        """Whether a transaction would succeed if no other waiting transaction were ever included."""
         try:
             self.chain.draft(self.next_block).add(sender.key, call.data, call.value)
         except ChainError:
@@ -214,15 +210,15 @@ class World:
         return True
 
     def new_pending(self, sender: Participant, call: Call, *, untried: bool = False) -> Pending:
-        """A transaction that is not in the mempool yet: a builder's own need not be."""
+        """A transaction that is not in the mempool yet. A builder's own transaction never has to be."""
         done = self.env.event()
         done.defused = True  # a sender need not wait for it
         return Pending(sender=sender, call=call, done=done, at=self.now, untried=untried)
 
     def _draft_of_next(self) -> _Drafting:
-        """The pending state; what was left over from the last block comes first.
+        """The pending state of the next block. Transactions left over from the last block come first.
 
-        If all that was tried was refused, there was no block, and its instant passes: then it is made anew.
+        If every trial was refused, no block was made at that instant, and the state is rebuilt for the next one.
         """
         if self._drafting is None or self._drafting.draft.timestamp != self.next_block:
             self._drafting = _Drafting(self.chain.draft(self.next_block))
@@ -231,9 +227,9 @@ class World:
         return self._drafting
 
     def _execute(self, drafting: _Drafting, pending: Pending, *, in_block: bool) -> None:
-        """Execute a transaction as the next of the block. Raises `ChainError` for one that cannot stand there."""
+        """Execute a transaction as the next of the block. Raises `ChainError` if it cannot be included."""
         if drafting.draft.room < GAS_LIMIT:
-            return  # it waits for the block after
+            return  # it waits for the next block
         call = pending.call
         applied = drafting.draft.add(pending.sender.key, call.data, call.value, even_if_it_reverts=in_block)
         record = None
@@ -242,7 +238,7 @@ class World:
         drafting.included.append(Included(pending=pending, applied=applied, record=record))
 
     def _try_to_include(self, drafting: _Drafting, pending: Pending) -> None:
-        """As a builder does: whether it reverts or not; one whose sender cannot pay is dropped."""
+        """Include a transaction as a builder does, even if it reverts. Drop it if its sender cannot pay."""
         try:
             self._execute(drafting, pending, in_block=True)
         except ChainError as error:
@@ -280,7 +276,7 @@ class World:
         self.notify()
 
     def _assemble(self, ordered: list[Pending]) -> _Drafting:
-        """The block of these transactions: the pending state if it is just that."""
+        """The block of these transactions, which is the pending state if that holds exactly these."""
         held = self._drafting
         if held is not None and [item.pending for item in held.included] == ordered:
             return held
@@ -290,7 +286,7 @@ class World:
         return drafting
 
     def _settle(self, included: Included) -> None:
-        """What follows from a transaction that stands in a block."""
+        """Book the gas and pass on the outcome of a transaction in a block."""
         pending, applied = included.pending, included.applied
         account = pending.sender.account
         account.gas += applied.gas_used
@@ -317,7 +313,7 @@ class World:
 
 
 def _game_of(call: Call, applied: Applied) -> Digest | None:
-    """The game that a transaction started, or was about."""
+    """The game that a transaction started or was about."""
     for event in applied.events:
         if event.name == "GameStarted":
             return Digest(event.values["gameId"])
@@ -325,7 +321,10 @@ def _game_of(call: Call, applied: Applied) -> Digest | None:
 
 
 def _by_sender(ordered: Sequence[Pending], waiting: Sequence[Pending]) -> list[Pending]:
-    """A builder may leave out and mix as it likes, but an account's transactions stand in the order it sent them."""
+    """The builder's order, corrected so that each account's transactions stay in the order in which it sent them.
+
+    A builder may leave transactions out and mix accounts. A transaction whose predecessor is left out is left out too.
+    """
     taken: list[Pending] = []
     for pending in ordered:
         earlier = [other for other in waiting if other.sender is pending.sender]
