@@ -1,1 +1,4 @@
-"""Many games, each from one line: which are played, how, what came of them, and what all of them together say."""
+"""Series of simulated games: how games are chosen, played, recorded and summarized.
+
+One line of text fixes each game.
+"""

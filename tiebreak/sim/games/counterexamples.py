@@ -1,6 +1,6 @@
-"""Counter-examples that were found: lines, kept with their cause, and played again by a test.
+"""Counter-examples: game lines that once broke a promise, kept with the cause and replayed by a test.
 
-A file has one line each, and above it, as a comment, what broke:
+In a file, the comment above each line says what broke:
 
     # The auditor lost its stake: a block held its proof and the seal of the same second.
     v1 seed=7 game=123 with=censoring-builder
@@ -16,14 +16,14 @@ from tiebreak.sim.games.line import GameLine
 
 @dataclass(frozen=True, slots=True)
 class CounterExample:
-    """A game that broke a promise once, and why."""
+    """A game that once broke a promise, and why."""
 
     line: str
     cause: str
 
 
 def load(path: Path) -> list[CounterExample]:
-    """Those of a file. Raises `EncodingError` for a line without its cause."""
+    """The counter-examples of a file. Raises `EncodingError` for a line without a cause."""
     found, cause = [], list[str]()
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if text.startswith("#"):
@@ -37,14 +37,14 @@ def load(path: Path) -> list[CounterExample]:
 
 
 def load_all(folder: Path) -> list[CounterExample]:
-    """Those of all files of a folder."""
+    """The counter-examples of all `.txt` files of a folder."""
     return [example for path in sorted(folder.glob("*.txt")) for example in load(path)]
 
 
 def keep(path: Path, line: str, cause: str, known: Collection[str]) -> None:
-    """Append one to a file, which is made if need be.
+    """Append a counter-example to a file, which is created if necessary.
 
-    Raises `ConfigurationError` for a line that is no game, for no cause, and for a line that is there.
+    Raises `ConfigurationError` for an invalid line, an empty cause, or a line that the file already has.
     """
     GameLine.parse(line, known)
     words = " ".join(cause.split())

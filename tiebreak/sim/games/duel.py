@@ -1,4 +1,4 @@
-"""A whole game between two parties: off the chain as signed messages, then move by move on it, and what both cost."""
+"""A whole game between two parties: first off the chain as signed messages, then on the chain move by move."""
 
 import secrets
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from tiebreak.sim.games.local_chain import Market
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainVerdict:
-    """What the contract decided, and what each party gained or lost by it in wei (gas not counted)."""
+    """What the contract decided, and each party's gain or loss in wei (gas not counted)."""
 
     record: GameRecord
     start_gas: int
@@ -27,13 +27,12 @@ class ChainVerdict:
 
     @property
     def loser(self) -> Side:
-        """Who lost."""
         return Side.DEFENDER if self.record.verdict is Outcome.DEFENDER_LOST else Side.CHALLENGER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainMatch(Match):
-    """A match that was played on the chain too."""
+    """A match that was also played on the chain."""
 
     chain: ChainVerdict
 
@@ -66,10 +65,11 @@ def play(
     identity: Digest | None = None,
     secret: bytes | None = None,
 ) -> Match:
-    """Plays a game to its end, refereed in Python; a second passes with every move.
+    """Plays a game to its end, refereed in Python. A second passes with every move.
 
-    identity: of the game, if it is played elsewhere too: what the challenger seals is bound to it. By default it is the
-    one of a challenger without an address. secret: of the challenger's seals, by default a new one.
+    identity: the game's id, if the game is played elsewhere too, since the challenger's seals are bound to it. The
+    default is the id for a challenger with the zero address. secret: derives the challenger's seals; a new one by
+    default.
     """
     head.verify(agreement.job, agreement.domain)
     identity = game_id(head.head, agreement.domain, bytes(20), 0) if identity is None else identity
@@ -85,7 +85,10 @@ def play(
 def replay_on_chain(
     market: Market, agreement: SignedJob, head: SignedHead, played: Match, *, nonce: int = 0
 ) -> ChainMatch:
-    """Plays the same moves as transactions; the contract's own step check decides. The job must be on the board."""
+    """Plays the same moves as transactions, with the contract's own step check deciding.
+
+    The job must be on the board.
+    """
     chain, keys = market.chain, market.parties
     before = market.worth(keys.trainer), market.worth(keys.challenger)
     stake = agreement.job.challenger_stake

@@ -1,14 +1,14 @@
-"""The line: one text that fixes a game completely, and the only way to write that game.
+"""The line: a text that fixes a game completely. Each game has exactly one line.
 
     v1 seed=7 game=123 with=censoring-builder,poisoned-label levels=2 trainer-stake=15e18 clock=90m
 
-`v1`, then fields `key=value` apart by one space, in the order of `FIELDS`. A field that has its usual value is left
-out, so that a line is short; what is usual is part of the version. Adversaries go by their slugs (name in lower case,
-dashes for what is between its words), in alphabetical order. Wei are digits, with `e` and the number of zeros where it
-ends in three or more; durations are in the largest of d, h, m, s that divides them.
+A line is `v1` and then fields `key=value`, separated by single spaces, in the order of `FIELDS`. Fields with the
+default value are left out to keep lines short; the version fixes the defaults. Adversaries are named by their slugs
+(the name in lower case, with dashes between its words) in alphabetical order. Wei are digits, where three or more
+trailing zeros are written as `e` and their number. Durations use the largest unit of d, h, m, s that divides them.
 
-Everything else about a game follows from its line by `GameLine.random`: keys, nonces, secrets, the choices of the
-adversaries. These depend on seed and game alone, so that a game can be changed in one respect and keep the others.
+Everything else about a game (keys, nonces, secrets, the adversaries' choices) is derived by `GameLine.random`. It
+depends only on seed and game, so that one field of a game can be changed while all random choices stay the same.
 """
 
 import re
@@ -25,7 +25,7 @@ VERSION: Final = "v1"
 MAX_SEED: Final = (1 << 63) - 1
 MAX_GAME: Final = (1 << 32) - 1
 MAX_WEI: Final = 5 * 10**20
-"""Of a reward or a stake: half of what each party has."""
+"""The largest reward or stake: half of what each party has."""
 MAX_SECONDS: Final = 1 << 38
 MAX_LEVELS: Final = 5
 MAX_AUDITORS: Final = 4
@@ -38,7 +38,7 @@ _SLUG: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 def slug(name: str) -> str:
-    """An adversary's name as it stands in a line."""
+    """An adversary's name as it is written in a line."""
     return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
@@ -46,7 +46,7 @@ def slug(name: str) -> str:
 class GameLine:
     """One game. Amounts in wei, times in seconds.
 
-    adversaries: slugs of who does not do as agreed, in alphabetical order. auditors: how many diligent ones stand by.
+    adversaries: slugs of the dishonest participants, in alphabetical order. auditors: number of diligent auditors.
     """
 
     seed: int
@@ -67,7 +67,7 @@ class GameLine:
             field.check(getattr(self, field.attribute))
 
     def random(self, purpose: str) -> Random:
-        """The stream of choices for one purpose, for instance an adversary's slug. Independent of the other fields."""
+        """A random stream for one purpose, for instance an adversary's slug. It does not depend on the other fields."""
         preimage = f"game {self.seed} {self.game} {purpose}".encode()
         return Random(int.from_bytes(sha256(preimage).digest(), "big"))  # noqa: S311 - a game is to be repeatable
 
@@ -81,7 +81,7 @@ class GameLine:
 
     @classmethod
     def parse(cls, text: str, known: Collection[str]) -> Self:
-        """The game of a line. known: slugs of the adversaries that there are.
+        """The game of a line. known: the slugs of all adversaries.
 
         Raises `ConfigurationError` for every text that is not exactly what `str` gives for some game.
         """
@@ -106,7 +106,7 @@ class GameLine:
 
 
 def require_known(name: str, known: Collection[str]) -> None:
-    """Raises `ConfigurationError`, with what there is, for an adversary that there is not."""
+    """Raises `ConfigurationError`, with a list of the known adversaries, for an unknown one."""
     if name not in known:
         near = get_close_matches(name, sorted(known), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -116,7 +116,7 @@ def require_known(name: str, known: Collection[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One `key=value` of a line: how its value is written, read (None: it is none) and checked."""
+    """One `key=value` of a line: how to write, read and check its value. `read` gives None for invalid text."""
 
     key: str
     expected: str
@@ -126,7 +126,7 @@ class Field:
 
     @property
     def attribute(self) -> str:
-        """Its name in `GameLine`."""
+        """The name of the attribute in `GameLine`."""
         return _ATTRIBUTES.get(self.key, self.key.replace("-", "_"))
 
     def check(self, value: Any) -> None:
@@ -162,7 +162,7 @@ def _number(key: str, least: int, most: int) -> Field:
 
 
 def write_wei(wei: int) -> str:
-    """An amount as it stands in a line."""
+    """An amount as it is written in a line."""
     digits = str(wei)
     zeros = len(digits) - len(digits.rstrip("0"))
     return f"{digits[:-zeros]}e{zeros}" if wei and zeros >= 3 else digits
@@ -233,7 +233,7 @@ FIELDS: Final = (
     _seconds("clock", 1),
     _seconds("replay", 0),
 )
-"""In the order in which they are written."""
+"""All fields, in the order in which they are written."""
 
 USUAL: Final = {f.name: f.default for f in fields(GameLine) if f.name not in ("seed", "game")}
-"""Values that are left out of a line."""
+"""The default values, which a line leaves out."""

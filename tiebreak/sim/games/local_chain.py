@@ -14,7 +14,7 @@ FUNDS = 1000 * ETHER
 
 @dataclass(frozen=True, slots=True)
 class Parties:
-    """Keys of everyone in the market."""
+    """The keys of everyone in the market."""
 
     client: PrivateKey
     trainer: PrivateKey
@@ -22,25 +22,24 @@ class Parties:
 
     @classmethod
     def generate(cls) -> "Parties":
-        """Fresh keys."""
         return cls(*(PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES)) for _ in range(3)))
 
 
 class Market:
-    """Job board, referee and accounts on a chain of its own."""
+    """A job board and a referee, deployed on a chain of their own, with the accounts of the parties."""
 
     def __init__(self, parties: Parties | None = None, chain: Chain | None = None) -> None:
-        """`chain`: one on which the parties have money; else an embedded chain of its own."""
+        """`chain`: a chain on which the parties have money. The default is a new embedded chain."""
         self.parties = Parties.generate() if parties is None else parties
         self.chain = _embedded(self.parties) if chain is None else chain
         self.chain.deploy(self.parties.client)
 
     def sign(self, job: Job) -> SignedJob:
-        """The job with both signatures, for this market's board."""
+        """The job with both signatures, valid for this market's board."""
         return sign_job(job, self.chain.domain, client=self.parties.client, trainer=self.parties.trainer)
 
     def open(self, agreement: SignedJob) -> int:
-        """Puts a job on the board: the client pays the reward in, the trainer its stake. Returns the gas used."""
+        """Puts a job on the board: the client pays the reward, the trainer its stake. Returns the gas used."""
         offered = self.chain.create_job(self.parties.client, agreement.job, agreement.trainer_signature)
         accepted = self.chain.accept_job(self.parties.trainer, agreement.job.id)
         return offered.gas_used + accepted.gas_used
@@ -50,7 +49,7 @@ class Market:
         return self.chain.post_head(self.parties.trainer, head).gas_used
 
     def worth(self, key: PrivateKey) -> int:
-        """What a party can withdraw, in wei; its balance pays gas, which is counted apart."""
+        """What a party can withdraw, in wei. Gas is paid from its balance and counted separately."""
         return self.chain.credit(key.address)
 
 
@@ -62,5 +61,5 @@ def _embedded(parties: Parties) -> EmbeddedChain:
 
 
 def another(job: Job) -> Job:
-    """The same job under another id: the same computation, so the same true run."""
+    """The same job under another id. The computation is the same, and so is its true run."""
     return replace(job, nonce=secrets.randbits(128))

@@ -1,8 +1,8 @@
 """One real step in the middle of a run that nobody trained: disputes at the scale of a million steps.
 
-A dispute needs the trees of the whole run, but executes one step of it. So the records of all other steps may be made
-up, as long as both parties agree on those before the lie and disagree on those after it. The disputed step itself is
-executed, hashed, opened and refereed as in any run.
+A dispute needs the trees of the whole run but executes only one step of it. The records of all other steps can be
+invented, as long as both parties agree on those before the lie and disagree on those after it. The disputed step itself
+is executed, hashed, opened and refereed as in any run.
 """
 
 from dataclasses import dataclass
@@ -25,21 +25,21 @@ from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.scenario import play_out
 
 LOSS_BITS = 0x40000000
-"""2.0, the loss of every step that was not executed."""
+"""The bits of 2.0, the loss of every step that was not executed."""
 
 
 def made_up(step: int, party: bytes) -> StepRecord:
-    """A record that no execution stands behind; the same for equal arguments."""
+    """An invented record. Equal arguments give equal records."""
     root = tagged_hash(Tag.STEP_RECORD, b"made up" + step.to_bytes(8, "big") + party)
     return StepRecord(step=step, state_root=root, loss_bits=LOSS_BITS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRun:
-    """What `Evidence` asks of a run directory. `state` is taken for the state after step `step` - 1.
+    """The part of a run directory that `Evidence` needs. `state_before` is used as the state after step `step` - 1.
 
-    Raises `ConfigurationError` for a step that is the first of its segment or the last: there the record beside it
-    would have to be a checkpoint's, and the walk would not go through the steps tree. And for a job of policy `logged`.
+    Raises `ConfigurationError` for the first or last step of a segment, because a record beside it would be a
+    checkpoint's and the walk would not go through the steps tree; also for a job of policy `logged`.
     """
 
     job: Job
@@ -48,7 +48,7 @@ class StagedRun:
     state_before: dict[str, Tensor]
     inputs: dict[str, Tensor]
     party: bytes
-    """Tells this party's made-up records behind the lie from the other's."""
+    """Makes this party's invented records after the lie differ from the other party's."""
     path: str = "a staged run"
 
     def __post_init__(self) -> None:
@@ -60,17 +60,17 @@ class StagedRun:
 
     @property
     def segment(self) -> int:
-        """The checkpoint whose steps hold the real one."""
+        """The checkpoint whose segment contains the real step."""
         return self.job.checkpoint_of(self.step)
 
     @cached_property
     def before(self) -> StepRecord:
-        """The record of the step before the real one: its state root is true."""
+        """The record of the step before the real one. Its state root is true."""
         root = state_tree(identities(self.state_before)).root
         return StepRecord(step=self.step - 1, state_root=root, loss_bits=LOSS_BITS)
 
     def record(self, step: int) -> StepRecord:
-        """The record of any step but the real one."""
+        """The record of any step except the real one."""
         if step == self.step - 1:
             return self.before
         return made_up(step, b"" if step < self.step else self.party)
@@ -80,27 +80,26 @@ class StagedRun:
         return [self.record(self.job.last_step(checkpoint)) for checkpoint in range(self.job.checkpoints)]
 
     def kept_before(self, step: int) -> int:
-        """The one state that is there. Raises `ConfigurationError` for steps before the real one's."""
+        """The only step whose state is kept. Raises `ConfigurationError` for an earlier `step`."""
         if step < self.step - 1:
             raise ConfigurationError(f"expected a step from {self.step - 1} on, got {step}")
         return self.step - 1
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """The state after the step before the real one."""
+        """The state before the real step, which is the only one kept."""
         self.kept_before(step)
         return self.state_before
 
     def data(self) -> dict[str, Tensor]:
-        """The job's data."""
         return self.inputs
 
     def step_log(self, step: int) -> StepLog:
-        """None was made, nor asked for: the policy is `exact`."""
+        """Always raises: under policy `exact` there are no logs."""
         raise ConfigurationError(f"expected no log of a staged run, got a call for that of step {step}")
 
 
 class StagedEvidence(Evidence):
-    """The honest party's: only the real step is executed."""
+    """The honest party's evidence. It executes only the real step."""
 
     run: StagedRun
 
@@ -114,7 +113,7 @@ class StagedEvidence(Evidence):
 
 
 class StagedForgery(StagedEvidence, ForgedEvidence):
-    """The cheat's: its lie stands in the real step, and its sums are bent to fit it."""
+    """The cheat's evidence: it lies in the real step and forges its sums to fit the lie."""
 
 
 def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:

@@ -1,8 +1,8 @@
-"""Which games are played: a deck of cards, dealt again and again.
+"""How games are chosen: adversaries are dealt like cards from a deck.
 
-A mix is a list of parts with weights, `singles:6,pairs:3,honest:1`. A round deals as many games of each part as its
-weight says, in an order of the seed's; the games of a part go through all its adversaries (or pairs) before one comes a
-second time. So N games of a seed are the same whoever plays them, and no adversary is left to chance.
+A mix is a list of parts with weights, such as `singles:6,pairs:3,honest:1`. A round deals as many games of each part as
+its weight says, in an order that depends on the seed. The games of a part go through all its adversaries (or pairs)
+before one comes a second time. So the first N games of a seed are always the same, and no adversary is left to chance.
 """
 
 import re
@@ -26,10 +26,10 @@ _WEIGHT: Final = re.compile(r"[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repertoire:
-    """What can be played, all by slugs.
+    """Everything that can be played, by slugs.
 
-    workshops: where each adversary can do what it is named for. singles: those that the rules stop. pairs: of these,
-    who can join one game. weaknesses: those that the rules do not stop.
+    workshops: the workshops in which each adversary can act as named. singles: adversaries that the rules stop. pairs:
+    two of these that can play in one game. weaknesses: adversaries that the rules do not stop.
     """
 
     workshops: Mapping[str, tuple[str, ...]]
@@ -38,12 +38,12 @@ class Repertoire:
     weaknesses: Sequence[str] = ()
 
     def common(self, adversaries: Sequence[str]) -> tuple[str, ...]:
-        """The workshops in which all of the adversaries can play; of nobody, all."""
+        """The workshops in which all of the adversaries can play; all workshops if there are no adversaries."""
         every = dict.fromkeys(name for names in self.workshops.values() for name in names)
         return tuple(name for name in every if all(name in self.workshops[slug] for slug in adversaries))
 
     def groups(self, part: str) -> list[tuple[str, ...]] | None:
-        """Those of whom a part of a mix takes one at a time; None for a part that is slugs."""
+        """The groups of adversaries that a part plays in turn; None if the part is a list of slugs."""
         if part == SINGLES:
             return [(slug,) for slug in self.singles]
         if part == WEAKNESSES:
@@ -55,7 +55,10 @@ class Repertoire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Parts and how many games of each a round has. A part is singles, pairs, honest, weaknesses, or slugs."""
+    """Parts with the number of games that each has in a round.
+
+    A part is `singles`, `pairs`, `honest`, `weaknesses`, or slugs joined by `+`.
+    """
 
     parts: tuple[tuple[str, int], ...]
 
@@ -64,7 +67,7 @@ class Mix:
 
     @classmethod
     def parse(cls, text: str, repertoire: Repertoire) -> Self:
-        """A mix as on the command line. Raises `ConfigurationError`, with what there is, for one that is none."""
+        """Parse a mix from the command line. Raises `ConfigurationError`, with the valid names, for an invalid one."""
         if text == ALL:
             return cls(parts=PARTS_OF_ALL)
         parts = []
@@ -81,7 +84,7 @@ class Mix:
         return cls(parts=tuple(parts))
 
     def deal(self, seed: int, game: int, repertoire: Repertoire) -> GameLine:
-        """The game with this number."""
+        """The game with this number in the series of a seed."""
         table = GameLine(seed=seed, game=game)
         adversaries = self._adversaries(seed, game, repertoire)
         rng = table.random("terms")
@@ -101,7 +104,7 @@ class Mix:
 
 
 def _member(name: str, seed: int, count: int, repertoire: Repertoire) -> tuple[str, ...]:
-    """Who plays in the game with this number among those of its part."""
+    """The adversaries of a part's game number `count`."""
     choices = repertoire.groups(name)
     if choices is None:
         return tuple(sorted(set(name.split("+"))))
@@ -118,7 +121,7 @@ def _shuffled(items: Sequence[int], seed: int, turn: int, purpose: str) -> list[
 
 
 def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str, rng: Random) -> GameLine:
-    """A game of these adversaries under terms from the ranges worth playing."""
+    """A game of these adversaries, with terms drawn from the ranges worth playing."""
     return GameLine(
         seed=seed,
         game=game,
@@ -136,6 +139,6 @@ def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str
 
 
 def _wei(rng: Random, least: int, most: int) -> int:
-    """An amount between powers of ten: mostly two digits, one in five odd to the last wei."""
+    """An amount between powers of ten, usually with two significant digits; every fifth is odd to the last wei."""
     amount: int = rng.randint(10, 99) * 10 ** (rng.randint(least, most) - 1)
     return amount + rng.randrange(1, 1000, 2) if rng.randrange(5) == 0 else amount

@@ -1,4 +1,4 @@
-"""A summary of games as one Markdown page for people: `summary.md` of a simulation, and docs/simulation.md."""
+"""The Markdown page of a summary: `summary.md` of a simulation, and docs/simulation.md."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -122,23 +122,23 @@ def _replay(s: Json) -> Iterator[str]:
 
 
 def _adversaries(s: Json) -> list[Json]:
-    """Those that took part, by role and name."""
+    """The adversaries that took part, by role and name."""
     met = [found for found in s["adversaries"].values() if found["games"]]
     return sorted(met, key=lambda found: (ROLES.index(found["role"]), found["name"]))
 
 
 def ether(wei: float) -> str:
-    """To four digits, with a sign."""
+    """To four significant digits, with a sign."""
     return f"{wei / 10**18:+.4g}" if wei else "0"
 
 
 def number(value: Any) -> str:
-    """Whole numbers with thousands separated; text as it is."""
+    """Whole numbers with thousands separators; other values as text."""
     return f"{round(value):,}" if isinstance(value, int | float) else str(value)
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[Any]], write: Callable[[Any], str] = number) -> str:
-    """A Markdown table; columns of numbers stand to the right."""
+    """A Markdown table with numeric columns aligned to the right."""
     body = [[write(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     right = [body != [] and all(row[i][:1] in "-+–0123456789" for row in body) for i in range(len(head))]
     lines = [[*head], ["---:" if numbers else "---" for numbers in right], *body]

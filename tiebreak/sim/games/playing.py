@@ -1,4 +1,4 @@
-"""From a line to its game: who takes part, on what terms, and what came of it."""
+"""Plays the game of a line: who takes part, on what terms, and how it ends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,19 +25,19 @@ from tiebreak.sim.world.world import World
 ADVERSARIES: Final[Mapping[str, type[Adversary]]] = MappingProxyType(
     {slug(name): kind for name, kind in sorted({**CATALOGUE, **WEAKNESSES}.items())}
 )
-"""Everyone who can stand in a line, by slug."""
+"""All adversaries that a line can name, by slug."""
 CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.open)
-"""Those that the rules stop: the singles of a mix."""
+"""The adversaries that the rules stop: the singles of a mix."""
 TRAINER: Final = "trainer"
-"""The party's name in a cast."""
+"""The trainer's name in a cast."""
 _PLACES: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
-"""What of a cast one adversary alone can set, and what it then is."""
+"""The fields of a cast that only one adversary may set, with the name of the place that each belongs to."""
 
 
 def terms_of(line: GameLine) -> Terms:
-    """What client and trainer agree on."""
+    """The terms of the job between client and trainer."""
     return Terms(
         reward=line.reward, trainer_stake=line.trainer_stake, challenger_stake=line.challenger_stake,
         challenge_window=line.window, clock=line.clock, replay_time=line.replay, descent_levels=line.levels,
@@ -51,16 +51,19 @@ class Gathering:
 
     cast: Cast
     names: list[str] = field(default_factory=list)
-    """Of the line's adversaries."""
+    """The names of the line's adversaries."""
     behind: dict[str, list[str]] = field(default_factory=dict)
-    """Party -> names of adversaries, in the order in which they joined; not all of them stand in the line."""
+    """Maps each party to the names of its adversaries, in the order in which they joined.
+
+    Not all of them are in the line.
+    """
     places: dict[str, str] = field(default_factory=dict)
-    """What of the cast is whose."""
+    """Maps each place of the cast to the adversary that took it."""
     has_own_computation: bool = False
-    """Whether an adversary put another computation in the place of the workshop's."""
+    """Whether an adversary replaced the workshop's computation."""
 
     def join(self, adversary: Adversary, line: GameLine) -> None:
-        """Lets one adversary take its place. Raises `ConfigurationError` if that is another's."""
+        """Lets one adversary take its place. Raises `ConfigurationError` if another adversary has it already."""
         cast, before, deviations = self.cast, _places(self.cast), self.cast.deviations()
         adversary.join(cast, line.random(slug(adversary.name)))
         for place, value in _places(cast).items():
@@ -81,12 +84,12 @@ class Gathering:
             raise ConfigurationError(f"expected auditors of different names, got {', '.join(seats)}")
 
     def close(self) -> None:
-        """Everyone is there: parties behind which several stand get one name, and where each may end is said.
+        """Completes the cast: names parties that stand for several adversaries, and says where each may end.
 
-        Alone, an adversary ends where it must. Of several the first to be caught ends the job, and the others with it:
-        a trainer where one of them must end, or without pay, if it comes to no job; another anywhere, for what it was
-        to be caught by may not come, or may strike a trainer that deserves it. That nobody honest loses, and that no
-        false head is paid, holds for all alike. Of open weaknesses nothing is expected.
+        A single adversary must end where it declares. Of several, the first that is caught ends the job for the others
+        too. A trainer then ends where one of them must, or unpaid if there is no job. Any other party may end anywhere:
+        its own catch may never come, or it may have hit a trainer that deserves it. In all cases no honest party loses
+        and no false head is paid. Nothing is expected of open weaknesses.
         """
         kinds = {kind.name: kind for kind in ADVERSARIES.values()}
         ends = {end for name in self.names for end in kinds[name].caught}
@@ -105,9 +108,9 @@ class Gathering:
                 seat.adversary = name
 
     def told(self, result: GameResult) -> GameResult:
-        """A result in which the line's adversaries go by their own names, also where several stood behind one party.
+        """The result with the line's adversaries under their own names, even if several stood behind one party.
 
-        One that stood behind several parties, a trainer with a puppet, ends where the trainer does.
+        An adversary that stood behind several parties, such as a trainer with a puppet, ends where the trainer does.
         """
         parties = sorted(self.behind, key=lambda party: party == TRAINER)
         ends = {name: result.catches[joint(self.behind[party])] for party in parties for name in self.behind[party]}
@@ -116,7 +119,7 @@ class Gathering:
 
 
 def joint(names: Sequence[str]) -> str:
-    """What a party is called behind which these adversaries stand."""
+    """The name of a party behind which these adversaries stand."""
     return " and ".join(names)
 
 
@@ -125,9 +128,9 @@ def _places(cast: Cast) -> dict[str, Any]:
 
 
 def gather(line: GameLine) -> Gathering:
-    """The cast of a game: trainers join first, so that others see whether there is something to watch.
+    """The cast of a game. Trainers join first, so that the others can see whether there is a cheat to watch.
 
-    Raises `ConfigurationError` for adversaries who cannot play together, or not in this workshop.
+    Raises `ConfigurationError` for adversaries that cannot play together, or not in this workshop.
     """
     auditors = [Seat(name=f"auditor-{i}" if i > 1 else "auditor") for i in range(1, line.auditors + 1)]
     cast = Cast(workshop=Workshop.open(line.workshop), terms=terms_of(line), auditors=auditors)
@@ -139,15 +142,15 @@ def gather(line: GameLine) -> Gathering:
 
 
 def play_line(text: str) -> GameResult:
-    """The game of a line, played to its end. The same line gives the same result in any process.
+    """Play the game of a line to its end. The same line gives the same result in any process.
 
-    Raises `ConfigurationError` for a text that is no line.
+    Raises `ConfigurationError` for an invalid line.
     """
     return watch_line(text)[1]
 
 
 def watch_line(text: str) -> tuple[World, GameResult]:
-    """As `play_line`, with the world in which it happened."""
+    """As `play_line`, and also returns the world in which the game happened."""
     line = GameLine.parse(text, ADVERSARIES)
     gathering = gather(line)
     world, result = watch(gathering.cast, text, line.random("secrets"))
@@ -155,13 +158,13 @@ def watch_line(text: str) -> tuple[World, GameResult]:
 
 
 def play_json(text: str) -> Json:
-    """As `play_line`, for a process that plays many games beside others."""
+    """As `play_line`, for a worker process. It uses one torch thread, since other workers run beside it."""
     torch.set_num_threads(1)
     return play_line(text).to_json()
 
 
 def facts() -> dict[str, dict[str, Any]]:
-    """What is worth knowing of each adversary, by slug, as it stands in the head of a file of results."""
+    """The facts about each adversary, by slug, for the head of a file of results."""
     return {
         name: {
             "name": kind.name,
@@ -176,9 +179,9 @@ def facts() -> dict[str, dict[str, Any]]:
 
 @cache
 def repertoire() -> Repertoire:
-    """Who can play where, and with whom: found by letting them join, so that nobody has to say it.
+    """Finds out who can play where and with whom by letting the adversaries join, so that nobody has to list it.
 
-    Who brings a computation of its own plays alone: others know only those of the workshops.
+    An adversary that brings its own computation plays alone, because the others know only the workshops' computations.
     """
     workshops = {name: tuple(w for w in WORKSHOPS if _gathered((name,), w)) for name in ADVERSARIES}
     sociable = [name for name in CAUGHT if not _brings_its_own(name, workshops[name])]
@@ -192,7 +195,7 @@ def repertoire() -> Repertoire:
 
 
 def _gathered(adversaries: tuple[str, ...], workshop: str) -> Gathering | None:
-    """The cast of these, or None if they cannot play there together."""
+    """The gathered cast of these adversaries; None if they cannot play together in this workshop."""
     try:
         return gather(GameLine(seed=0, game=0, adversaries=adversaries, workshop=workshop))
     except ConfigurationError:

@@ -1,18 +1,19 @@
-"""Results on disk: a JSON Lines file that grows by a line for each game, and that a killed run can go on with.
+"""Results on disk: a JSON Lines file that grows by one line for each game, so that a killed run can be resumed.
 
-First line, the head:
+The first line is the head:
 
     {"format": "tiebreak games", "version": 1, "seed", "mix", "environment", "adversaries"}
         mix: as `str(Mix)`; adversaries: slug -> {"name", "role", "gain", "caught", "open"} of everyone
 
-Then a record for each game, in the order in which they ended:
+Then follows a record for each game, in the order in which they ended:
 
     {"game", "line", "wall", "result"}
         wall: seconds that it took to play; result: a `GameResult`
     {"game", "line", "wall", "error", "traceback"}
-        of a game that could not be played to its end: a broken promise too, and of ours
+        a game that could not be played to its end, which also counts as a broken promise
 
-A line is written at once. What a killed process left of the last one is cut off when the file is opened again.
+Each line is written at once. If a killed process left an incomplete last line, it is removed when the file is opened
+again.
 """
 
 import json
@@ -35,7 +36,7 @@ LOCK: Final = ".lock"
 MAX_DEPTH: Final = 32
 
 Json = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Head:
     adversaries: Mapping[str, Mapping[str, Any]]
 
     def to_json(self) -> Json:
-        """As in the first line."""
+        """The content of the first line."""
         return {
             "format": FORMAT, "version": VERSION, "seed": self.seed, "mix": self.mix,
             "environment": dict(self.environment), "adversaries": {k: dict(v) for k, v in self.adversaries.items()},
@@ -56,7 +57,7 @@ class Head:
 
     @classmethod
     def of(cls, found: Json) -> "Head":
-        """From the first line. Raises `EncodingError` for another file's."""
+        """Parse the first line. Raises `EncodingError` for a file of another format or version."""
         if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
             got = f"{found.get('format')!r}, version {found.get('version')!r}"
             raise EncodingError(f"expected a file of {FORMAT!r}, version {VERSION}, got {got}")
@@ -66,9 +67,9 @@ class Head:
 
 
 def read(path: Path) -> tuple[Head, list[Json]]:
-    """Head and records of a file, by the number of the game; half a line at its end is not read.
+    """The head of a file and its records, sorted by game number. An incomplete last line is ignored.
 
-    Raises `ConfigurationError` if there is no file, `EncodingError` for one that is not ours.
+    Raises `ConfigurationError` if there is no file, `EncodingError` if it is not a file of results.
     """
     if not path.is_file():
         raise ConfigurationError(f"expected results in {path}, got no such file")
@@ -94,30 +95,30 @@ def _object(line: bytes, number: int, path: Path) -> Json:
 
 
 class Ledger:
-    """A file of results that is open for more. Only one at a time has it open."""
+    """A file of results, open for writing. Only one process at a time may have it open."""
 
     def __init__(self, file: TextIO, done: dict[int, str]) -> None:
         self._file = file
         self.done = done
-        """Line of each game that is in it."""
+        """Maps each recorded game to its line."""
 
     def add(self, record: Json) -> None:
-        """Write a record, whole and at once."""
+        """Write one record and flush it."""
         self._file.write(encode(record))
         self._file.flush()
         self.done[record["game"]] = record["line"]
 
 
 def encode(found: Json) -> str:
-    """One line of the file. One text for each object, so that equal results are equal bytes."""
+    """One line of the file. Equal records encode to equal bytes."""
     return json.dumps(found, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 @contextmanager
 def open_ledger(folder: Path, head: Head, *, resume: bool) -> Iterator[Ledger]:
-    """The file of a folder, new, or with resume one of the same seed and mix that is there.
+    """Open the results file of a folder: a new one, or with `resume` an existing one of the same seed and mix.
 
-    Raises `ConfigurationError` for a file that is there without resume, that is of another seed or mix, or that
+    Raises `ConfigurationError` for an existing file without `resume`, for one of another seed or mix, and for one that
     another process has open.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,7 @@ def open_ledger(folder: Path, head: Head, *, resume: bool) -> Iterator[Ledger]:
 
 
 def _go_on(path: Path, head: Head, *, resume: bool) -> dict[int, str]:
-    """Games that are done, after cutting off half a line at the end."""
+    """The games that are done, after an incomplete last line was removed."""
     if not path.exists():
         return {}
     if not resume:

@@ -1,8 +1,8 @@
-"""Many games on several processes. Between them go lines and JSON, as text.
+"""Plays many games on several processes, which exchange lines and JSON as text.
 
-Each process plays one game at a time and keeps what games share (its workshops, a chain with the contracts on it), so a
-process that dies takes one game with it: that game is recorded as an error, and another process takes its place. A
-game that takes longer than the limit is ended in the same way.
+Each process plays one game at a time and keeps what games share (its workshops, a chain with the contracts on it). If a
+process dies, only its current game is lost: the game is recorded as an error, and another process takes over. A game
+that exceeds the time limit is ended in the same way.
 """
 
 import json
@@ -19,15 +19,15 @@ from typing import Final
 from tiebreak.sim.games.records import Json, encode
 
 LIMIT: Final = 900.0
-"""Seconds of one game: hundreds of times what one takes."""
+"""Time limit of one game in seconds, hundreds of times what a game takes."""
 JOIN_SECONDS: Final = 5
 
 Play = Callable[[str], Json]
-"""Plays the game of a line and gives its result. Of module level: another process finds it by its name."""
+"""Plays the game of a line and returns its result. Must be a module-level function, so that it can be pickled."""
 
 
 def attempt(play: Play, game: int, line: str) -> Json:
-    """The record of one game; an exception becomes a part of it."""
+    """The record of one game. An exception becomes part of the record."""
     start = time.perf_counter()
     try:
         outcome: Json = {"result": play(line)}
@@ -39,7 +39,7 @@ def attempt(play: Play, game: int, line: str) -> Json:
 
 
 def _work(pipe: Connection, play: Play) -> None:
-    """A process of its own: plays what it is sent until nothing more comes."""
+    """The loop of a worker process: plays what it is sent until the pipe closes."""
     while True:
         try:
             request = json.loads(pipe.recv_bytes())
@@ -49,15 +49,15 @@ def _work(pipe: Connection, play: Play) -> None:
 
 
 class _Worker:
-    """A process and the game that it plays."""
+    """A worker process and the game that it plays."""
 
     def __init__(self, play: Play, limit: float) -> None:
-        # Not a fork of this process: torch's threads do not survive one. The server from which all are forked has none.
+        # Torch's threads do not survive a fork of this process; the fork server has none.
         context = get_context("forkserver")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, play), daemon=True)
-        # Ctrl-C reaches the whole group; processes that start with it blocked leave it to who started them. (The
-        # tracker, if it were started between, would lift the block.)
+        # Ctrl-C reaches the whole process group. Workers start with it blocked and leave it to their parent. The
+        # resource tracker must run already, since starting it in between would lift the block.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -70,18 +70,18 @@ class _Worker:
         self._game, self._line, self._since = 0, "", 0.0
 
     def start(self, game: int, line: str) -> None:
-        """Hand it a game."""
+        """Hand the worker a game."""
         self._game, self._line, self._since = game, line, time.perf_counter()
-        with suppress(BrokenPipeError, ConnectionResetError):  # a dead process, which `finish` finds out
+        with suppress(BrokenPipeError, ConnectionResetError):  # a dead process, which `finish` notices
             self.pipe.send_bytes(json.dumps({"game": game, "line": line}).encode())
 
     @property
     def left(self) -> float:
-        """Seconds until its game has taken too long."""
+        """Seconds left until the game exceeds its limit."""
         return self._limit - (time.perf_counter() - self._since)
 
     def finish(self) -> Json | None:
-        """The record of its game, or None while it plays."""
+        """The record of the game, or None while it is being played."""
         try:
             if self.pipe.poll():
                 record: Json = json.loads(self.pipe.recv_bytes())
@@ -97,7 +97,7 @@ class _Worker:
         return {"game": self._game, "line": self._line, "wall": wall, "error": error, "traceback": ""}
 
     def stop(self) -> None:
-        """End the process, whatever it does. It may be called again."""
+        """Kill the process in any state. May be called again."""
         self.alive = False
         self.process.kill()
         self.process.join()
@@ -107,9 +107,9 @@ class _Worker:
 def play_games(
     games: Iterable[tuple[int, str]], play: Play, *, processes: int, limit: float = LIMIT, preload: Sequence[str] = ()
 ) -> Iterator[Json]:
-    """Plays all games and yields the record of each as it ends. Who stops listening stops the games.
+    """Plays all games and yields the record of each as it ends. Closing the generator stops the games.
 
-    preload: modules that are imported once, for all processes.
+    preload: modules that the fork server imports once for all processes.
     """
     get_context("forkserver").set_forkserver_preload([*preload])
     todo = iter(games)
@@ -133,7 +133,7 @@ def play_games(
 def _go_on(
     workers: list[_Worker], worker: _Worker, following: tuple[int, str] | None, play: Play, limit: float
 ) -> None:
-    """Give a worker that is done its next game, or another one if it is gone; or let it go."""
+    """Give an idle worker its next game, replace it if it is dead, or stop it if no games are left."""
     if following is None or not worker.alive:
         workers.remove(worker)
         worker.stop()

@@ -1,4 +1,4 @@
-"""Stories that start from an honest run: a trainer who cheats and is challenged, a challenge without ground."""
+"""Scenarios that start from an honest run: a cheating trainer that is challenged, and an unfounded challenge."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,10 @@ class Fought:
 
 
 def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
-    """A trainer takes `job` (the honest run's, under another id), cheats once, and its last head is challenged.
+    """A trainer takes `job` (the honest run's, under another id) and cheats once; then its last head is challenged.
 
-    Both use what is already computed: the cheat is honest up to the checkpoint before its lie, the auditor has replayed
-    the same computation. Raises `StateError` if the cheat changed nothing that is committed.
+    Both sides reuse what is already computed: the cheat is honest up to the checkpoint before its lie, and the auditor
+    has replayed the same computation. Raises `StateError` if the cheat changed nothing that is committed.
     """
     market = arena.market
     agreement = market.sign(job)
@@ -66,7 +66,7 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A run that is finished, signed, and posted as the last head of a job on the board."""
+    """A finished and signed run, posted as the last head of a job on the board."""
 
     agreement: SignedJob
     run: RunDirectory
@@ -74,7 +74,7 @@ class Committed:
 
 
 def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committed:
-    """A trainer takes `job`, of policy `logged` and otherwise the honest run's, and computes it with its own logs."""
+    """A trainer takes `job`, the honest run's but for policy `logged` and the id, and computes it with its own logs."""
     market = arena.market
     agreement = market.sign(job)
     market.open(agreement)
@@ -90,9 +90,9 @@ def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committ
 def audit_logged(
     committed: Committed, auditor: Interpreter, honest: RunDirectory, path: Path
 ) -> tuple[RunDirectory, LogReport]:
-    """The auditor's replay: from the last checkpoint that is the honest run's too, following the published logs.
+    """The auditor's replay, which follows the published logs from the last checkpoint shared with the honest run.
 
-    Raises `CannotCheck` if those are not there or not what was committed.
+    Raises `CannotCheck` if the logs are missing or differ from the commitment.
     """
     theirs, same = committed.run.records(), 0
     for own, their in zip(honest.records(), theirs, strict=False):
@@ -106,7 +106,7 @@ def audit_logged(
 
 
 def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: Interpreter) -> Fought:
-    """As `fight`, under policy `logged`: who audits follows the cheat's logs, as far as the law does."""
+    """As `fight`, under policy `logged`: the auditor follows the cheat's logs as far as the rules allow."""
     committed = commit_logged(arena, cheat, job, name)
     own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
     if compare(own, committed.head).agrees:
@@ -118,9 +118,9 @@ def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: In
 
 
 def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0) -> Fought:
-    """A challenger whose replay has a mistake in it attacks the honest trainer's last head.
+    """A challenger whose replay contains a mistake attacks the honest trainer's last head.
 
-    Games of one challenger against one head differ by their nonce.
+    Games of one challenger against one head need different nonces.
     """
     job = arena.run.job
     before = job.first_step(job.checkpoint_of(mistake.step)) - 1
@@ -135,7 +135,7 @@ def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0
 def play_out(
     market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
 ) -> ChainMatch:
-    """The whole game: as signed messages, then on the chain. The job must be on the board."""
+    """Plays the whole game, first as signed messages and then on the chain. The job must be on the board."""
     courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
     match = play(agreement, head, defender, challenger, courier, identity=identity)
     return replay_on_chain(market, agreement, head, match, nonce=nonce)

@@ -1,11 +1,11 @@
-"""A series: the games of one seed and mix, played into a folder that it can go on with.
+"""A series: the games of one seed and mix, played into a folder and resumable from it.
 
     games.jsonl      every game (`tiebreak.sim.games.records`)
-    summary.json     what they say together (`tiebreak.sim.games.summary`), written at the end
-    summary.md       the same as a page for people (`tiebreak.sim.games.page`)
+    summary.json     the summary of all games (`tiebreak.sim.games.summary`), written at the end
+    summary.md       the same as a page (`tiebreak.sim.games.page`)
     violations.txt   games that broke a promise, in the form of the kept counter-examples; only if there are any
 
-The others are made anew from the first at any time.
+All other files can be rebuilt from the first at any time.
 """
 
 import json
@@ -28,7 +28,7 @@ _LISTS: Final = ("adversaries", "levels", "environment", "violations", "notable"
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Which games, and who plays them. play, preload: as for `play_games`."""
+    """Which games are played, and how. play, preload: as for `play_games`."""
 
     head: Head
     mix: Mix
@@ -50,10 +50,10 @@ class Series:
         on_start: Callable[[int], None] = lambda _: None,
         on_record: Callable[[Json], None] = lambda _: None,
     ) -> Json:
-        """Plays all games that the folder does not have yet; the summary of those that it has then.
+        """Plays all games that the folder lacks, and returns the summary of all its games.
 
-        on_start: called with how many are there already; on_record: with each record, as it comes. Raises
-        `ConfigurationError` as `open_ledger`, and for a folder with other games than these.
+        on_start: called with the number of games already there. on_record: called with each new record. Raises
+        `ConfigurationError` as `open_ledger`, and for a folder that holds other games than these.
         """
         with open_ledger(folder, self.head, resume=resume) as ledger:
             todo = list(self._todo(ledger, folder))
@@ -75,7 +75,7 @@ class Series:
 
 
 def write_summary(folder: Path) -> Json:
-    """Makes the summary of a folder anew from its games, and writes it; also what broke a promise."""
+    """Rebuilds and writes the summary of a folder from its games, and the list of broken promises."""
     summary = summarize(*read(folder / RECORDS))
     _write(folder / SUMMARY, to_text(summary))
     _write(folder / PAGE, to_markdown(summary))
@@ -87,7 +87,7 @@ def write_summary(folder: Path) -> Json:
 
 
 def to_text(summary: Json) -> str:
-    """A summary as JSON with a line for each thing, so that two can be compared."""
+    """A summary as JSON with one entry a line, so that two summaries can be compared."""
 
     def dense(value: object) -> str:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -102,7 +102,7 @@ def to_text(summary: Json) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once or not at all."""
+    """Write atomically."""
     made = path.with_name(f".{path.name}.new")
     made.write_text(text, encoding="utf-8")
     made.replace(path)

@@ -1,4 +1,4 @@
-"""One game told move by move: who did what, when, for how much gas, and what came of it."""
+"""Tells one game move by move: who did what, when, for how much gas, and how it ended."""
 
 from collections.abc import Iterator
 from enum import IntEnum
@@ -39,7 +39,7 @@ _CALLS = {
 
 
 def tell(world: World, result: GameResult) -> Iterator[str]:
-    """The lines of a game that was played."""
+    """The lines of text that tell a finished game."""
     yield result.line
     yield from _cast(result)
     yield ""
@@ -124,7 +124,7 @@ def _move(move: Move) -> str:
 
 
 def _place(record: GameRecord) -> str:
-    """Where the game stands after a move, by the contract's record."""
+    """The game's place in the walk after a move, by the contract's record."""
     if record.phase in (Phase.DESCEND, Phase.SELECT):
         return f" -> {Level(record.level).name.lower()} tree, height {record.height}, position {record.position}"
     return ""

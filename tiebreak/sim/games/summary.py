@@ -1,19 +1,19 @@
-"""What all games of a file say together. Everything here follows from the JSON Lines alone: `summarize(*read(path))`.
+"""The summary of all games of a file. It depends on nothing but the JSON Lines: `summarize(*read(path))`.
 
 {"name": "simulate", "version": 2, "seed", "mix", "environment",
  "games"         how many were played
  "played"        {"alone", "together", "honest"}: with one adversary, with several, with none
  "errors"        games that could not be played to their end; they have no part in the numbers below
  "promises"      {"false_heads"       games in which a trainer signed a head of another run than the job's
-                  "unwatched"         ... and no diligent, funded auditor stood by
-                  "undetected"        ... and one did, and the job was settled nevertheless
+                  "unwatched"         ... and no diligent, funded auditor was watching
+                  "undetected"        ... and one was, and the job was settled nevertheless
                   "honest_slashed"    games in which an honest party lost a stake
                   "broken"            games with a violation, errors included}
  "violations"    [{"game", "line", "violation"}, ...]: each promise that was broken, and the line to play it again
  "speed"         {"wall": D, "games_per_hour": of one process}
- "honest"        what games without adversaries came to: S
- "levels"        {"1" ... "5": S}: of all games, by the levels of a tree that one move reveals
- "notable"       {"most moves", ...: line}: the game that is first in something
+ "honest"        games without adversaries: S
+ "levels"        {"1" ... "5": S}: all games, by the levels of a tree that one move reveals
+ "notable"       {"most moves", ...: line}: the game with the greatest value of each quantity
  "adversaries"   {slug: {"name", "role", "gain", "where": [where it must be caught]
                          "open": whether the rules do not stop it
                          "games", "alone"     games in which it took part, and those in which it was alone
@@ -49,7 +49,6 @@ ERROR: Final = "error: "
 
 
 def summarize(head: Head, records: Sequence[Json]) -> Json:
-    """The summary of a file's games."""
     records = sorted(records, key=lambda record: record["game"])
     results = [record["result"] for record in records if "result" in record]
     alone = [result for result in results if len(result["adversaries"]) == 1]
@@ -92,17 +91,17 @@ def summarize(head: Head, records: Sequence[Json]) -> Json:
 
 
 def violations_of(record: Json) -> list[str]:
-    """The promises that a game broke; that it could not be played is one."""
+    """The promises that a game broke. A game that could not be played to its end counts as one."""
     return list(record["result"]["violations"]) if "result" in record else [ERROR + record["error"]]
 
 
 def undetected(result: Json) -> bool:
-    """Whether a false head was watched, and paid for all the same."""
+    """Whether a false head was watched and paid for all the same."""
     return any(sentence.startswith("2:") for sentence in result["violations"])
 
 
 def honest_slashed(result: Json) -> bool:
-    """Whether an honest party lost a stake: the trainer's, or a challenger's in a duel."""
+    """Whether an honest party lost a stake: the trainer its own, or a challenger in a duel."""
     honest = {party["name"]: party["role"] for party in result["parties"] if party["adversary"] is None}
     trainer = "trainer" in honest.values() and result["job_status"] == "slashed"
     return trainer or any(duel["challenger"] in honest and duel["verdict"] == "trainer" for duel in result["duels"])
@@ -156,7 +155,7 @@ def _by_role(parties: Sequence[Json], belongs: Callable[[Json], bool]) -> Json:
 
 
 def _notable(results: Sequence[Json]) -> dict[str, str]:
-    """The first of the games in which something was greatest."""
+    """The first of the games in which each quantity was greatest."""
     found = {}
     for name in ("moves", "gas", "bytes"):
         disputed = [(sum(duel[name] for duel in result["duels"]), result["line"]) for result in results]
@@ -186,12 +185,12 @@ def _counted(counter: Counter[str]) -> dict[str, int]:
 
 
 def spread(values: Sequence[float]) -> Json:
-    """Least, middle and greatest of some numbers."""
+    """The minimum, median and maximum of some numbers."""
     return {"min": min(values), "median": _middle(values), "max": max(values)}
 
 
 def distribution(values: Sequence[float]) -> Json | None:
-    """The spread of some numbers and their mean."""
+    """The spread of some numbers and their mean; None for no numbers."""
     return {**spread(values), "mean": _mean(values)} if values else None
 
 
@@ -200,12 +199,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _middle(values: Sequence[float]) -> float:
-    """Exact where it is whole: amounts in wei are beyond what a float tells apart."""
+    """The median, exact if it is whole: amounts in wei exceed the precision of a float."""
     low, high = median_low(values), median_high(values)
     return low if low == high else (low + high) // 2 if (low + high) % 2 == 0 else (low + high) / 2
 
 
 def _short(value: float) -> float:
-    """Six digits; as an integer if it is one."""
+    """Rounded to six significant digits; an integer if the result is whole."""
     rounded = float(f"{value:.6g}")
     return int(rounded) if rounded == int(rounded) else rounded

@@ -64,7 +64,7 @@ class Board(board.Board):
             self.disagreements.append(f"{call.kind}: expected an error of the contract, got {error}")
         found, move = self._game_of(call), call.move
         if found is None or move is None or found.is_stopped or found.mover() != sender or call.value:
-            return  # the move belongs to no game, or not to this one; the referee's rules do not cover that
+            return  # refused for a reason that the referee's rules do not cover
         try:
             game.apply(found.state, move, now)
         except IllegalMove:

@@ -169,9 +169,8 @@ class Agent(Machine):
             case e.ShowHead() | e.ShowMove() | e.OfferJob() | e.SignJob():
                 self.say(action)
             case e.FetchRun(job_id=job_id, count=count):
-                self.tell(
-                    e.Arrived(at=now, job_id=job_id, count=count)
-                )  # the simulated mail is a shared place, so the message has arrived already
+                # Published runs lie in the shared mailbox, so a fetched run has arrived already.
+                self.tell(e.Arrived(at=now, job_id=job_id, count=count))
             case e.PublishRun():
                 self.publish_run(action)
             case e.Record() | e.Alarm():
