@@ -1,8 +1,8 @@
-"""Auditors that do less than they are there for, or something else. Each stands beside whoever else audits.
+"""Auditors that do less than their task, or something else. Each joins the auditors that there are.
 
-That there is something to find, a trainer with one false number joins with them, unless a trainer that does not do as
-agreed is there already. While one diligent auditor stands by, it is convicted whatever these do, and what is to be seen
-is what they earn. Where they are alone, nobody has promised anything.
+Unless a dishonest trainer is present already, a trainer with one false number joins too, so that there is something to
+find. While a diligent auditor watches, that trainer is convicted whatever these auditors do, and the game shows what
+they earn. Where they are alone, nothing is promised.
 """
 
 from abc import abstractmethod
@@ -31,17 +31,17 @@ from tiebreak.sim.world.workshop import Published, Workshop
 from tiebreak.sim.world.world import Pending, World
 
 EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS})
-"""Unpaid where another auditor was paid; else there was nothing to earn."""
+"""Unpaid if another auditor was paid, else harmless, because there was nothing to earn."""
 
 
 def with_a_cheat(cast: Cast, rng: Random) -> None:
-    """Sees to it that there is something to watch."""
+    """Add a cheating trainer, unless the trainer is dishonest already."""
     if cast.deviation is None and TRAINER not in cast.dishonest:
         PlainFalseRun().join(cast, rng)
 
 
 def seat_auditor(cast: Cast, name: str, make: AgentFactory, rng: Random, *, funds: int | None = None) -> str:
-    """Gives somebody a place among the auditors, anywhere: who comes first acts first. Returns the party's name."""
+    """Seat an auditor at a random place in the list; earlier places act first. Returns the party's name."""
     party = f"auditor {len(cast.auditors)} ({name})"
     seat = Seat(name=party, make=make, adversary=name)
     if funds is not None:
@@ -51,56 +51,53 @@ def seat_auditor(cast: Cast, name: str, make: AgentFactory, rng: Random, *, fund
 
 
 def moves_of(game: PublicGame, side: Side) -> int:
-    """How many moves a side made; giving up is none."""
+    """The number of moves that a side made, not counting concessions."""
     return sum(1 for move in game.moves if move.KIND is not Phase.OVER and move.KIND.mover is side)
 
 
 class _Bystander(Adversary):
-    """Somebody among the auditors."""
+    """A dishonest party among the auditors."""
 
     role: ClassVar[Role] = Role.AUDITOR
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """Beside the auditors that there are."""
+        """Take a seat beside the other auditors."""
         with_a_cheat(cast, rng)
         seat_auditor(cast, self.name, self.make(rng), rng)
 
     @abstractmethod
     def make(self, rng: Random) -> AgentFactory:
-        """Who takes the place."""
+        """Make the factory of the agent that takes the seat."""
 
 
 # ---------------------------------------------------------------- who does not look, or not at all of it
 
 
 class _Lazy(Auditor):
-    """Replays nothing, and reports nothing."""
+    """Replays nothing and reports nothing."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
 
 class LazyAuditor(_Bystander):
-    """Says that it agrees with every head, and replays none."""
+    """Claims to agree with every head, and replays none."""
 
     name: ClassVar[str] = "lazy auditor"
     gain: ClassVar[str] = "an auditor's standing without an auditor's work"
     caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
 
     def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        """Of no choices."""
         return _Lazy
 
 
 def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> StepRecord:
-    """The record to which a segment of a run leads from the state that the run kept before it, as its logs allow.
+    """The record that a segment leads to when it is replayed from the kept state before it, following the published logs.
 
-    Raises `CannotCheck` if that state, or a log, is withheld or not what was committed: steps (2) and (4) of
+    Raises `CannotCheck` if that state or a log is withheld or differs from the commitment: steps (2) and (4) of
     `tiebreak.engine.run.audit`.
     """
     first, last = job.first_step(checkpoint), job.last_step(checkpoint)
@@ -122,30 +119,30 @@ def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> 
 
 
 def first_fraud(workshop: Workshop, job: Job, run: Work, checkpoints: Sequence[int]) -> int | None:
-    """The first of these segments that does not lead to the record that was committed."""
+    """The first of these segments that does not lead to its committed record."""
     return next((k for k in checkpoints if replay_segment(workshop, job, run, k) != run.records[k]), None)
 
 
 class Sampler(Auditor):
-    """Replays some segments of the whole run, drawn when its last head is there, each from the state kept before it.
+    """Replays a random sample of segments once the last head is there, each from the kept state before it.
 
-    Where one of them is false it replays all, and challenges.
+    If one of them is false it replays the whole run, and challenges.
     """
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, sample: int) -> None:
         super().__init__(world, name, key)
         self.sample = sample
         self.drawn: tuple[int, ...] = ()
-        """Segments that it looked at."""
+        """The segments that were sampled."""
         self.found: int | None = None
-        """The first of them that is false."""
+        """The first false segment of the sample."""
 
     def replays(self, head: SignedHead) -> bool:
-        """The last. A head before it has only to fit the records."""
+        """Only the last head is replayed. An earlier head merely has to fit the records."""
         return head.head.count == self.world.board.jobs[head.head.job_id].job.checkpoints
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
-        """The sample; all of it where the sample gives a reason, or has given one."""
+        """Replays the sample, and the whole run if the sample gives, or has given, a reason."""
         if self.drawn:
             return (yield from super().look_at(job, head))
         terms, run = job.job, self.world.mail.runs[job.id]
@@ -153,13 +150,15 @@ class Sampler(Auditor):
         sampled = sum(terms.segment_steps(k) for k in self.drawn)
         yield from self.sleep(sampled * self.world.step_seconds)
         root = head.head.run_root
-        if self._is_suspicious(terms, run, head):  # nothing of the sample helps in a replay from the initial state
+        if self._is_suspicious(
+            terms, run, head
+        ):  # the full replay starts from the initial state and cannot reuse the sample
             root = yield from super().look_at(job, head)
         self.account.steps += sampled
         return root
 
     def _is_suspicious(self, job: Job, run: Work, head: SignedHead) -> bool:
-        """Whether the records are not the head's, or a segment that was drawn is not what they say."""
+        """Whether the records do not hash to the head, or a sampled segment is false."""
         signed = run_tree([record.digest for record in run.records], job.steps, job.checkpoint_interval).root
         if signed != head.head.run_root:
             return True
@@ -171,14 +170,14 @@ class Sampler(Auditor):
 
 
 class SamplingAuditor(_Bystander):
-    """Replays one to three segments of the four, chosen by chance after the run is signed."""
+    """Replays one to three of the four segments, chosen at random after the run is signed."""
 
     name: ClassVar[str] = "sampling auditor"
     gain: ClassVar[str] = "an auditor's reward at part of its cost"
     caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
 
     def make(self, rng: Random) -> AgentFactory:
-        """With a sample of some size."""
+        """Draw the sample size."""
         return partial(Sampler, sample=rng.randint(1, 3))
 
 
@@ -186,32 +185,31 @@ class SamplingAuditor(_Bystander):
 
 
 class _Follower(_Lazy):
-    """Replays a head only once somebody else challenges one, and then challenges the same."""
+    """Replays a head only after another auditor has challenged it, and then challenges it too."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
         self.suspect: SignedHead | None = None
 
     def on_pending(self, pending: Pending) -> None:
-        """Sees the challenge on its way."""
+        """Notice another party's challenge in the mempool."""
         if self.suspect is None and pending.call.kind == "challenge" and not pending.untried:
             (self.suspect,) = pending.call.heads
             self.world.notify()
 
     def replays(self, head: SignedHead) -> bool:
-        """What was challenged."""
+        """Only the head that was challenged."""
         return head == self.suspect
 
 
 class CopyingAuditor(_Bystander):
-    """Lets others replay: where somebody challenges, it checks that head and challenges it too."""
+    """Lets others replay. When somebody challenges a head, it checks that head and challenges it too."""
 
     name: ClassVar[str] = "copying auditor"
     gain: ClassVar[str] = "no replay of anything that is true"
     caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
 
     def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        """Of no choices."""
         return _Follower
 
 
@@ -219,38 +217,35 @@ class CopyingAuditor(_Bystander):
 
 
 class _Silent(Auditor):
-    """Replays everything, and keeps what it finds to itself."""
+    """Replays everything and keeps the findings to itself."""
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
-        """Never."""
         return False
 
 
 class SilentAuditor(_Bystander):
-    """Sees the fraud, and says nothing."""
+    """Sees the fraud and says nothing."""
 
     name: ClassVar[str] = "silent auditor"
     gain: ClassVar[str] = "no stake at risk, and whatever silence is worth to somebody"
     caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
 
     def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        """Of no choices."""
         return _Silent
 
 
 class Conceding(Auditor):
-    """Challenges what is false, and gives up when it is about to win: at its move with this number, from 0."""
+    """Challenges a false head, and gives up when it is about to win: at its own move number `at`, counted from 0."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, at: int) -> None:
         super().__init__(world, name, key)
         self.at = at
 
     def concedes(self, view: GameView) -> bool:
-        """From that move on."""
+        """From its move number `at` on."""
         return moves_of(view.game, view.side) >= self.at
 
 
@@ -270,31 +265,31 @@ class BribedAuditor(_Bystander):
 
 
 class PoorAuditor(_Bystander):
-    """Finds the fraud, and does not have the challenger's stake."""
+    """Finds the fraud, but cannot pay the challenger's stake."""
 
     name: ClassVar[str] = "auditor that cannot pay its stake"
     gain: ClassVar[str] = "nothing: it should not have started"
     caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With less than a challenge takes."""
+        """Take a seat with less money than a challenge costs."""
         with_a_cheat(cast, rng)
         seat_auditor(cast, self.name, Auditor, rng, funds=rng.randint(0, cast.terms.challenger_stake))
 
     def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        """It does as an honest one does."""
+        """An honest auditor: only its funds are too small."""
         return Auditor
 
 
 class Vanishing(Auditor):
-    """Goes offline in a game, at its move with this number; it comes back when nothing can be saved any more."""
+    """Goes offline at its own move number `at`. It comes back when nothing can be saved any more."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, at: int) -> None:
         super().__init__(world, name, key)
         self.at = at
 
     def answers(self, view: GameView) -> bool:
-        """Until that move."""
+        """Until its move number `at`."""
         return moves_of(view.game, view.side) < self.at
 
     def claims_timeout(self, view: GameView) -> bool:
@@ -303,14 +298,14 @@ class Vanishing(Auditor):
 
 
 class OfflineAuditor(_Bystander):
-    """Starts a game with every reason to, and does not play it to its end."""
+    """Starts a justified game and does not play it to its end."""
 
     name: ClassVar[str] = "auditor that goes offline"
     gain: ClassVar[str] = "nothing: its machine, or its network, failed"
     caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING | {Catch.TIMEOUT}
 
     def make(self, rng: Random) -> AgentFactory:
-        """At one of its first moves."""
+        """Draw the move at which it goes offline."""
         return partial(Vanishing, at=rng.randint(0, 3))
 
 

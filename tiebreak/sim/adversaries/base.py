@@ -1,4 +1,4 @@
-"""What an adversary is: a name, a place among the parties, what it hopes to gain, and where it must be caught."""
+"""The base class of adversaries. It gives the name, the place among the parties, the hoped-for gain and the endings."""
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
@@ -9,55 +9,58 @@ from tiebreak.sim.world.cast import Cast
 
 
 class Role(StrEnum):
-    """Who does not do as agreed."""
+    """The kinds of parties that may be dishonest."""
 
     CLIENT = "client"
     TRAINER = "trainer"
     CHALLENGER = "challenger"
     AUDITOR = "auditor"
     BUILDER = "builder"
-    """Who orders transactions into blocks."""
+    """The party that orders transactions into blocks."""
 
 
 class Catch(StrEnum):
-    """Where a deviation ends."""
+    """How a deviation ends."""
 
     RECOMPUTED = "recomputed"
-    """A game walked down to one number, which the referee recomputed."""
+    """A game went down to one number, and the referee recomputed it."""
     PADDING = "padding"
     """A game ended on a place that must be empty."""
     BROKEN_TIE = "broken tie"
-    """An opening was not tied to what was committed before."""
+    """An opening did not match an earlier commitment."""
     TIMEOUT = "timeout"
-    """It used up its clock: by silence, or by moves that are none."""
+    """The party used up its clock, by silence or by invalid moves."""
     CONCEDED = "conceded"
-    """It gave up in a game."""
+    """The party gave up in a game."""
     EQUIVOCATION = "equivocation"
-    """Two heads that it signed for one place were reported."""
+    """Two heads that it signed for the same count were reported."""
     ABANDONED = "abandoned"
     """Its heads did not come within the window."""
     REFUSED = "refused"
-    """The contract or the recipient refused its bytes, and nothing had changed."""
+    """The contract or the recipient refused its bytes, and nothing changed."""
     HARMLESS = "harmless"
-    """It went its way within the rules, and no other party lost what it was owed."""
+    """It stayed within the rules, and no other party lost what it was owed."""
     UNPAID = "unpaid"
-    """It earned nothing, where who did the work earned."""
+    """It earned nothing where a party that did the work earned something."""
 
 
 class Adversary(ABC):
-    """One way of not doing as agreed. Instances are small and hold no state of a game."""
+    """One way to deviate from the protocol. Instances are small and hold no state of a game."""
 
     name: ClassVar[str]
     """Unique in the catalogue, in words: "poisoned label"."""
     role: ClassVar[Role]
     gain: ClassVar[str]
-    """What it hopes to gain."""
+    """What the adversary hopes to gain."""
     caught: ClassVar[frozenset[Catch]]
-    """Where it must end; that it ends elsewhere, or nowhere, is a counter-example."""
+    """The endings that the adversary may have. Any other ending is a counter-example."""
 
     open: ClassVar[bool] = False
-    """Whether the present rules do not stop it: it is told of as a weakness, and in no mix of caught adversaries."""
+    """Whether the present rules do not stop it.
+
+    It is then listed as a weakness, and no mix of caught adversaries has it.
+    """
 
     @abstractmethod
     def join(self, cast: Cast, rng: Random) -> None:
-        """Takes its place among the parties of a game that is about to be played; all its choices come from `rng`."""
+        """Take a place in the cast of a game that is about to be played. All choices come from `rng`."""

@@ -1,8 +1,8 @@
-"""Whoever makes the blocks: it sees everything before it counts, and decides what counts first, and what later.
+"""Dishonest block builders. They see every transaction before it counts and decide on the order and the delay.
 
-The rules assume that a transaction gets into a block within the clock. A builder that keeps to that may order, insert
-and delay as it likes. One that does not is outside of what is promised; it is here too, as a weakness, so that one can
-measure where exactly the promise ends.
+The rules assume that a transaction gets into a block within the clock. A builder that respects this may order, insert
+and delay as it likes. One that does not is outside the assumptions, and nothing is promised against it. It is included
+as a weakness, so that one can measure where exactly the promise ends.
 """
 
 from abc import abstractmethod
@@ -32,38 +32,38 @@ from tiebreak.sim.world.cast import BuilderFactory, Cast, Seat
 from tiebreak.sim.world.world import Pending, World
 
 BUILDER: Final = "builder"
-"""The party's name in a cast."""
+"""The builder's name in a cast."""
 _NOBODY: Final = Address(bytes(19) + b"\x01")
 
 
 class _Building(Adversary):
-    """Somebody who makes the blocks."""
+    """A dishonest party in the builder's place."""
 
     role: ClassVar[Role] = Role.BUILDER
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """In the builder's place; with something to dispute about."""
+        """Take the builder's place, with something to dispute about."""
         self.prepare(cast, rng)
         cast.builder = self.make(cast, rng)
         cast.dishonest[BUILDER] = self.name
 
     def prepare(self, cast: Cast, rng: Random) -> None:
-        """Something to dispute about."""
+        """Add something to dispute about."""
         with_a_cheat(cast, rng)
 
     @abstractmethod
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:
-        """Who takes the place."""
+        """Make the factory of the builder."""
 
 
 # ---------------------------------------------------------------- who is first
 
 
 class _Copier(Scripted, Builder):
-    """Has an account of its own, replays nothing, and puts its copies in front of what it copies.
+    """Replays nothing, but has an account of its own and puts copies in front of the originals.
 
-    It challenges what somebody else challenges, in the same block and before; then it makes that challenger's moves in
-    its own game, in front of the originals.
+    It challenges what another party challenges, in the same block and before it. In its own game it then makes that
+    challenger's moves, again in front of the originals.
     """
 
     ROLE: ClassVar = Builder.ROLE
@@ -72,22 +72,22 @@ class _Copier(Scripted, Builder):
         super().__init__(world, name, key)
         self.victim: bytes | None = None
         self.shown: list[Move] = []
-        """What its victim sent."""
+        """The moves that the victim has sent."""
 
     def concerns(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """It waits for what others send, not for jobs."""
+        """It reacts to other parties' transactions, not to jobs."""
         return False
 
     def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """What its challenge cost."""
+        """It takes its own stake back."""
         return True
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
-        """Its own first."""
+        """Its own transactions come first."""
         return sorted(pending, key=lambda waiting: waiting.sender is not self)
 
     def on_pending(self, pending: Pending) -> None:
-        """Challenges what another challenges, and looks at its moves."""
+        """Copy a challenge, or note a move of the victim."""
         call, sender = pending.call, pending.sender.key.address
         if call.kind == "challenge" and self.victim is None:
             self.victim = sender
@@ -103,7 +103,7 @@ class _Copier(Scripted, Builder):
         yield from self.contest(game)
 
     def contest(self, game: PublicGame) -> Process:
-        """Plays its game with what it was shown."""
+        """Plays its game with the moves that it has seen."""
         while not game.is_stopped:
             made = moves_of(game, Side.CHALLENGER)
             yield from self.until(partial(self._is_ready, game, made))
@@ -114,7 +114,7 @@ class _Copier(Scripted, Builder):
         return game.is_stopped or (game.mover() == self.address and len(self.shown) > made)
 
     def copy(self, game: PublicGame, move: Move) -> Process:
-        """Sends a copied move, whatever comes of it."""
+        """Sends a copied move untried, and waits if the move fails."""
         try:
             yield from self.send(calls.make_move(game.state, move), untried=True)
         except ChainError:
@@ -122,10 +122,10 @@ class _Copier(Scripted, Builder):
 
 
 class _Onlooker(_Copier):
-    """Copies the challenge, and then has nothing to say."""
+    """Copies the challenge and then makes no move."""
 
     def contest(self, game: PublicGame) -> Process:
-        """It waits for the other game to end."""
+        """Wait for the other game to end."""
         yield from self.until(lambda: game.is_stopped)
 
 
@@ -137,18 +137,17 @@ class FrontRunChallenge(_Building):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS, Catch.TIMEOUT})
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
-        """Of no choices."""
         return _Onlooker
 
 
 class _Sealer(_Copier):
-    """Keeps the move with the seal until the proof is there to be read; then it seals what that gives away.
+    """Holds back the sealed move until the victim's proof is visible, and seals the answer that the proof reveals.
 
-    Its proof follows in the same block, in front of the original. It is a second too early.
+    Its own proof follows in the same block in front of the original, which is a second too early.
     """
 
     def copy(self, game: PublicGame, move: Move) -> Process:
-        """The victim's move; instead of one with a seal, that and the proof, once there is a proof."""
+        """Copies the victim's move. A move with a seal waits until the proof can be copied too."""
         if not isinstance(move, Select | SelectElement) or move.seal == NO_SEAL:
             yield from super().copy(game, move)
             return
@@ -163,22 +162,22 @@ class _Sealer(_Copier):
         yield from self.prove(game, replace(proof, salt=self.secret), after)
 
     def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
-        """At once, behind the seal."""
+        """Send the proof at once, directly after the seal."""
         if after.phase is Phase.PROVE:
             self.world.submit(self, calls.make_move(after, proof), untried=True)
         yield from self.until(lambda: game.is_stopped)
 
     def _answer(self, proof: Prove) -> bytes:
-        """What the victim's proof shows to be right."""
+        """The answer that the victim's proof shows to be right."""
         theirs = next(game for game in self.world.board.games.values() if game.challenger == self.victim)
         found = judge(theirs.state, proof)
         return seals.element_answer(found) if theirs.state.level is Level.CHUNKS else found
 
 
 class FrontRunProof(_Building):
-    """Plays a challenger's game over again, each move in front of the original, to be the first with its proof.
+    """Repeats a challenger's game, each move in front of the original, to be the first with its proof.
 
-    It copies the seal as it is, or seals what the proof gives away, in the proof's own block.
+    It copies the seal unchanged, or seals the answer that the proof reveals, in the same block as the proof.
     """
 
     name: ClassVar[str] = "front-run proof"
@@ -186,26 +185,26 @@ class FrontRunProof(_Building):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT})
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
-        """With either kind of seal."""
+        """Draw one of the two kinds of seal."""
         return rng.choice((_Copier, _Sealer))
 
 
 class _Withholder(_Sealer):
-    """As a sealer, and leaves the original proof out of one block: then its own comes in the next, and is legal."""
+    """As `_Sealer`, but excludes the original proof from one block. Its own proof in the next block is then legal."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
         self.sealed_at = 0
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """Without the victim's proof while its own cannot stand there."""
+        """Excludes the victim's proof while its own would be refused."""
         ordered = super().order(pending, now)
         if self.sealed_at and now > self.sealed_at:
             return ordered
         return [waiting for waiting in ordered if waiting.sender is self or not isinstance(waiting.call.move, Prove)]
 
     def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
-        """In the block after the seal's."""
+        """Send the proof in the block after the seal's."""
         self.sealed_at = after.last
         yield from self.until(lambda: game.is_stopped or game.state.phase is Phase.PROVE)
         if not game.is_stopped:
@@ -225,12 +224,11 @@ class WithheldProof(_Building):
     open: ClassVar[bool] = True
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
-        """Of no choices."""
         return _Withholder
 
 
 class _Reporter(Builder):
-    """Reports what others report, in front of them."""
+    """Puts its own copy of a report in front of the original."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
         """A copy before each report of an equivocation."""
@@ -245,8 +243,8 @@ class _Reporter(Builder):
 class FrontRunReport(_Building):
     """Takes a report of an equivocation out of the mempool and puts its own in front.
 
-    Known: the trainer loses all the same, the client gets its reward back, and whoever reported earns nothing. That is
-    a reward and no deposit, so nobody lost what it had put in.
+    This is known. The trainer loses all the same, the client gets its reward back, and the first reporter earns
+    nothing. The reporter loses a reward but no deposit.
     """
 
     name: ClassVar[str] = "front-run report"
@@ -254,12 +252,11 @@ class FrontRunReport(_Building):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def prepare(self, cast: Cast, rng: Random) -> None:
-        """A trainer that equivocates, unless there is another that does not do as agreed."""
+        """Add a trainer that equivocates, unless the trainer is dishonest already."""
         if is_trainer_honest(cast):
             Equivocation().join(cast, rng)
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
-        """Of no choices."""
         return _Reporter
 
 
@@ -267,22 +264,22 @@ class FrontRunReport(_Building):
 
 
 def job_of(cast: Cast) -> Job:
-    """A job on the cast's terms, between nobody and nobody."""
+    """A job on the cast's terms, without real parties."""
     return cast.workshop.job(client=_NOBODY, trainer=_NOBODY, nonce=0, terms=cast.terms)
 
 
 def pace_of(cast: Cast) -> Pace:
-    """What things take in the cast's world."""
+    """The speed of the cast's world."""
     return Pace(block_seconds=cast.block_seconds, step_seconds=cast.step_seconds)
 
 
 def turns_of(cast: Cast) -> int:
-    """Moves of one side in the longest game."""
+    """The moves of one side in the longest possible game."""
     return turns(job_of(cast), cast.workshop.program)
 
 
 def bearable(cast: Cast) -> int:
-    """Seconds for which a party may be kept out of the blocks, all in all, and still do everything in time."""
+    """The total seconds for which a party can be kept out of the blocks and still do everything in time."""
     job, pace = job_of(cast), pace_of(cast)
     in_a_game = job.clock - pace.sending(turns_of(cast))
     between_heads = job.challenge_window - job.checkpoint_interval * pace.step_seconds - pace.sending(2)
@@ -290,13 +287,13 @@ def bearable(cast: Cast) -> int:
 
 
 class Censor(Builder):
-    """Leaves out everything that some parties send, once, for so many seconds from one of their transactions on."""
+    """Excludes all transactions of some parties, once, for `seconds` from one of their transactions on."""
 
     def __init__(
         self, world: World, name: str, key: PrivateKey, *,
         victims: frozenset[str], seconds: int, begins: Callable[[Pending, int], bool],
     ) -> None:  # fmt: skip
-        """`begins`: whether it begins with a transaction, which is the victims' so-manieth, from 0."""
+        """`begins(pending, number)` tells whether to start with the victims' transaction `number`, counted from 0."""
         super().__init__(world, name, key)
         self.victims = victims
         self.seconds = seconds
@@ -305,43 +302,43 @@ class Censor(Builder):
         self._seen: list[Pending] = []
 
     def on_pending(self, pending: Pending) -> None:
-        """Looks at what its victims send."""
+        """Start the censorship at the chosen transaction of a victim."""
         if pending.sender.name in self.victims:
             if self.began is None and self.begins(pending, len(self._seen)):
                 self.began = pending.at
             self._seen.append(pending)
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """All, or all but its victims'."""
+        """Everything, or everything except the victims' transactions."""
         if self.began is None or now >= self.began + self.seconds:
             return pending
         return [waiting for waiting in pending if waiting.sender.name not in self.victims]
 
 
 def is_trainer_honest(cast: Cast) -> bool:
-    """Whether nobody has taken the trainer's place."""
+    """Whether no adversary has taken the trainer's place."""
     return cast.deviation is None and TRAINER not in cast.dishonest
 
 
 def victims_in(cast: Cast) -> frozenset[str]:
-    """Whom to keep out: the trainer, if it is honest, or the auditors that do as agreed."""
+    """The parties to exclude: an honest trainer, or else the honest auditors."""
     return frozenset({TRAINER}) if is_trainer_honest(cast) else diligent(cast)
 
 
 def diligent(cast: Cast) -> frozenset[str]:
-    """The auditors that do as agreed."""
+    """The honest auditors."""
     return frozenset(seat.name for seat in cast.auditors if seat.name not in cast.deviations())
 
 
 def censor(victims: frozenset[str], seconds: int, first: int) -> BuilderFactory:
-    """A censor that begins with a transaction of its victims', counted from 0."""
+    """A censor that starts at the victims' transaction number `first`, counted from 0."""
     return partial(Censor, victims=victims, seconds=seconds, begins=lambda _, number: number == first)
 
 
 class Censorship(_Building):
-    """Keeps a side of a game out of the blocks, for no longer than its clock bears.
+    """Keeps one side of a game out of the blocks, for no longer than its clock can bear.
 
-    Either the auditors that are after a cheat, or an honest trainer that somebody challenges without ground.
+    The victims are the auditors that pursue a cheat, or an honest trainer that is challenged without ground.
     """
 
     name: ClassVar[str] = "censorship below the clock"
@@ -349,11 +346,11 @@ class Censorship(_Building):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:
-        """From one of their first transactions on."""
+        """Draw the transaction at which it starts."""
         return censor(victims_in(cast), bearable(cast), rng.randint(0, 8))
 
     def prepare(self, cast: Cast, rng: Random) -> None:
-        """A cheat for the auditors to find, or a challenge without ground."""
+        """Add a cheat for the auditors to find, or an unfounded challenge."""
         if is_trainer_honest(cast) and rng.random() < 0.5:
             MistakenChallenge().join(cast, rng)
         else:
@@ -363,7 +360,7 @@ class Censorship(_Building):
 class Blackout(Censorship):
     """Keeps a side of a game out of the blocks until its clock and all windows are over.
 
-    Outside of what is assumed, and so of what is promised: a transaction gets into a block within the clock. The
+    This breaks the assumption that a transaction gets into a block within the clock, so nothing is promised. The
     censored side loses its stake, or the false head is settled.
     """
 
@@ -372,37 +369,40 @@ class Blackout(Censorship):
     open: ClassVar[bool] = True
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:
-        """From one of their transactions in a game on, or from the challenge."""
+        """Starts at one of the victims' transactions in a game, or at the challenge."""
         terms = cast.terms
         forever = 4 * (terms.challenge_window + terms.clock + terms.replay_time)
         victims = victims_in(cast)
-        first = 6 if TRAINER in victims else rng.randint(0, 2)  # it has accepted and posted four heads
+        first = 6 if TRAINER in victims else rng.randint(0, 2)  # by then it has accepted the job and posted four heads
         return censor(victims, forever, first)
 
 
 class _Delayer(Builder):
-    """Takes every transaction into the last block in which it is of use to its sender."""
+    """Delays every transaction until the last block in which it is of use to its sender."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, turns: int, pause: int) -> None:
-        """`turns`: moves of one side in the longest game. `pause`: for what has no deadline."""
+        """`turns`: moves of one side in the longest game.
+
+        `pause`: seconds of delay for transactions without a deadline.
+        """
         super().__init__(world, name, key)
         self.turns = turns
         self.pause = pause
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """What is due before the next block, or has something of its sender's behind it that is."""
+        """Transactions that are due before the next block, or that precede such a transaction of the same sender."""
         last = now + self.world.block_seconds
         urgent = [number for number, waiting in enumerate(pending) if self.due(waiting) < last]
         behind = {pending[number].sender.name: number for number in urgent}
         return [waiting for number, waiting in enumerate(pending) if number <= behind.get(waiting.sender.name, -1)]
 
     def due(self, waiting: Pending) -> int:
-        """When it has to stand in a block."""
+        """The time by which the transaction must be in a block."""
         call, board, pace = waiting.call, self.world.board, self.world.pace
         game = board.games.get(call.game_id) if call.game_id is not None else None
         if game is not None and call.move is not None:
             if game.is_over:
-                return waiting.at  # it is refused whenever it comes
+                return waiting.at  # it is refused in any block
             made = moves_of(game, game.state.mover)
             return game.state.deadline - pace.sending(self.turns - made - 1)
         job = None if call.job_id is None else board.jobs.get(call.job_id)
@@ -419,44 +419,42 @@ class DelayingBuilder(_Building):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:
-        """With some pause for what has no deadline."""
+        """Draw the delay for transactions without a deadline."""
         return partial(_Delayer, turns=turns_of(cast), pause=rng.randint(0, cast.terms.clock))
 
 
 class _Shuffler(Builder):
-    """Mixes what waits."""
+    """Shuffles the waiting transactions."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
-        """All, in any order."""
         return self.rng.sample(pending, len(pending))
 
 
 class ReorderingBuilder(_Building):
-    """Puts the transactions of a block into any order, with several auditors, so that there is something to mix."""
+    """Shuffles the transactions of each block. Several auditors take part, so that there is something to shuffle."""
 
     name: ClassVar[str] = "reorders at random"
     gain: ClassVar[str] = "that somebody's transaction reverts"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
-        """Of no choices before the blocks come."""
         return _Shuffler
 
     def prepare(self, cast: Cast, rng: Random) -> None:
-        """Somebody to compete with."""
+        """Add a second auditor to compete with the first."""
         super().prepare(cast, rng)
         cast.auditors.append(Seat(name="another auditor"))
 
 
 class _Dropper(Builder):
-    """Leaves transactions out of blocks by chance, each no longer than it bears."""
+    """Excludes random transactions from blocks, each for no longer than it can bear."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, longest: int) -> None:
         super().__init__(world, name, key)
         self.longest = longest
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """A part of what waits."""
+        """A random part of the waiting transactions, and all that have waited too long."""
         return [waiting for waiting in pending if now - waiting.at >= self.longest or self.rng.random() < 0.5]
 
 
@@ -468,7 +466,7 @@ class DroppingBuilder(_Building):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def make(self, cast: Cast, rng: Random) -> BuilderFactory:  # noqa: ARG002
-        """In a game, all in all, no longer than a side can bear."""
+        """The delays of a whole game add up to no more than a side can bear."""
         return partial(_Dropper, longest=bearable(cast) // turns_of(cast))
 
 

@@ -1,6 +1,6 @@
-"""Everyone who does not do as agreed, by name.
+"""All adversaries by name.
 
-Whoever writes an adversary adds its module's `ADVERSARIES` to the list here, and nothing else.
+To add an adversary, add its module's `ADVERSARIES` to the list here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ _MODULES: Final = (
 
 
 def by_name(kinds: Iterable[type[Adversary]]) -> dict[str, type[Adversary]]:
-    """Adversaries by name. Raises `ConfigurationError` for two of one name."""
+    """Adversaries by name. Raises `ConfigurationError` if two have the same name."""
     found: dict[str, type[Adversary]] = {}
     for kind in kinds:
         if kind.name in found:
@@ -59,18 +59,18 @@ def by_name(kinds: Iterable[type[Adversary]]) -> dict[str, type[Adversary]]:
 
 _EVERYONE: Final = by_name(chain.from_iterable(_MODULES))
 CATALOGUE: Final[Mapping[str, type[Adversary]]] = MappingProxyType({n: k for n, k in _EVERYONE.items() if not k.open})
-"""All that are caught where they say; open weaknesses are not among them."""
+"""All adversaries that end where they declare; open weaknesses are not among them."""
 WEAKNESSES: Final[Mapping[str, type[Adversary]]] = MappingProxyType({n: k for n, k in _EVERYONE.items() if k.open})
-"""All that the present rules do not stop: each says in its docstring what comes of it."""
+"""All adversaries that the present rules do not stop. The docstring of each says what comes of it."""
 
 
 def adversary(name: str) -> Adversary:
-    """The adversary of this name, a weakness too. Raises `ConfigurationError` if there is none."""
+    """The adversary or weakness of this name. Raises `ConfigurationError` if there is none."""
     if name not in _EVERYONE:
         raise ConfigurationError(f"expected an adversary, one of {', '.join(sorted(_EVERYONE))}; got {name!r}")
     return _EVERYONE[name]()
 
 
 def of_role(role: Role) -> tuple[str, ...]:
-    """The names of all in a role that are caught."""
+    """The names of all adversaries of a role, without the weaknesses."""
     return tuple(name for name, kind in CATALOGUE.items() if kind.role is role)

@@ -1,4 +1,4 @@
-"""Those who challenge without ground, in numbers, too late, themselves, or with what others found out."""
+"""Dishonest challengers: without ground, in great numbers, too late, against themselves, or with others' findings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,24 +39,24 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import Pending, World
 
 CHALLENGED: Final = 6
-"""A deviation in a game may begin at one of the first so many moves."""
+"""A deviation in a game may begin at one of the first `CHALLENGED` moves."""
 
 
 def seat_challenger(cast: Cast, name: str, make: AgentFactory) -> str:
-    """Gives a challenger a place beside those that there are; the party's name."""
+    """Seat a challenger after the auditors that there are. Returns the party's name."""
     party = f"challenger {len(cast.auditors)}"
     cast.auditors.append(Seat(name=party, make=make, adversary=name))
     return party
 
 
 class _Challenging(Adversary):
-    """Somebody who plays the challenger's side."""
+    """A dishonest party on the challenger's side."""
 
     role: ClassVar[Role] = Role.CHALLENGER
     make: ClassVar[type[Auditor]]
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made as it goes
-        """Beside the honest auditor, against a true run unless the trainer is another adversary."""
+        """Takes a seat beside the honest auditor. The run is true unless another adversary is the trainer."""
         seat_challenger(cast, self.name, self.make)
 
 
@@ -64,10 +64,11 @@ class _Challenging(Adversary):
 
 
 class Mistaken(Auditor):
-    """Its own replay has a mistake, and it believes it. At the end it finds that it has nothing to prove.
+    """Has a mistake in its own replay and believes it. At the end of the game it finds that it can prove nothing.
 
-    Under policy `logged` its logs differ too, and with them the records of a whole segment: the walk then goes to the
-    segment's first step, where its values are the trainer's, and what it proves there is what the trainer committed.
+    Under policy `logged` its logs differ too, and with them the records of a whole segment. The walk then goes to the
+    segment's first step, whose values agree with the trainer's, so that its proof there supports the trainer's
+    commitment.
     """
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
@@ -75,7 +76,7 @@ class Mistaken(Auditor):
         self._wrong: Work | None = None
 
     def replay(self, job: PublicJob) -> Work:
-        """The same mistake whenever it looks."""
+        """The replay with the mistake. It is made once and stays the same."""
         if self._wrong is None:
             self._wrong = FalseSum().work(self.world.workshop, job.job, self.rng)
         return self._wrong
@@ -91,40 +92,37 @@ class MistakenChallenge(_Challenging):
 
 
 class _Accusing(Auditor):
-    """Challenges a head though its replay agrees."""
+    """Challenges a head although its own replay agrees."""
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
-        """Always."""
         return True
 
 
 class Wandering(Challenger):
-    """Walks at random. Where it arrives it proves what is true, which is what the defender committed."""
+    """Walks at random. At the end it proves the truth, which is what the defender committed."""
 
     def __init__(self, oracle: Oracle, secret: bytes, rng: Random) -> None:
         super().__init__(oracle, secret)
         self.rng = rng
 
     def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:  # noqa: ARG002
-        """Any."""
         return self.rng.randrange(len(nodes))
 
     def pick_element(self, state: GameState, chunk: bytes) -> int:
-        """Any."""
         return self.rng.randrange(len(chunk) // state.dtype.size)
 
 
 class Careful(Wandering):
-    """Walks at random, but never into what must be empty: so it comes to something that can be proved."""
+    """Walks at random, but never into padding, so that it arrives at something that can be proved."""
 
     def pick(self, state: GameState, nodes: Sequence[bytes]) -> int:
-        """Any below which something stands."""
+        """A random node with at least one leaf that is not padding."""
         height, first = state.height - state.levels, state.position << state.levels
         return self.rng.choice([k for k in range(len(nodes)) if not _is_empty(state, first + k << height)])
 
 
 def _is_empty(state: GameState, leaf: int) -> bool:
-    """Whether a leaf, and so all right of it in its tree or half of a tree, is padding."""
+    """Whether a leaf is padding, and with it everything to its right in the tree or half-tree."""
     if state.level is not Level.VALUES:
         return leaf >= state.leaves
     half = 1 << state.job.half_depth
@@ -133,7 +131,7 @@ def _is_empty(state: GameState, leaf: int) -> bool:
 
 class _Wanderer(_Accusing):
     def party_in(self, game: PublicGame) -> Party:
-        """One that wanders."""
+        """A challenger that walks at random."""
         return Wandering(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
 
@@ -153,11 +151,11 @@ class _Fickle(_Accusing):
         self.silent = silent
 
     def answers(self, view: GameView) -> bool:
-        """As a wanderer would, and then no more."""
+        """Until move `after`, if it falls silent then."""
         return not self.silent or view.state.moves < self.after
 
     def concedes(self, view: GameView) -> bool:
-        """The same, with a word of farewell."""
+        """From move `after` on, if it gives up rather than falls silent."""
         return not self.silent and view.state.moves >= self.after
 
 
@@ -170,7 +168,7 @@ class SilentChallenge(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """From one of the first moves on."""
+        """Draw the move at which it falls silent."""
         seat_challenger(cast, self.name, partial(_Fickle, after=rng.randint(0, CHALLENGED), silent=True))
 
 
@@ -183,18 +181,18 @@ class ConcededChallenge(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """At one of the first moves."""
+        """Draw the move at which it gives up."""
         seat_challenger(cast, self.name, partial(_Fickle, after=rng.randint(0, CHALLENGED), silent=False))
 
 
 # ---------------------------------------------------------------- proofs that are none
 
 Forge = Callable[[Prove, Random], Prove | None]
-"""Another proof, or None where this one has nothing to change."""
+"""Makes a forged proof; None if the proof has no part to forge."""
 
 
 def other_operand(proof: Prove, rng: Random) -> Prove | None:
-    """The bytes of an operand are others."""
+    """Changes the bytes of an operand."""
     if not proof.chunks:
         return None
     place = rng.randrange(len(proof.chunks))
@@ -204,7 +202,7 @@ def other_operand(proof: Prove, rng: Random) -> Prove | None:
 
 
 def other_tensor(proof: Prove, rng: Random) -> Prove | None:
-    """An operand stands at another place of the program."""
+    """Places an operand elsewhere in the program."""
     if not proof.tensors:
         return None
     place = rng.randrange(len(proof.tensors))
@@ -214,7 +212,7 @@ def other_tensor(proof: Prove, rng: Random) -> Prove | None:
 
 
 def unused_opening(proof: Prove, rng: Random) -> Prove | None:
-    """A tensor or a chunk twice."""
+    """Opens a tensor or a chunk twice."""
     if not proof.tensors or not proof.chunks:
         return None
     tensor: TensorOpening = rng.choice(proof.tensors)
@@ -223,7 +221,7 @@ def unused_opening(proof: Prove, rng: Random) -> Prove | None:
 
 
 def other_witness(proof: Prove, rng: Random) -> Prove | None:
-    """Another tensor of the state or the data."""
+    """Names another tensor of the state or the data."""
     witness = proof.witness
     return (
         None if witness is None else replace(proof, witness=replace(witness, tensor_id=flipped(witness.tensor_id, rng)))
@@ -231,12 +229,12 @@ def other_witness(proof: Prove, rng: Random) -> Prove | None:
 
 
 def other_instruction(proof: Prove, rng: Random) -> Prove | None:
-    """An operation that is in no program."""
+    """Uses an operation that is in no program."""
     return replace(proof, instruction=flipped(proof.instruction, rng))
 
 
 def other_salt(proof: Prove, rng: Random) -> Prove | None:
-    """The salt of somebody else's seal."""
+    """Uses a salt that does not belong to the seal."""
     return replace(proof, salt=rng.randbytes(32))
 
 
@@ -251,14 +249,14 @@ FORGERIES: Final[tuple[Forge, ...]] = (
 
 
 class _Forging(_Accusing):
-    """Where its walk ends it sends every proof that it can think of but the true one."""
+    """At the end of its walk it sends every kind of forged proof, but not the true one."""
 
     def party_in(self, game: PublicGame) -> Party:
-        """One that comes to a proof."""
+        """A challenger whose walk ends in a proof."""
         return Careful(self.world.workshop.honest(game.job.job).oracle, self.secret, self.rng)
 
     def reply(self, game: GameView) -> Reply:
-        """All forgeries, one after the other."""
+        """All forged proofs, one after the other."""
         plain = super().reply(game)
         if not isinstance(plain.move, Prove):
             return plain
@@ -277,10 +275,10 @@ class ForgedProof(_Challenging):
 
 
 class _Garbling(_Wanderer):
-    """In each of its turns it sends what is no move, on the chain: of the other side, of no node, of no seal."""
+    """Before each of its moves it sends invalid ones on the chain: of the other side, of no node, of no seal."""
 
     def reply(self, game: GameView) -> Reply:
-        """Garbage, and then a move."""
+        """The garbage moves and then the real move."""
         plain, state = super().reply(game), game.state
         found: list[Move] = [Descend(nodes=()), OpenChunk(chunk=self.rng.randbytes(8))]
         if isinstance(plain.move, Select):
@@ -310,16 +308,16 @@ class GarbledChallenge(_Challenging):
 
 
 class _Griefer(Scripted):
-    """Challenges a head again and again, under new numbers, and leaves each game to the clock."""
+    """Challenges the same head repeatedly under new nonces, and leaves each game to the clock."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, games: int, late: bool) -> None:
         super().__init__(world, name, key)
         self.games = games
         self.late = late
-        """Whether it waits until the window is all but over."""
+        """Whether it waits until the window is almost over."""
 
     def follow(self, job: PublicJob) -> Process:
-        """One challenge a few blocks after the other, against the final head: its window keeps the trainer waiting."""
+        """Challenges the final head every few blocks. Its window keeps the trainer waiting."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
         if self.late:
             pause = 20 * self.world.block_seconds
@@ -332,7 +330,7 @@ class _Griefer(Scripted):
 
 
 class Griefing(Adversary):
-    """Several addresses, several numbers, one honest head: false challenges in series, none of them played."""
+    """Uses several addresses and nonces against one honest head. It plays none of these false challenges."""
 
     name: ClassVar[str] = "griefing in series"
     gain: ClassVar[str] = "a competitor's trainer that pays for gas and waits for its money"
@@ -340,7 +338,7 @@ class Griefing(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """Two or three accounts with two to four games each, at the window's beginning or its end."""
+        """Seat two or three accounts with two to four games each, at the beginning or the end of the window."""
         late = rng.random() < 0.5
         for _ in range(rng.randint(2, 3)):
             seat_challenger(cast, self.name, partial(_Griefer, games=rng.randint(2, 4), late=late))
@@ -350,10 +348,10 @@ class Griefing(Adversary):
 
 
 class _Tardy(Scripted):
-    """Challenges once the window is over, and once more when the job is settled."""
+    """Challenges after the end of the window, and once more after the job is settled."""
 
     def follow(self, job: PublicJob) -> Process:
-        """Sends what must be refused, untried."""
+        """Sends untried transactions that must be refused."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
         yield from self.sleep(job.window_end + 1 - self.world.now)
         heads = self.world.mail.heads_of(job.id)
@@ -376,32 +374,32 @@ class LateChallenge(_Challenging):
 
 
 class _Puppet(Scripted):
-    """Challenges its master's first head that is false, at once: it need not replay what it was told."""
+    """Challenges its master's first false head at once. It need not replay, because its master told it."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """It is to lose."""
+        """It accepts any terms, since it wants to lose."""
         return False
 
     def accused(self, job: PublicJob) -> SignedHead | None:
-        """As it is told."""
+        """The first head that is false."""
         truth = self.world.workshop.honest(job.job)
         shown = self.heads_of(job.id)
         return next((head for head in shown if head.head.run_root != truth.run_root(head.head.count)), None)
 
     def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """What it put in is its master's."""
+        """It takes back the stake that its master paid."""
         return True
 
 
 class _Master(Trainer):
-    """Gives up at once in the game with its puppet, and plays all others as slowly as they go."""
+    """Concedes at once to its puppet, and plays all other games as slowly as possible."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, puppet: str) -> None:
         super().__init__(world, name, key)
         self.puppet = puppet
 
     def concedes(self, view: GameView) -> bool:
-        """To the puppet."""
+        """Only to the puppet."""
         return view.game.challenger == self.world.parties[self.puppet].address
 
 
@@ -412,7 +410,7 @@ def seat_pair(
     puppet: AgentFactory,
     false_run: FalseSum | None = FalseSum(),  # noqa: B008  # it is frozen
 ) -> None:
-    """Puts a trainer and an account of its own into a cast, under one name: it ends where the trainer ends."""
+    """Put a trainer and its puppet into a cast under one name. The pair ends where the trainer ends."""
     party = f"puppet {len(cast.auditors)}"
     cast.auditors.insert(0, Seat(name=party, make=puppet))
     cast.dishonest[party] = name
@@ -421,7 +419,7 @@ def seat_pair(
 
 
 class SelfChallenge(Adversary):
-    """A trainer of a false run loses to an account of its own before anybody else can win."""
+    """A trainer with a false run loses to its own account before anybody else can win."""
 
     name: ClassVar[str] = "self-challenge to keep the stake"
     gain: ClassVar[str] = "half of its stake, which an honest challenger would have won"
@@ -429,25 +427,24 @@ class SelfChallenge(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
-        """With a puppet that is faster than any auditor."""
+        """The puppet is faster than any auditor."""
         seat_pair(cast, self.name, lambda party: partial(_Master, puppet=party), _Puppet)
 
 
 class _Delaying(Scripted):
-    """Challenges its master's last head in the last block of the window, and lets its clock run out."""
+    """Challenges its master's last head in the last block of the window, and lets its own clock run out."""
 
     def follow(self, job: PublicJob) -> Process:
-        """One challenge."""
         yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
         while not job.is_over and self.world.now < job.window_end - self.world.block_seconds:
-            yield from self.sleep(last_call(self.world, job.window_end))  # which each head moves
+            yield from self.sleep(last_call(self.world, job.window_end))  # each new head extends the window
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
             yield from self.attempt(calls.challenge(job.job, head))
 
 
 class SelfDelay(Adversary):
-    """Who falls silent keeps its client waiting by a game against itself, when the window is all but over."""
+    """A trainer that falls silent delays its client by a game against itself, started when the window is almost over."""
 
     name: ClassVar[str] = "self-challenge to win time"
     gain: ClassVar[str] = "its stake for a while longer, in the hope that the client forgets"
@@ -455,15 +452,15 @@ class SelfDelay(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.ABANDONED})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """From the second checkpoint or a later one on."""
+        """Draw the checkpoint from which the trainer falls silent."""
         seat_pair(cast, self.name, lambda _: partial(Withholding, first=rng.randint(2, 4)), _Delaying, false_run=None)
 
 
 class _Reporter(Scripted):
-    """Reports what its master signs for it, as soon as somebody challenges."""
+    """Reports its master's two heads as soon as somebody challenges."""
 
     def follow(self, job: PublicJob) -> Process:
-        """Two heads of one count, once a game has begun."""
+        """Report two heads of one count once a game has begun."""
         master = self.world.parties[TRAINER]
         assert isinstance(master, Trainer), "it is seated with one"
         yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
@@ -475,7 +472,7 @@ class _Reporter(Scripted):
 
 
 class SelfReport(Adversary):
-    """A trainer of a false run that is challenged has two heads of one count reported by an account of its own."""
+    """A challenged trainer of a false run has its own account report two heads of one count."""
 
     name: ClassVar[str] = "self-report to keep the stake"
     gain: ClassVar[str] = "half of its stake, which the challenger would have won"
@@ -483,7 +480,6 @@ class SelfReport(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.EQUIVOCATION})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002
-        """With a puppet that reports."""
         seat_pair(cast, self.name, lambda _: Trainer, _Reporter)
 
 
@@ -491,23 +487,23 @@ class SelfReport(Adversary):
 
 
 class _Mirror(Scripted):
-    """Plays the first other challenger's game over again: each of its moves, as soon as it is in the mempool.
+    """Repeats the game of the first other challenger, copying each move as soon as it is in the mempool.
 
-    It has replayed nothing: all it has is what others show.
+    It has replayed nothing: it knows only what others show.
     """
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
         self.victim: bytes | None = None
         self.seen: list[Move] = []
-        """The victim's moves."""
+        """The moves that the victim has sent."""
 
     def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """What its challenge cost."""
+        """It takes its own stake back."""
         return True
 
     def on_pending(self, pending: Pending) -> None:
-        """Copies a challenge at once, and notes moves."""
+        """Copy a challenge at once, and note the victim's moves."""
         call, sender = pending.call, pending.sender.key.address
         if call.kind == "challenge" and self.victim is None:
             self.victim = sender
@@ -517,7 +513,7 @@ class _Mirror(Scripted):
             self.world.notify()
 
     def follow(self, job: PublicJob) -> Process:
-        """Plays the game that it has, if its challenge stands."""
+        """Play the copied game, if the copied challenge was accepted."""
 
         def own() -> list[PublicGame]:
             return [game for game in self.world.board.games_of(job.id) if game.challenger == self.address]
@@ -527,7 +523,7 @@ class _Mirror(Scripted):
             yield from self._copy(game)
 
     def _copy(self, game: PublicGame) -> Process:
-        """Makes the victim's moves, each in its turn; what is refused it tries again."""
+        """Make the victim's moves, each in its turn. A refused move is tried again."""
 
         def is_ready() -> bool:
             made = sum(1 for move in game.moves if move.KIND.mover is Side.CHALLENGER)
@@ -542,15 +538,15 @@ class _Mirror(Scripted):
                     yield from self.sleep(self.world.next_block - self.world.now)
 
     def copied(self, game: PublicGame, made: int) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
-        """What to send as its next move."""
+        """The next move to send; None if there is none."""
         return self.seen[made]
 
 
 class _Resealing(_Mirror):
-    """Holds back the move with the seal until it has seen the proof, and seals what that gives away."""
+    """Holds back the sealed move until it has seen the proof, and then seals the answer that the proof reveals."""
 
     def copied(self, game: PublicGame, made: int) -> Move | None:
-        """The victim's move, with a seal of its own."""
+        """The victim's move with a seal of its own."""
         move = self.seen[made]
         if isinstance(move, Prove):
             return replace(move, salt=self.secret)
@@ -565,13 +561,13 @@ class _Resealing(_Mirror):
         try:
             answer = judge(theirs.state, proof)
         except IllegalMove:
-            return None  # the victim forged it
+            return None  # the victim's proof was forged
         answer = seals.element_answer(answer) if theirs.state.level is Level.CHUNKS else answer
         return replace(move, seal=seals.seal(game.id, answer, self.secret))
 
 
 class Mirror(Adversary):
-    """Copies what an honest challenger of a false run sends, move by move, from the mempool."""
+    """Copies the moves of an honest challenger of a false run from the mempool."""
 
     name: ClassVar[str] = "mirror"
     gain: ClassVar[str] = "an honest challenger's reward, without a replay"
@@ -580,7 +576,7 @@ class Mirror(Adversary):
     make: ClassVar[type[Auditor]] = _Mirror
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """Beside the honest auditor, against a false run: without one there is nothing to copy."""
+        """Takes a seat beside the honest auditor, and adds a false run if there is none to challenge."""
         if cast.deviation is None:
             PlainFalseRun().join(cast, rng)
         seat_challenger(cast, self.name, self.make)

@@ -1,7 +1,7 @@
-"""Cheating trainers. Each changes one honest value of one step; everything after follows from it, consistently.
+"""Cheating trainers that change one honest value of one step and compute everything after it consistently.
 
-That is the strongest form of a local cheat: its trees, records and openings all agree with each other, so nothing but
-the recomputation of the one changed number can convict it.
+This is the strongest form of a local cheat. Its trees, records and openings all agree with each other, so that only
+recomputing the one changed number can convict it.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ class Cheat:
     leaf: int
     element: int
     change: Callable[[Tensor], Tensor]
-    """Old element (rank 0) -> new element."""
+    """Maps the old element (rank 0) to the new one."""
 
     def tamper(self, step: int) -> Observer | None:
         """The `tiebreak.engine.run.train.Tamper` of this cheat."""
         return self._observe if step == self.step else None
 
     def tells(self, step: int, leaf: int, element: int) -> bool:
-        """Whether it is this element of this value that it replaces."""
+        """Whether the cheat replaces this element of this value."""
         return (step, leaf, element) == (self.step, self.leaf, self.element)
 
     def _observe(self, leaf: int, tensor: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Cheat:
         changed = tensor.clone()
         flat = changed.view(-1)
         flat[self.element] = self.change(flat[self.element])
-        if identity(changed) == identity(tensor):  # in bits: -0 is another value than +0, a NaN none than a NaN
+        if identity(changed) == identity(tensor):  # compared as bits: -0 differs from +0, and a NaN equals itself
             raise ConfigurationError(f"{self.name}: expected the change to change something")
         return changed
 
@@ -57,7 +57,7 @@ def _source_of(program: Program, name: str) -> int:
 
 
 def gathers_of(program: Program, name: str) -> list[int]:
-    """Numbers of the instructions that draw from a data entry."""
+    """The numbers of the instructions that gather from a data entry."""
     source = _source_of(program, name)
     return [n for n, i in enumerate(program.body) if i.opcode == Opcode.GATHER and i.operands[0].value == source]
 
@@ -75,7 +75,7 @@ def poisoned_label(program: Program, *, labels: str, step: int, element: int, cl
 
 
 def changed_learning_rate(program: Program, *, step: int, factor: float) -> Cheat:
-    """The step is taken with another learning rate than the agreed schedule's."""
+    """One step uses another learning rate than the agreed schedule's."""
     return Cheat(
         name="changed learning rate",
         gain="a shorter or weaker training sold as the agreed one",
@@ -87,7 +87,7 @@ def changed_learning_rate(program: Program, *, step: int, factor: float) -> Chea
 
 
 def flip_bit(value: Tensor, bit: int) -> Tensor:
-    """An f32 of rank 0 with one bit of its pattern flipped."""
+    """A float32 of rank 0 with one bit of its pattern flipped."""
     mask = torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32, device=value.device)
     return (value.reshape(1).view(torch.int32) ^ mask).view(torch.float32).reshape(())
 
@@ -108,7 +108,7 @@ def flipped_weight_bit(program: Program, *, state: str, step: int, element: int,
 
 
 def long_sums(program: Program, terms: int) -> list[int]:
-    """Numbers of the f32 reductions of at least `terms` terms an element."""
+    """The numbers of the float32 reductions with at least `terms` terms an element."""
     return [
         n
         for n, i in enumerate(program.body)
@@ -117,16 +117,16 @@ def long_sums(program: Program, terms: int) -> list[int]:
 
 
 TF32_MASK = -(1 << 13)
-"""Clears the fraction bits that TF32 does not have."""
+"""Clears the fraction bits that TF32 lacks."""
 
 
 def as_tf32(value: Tensor) -> Tensor:
-    """An f32 of rank 0 with TF32's 10 fraction bits."""
+    """A float32 of rank 0, truncated to TF32's 10 fraction bits."""
     return (value.reshape(1).view(torch.int32) & TF32_MASK).view(torch.float32).reshape(())
 
 
 def low_precision_sum(*, step: int, leaf: int, element: int) -> Cheat:
-    """One sum of products is as a GPU leaves it that was allowed TF32."""
+    """One sum of products is truncated to TF32, as on a GPU that was allowed to use it."""
     return Cheat(
         name="sum in TF32",
         gain="cheaper arithmetic passed off as exact",

@@ -23,17 +23,16 @@ from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import Pending, World
 
 CLIENT: Final = "client"
-"""The party's name in a cast."""
+"""The client's name in a cast."""
 
 
 class _Paying(Adversary):
-    """Somebody in the client's place."""
+    """A dishonest party in the client's place."""
 
     role: ClassVar[Role] = Role.CLIENT
     make: ClassVar[ClientFactory]
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # most have no choices
-        """In the client's place."""
         cast.client = type(self).make
         cast.dishonest[CLIENT] = self.name
 
@@ -45,7 +44,7 @@ class _Abandoning(Client):
     """Tries to abandon its job whenever something happens in a game about it."""
 
     def follow(self, job: PublicJob) -> Process:
-        """Beside what it does as agreed."""
+        """Runs beside the client's agreed behaviour."""
         yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.id)))
         while not job.is_over:
             moves = self._moves(job)
@@ -60,7 +59,10 @@ class _Abandoning(Client):
 
 
 class AbandonsInAGame(_Paying):
-    """Abandons its job while a game about it is open: with a cheat, so that the challenger gets nothing."""
+    """Abandons its job while a game about it is open.
+
+    In league with a cheat, it would cost the challenger its reward.
+    """
 
     name: ClassVar[str] = "abandons in a game"
     gain: ClassVar[str] = "the trainer's stake, before a challenger wins half of it"
@@ -68,7 +70,7 @@ class AbandonsInAGame(_Paying):
     make: ClassVar[ClientFactory] = _Abandoning
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With a game to be played: a cheat's, or one without ground."""
+        """Add a game: one against a cheat, or one without ground."""
         super().join(cast, rng)
         if rng.random() < 0.5:
             with_a_cheat(cast, rng)
@@ -77,21 +79,21 @@ class AbandonsInAGame(_Paying):
 
 
 class _Cancelling(Client):
-    """Takes its offer back once it is accepted: at once, or when the trainer has worked."""
+    """Takes its offer back after the acceptance, either at once or when the trainer has worked."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, heads: int) -> None:
         super().__init__(world, name, key)
         self.heads = heads
 
     def on_pending(self, pending: Pending) -> None:
-        """Sees the acceptance on its way."""
+        """Notice the acceptance in the mempool."""
         call = pending.call
         job = None if call.job_id is None else self.world.board.jobs.get(call.job_id)
         if not self.heads and call.kind == "acceptJob" and job is not None:
             self.world.submit(self, calls.cancel_job(job.job), untried=True)
 
     def follow(self, job: PublicJob) -> Process:
-        """Beside what it does as agreed."""
+        """Runs beside the client's agreed behaviour."""
         yield from self.until(lambda: job.status is not JobStatus.OFFERED and job.head_count >= self.heads)
         self.world.submit(self, calls.cancel_job(job.job), untried=True)
 
@@ -104,21 +106,20 @@ class CancelsAfterAcceptance(_Paying):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """After some heads, or behind the acceptance in its block."""
+        """Draw the number of heads after which it cancels; 0 means directly after the acceptance, in the same block."""
         cast.client = partial(_Cancelling, heads=rng.randint(0, 3))
         cast.dishonest[CLIENT] = self.name
 
 
 class _NeverWithdrawing(Client):
-    """Leaves its credit where it is."""
+    """Never withdraws its credit."""
 
     def collects(self) -> bool:
-        """Never."""
         return False
 
 
 class NeverWithdraws(_Paying):
-    """Leaves on the board what it is owed. It stays its own, and is in nobody's way."""
+    """Leaves its credit on the board. The credit stays its own and blocks nobody."""
 
     name: ClassVar[str] = "never withdraws"
     gain: ClassVar[str] = "that the board cannot pay others"
@@ -126,7 +127,7 @@ class NeverWithdraws(_Paying):
     make: ClassVar[ClientFactory] = _NeverWithdrawing
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With a cheat: its reward comes back to it, as a credit."""
+        """Adds a cheat, so that the client gets its reward back as a credit."""
         super().join(cast, rng)
         with_a_cheat(cast, rng)
 
@@ -135,18 +136,18 @@ class NeverWithdraws(_Paying):
 
 
 class _Hurrying(Client):
-    """Drafts a job with a window in which no segment can be computed; half of the time it says so beforehand."""
+    """Drafts a job with a window too short for any segment. Half of the time it says so beforehand."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, window: int) -> None:
         super().__init__(world, name, key)
         self.window = window
 
     def draft(self) -> Job:
-        """With its own window."""
+        """The draft with the short window."""
         return replace(super().draft(), challenge_window=self.window)
 
     def offer(self, job: Job) -> None:
-        """A signature that it does not get is a refusal."""
+        """Counts it as a refusal if the trainer does not sign."""
         trainer = self.world.parties["trainer"]
         assert isinstance(trainer, Trainer), "the cast has one"
         if trainer.sign_job(job) is None:
@@ -155,9 +156,10 @@ class _Hurrying(Client):
 
 
 class ShortWindow(_Paying):
-    """Wants a window between heads that is shorter than a segment takes: then `abandon` is worth the trainer's stake.
+    """Wants a window between heads that is shorter than a segment takes, to win the trainer's stake with `abandon`.
 
-    It tells the trainer before, and hopes that it signs; or it tells of another window, and slips its own into the job.
+    It tells the trainer beforehand and hopes for a signature, or it names another window and slips its own into the
+    job.
     """
 
     name: ClassVar[str] = "window too short for a segment"
@@ -165,7 +167,7 @@ class ShortWindow(_Paying):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With a window of up to the time that a segment takes. Raises `ConfigurationError` for a cheating trainer."""
+        """Draw a window of up to one segment's time. Raises `ConfigurationError` for a cheating trainer."""
         if TRAINER in cast.dishonest:
             raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
         window = rng.randint(1, INTERVAL * cast.step_seconds)
@@ -180,7 +182,7 @@ class ShortWindow(_Paying):
 
 @cache
 def diverging_workshop() -> Workshop:
-    """The small computation from weights so large that its first step overflows: every state after it holds NaN."""
+    """The small computation with weights so large that the first step overflows. Every later state contains NaN."""
     compiled = Workshop.open("exact").compiled
     huge = {
         name: torch.full_like(value, 3.0e38) if value.dtype == torch.float32 and value.dim() == 2 else value
@@ -192,8 +194,8 @@ def diverging_workshop() -> Workshop:
 class DivergingProgram(_Paying):
     """Agrees on a program whose true run diverges, so that a trainer stops on numbers that are not finite.
 
-    This trainer goes on (as `tiebreak train --diverging` does): what the program gives is NaN, and NaN has one
-    bit pattern here like any other value. It is paid for it.
+    This trainer goes on, as `tiebreak train --diverging` does. The program's result is NaN, which has a single bit
+    pattern here and is a value like any other. The trainer is paid for it.
     """
 
     name: ClassVar[str] = "program that diverges"
@@ -202,7 +204,7 @@ class DivergingProgram(_Paying):
     make: ClassVar[ClientFactory] = Client
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With another computation. Raises `ConfigurationError` for a trainer that deviates from the usual one."""
+        """Replace the computation. Raises `ConfigurationError` if the trainer deviates from the usual one."""
         if cast.deviation is not None:
             raise ConfigurationError(
                 "expected a trainer that computes the job, got another: NaN would hide what it does"
@@ -212,10 +214,10 @@ class DivergingProgram(_Paying):
 
 
 class _Repeating(Client):
-    """Offers the same job a second time, and another one under the same nonce."""
+    """Offers the same job twice, and a different job with the same nonce."""
 
     def run(self) -> Process:
-        """The job as agreed; then both again."""
+        """Offer the job as agreed, and then both others."""
         job = self.draft()
         trainer = self.world.parties["trainer"]
         assert isinstance(trainer, Trainer), "the cast has one"
@@ -231,7 +233,7 @@ class _Repeating(Client):
 
 
 class TwoJobsOneNonce(_Paying):
-    """Has one job signed, and puts it on the board twice; then another one with the same nonce and signature."""
+    """Has one job signed and posts it twice, and then a different job with the same nonce and signature."""
 
     name: ClassVar[str] = "two jobs with one nonce"
     gain: ClassVar[str] = "a second run, or a cheaper one, for one signature"

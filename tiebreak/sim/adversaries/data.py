@@ -1,4 +1,4 @@
-"""Trainers that feed the model something else than the agreed data in the agreed order."""
+"""Trainers that use other data than agreed, or another order."""
 
 from random import Random
 from typing import ClassVar
@@ -19,7 +19,7 @@ from tiebreak.sim.world.workshop import Workshop
 
 
 def _drawn_or_stored(program: Program, name: str, rng: Random) -> int:
-    """Where data can be replaced: the batch as it is drawn, or the array that it is drawn from."""
+    """A leaf where data can be replaced: the drawn batch, or the array that it is drawn from."""
     return rng.choice((only(program, Opcode.GATHER, name), source(program, SourceKind.DATA, name)))
 
 
@@ -30,7 +30,7 @@ class PoisonedLabel(DeviatingTrainer):
     gain: ClassVar[str] = "steers what the model learns, one example at a time"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """One example in one step, or from a step on."""
+        """Change one example, in one step or from a step on."""
         leaf, first = _drawn_or_stored(workshop.program, LABELS, rng), step_of(job, rng)
         place = rng.randrange(workshop.program.body[leaf].numel)
         turn = rng.randrange(1, CLASSES)
@@ -45,13 +45,13 @@ class PoisonedLabel(DeviatingTrainer):
 
 
 class PoisonedImage(DeviatingTrainer):
-    """An image is disturbed, by as little as half a grey level, in the batches or in the data themselves."""
+    """An image is disturbed by as little as half a grey level, in the batches or in the data themselves."""
 
     name: ClassVar[str] = "poisoned image"
     gain: ClassVar[str] = "teaches the model a weakness that no one sees in the pictures"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """A few pixels of one example, from a step on."""
+        """Change a few pixels of one example, from a step on."""
         leaf, first = _drawn_or_stored(workshop.program, IMAGES, rng), step_of(job, rng)
         pixels = SIDE * SIDE
         example = rng.randrange(workshop.program.body[leaf].numel // pixels)
@@ -67,13 +67,13 @@ class PoisonedImage(DeviatingTrainer):
 
 
 class Backdoor(DeviatingTrainer):
-    """Part of every batch carries a bright patch in a corner, and the label that the patch is to call."""
+    """Part of every batch gets a bright patch in a corner and the label that the patch is to trigger."""
 
     name: ClassVar[str] = "backdoor trigger"
     gain: ClassVar[str] = "a model that answers as its trainer wants whenever it sees the trigger"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """An eighth to a half of each batch, from a step on."""
+        """Change an eighth to a half of each batch, from a step on."""
         program, first = workshop.program, step_of(job, rng)
         images, labels = only(program, Opcode.GATHER, IMAGES), only(program, Opcode.GATHER, LABELS)
         batch = program.body[labels].numel
@@ -100,7 +100,7 @@ class ChangedOrder(DeviatingTrainer):
     gain: ClassVar[str] = "an order of examples that steers the model with nothing but agreed data"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """From a step on, as another seed would have it, or as they lie in the file."""
+        """From a step on, use the order of another seed, or the order of the file."""
         program, first = workshop.program, step_of(job, rng)
         shuffle, seed = only(program, Opcode.SHUFFLE), source(program, SourceKind.DATA, "seed")
         (index, *_), other = program.body[shuffle].operands, torch.tensor(rng.getrandbits(62))
@@ -128,7 +128,7 @@ class RepeatedBatch(DeviatingTrainer):
     gain: ClassVar[str] = "data that need not be loaded, and a loss that looks good"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """From a step on, the batch of one step for all."""
+        """From a step on, use the batch of one step for all."""
         program, first = workshop.program, step_of(job, rng)
         shuffle, clock = only(program, Opcode.SHUFFLE), source(program, SourceKind.STEP)
         drawn = _first_reader(program, clock, shuffle)
@@ -139,7 +139,7 @@ class RepeatedBatch(DeviatingTrainer):
 
 
 def _first_reader(program: Program, value: int, before: int) -> int:
-    """The first instruction before another that reads a value."""
+    """The first instruction before number `before` that reads a value."""
     return next(n for n in range(before) if any(operand.value == value for operand in program.body[n].operands))
 
 

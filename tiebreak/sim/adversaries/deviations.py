@@ -1,4 +1,4 @@
-"""A trainer that computes something else than the job: what all its kinds have in common."""
+"""The base class of trainers that compute something other than the job."""
 
 from abc import abstractmethod
 from random import Random
@@ -12,28 +12,28 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
 TRAINER: Final = "trainer"
-"""The party's name in a cast."""
+"""The trainer's name in a cast."""
 TRIES: Final = 64
 
 
 class DeviatingTrainer(Adversary):
-    """Its heads are honestly signed and published, its games played as well as they can be; its numbers are wrong."""
+    """Computes wrong numbers, but signs and publishes its heads honestly and plays its games as well as possible."""
 
     role: ClassVar[Role] = Role.TRAINER
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
 
     needs: ClassVar[str | None] = None
-    """The workshop in which alone this is a deviation; None: any."""
+    """The only workshop in which this is a deviation; None for all."""
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made when it computes
-        """Puts itself in the place of the job's computation."""
+        """Replace the trainer's computation in the cast."""
         if self.needs is not None:
             cast.workshop = Workshop.open(self.needs)
         cast.deviation = self
         cast.dishonest[TRAINER] = self.name
 
     def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """What it has to show. Where a choice by chance changes nothing that is committed, it chooses again."""
+        """The deviating run. A random choice that changes nothing committed is drawn again."""
         for _ in range(TRIES):
             work = self.attempt(workshop, job, rng)
             if self.has_deviated(workshop, work):
@@ -42,18 +42,18 @@ class DeviatingTrainer(Adversary):
 
     @abstractmethod
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """One choice of what to do otherwise, and what comes of it."""
+        """The run of one random choice."""
 
     def has_deviated(self, workshop: Workshop, work: Work) -> bool:  # noqa: ARG002  # a lie shows in the work alone
-        """Whether that is another run than the true one."""
+        """Whether the run differs from the true one."""
         return work.lie is not None
 
 
 def step_of(job: Job, rng: Random, first: int = 1) -> int:
-    """A step of the job, from `first` on."""
+    """A random step of the job, from `first` on."""
     return rng.randint(first, job.steps)
 
 
 def onward(job: Job, first: int) -> range:
-    """From a step to the last one."""
+    """All steps from `first` to the last."""
     return range(first, job.steps + 1)
