@@ -95,7 +95,7 @@ class LazyAuditor(_Bystander):
 
 
 def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> StepRecord:
-    """The record that a segment leads to when it is replayed from the kept state before it, following the published logs.
+    """The record that a segment leads to when replayed from the kept state before it by the published logs.
 
     Raises `CannotCheck` if that state or a log is withheld or differs from the commitment: steps (2) and (4) of
     `tiebreak.engine.run.audit`.
@@ -150,9 +150,7 @@ class Sampler(Auditor):
         sampled = sum(terms.segment_steps(k) for k in self.drawn)
         yield from self.sleep(sampled * self.world.step_seconds)
         root = head.head.run_root
-        if self._is_suspicious(
-            terms, run, head
-        ):  # the full replay starts from the initial state and cannot reuse the sample
+        if self._is_suspicious(terms, run, head):  # a full replay cannot reuse the sample
             root = yield from super().look_at(job, head)
         self.account.steps += sampled
         return root

@@ -444,7 +444,7 @@ class _Delaying(Scripted):
 
 
 class SelfDelay(Adversary):
-    """A trainer that falls silent delays its client by a game against itself, started when the window is almost over."""
+    """A trainer that falls silent delays its client by a game against itself, started late in the window."""
 
     name: ClassVar[str] = "self-challenge to win time"
     gain: ClassVar[str] = "its stake for a while longer, in the hope that the client forgets"
@@ -538,7 +538,7 @@ class _Mirror(Scripted):
                     yield from self.sleep(self.world.next_block - self.world.now)
 
     def copied(self, game: PublicGame, made: int) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
-        """The next move to send; None if there is none."""
+        """The next move to send; None to send nothing."""
         return self.seen[made]
 
 
