@@ -1,4 +1,4 @@
-"""A false run for those whose deviation is how they behave with it: one number of one step is another."""
+"""A false run for adversaries that deviate only in how they behave with it: one number of one step is changed."""
 
 from dataclasses import dataclass
 from random import Random
@@ -19,26 +19,26 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
 TRAINER: Final = "trainer"
-"""The party's name in a cast."""
+"""The trainer's name in a cast."""
 TRIES: Final = 64
 
 
 def _twice(value: Tensor) -> Tensor:
-    """Of any precision a number that it has, too: one that it has not would be no result of a sum to begin with."""
+    """Twice the number, which has the same precision. Zero and non-finite numbers, which doubling keeps, become 1."""
     return torch.where((value == 0) | ~torch.isfinite(value), 1.0, value * 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalseSum:
-    """One element of a sum of products is doubled. The walk to it passes every kind of tree, down to partial sums."""
+    """Doubles one element of a sum of products. The walk to it passes every kind of tree, down to partial sums."""
 
     in_last_segment: bool = False
     """Whether all heads but the last are true."""
     stepwise: bool = False
-    """Whether the step is one of a segment of several, so that the walk passes all phases."""
+    """Whether the step is in a segment of several steps, so that the walk passes all phases."""
 
     def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """The run. A change that reaches nothing that is committed is made elsewhere."""
+        """The false run. A change that reaches no commitment is drawn again."""
         program = workshop.program
         for _ in range(TRIES):
             leaf = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
@@ -60,7 +60,7 @@ class FalseSum:
 
 
 def seat_trainer(cast: Cast, name: str, trainer: TrainerFactory, *, false_run: FalseSum | None = None) -> None:
-    """Puts a trainer of one's own into a cast; `false_run`: what it computes instead of the job."""
+    """Seat a trainer in a cast. `false_run` is what it computes instead of the job."""
     cast.trainer = trainer
     if false_run is not None:
         cast.deviation = false_run
@@ -68,7 +68,7 @@ def seat_trainer(cast: Cast, name: str, trainer: TrainerFactory, *, false_run: F
 
 
 class PlainFalseRun(Adversary):
-    """One false number, and everything else as agreed: what others find their prey in."""
+    """One false number, and everything else as agreed. Other adversaries use it as a cheat to be found."""
 
     name: ClassVar[str] = "one false sum"
     gain: ClassVar[str] = "a number of its own choice in the run"
@@ -76,7 +76,6 @@ class PlainFalseRun(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
-        """In the trainer's place."""
         seat_trainer(cast, self.name, Trainer, false_run=FalseSum())
 
 

@@ -1,9 +1,9 @@
-"""Cheating trainers of policy `logged`: what they write into their rounding logs, and what they claim beside it.
+"""Cheating trainers of policy `logged`, which lie in their rounding logs or beside them.
 
-A log can lie in two ways: it says more than the sums allow, or it keeps silent. Each cheat here takes one element of
-one sum, in one step or in many, to the neighbour of its choice, with or without an entry that says so. All else follows
+A log can lie in two ways: it says more than the sums allow, or it keeps silent. Each cheat here moves elements of one
+sum, in one step or in many, to the neighbour of its choice, with or without a log entry. Everything else follows
 consistently, as in `tiebreak.sim.adversaries.cheats`: logs, records and openings agree with each other, and only the
-exact sum itself can convict it. What a log may decide (SPEC section 5.1) is no cheat at all, and nobody loses by it.
+exact sum can convict the cheat. A choice that the rules leave to the log (SPEC section 5.1) is not a cheat.
 """
 
 import struct
@@ -40,7 +40,7 @@ from tiebreak.sim.world.forking import fork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactSum:
-    """One element of one logged sum: n * 2^e, before it is rounded."""
+    """One element of one logged sum: the exact value n * 2^e, before rounding."""
 
     leaf: int
     element: int
@@ -51,19 +51,19 @@ class ExactSum:
 
     @property
     def near(self) -> bool:
-        """Whether a log may decide it."""
+        """Whether a log may decide how the sum is rounded."""
         return bool(self.rounding.tolerance) and neighbours(self.n, self.e, self.rounding)[1]
 
     @property
     def between(self) -> bool:
-        """Whether it is no number of the precision, and finite when rounded: then there are two ways to round it."""
+        """Whether there are two ways to round it: it is not a number of the precision, and is finite when rounded."""
         bits = round_f32(self.n, self.e, precision=self.rounding.precision)
         rounded: float = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
         return abs(rounded) < float("inf") and Fraction(rounded) != self.n * Fraction(2) ** self.e
 
     @property
     def nearest(self) -> Direction:
-        """The way to the nearest number."""
+        """The direction of the nearest number."""
         rounded = plus_zero(round_f32(self.n, self.e, precision=self.rounding.precision))
         return Direction.DOWN if rounded == self.bits(Direction.DOWN) else Direction.UP
 
@@ -75,45 +75,45 @@ class ExactSum:
 
 
 Choice = Callable[[ExactSum], Direction]
-"""Which way a cheat takes a sum; NONE: it leaves it alone."""
+"""The direction in which a cheat rounds a sum; NONE to leave it unchanged."""
 Words = Mapping[int, Mapping[tuple[int, int], bytes]]
-"""By step and (value, chunk): words of a log tree."""
+"""Words of log trees: maps step to (value, chunk) to the word."""
 
 
 def wrong_way(exact: ExactSum) -> Direction:
-    """Not to the nearest number."""
+    """Away from the nearest number."""
     return Direction.UP if exact.nearest == Direction.DOWN else Direction.DOWN
 
 
 def greater_if_near(exact: ExactSum) -> Direction:
-    """`greater`, where a log may choose."""
+    """As `greater` where a log may choose; else no choice."""
     return greater(exact) if exact.near else Direction.NONE
 
 
 def greater(exact: ExactSum) -> Direction:
-    """To the greater of the two numbers, every time: where sums are rounded so, they drift."""
+    """Always to the greater of the two numbers, which makes sums drift."""
     return Direction.DOWN if exact.n < 0 else Direction.UP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nudge:
-    """A trainer's number for one element of one sum of one step, the exact sum that it stands for, and its entry."""
+    """A trainer's choice for one element of one sum of one step, with the exact sum."""
 
     step: int
     exact: ExactSum
     way: Direction
     logged: bool
-    """Whether the log has an entry for this way; else it has none for the element."""
+    """Whether the log has an entry for this choice; otherwise it has no entry for the element."""
 
     @property
     def lawful(self) -> bool:
-        """Whether it is the right result, with the log as it is (SPEC section 5.1)."""
+        """Whether this is the right result under the log as it is (SPEC section 5.1)."""
         return self.way == self.exact.nearest or (self.logged and self.exact.near)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheat:
-    """What a trainer nudged, and the logs it publishes: of every step from the first nudged segment on."""
+    """The nudges of a trainer, and the logs that it publishes for each step from the first nudged segment on."""
 
     name: str
     gain: str
@@ -122,20 +122,20 @@ class LogCheat:
 
     @property
     def step(self) -> int:
-        """The first step that it nudged."""
+        """The first nudged step."""
         return self.nudges[0].step
 
     @property
     def first_lie(self) -> Nudge:
-        """Where it will be caught."""
+        """The nudge at which the trainer will be caught: the first unlawful one."""
         return next(nudge for nudge in self.nudges if not nudge.lawful)
 
     def tells(self, step: int, leaf: int, element: int) -> bool:
-        """Whether it nudged this element of this value."""
+        """Whether the trainer nudged this element of this value."""
         return any((n.step, n.exact.leaf, n.exact.element) == (step, leaf, element) for n in self.nudges)
 
     def tamper(self, step: int) -> Observer | None:
-        """The `tiebreak.engine.run.train.Tamper` of this cheat: its numbers, whatever its own log makes of them."""
+        """The `tiebreak.engine.run.train.Tamper` of this cheat. It sets the cheat's numbers, whatever its log says."""
         nudged = [nudge for nudge in self.nudges if nudge.step == step]
         return _putter(nudged) if nudged else None
 
@@ -156,14 +156,13 @@ def _put(tensor: Tensor, element: int, bits: int) -> None:
 
 
 class PreparedLogs(CommittedLogs):
-    """Logs that a cheat made beforehand and now follows, in the place of those that an auditor would read."""
+    """Logs that a cheat prepared and now follows. They replace the committed logs that an auditor would read."""
 
     def __init__(self, run: RunDirectory, logs: Mapping[int, StepLog]) -> None:
         super().__init__(run, run.record_at)
         self._prepared = logs
 
     def step_log(self, step: int) -> StepLog:
-        """As prepared."""
         return self._prepared[step]
 
 
@@ -171,7 +170,7 @@ class PreparedLogs(CommittedLogs):
 
 
 class Survey:
-    """Computes as a trainer does, and keeps the exact sums of all elements of all logged sums: for small programs."""
+    """Runs as a trainer and collects the exact sums of all elements of all logged sums. Only for small programs."""
 
     def __init__(self, job: Job, arithmetic: Arithmetic) -> None:
         self._job, self._arithmetic = job, arithmetic
@@ -180,7 +179,7 @@ class Survey:
     def settle(
         self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """Notes the exact sums; changes nothing."""
+        """Collect the exact sums; nothing is changed."""
         del result, near
         for element in range(instruction.numel):
             found = _exact(self._job, self._arithmetic, value, instruction, operands, element)
@@ -189,7 +188,7 @@ class Survey:
 
 
 class _Steering:
-    """Records as a trainer does, but takes elements of one sum where the cheat wants them."""
+    """Records as a trainer does, but rounds elements of one sum as the cheat wants."""
 
     def __init__(self, plan: "_Plan", step: int) -> None:
         self._plan, self._step = plan, step
@@ -199,7 +198,7 @@ class _Steering:
     def settle(
         self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """As `tiebreak.engine.logged.recording.Recorder`; writes the cheat's numbers."""
+        """As `tiebreak.engine.logged.recording.Recorder`, and writes the cheat's numbers."""
         self._recorder.settle(value, instruction, operands, result, near)
         plan = self._plan
         for element in plan.elements if value == plan.leaf else ():
@@ -211,7 +210,7 @@ class _Steering:
 
     @property
     def log(self) -> StepLog:
-        """The honest log with the cheat's entries, or without any for its elements."""
+        """The honest log with the cheat's entries, or with no entries for the cheat's elements."""
         log = self._recorder.log
         for nudge in self.nudges:
             way = nudge.way if nudge.logged else Direction.NONE
@@ -223,7 +222,7 @@ def _exact(
     job: Job, arithmetic: Arithmetic, value: int, instruction: Instruction, operands: Sequence[Tensor], element: int
 ) -> ExactSum | None:
     kind = sum_kind(instruction)
-    assert kind is not None  # the interpreter hands on nothing else
+    assert kind is not None  # the interpreter passes only logged sums
     (total,) = arithmetic.exact_sums(instruction, operands, [element])
     if total is None:
         return None
@@ -232,7 +231,7 @@ def _exact(
 
 
 def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLog:
-    """The log with this entry for an element, in the place of one that it may have; NONE: without any."""
+    """The log with its entry for an element replaced; NONE removes the entry."""
     old = log.entries.get(value, Entries(np.empty(0, np.int64), np.empty(0, np.bool_)))
     pairs = dict(zip(old.elements.tolist(), old.up.tolist(), strict=True))
     pairs.pop(element, None)
@@ -245,7 +244,7 @@ def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLo
 
 
 def survey(run: Source, interpreter: Interpreter, step: int) -> list[ExactSum]:
-    """The exact sums of an honest step that starts at a kept state or a few steps after one."""
+    """The exact sums of one step of an honest run."""
     found = Survey(run.job, interpreter.arithmetic)
     before = run.kept_before(step - 1)
     state, data = interpreter.to_device(run.state(before)), interpreter.place_data(run.data())
@@ -272,7 +271,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Which elements of which sum a trainer steers, in which steps."""
+    """The elements of one sum that a trainer steers, and the steps in which it does."""
 
     leaf: int
     elements: Sequence[int]
@@ -280,17 +279,17 @@ class Course:
 
     @classmethod
     def of(cls, exact: ExactSum, *steps: int) -> "Course":
-        """One element's."""
+        """A course for one element."""
         return cls(leaf=exact.leaf, elements=(exact.element,), steps=steps)
 
 
 def steer(
     run: Source, interpreter: Interpreter, course: Course, *, name: str, gain: str, choose: Choice, entry: bool
 ) -> LogCheat:
-    """A trainer that takes sums to the neighbours of its choice, in some steps of what else is an honest run.
+    """A trainer that rounds sums as it chooses, in some steps of a run that is honest otherwise.
 
-    Computed to the end of the run, for later logs follow from it. Raises `ConfigurationError` if there was nothing to
-    choose.
+    The run is computed to its end, because later logs depend on it. Raises `ConfigurationError` if no sum left a
+    choice.
     """
     job = run.job
     plan = _Plan(
@@ -320,25 +319,25 @@ def steer(
 
 
 def bad_entry(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
-    """Rounds sums the wrong way, and has the log say so."""
+    """Rounds sums the wrong way and logs it."""
     gain = "moves a number by its log, as if any sum were near a tie"
     return steer(run, interpreter, course, name="bad entry", gain=gain, choose=wrong_way, entry=True)
 
 
 def silent_rounding(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
-    """Rounds sums the wrong way, and has the log say nothing."""
+    """Rounds sums the wrong way without a log entry."""
     gain = "moves a number and leaves no trace in the log"
     return steer(run, interpreter, course, name="silent rounding", gain=gain, choose=wrong_way, entry=False)
 
 
 def drift(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
-    """Rounds a gradient to the greater neighbour, step after step, each time with an entry."""
+    """Rounds a gradient to the greater neighbour in every step, each time with an entry."""
     gain = "steers a weight, a unit in the last place at a time"
     return steer(run, interpreter, course, name="drift", gain=gain, choose=greater, entry=True)
 
 
 def tie_breaking(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
-    """Takes sums that are near a tie to the greater neighbour, and logs it. That is what a log is for: no cheat."""
+    """Rounds near ties to the greater neighbour and logs it. This is what a log is for, and no cheat."""
     gain = "half a unit in the last place of what the rule leaves open"
     return steer(run, interpreter, course, name="tie breaking", gain=gain, choose=greater_if_near, entry=True)
 
@@ -347,7 +346,7 @@ def tie_breaking(run: Source, interpreter: Interpreter, course: Course) -> LogCh
 
 
 class ForgedLogTree(LogTree):
-    """A log tree in which some words, by (value, chunk), are what no log could make them: code 3, codes of padding."""
+    """A log tree with some words, by (value, chunk), that no log can have: code 3, or codes of padding."""
 
     def __init__(self, program: Program, log: StepLog, words: Mapping[tuple[int, int], bytes]) -> None:
         super().__init__(program, log)
@@ -363,15 +362,14 @@ class ForgedLogTree(LogTree):
 
     @property
     def root(self) -> Digest:
-        """The step log."""
         return self._forged_top.root
 
     def word(self, value: int, chunk: int) -> bytes:
-        """As forged, or as the log has it."""
+        """The forged word, or else the log's own."""
         return self._forged.get((value, chunk)) or super().word(value, chunk)
 
     def proof(self, value: int, chunk: int) -> list[Digest]:
-        """Siblings of that word's leaf."""
+        """The siblings of the word's leaf."""
         tree = self._trees.get(value) or self._subtree(value)
         return tree.proof(chunk) + self._forged_top.proof(value)
 
@@ -388,11 +386,9 @@ class ForgedLogs(PreparedLogs):
         self._job, self._program, self._words = run.job, run.program, words
 
     def tree(self, step: int) -> LogTree:
-        """The tree of a step's log."""
         return ForgedLogTree(self._program, self.step_log(step), self._words.get(step, {}))
 
     def log_root(self, checkpoint: int) -> Digest:
-        """The log root of a segment."""
         steps = range(self._job.first_step(checkpoint), self._job.last_step(checkpoint) + 1)
         return logs_tree([self.tree(step).root for step in steps]).root
 
@@ -406,12 +402,11 @@ class ForgedWords(ForgedEvidence):
         self._forged = self._logs = ForgedLogs(run, logs, words)
 
     def log_tree(self, step: int) -> LogTree:
-        """As forged."""
         return self._forged.tree(step)
 
 
 def with_words(source: RunDirectory, path: Path, agreement: SignedJob, words: Words) -> RunDirectory:
-    """The same run, but its records commit to log trees with forged words. Its files hold the logs without them."""
+    """The same run with records that commit to forged log words. Its files hold the logs without them."""
     run = fork(source, path, agreement, upto=0)
     job = agreement.job
     logs = ForgedLogs(run, {step: source.step_log(step) for step in range(1, job.steps + 1)}, words)

@@ -1,4 +1,4 @@
-"""Runs in memory that are not the job's, and evidence that agrees with itself to the end."""
+"""Runs in memory that differ from the job's, with evidence that is consistent throughout."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,14 +20,14 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
 Raw = Mapping[tuple[int, int], Callable[[bytes], bytes]]
-"""By step and body value: what becomes of its bytes where they are committed and shown."""
+"""Maps (step, body value) to a change of its bytes wherever they are committed or shown."""
 
 
 class ForgedMemory(MemoryEvidence):
-    """Evidence of a run in memory into which anything may have been put.
+    """The evidence of a run in memory that may be changed in any way.
 
-    Accumulators are bent where the value that they lead to is not the one that is committed. raw: bytes that no tensor
-    of this process can be made to hold, as a NaN's other patterns.
+    Accumulators are bent where the value that they lead to is not the committed one. raw: byte changes that no tensor
+    of this process can hold, such as other NaN patterns.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ForgedMemory(MemoryEvidence):
 
 
 def with_forged_words(words: Words) -> Trees:
-    """Log trees with these words, by step, in the place of their own."""
+    """Log trees with these words, by step, in place of their own."""
 
     def tree(program: Program, step: int, log: StepLog) -> LogTree:
         return ForgedLogTree(program, log, words[step]) if step in words else LogTree(program, log)
@@ -76,11 +76,11 @@ def tampered(
     workshop: Workshop, job: Job, cheat: Lies, *, first_step: int, computed_steps: int | None = None,
     bend: Bend = halfway,
 ) -> Work:  # fmt: skip
-    """The run of a party that is honest before `first_step`, and from there on puts in what the cheat says.
+    """The run of a party that is honest before `first_step` and makes the cheat's changes from there on.
 
-    Its evidence agrees with itself to the end: where a sum is not what is committed, its accumulators are bent, the
-    first of them as `bend` says. If nothing that is committed differs from the truth, `lie` is None.
-    computed_steps: what the party had to execute, if not all steps.
+    Its evidence is consistent throughout: where a sum differs from the commitment, its accumulators are bent, beginning
+    with the one that `bend` selects. If nothing committed differs from the truth, `lie` is None. computed_steps: the
+    steps that the party had to execute, if not all.
     """
     return deviating(workshop, job, cheat.tamper, first_step=first_step, computed_steps=computed_steps, bend=bend)
 
@@ -97,11 +97,11 @@ def deviating(
     raw: Raw | None = None,
     words: Words | None = None,
 ) -> Work:
-    """As `tampered`, for whoever puts more into a run than one changed number.
+    """As `tampered`, for more than one changed number.
 
-    logs: under policy `logged`, by step those that this party follows; else it makes its own. raw: see `ForgedMemory`.
-    words: of log trees, those that it commits to and that no file of a log can hold; the lie is then what someone would
-    find who had been told.
+    logs: under policy `logged`, the logs by step that this party follows; by default it makes its own. raw: see
+    `ForgedMemory`. words: forged words of the committed log trees, which no log file can hold. The lie is then the one
+    that an auditor would find who knew the words.
     """
     trees = own_tree if words is None else with_forged_words(words)
     run = workshop.compute(tamper=tamper, first_step=first_step, logs=logs, trees=trees)

@@ -1,4 +1,4 @@
-"""Evidence of a cheat that also lies about how a sum came about, so that a dispute goes on to one partial sum."""
+"""Evidence of a cheat that also lies about how a sum was computed, so that a dispute goes down to one partial sum."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ _UNIT_EXPONENT = 298
 
 
 def _exact_units(bits: int) -> int:
-    """A finite f32, given by its bits, in units of 2^-298."""
+    """A finite float32, given by its bits, in units of 2^-298."""
     exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
     significand = fraction | (0x800000 if exponent else 0)
     value = Fraction(significand) * Fraction(2) ** (max(exponent, 1) - 150 + _UNIT_EXPONENT)
@@ -26,7 +26,7 @@ def _exact_units(bits: int) -> int:
 
 
 Bend = Callable[[int], int]
-"""For how many accumulators, which is the first to be bent."""
+"""Maps the number of accumulators to the first one to bend."""
 
 
 def halfway(count: int) -> int:
@@ -35,17 +35,20 @@ def halfway(count: int) -> int:
 
 
 class Lies(Protocol):
-    """A cheat, as far as its evidence goes."""
+    """The part of a cheat that its evidence needs."""
 
     def tamper(self, step: int) -> Observer | None:
-        """Its `tiebreak.engine.run.train.Tamper`."""
+        """The cheat's `tiebreak.engine.run.train.Tamper`."""
 
     def tells(self, step: int, leaf: int, element: int) -> bool:
-        """Whether it put another number in this place."""
+        """Whether the cheat changed the number in this place."""
 
 
 class ForgedEvidence(Evidence):
-    """`Evidence` of the tampered run; the accumulators of a tampered sum are bent, from one of them on, to fit it."""
+    """The `Evidence` of the tampered run.
+
+    The accumulators of a tampered sum are bent, from one of them on, to fit it.
+    """
 
     def __init__(self, run: Source, interpreter: Interpreter, cheat: Lies, bend: Bend = halfway) -> None:
         super().__init__(run, interpreter, cheat.tamper)
@@ -53,7 +56,7 @@ class ForgedEvidence(Evidence):
         self._bend = bend
 
     def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        """Honest accumulators for honest elements; for the tampered one, a run that ends in the tampered value."""
+        """Honest accumulators; for a tampered element, accumulators bent to end in the tampered value."""
         honest = super()._make_accumulators(step, value, element)
         if not self._cheat.tells(step, value, element):
             return honest
@@ -63,9 +66,10 @@ class ForgedEvidence(Evidence):
 def bend_to(
     data: bytes, instruction: Instruction, honest: AccumulatorTree, element: int, bend: Bend
 ) -> AccumulatorTree:
-    """Accumulators that end in the element of this data, the first of them bent as `bend` says.
+    """Accumulators that end in this element of `data`. `bend` selects the first one that differs.
 
-    Only finite f32 sums are bent, and -0 is no sum: of anything else the honest ones.
+    Only finite float32 sums are bent, and never to -0, which no sum gives. In all other cases the honest ones are
+    returned.
     """
     last = decode_for(instruction, honest.last)
     claimed = int.from_bytes(data[4 * element : 4 * element + 4], "little")
@@ -78,7 +82,7 @@ def bend_to(
 
 
 def _bent(instruction: Instruction, honest: AccumulatorTree, missing: int, first: int) -> AccumulatorTree:
-    """The tree with so many units more in every accumulator from one on."""
+    """The tree with `missing` more units in every accumulator from number `first` on."""
 
     def block(number: int) -> bytes:
         found = honest.block(number)

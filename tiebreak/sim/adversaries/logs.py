@@ -1,7 +1,7 @@
-"""Trainers of policy `logged` that lie in their rounding logs, beside them, or by not showing them.
+"""Trainers of policy `logged` that lie in their rounding logs, beside them, or by withholding them.
 
-Three of them no rule stops today, as docs/security.md says under *Residual risks*: who cannot read the committed logs
-cannot tell what the right run is, and the contract cannot see that they are missing. They are `open`.
+Three of them are `open`: no rule stops them today, as docs/security.md says under *Residual risks*. A party that cannot
+read the committed logs cannot tell what the right run is, and the contract cannot see that they are missing.
 """
 
 from collections.abc import Mapping
@@ -35,16 +35,16 @@ from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
 SAMPLE = 64
-"""Elements of a sum that a cheat looks at, at most."""
+"""The largest number of elements of a sum that a cheat considers."""
 
 
 def _sums(program: Program, more_than: int = 0) -> list[int]:
-    """The sums that are logged, of more than so many terms."""
+    """The numbers of the logged sums with more than `more_than` terms."""
     return [n for n, i in enumerate(program.body) if sum_kind(i) is not None and i.terms > more_than]
 
 
 def _course(program: Program, leaf: int, steps: range, rng: Random, count: int) -> Course:
-    """Some elements of a sum."""
+    """A random sample of elements of a sum."""
     numel = program.body[leaf].numel
     return Course(leaf=leaf, elements=sorted(rng.sample(range(numel), min(numel, count))), steps=steps)
 
@@ -53,19 +53,19 @@ class _Logged(DeviatingTrainer):
     needs: ClassVar[str | None] = "logged"
 
     def steered(self, workshop: Workshop, course: Course, choose: Choice, *, entry: bool) -> LogCheat:
-        """Sums taken to the neighbours of its choice. Raises `ConfigurationError` where there is nothing to choose."""
+        """A cheat that rounds sums as it chooses. Raises `ConfigurationError` if there is nothing to choose."""
         run, machine = workshop.run(), workshop.interpreter
         return steer(run, machine, course, name=self.name, gain=self.gain, choose=choose, entry=entry)
 
     def with_logs(self, workshop: Workshop, job: Job, cheat: LogCheat, logs: Mapping[int, StepLog]) -> Work:
-        """The run with these numbers, by these logs."""
+        """The run with the cheat's numbers and these logs."""
         followed = {step: workshop.run().step_log(step) for step in onward(job, 1)} | dict(logs)
         first = job.first_step(job.checkpoint_of(min(cheat.step, *_changed(workshop, followed))))
         return deviating(workshop, job, cheat.tamper, first_step=first, logs=followed)
 
 
 def _changed(workshop: Workshop, logs: Mapping[int, StepLog]) -> list[int]:
-    """The steps whose logs are not the honest ones."""
+    """The steps whose logs differ from the honest ones; the last step if there are none."""
     return [step for step, log in logs.items() if log != workshop.run().step_log(step)] or [max(logs)]
 
 
@@ -78,34 +78,34 @@ def _if_near(choose: Choice) -> Choice:
 
 
 class _Steering(_Logged):
-    """One that steers sums, and says so in its log, or not."""
+    """Rounds sums as it chooses, with or without a log entry."""
 
     count: ClassVar[int]
     entry: ClassVar[bool]
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Some elements of any sum."""
+        """Steer some elements of a random sum."""
         while True:
             leaf, steps = rng.choice(_sums(workshop.program)), self.steps(job, rng)
             course = _course(workshop.program, leaf, steps, rng, self.count)
             try:
                 cheat = self.steered(workshop, course, self.choice(rng), entry=self.entry)
             except ConfigurationError:
-                continue  # none of these elements has two ways to go
+                continue  # none of these elements can be rounded in two ways
             return self.with_logs(workshop, job, cheat, cheat.logs)
 
     def steps(self, job: Job, rng: Random) -> range:
-        """When."""
+        """The steps in which sums are steered."""
         step = step_of(job, rng)
         return range(step, step + 1)
 
     def choice(self, rng: Random) -> Choice:
-        """Where to."""
+        """How sums are rounded."""
         raise NotImplementedError
 
 
 class BadEntry(_Steering):
-    """A sum far from a tie is rounded the wrong way, and the log has an entry for it."""
+    """A sum far from a tie is rounded the wrong way, with a log entry."""
 
     name: ClassVar[str] = "log entry far from a tie"
     gain: ClassVar[str] = "moves a number by its log, as if any sum were near a tie"
@@ -113,12 +113,11 @@ class BadEntry(_Steering):
     entry: ClassVar[bool] = True
 
     def choice(self, rng: Random) -> Choice:  # noqa: ARG002  # there is one wrong way
-        """The wrong way."""
         return _unless_near(wrong_way)
 
 
 class SilentRounding(_Steering):
-    """A sum is rounded the wrong way, and the log says nothing: near a tie or far from one."""
+    """A sum near a tie or far from one is rounded the wrong way, without a log entry."""
 
     name: ClassVar[str] = "silent rounding"
     gain: ClassVar[str] = "moves a number and leaves no trace in the log"
@@ -126,7 +125,7 @@ class SilentRounding(_Steering):
     entry: ClassVar[bool] = False
 
     def choice(self, rng: Random) -> Choice:
-        """The wrong way, everywhere or only where a log might have said so."""
+        """Wrong for every sum, or only where a log might have allowed it."""
         return rng.choice((wrong_way, _if_near(wrong_way)))
 
 
@@ -139,16 +138,14 @@ class Drift(_Steering):
     entry: ClassVar[bool] = True
 
     def steps(self, job: Job, rng: Random) -> range:
-        """From a step on."""
         return onward(job, step_of(job, rng))
 
     def choice(self, rng: Random) -> Choice:  # noqa: ARG002
-        """Upward."""
         return greater
 
 
 class TieBreaking(_Steering):
-    """Sums near a tie go to the greater neighbour, and the log says so. That is what a log is for: no cheat."""
+    """Sums near a tie go to the greater neighbour, with a log entry. This is what a log is for, and no cheat."""
 
     name: ClassVar[str] = "tie breaking"
     gain: ClassVar[str] = "half a unit in the last place of what the rule leaves open"
@@ -157,34 +154,33 @@ class TieBreaking(_Steering):
     entry: ClassVar[bool] = True
 
     def steps(self, job: Job, rng: Random) -> range:
-        """From a step on."""
         return onward(job, step_of(job, rng))
 
     def choice(self, rng: Random) -> Choice:  # noqa: ARG002
-        """Upward, where the law leaves it open."""
+        """To the greater neighbour where the rules leave it open."""
         return greater_if_near
 
     def has_deviated(self, workshop: Workshop, work: Work) -> bool:
-        """Whether its states are others than the honest trainer's; they are as right."""
+        """Whether its states differ from the honest trainer's. They are equally right."""
         honest = workshop.run().records()
         return any(own.state_root != their.state_root for own, their in zip(work.records, honest, strict=True))
 
 
 class EntryOfAnotherStep(_Logged):
-    """A near tie is decided by an entry that stands in the log of another step."""
+    """A near tie is decided by an entry in the log of another step."""
 
     name: ClassVar[str] = "log entry of another step"
     gain: ClassVar[str] = "entries made up after the fact, wherever there is room"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Any sum near a tie, and any other step."""
+        """Draw a sum near a tie, and another step."""
         step, other = rng.sample(onward(job, 1), 2)
         leaf = rng.choice(_sums(workshop.program))
         course = _course(workshop.program, leaf, range(step, step + 1), rng, SAMPLE)
         try:
             cheat = self.steered(workshop, course, _first_only(_if_near(wrong_way)), entry=False)
         except ConfigurationError:
-            return workshop.honest(job)  # no tie among them: to be chosen again
+            return workshop.honest(job)  # no near tie among them, so the caller draws again
         (nudge,) = cheat.nudges
         logs = dict(cheat.logs)
         filed = logs.get(other, workshop.run().step_log(other))
@@ -193,7 +189,7 @@ class EntryOfAnotherStep(_Logged):
 
 
 def _first_only(choose: Choice) -> Choice:
-    """Decides the first element that it can, and leaves all others alone."""
+    """Decides the first element where `choose` has a choice, and leaves all others alone."""
     decided: list[ExactSum] = []
 
     def first(exact: ExactSum) -> Direction:
@@ -206,13 +202,13 @@ def _first_only(choose: Choice) -> Choice:
 
 
 class SwappedLogs(_Logged):
-    """Two steps' logs change places: what decided near ties in one is committed as what was said of the other."""
+    """The logs of two steps are swapped, so that each is committed for the wrong step."""
 
     name: ClassVar[str] = "swapped logs"
     gain: ClassVar[str] = "near ties decided first, and logs found for them later"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Its numbers follow the logs as they were before the swap."""
+        """The numbers follow the logs as they were before the swap."""
         step, other = rng.sample(onward(job, 1), 2)
         leaf = rng.choice(_sums(workshop.program))
         course = _course(workshop.program, leaf, range(step, step + 1), rng, SAMPLE)
@@ -236,10 +232,10 @@ def _with_code(word: bytes, place: int, code: int) -> bytes:
 
 
 class PaddingWords(_Logged):
-    """Log words name elements that do not exist. They mean nothing, and the numbers are right.
+    """Log words name elements that do not exist. These entries mean nothing, and the numbers are right.
 
-    No file can hold such words, so nobody can audit the run either: a client should not take it. Nobody is harmed by
-    what was computed.
+    No log file can hold such words, so nobody can audit the run, and a client should not accept it. The computation
+    itself harms nobody.
     """
 
     name: ClassVar[str] = "codes of padding in a log"
@@ -247,7 +243,7 @@ class PaddingWords(_Logged):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Behind the last element of any sum that has room there, in any step."""
+        """Name an element after the last one of a sum, in a random step."""
         program, step = workshop.program, step_of(job, rng)
         leaf = rng.choice([n for n in _sums(program) if program.body[n].numel % WORD_ELEMENTS])
         last, inside = divmod(program.body[leaf].numel, WORD_ELEMENTS)
@@ -257,7 +253,7 @@ class PaddingWords(_Logged):
         return deviating(workshop, job, _nothing, first_step=job.steps + 1, words={step: {(leaf, last): forged}})
 
     def has_deviated(self, workshop: Workshop, work: Work) -> bool:
-        """Whether what it commits is not the honest trainer's."""
+        """Whether its commitments differ from the honest trainer's."""
         return work.records != tuple(workshop.run().records())
 
 
@@ -267,8 +263,8 @@ _nothing: Tamper = lambda _step: None  # noqa: E731  # an honest run's numbers
 class CodeThree(_Logged):
     """A near tie is rounded the wrong way, with a code in its log word that means nothing.
 
-    **Not stopped.** No file can hold the word, so an auditor cannot check the segment. Whoever knew the words would
-    win: the code is no excuse.
+    **Not stopped.** No log file can hold the word, so an auditor cannot check the segment. A challenger that knew the
+    words would win, because the code excuses nothing.
     """
 
     name: ClassVar[str] = "code 3 in a log"
@@ -277,7 +273,7 @@ class CodeThree(_Logged):
     open: ClassVar[bool] = True
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Any sum near a tie."""
+        """Draw a sum near a tie."""
         program, step = workshop.program, step_of(job, rng)
         leaf = rng.choice(_sums(program))
         course = _course(program, leaf, range(step, step + 1), rng, SAMPLE)
@@ -295,9 +291,9 @@ class CodeThree(_Logged):
 class WithheldLogs(_Logged):
     """A false run whose logs are not published.
 
-    **Not stopped.** Without the logs nobody can say what the right run is, and an auditor that guesses loses its
-    stake. The contract cannot see what was published. A client must have the logs before the window ends, and has no
-    move to make if it does not: it pays.
+    **Not stopped.** Without the logs nobody can say what the right run is, and an auditor that guesses loses its stake.
+    The contract cannot see what was published. A client needs the logs before the window ends. If it does not get them,
+    it has no move to make, and pays.
     """
 
     name: ClassVar[str] = "logs withheld"
@@ -306,14 +302,14 @@ class WithheldLogs(_Logged):
     open: ClassVar[bool] = True
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """A poisoned label, without logs."""
+        """A run with a poisoned label, without logs."""
         return replace(PoisonedLabel().attempt(workshop, job, rng), logs=None)
 
 
 class OtherLogs(_Logged):
-    """A false run beside which other logs are published than those that it commits to.
+    """A false run that is published with other logs than those that it commits to.
 
-    **Not stopped**, as `WithheldLogs`: they do not hash to the records, so they are no logs of it.
+    **Not stopped**, as `WithheldLogs`: the published logs do not hash to the records, so they are not the run's logs.
     """
 
     name: ClassVar[str] = "other logs than committed"
@@ -322,17 +318,17 @@ class OtherLogs(_Logged):
     open: ClassVar[bool] = True
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """A poisoned label, and the logs of two steps exchanged."""
+        """A run with a poisoned label, and the logs of two steps exchanged."""
         work = PoisonedLabel().attempt(workshop, job, rng)
-        assert work.logs is not None  # this workshop's have some
+        assert work.logs is not None  # the workshop "logged" has logs
         if work.lie is None:
             return work
-        # An auditor reads as far as it can: the logs of the lie's own segment must not be there.
+        # An auditor reads as far as it can, so the logs of the lie's own segment must not be readable.
         segment = job.checkpoint_of(work.lie.step)
         first = rng.randint(job.first_step(segment), job.last_step(segment))
         second = rng.choice([step for step in onward(job, 1) if step != first])
         if work.logs[first] == work.logs[second]:
-            return workshop.honest(job)  # to be chosen again
+            return workshop.honest(job)  # the caller draws again
         return replace(work, logs=dict(work.logs) | {first: work.logs[second], second: work.logs[first]})
 
 

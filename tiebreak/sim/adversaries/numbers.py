@@ -1,4 +1,4 @@
-"""Trainers that change single numbers, or make all of them another way than the job says."""
+"""Trainers that change single numbers, or compute all sums in another way than the job says."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ FRACTION_BITS = 23
 
 
 class _OneNumber(DeviatingTrainer):
-    """One element of one tensor differs after one step, where it is computed or only where it is committed."""
+    """One element of one tensor differs after one step, either where it is computed or only where it is committed."""
 
     entries: ClassVar[tuple[str, ...]]
-    """Prefixes of the state entries that it may be in."""
+    """Prefixes of the state entries in which the element may be."""
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Any such entry, step and element."""
+        """Draw an entry, a step and an element."""
         program, step = workshop.program, step_of(job, rng)
         leaf = rng.choice(self.leaves(program))
         slot = leaf - (1 << program.half_depth)
@@ -48,7 +48,7 @@ class _OneNumber(DeviatingTrainer):
         return tampered(workshop, job, cheat, first_step=step)
 
     def leaves(self, program: Program) -> list[int]:
-        """Leaves of the value tree where it may stand: commits, and the values that they commit."""
+        """The leaves of the value tree to choose from: commits, and the values that they commit."""
         slots = [
             slot
             for slot, (name, (dtype, _)) in enumerate(program.state_spec().items())
@@ -58,19 +58,19 @@ class _OneNumber(DeviatingTrainer):
 
     @abstractmethod
     def change(self, rng: Random) -> Callable[[Tensor], Tensor]:
-        """What becomes of the number."""
+        """How the number is changed."""
 
 
 class _OneBit(_OneNumber):
     def change(self, rng: Random) -> Callable[[Tensor], Tensor]:
-        """One bit of it is flipped."""
+        """Flip a random bit."""
         bit = rng.randrange(32)
         return lambda number: flip_bit(number, bit)
 
 
 class _OneUlp(_OneNumber):
     def change(self, rng: Random) -> Callable[[Tensor], Tensor]:
-        """It is the next number."""
+        """Replace the number by one of its two neighbours."""
         toward = torch.tensor(rng.choice((float("inf"), float("-inf"))))
         return lambda number: torch.nextafter(number, toward)
 
@@ -90,7 +90,7 @@ class BitOfAWeight(_OneBit):
 
 
 class UlpOfAWeight(_OneUlp):
-    """One weight is the next number."""
+    """One weight is replaced by a neighbouring number."""
 
     name: ClassVar[str] = "one ulp of a weight"
     gain: ClassVar[str] = "the smallest lie there is: another machine might have made it"
@@ -106,7 +106,7 @@ class BitOfAMoment(_OneBit):
 
 
 class UlpOfAMoment(_OneUlp):
-    """One of the optimizer's moments is the next number."""
+    """One of the optimizer's moments is replaced by a neighbouring number."""
 
     name: ClassVar[str] = "one ulp of a moment"
     gain: ClassVar[str] = "hides a change where it takes steps to be seen"
@@ -122,7 +122,7 @@ class BitOfAStatistic(_OneBit):
 
 
 class UlpOfAStatistic(_OneUlp):
-    """One of batch norm's running statistics is the next number."""
+    """One of batch norm's running statistics is replaced by a neighbouring number."""
 
     name: ClassVar[str] = "one ulp of a running statistic"
     gain: ClassVar[str] = "a change that no training step reads"
@@ -133,7 +133,7 @@ class _OfALoss(_OneNumber):
     entries: ClassVar[tuple[str, ...]] = _LOSSES
 
     def leaves(self, program: Program) -> list[int]:
-        """In the telemetry, in the loss itself, or in the loss of the record."""
+        """The telemetry, the loss itself, and the loss of the record."""
         body = len(program.body)
         return [*super().leaves(program), program.body[body - 1].operands[0].value, body - 1]
 
@@ -146,20 +146,20 @@ class BitOfALoss(_OfALoss, _OneBit):
 
 
 class UlpOfALoss(_OfALoss, _OneUlp):
-    """One reported loss is the next number."""
+    """One reported loss is replaced by a neighbouring number."""
 
     name: ClassVar[str] = "one ulp of a loss"
     gain: ClassVar[str] = "telemetry that binds nobody"
 
 
 class NegativeZero(DeviatingTrainer):
-    """A zero in the state is committed with the other sign. No comparison of numbers shows it, and the bytes do."""
+    """A zero in the state is committed with the other sign. Only the bytes show it; as numbers they compare equal."""
 
     name: ClassVar[str] = "negative zero"
     gain: ClassVar[str] = "another state that every test of equality takes for the same"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Any zero of the state after any step: moments of weights that never had a gradient."""
+        """Draw a zero of the state after a random step. Moments of weights that never had a gradient are zero."""
         program, step = workshop.program, step_of(job, rng)
         state = workshop.run().state(step)
         zeros = {name: _zeros(x) for name, x in state.items() if x.dtype == torch.float32 and _zeros(x)}
@@ -178,13 +178,13 @@ def _zeros(tensor: Tensor) -> list[int]:
 
 
 class NotANumber(DeviatingTrainer):
-    """A NaN with a payload stands where a number should: bits of its choice that spread as an ordinary NaN."""
+    """A number is replaced by a NaN with a payload. The NaN spreads as an ordinary one does."""
 
     name: ClassVar[str] = "payload in a NaN"
     gain: ClassVar[str] = "bytes in the committed values that no arithmetic can see"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """In a value that is not committed itself; its consequences are."""
+        """Change a value that is not committed itself, but whose consequences are."""
         program, step = workshop.program, step_of(job, rng)
         committed = {commit.operands[0].value for commit in program.commits}
         leaves = [n for n, i in enumerate(program.body) if _is_f32_map(program, n) and n not in committed and i.shape]
@@ -207,13 +207,13 @@ def _is_f32_map(program: Program, number: int) -> bool:
 
 
 class BentPartialSum(DeviatingTrainer):
-    """One long sum is wrong, and one of its partial sums is bent to lead there."""
+    """One long sum is wrong, and one of its partial sums is bent to fit it."""
 
     name: ClassVar[str] = "bent partial sum"
     gain: ClassVar[str] = "a wrong sum of which all additions but one are right"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Any bit of the fraction of any long sum, bent at any place."""
+        """Draw a long sum, a fraction bit of it, and the place of the bent partial sum."""
         program, step = workshop.program, step_of(job, rng)
         leaf = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
         bit, share = rng.randrange(MAX_PRECISION - job.precision, FRACTION_BITS), rng.random()
@@ -229,12 +229,12 @@ class BentPartialSum(DeviatingTrainer):
 
 
 class _OtherSums(DeviatingTrainer):
-    """Every sum is made another way, from a step on."""
+    """Every sum is computed in another way, from a step on."""
 
     hardware: ClassVar[Hardware]
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """From the first step on, or from any."""
+        """Start at the first step or at a random one."""
         first = rng.choice((1, step_of(job, rng)))
         tamper = during(onward(job, first), lambda _: summing(workshop.program, self.hardware, precision=job.precision))
         return deviating(workshop, job, tamper, first_step=first)
@@ -249,7 +249,7 @@ class RoundedTowardZero(_OtherSums):
 
 
 class Tf32Products(_OtherSums):
-    """Products are of TF32's ten fraction bits, as a GPU makes them that was allowed to."""
+    """Factors are truncated to TF32's ten fraction bits, as on a GPU that was allowed to use it."""
 
     name: ClassVar[str] = "products in TF32"
     gain: ClassVar[str] = "an eighth of the price of the agreed arithmetic"
@@ -257,7 +257,7 @@ class Tf32Products(_OtherSums):
 
 
 class Bfloat16Products(_OtherSums):
-    """Products are of bfloat16's seven fraction bits."""
+    """Factors are truncated to bfloat16's seven fraction bits."""
 
     name: ClassVar[str] = "products in bfloat16"
     gain: ClassVar[str] = "a sixteenth of the price of the agreed arithmetic"
@@ -265,9 +265,9 @@ class Bfloat16Products(_OtherSums):
 
 
 class NativeSums(_OtherSums):
-    """Sums are FP32's own, without correction.
+    """Sums are plain FP32 sums without correction.
 
-    Under policy `logged` that is what a trainer may do, if it logs near ties: so it plays under policy `exact`.
+    Under policy `logged` a trainer may do this if it logs near ties, so this adversary plays only under policy `exact`.
     """
 
     name: ClassVar[str] = "uncorrected FP32 sums"

@@ -1,6 +1,6 @@
-"""What stands in the place of honest values: observers, as an interpreter takes them, of whole ways to deviate.
+"""Observers that replace honest values while a step is interpreted. Deviating trainers are built from them.
 
-All are strong: what is put in is used by everything after it, in the step, in later steps and in the evidence.
+A replaced value is used by everything after it: in the step, in later steps and in the evidence.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,13 +15,13 @@ from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 
 Change = Callable[[Tensor], Tensor]
-"""Honest value -> what is put in its place; the honest one is not written to."""
+"""Maps an honest value to its replacement, without writing to the honest tensor."""
 Redone = Mapping[int, Mapping[int, Tensor]]
-"""By instruction: by value that it reads, what it reads instead."""
+"""Maps an instruction to replacements of its operands, by the number of the value that it reads."""
 
 
 def during(steps: Collection[int], observer: Callable[[int], Observer]) -> Tamper:
-    """Deviates in these steps; `observer` makes what a step needs."""
+    """Deviates in these steps only; `observer` makes the observer of a step."""
     return lambda step: observer(step) if step in steps else None
 
 
@@ -31,7 +31,7 @@ def putting(changes: Mapping[int, Change]) -> Observer:
 
 
 def together(*observers: Observer) -> Observer:
-    """One after the other."""
+    """Applies several observers, one after the other."""
 
     def observe(leaf: int, tensor: Tensor) -> Tensor:
         for each in observers:
@@ -42,7 +42,7 @@ def together(*observers: Observer) -> Observer:
 
 
 def redoing(program: Program, arithmetic: Arithmetic, step: int, redone: Redone) -> Observer:
-    """Executes some instructions with other operands than the program's: another seed, another rate, another step."""
+    """Executes some instructions with other operands, such as another seed, learning rate or step."""
     wanted = {operand.value for number in redone for operand in program.body[number].operands}
     held: dict[int, Tensor] = {}
 
@@ -59,7 +59,7 @@ def redoing(program: Program, arithmetic: Arithmetic, step: int, redone: Redone)
 
 
 def committing(program: Program, choose: Callable[[str, Tensor, Tensor], Tensor]) -> Observer:
-    """Commits what `choose` makes of the name of a state entry, its new and its old value."""
+    """Replaces committed state. `choose` gets an entry's name, its new value and its old value."""
     sources, commits = state_sources(program), commits_by_leaf(program)
     old: dict[str, Tensor] = {}
 
@@ -74,7 +74,7 @@ def committing(program: Program, choose: Callable[[str, Tensor, Tensor], Tensor]
 
 
 def state_sources(program: Program) -> dict[int, str]:
-    """The instructions that read the state, and the entries that they read."""
+    """The instructions that read the state, with the entries that they read."""
     return {
         number: i.params.name
         for number, i in enumerate(program.body)
@@ -83,12 +83,12 @@ def state_sources(program: Program) -> dict[int, str]:
 
 
 def commits_by_leaf(program: Program) -> dict[int, str]:
-    """The leaves of the value tree that are commits, and the state entries that they write."""
+    """The leaves of the value tree that are commits, with the state entries that they write."""
     return {program.leaf_of_commit(slot): name for slot, name in enumerate(program.state_spec())}
 
 
 def only(program: Program, opcode: Opcode, reads: str | None = None) -> int:
-    """The one instruction of a kind, if `reads` is given of those that read this data entry.
+    """The only instruction with this opcode, among those that read the data entry `reads` if it is given.
 
     Raises `ConfigurationError` if there are none or several.
     """
@@ -104,7 +104,10 @@ def only(program: Program, opcode: Opcode, reads: str | None = None) -> int:
 
 
 def source(program: Program, kind: SourceKind, name: str | None = None) -> int:
-    """The one source of a kind, with this name if it has one. Raises `ConfigurationError` unless there is one."""
+    """The only source of a kind, with this name if one is given.
+
+    Raises `ConfigurationError` if there are none or several.
+    """
     found = [
         n
         for n, i in enumerate(program.body)

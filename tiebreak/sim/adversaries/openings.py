@@ -1,4 +1,4 @@
-"""Trainers of false runs that, once challenged, do not open what they committed: but nothing, or other things."""
+"""Trainers of false runs that, once challenged, do not open their commitments. They open nothing, or something else."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,20 +28,19 @@ from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
 EARLY: Final = 6
-"""A deviation may begin at one of the first so many moves; every walk to a partial sum is longer."""
+"""A deviation may begin at one of the first `EARLY` moves. Every walk to a partial sum is longer."""
 
 
 class _Opening(Adversary):
-    """A trainer of a false run, of which an honest auditor challenges a head."""
+    """A trainer of a false run that an honest auditor challenges."""
 
     role: ClassVar[Role] = Role.TRAINER
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """With a run in which one number is false."""
         seat_trainer(cast, self.name, self.trainer(rng), false_run=FalseSum(stepwise=True))
 
     def trainer(self, rng: Random) -> TrainerFactory:
-        """Who defends it."""
+        """Make the factory of the trainer."""
         raise NotImplementedError
 
 
@@ -54,19 +53,19 @@ class _Silent(Trainer):
         self.after = after
 
     def answers(self, view: GameView) -> bool:
-        """Until so many moves were made."""
+        """Until `after` moves were made."""
         return view.state.moves < self.after
 
 
 class WithheldOpenings(_Opening):
-    """It answers until some move, and then no more."""
+    """Answers until some move, and then falls silent."""
 
     name: ClassVar[str] = "withheld openings"
     gain: ClassVar[str] = "nobody can prove what was never shown"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def trainer(self, rng: Random) -> TrainerFactory:
-        """Silent from one of the first moves on."""
+        """Draw the move at which it falls silent."""
         return partial(_Silent, after=rng.randint(0, EARLY))
 
 
@@ -74,7 +73,7 @@ class WithheldOpenings(_Opening):
 
 
 class Spoiling(Trainer):
-    """Spoils the first of its moves that can be spoilt, from some move on."""
+    """From move `after` on, replaces the first of its moves that `spoil` can replace."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, spoil: Spoil, after: int) -> None:
         super().__init__(world, name, key)
@@ -82,7 +81,7 @@ class Spoiling(Trainer):
         self.after = after
 
     def reply(self, game: GameView) -> Reply:
-        """The move that follows from its run, or another."""
+        """The honest move or the spoilt one."""
         honest = super().reply(game)
         if honest.move is None or game.state.moves < self.after:
             return honest
@@ -93,19 +92,19 @@ class Spoiling(Trainer):
 
 
 class _Spoilt(_Opening):
-    """Openings that are not tied to what was committed."""
+    """Sends openings that do not match the commitments."""
 
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.BROKEN_TIE})
     spoils: ClassVar[tuple[Spoil, ...]]
     early: ClassVar[int] = EARLY
 
     def trainer(self, rng: Random) -> TrainerFactory:
-        """One that spoils its moves in one of these ways."""
+        """Draw the way and the move to spoil."""
         return partial(Spoiling, spoil=rng.choice(self.spoils), after=rng.randint(0, self.early))
 
 
 class OpeningsThatDoNotFold(_Spoilt):
-    """Nodes, siblings, chunks or partial sums with another bit."""
+    """Nodes, siblings, chunks or partial sums with one bit changed."""
 
     name: ClassVar[str] = "openings that do not fold"
     gain: ClassVar[str] = "a walk that leads away from the lie"
@@ -118,7 +117,7 @@ class OpeningsThatDoNotFold(_Spoilt):
 
 
 class AnotherRecord(_Spoilt):
-    """The record of another step, where the disputed one is to be opened."""
+    """Opens the record of another step than the disputed one."""
 
     name: ClassVar[str] = "record of another step"
     gain: ClassVar[str] = "a step that was honest is judged instead of the false one"
@@ -146,7 +145,7 @@ class AnotherInstruction(_Spoilt):
 
 
 class MiscountedOpenings(_Spoilt):
-    """Too many or too few nodes or siblings: the contract refuses them, and the clock runs on."""
+    """Too many or too few nodes or siblings. The contract refuses them, and the clock runs on."""
 
     name: ClassVar[str] = "openings of another size"
     gain: ClassVar[str] = "bytes that a challenger must wade through, or a node more than there is"
@@ -162,7 +161,7 @@ KILOBYTES: Final = (CHUNK_BYTES + 1, 4 << 10, 16 << 10)
 
 
 class _Swollen(Trainer):
-    """Puts more bytes into an opening than any message may carry, in a transaction made by hand."""
+    """Sends an opening with more bytes than any message may carry, as a handmade transaction."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, kind: type, size: int) -> None:
         super().__init__(world, name, key)
@@ -170,7 +169,7 @@ class _Swollen(Trainer):
         self.size = size
 
     def reply(self, game: GameView) -> Reply:
-        """The swollen call in place of the move, and a swollen message beside the chain."""
+        """The swollen call in place of the move, and a swollen message."""
         honest = super().reply(game)
         move = honest.move
         if move is None or not isinstance(move, self.kind):
@@ -180,35 +179,35 @@ class _Swollen(Trainer):
         return Reply(move=None)
 
     def _swell(self, call: Call) -> Call:
-        """The same call with this many bytes in place of the chunk, the instruction or the partial sum."""
+        """The same call with `size` bytes in place of the chunk, the instruction or the partial sum."""
         at = 2 if self.kind is OpenTerms else 1
         filled = (*call.arguments[:at], self.rng.randbytes(self.size), *call.arguments[at + 1 :])
         return replace(call, arguments=filled)
 
 
 class OversizedOpenings(_Opening):
-    """A chunk, an instruction or a partial sum of kilobytes."""
+    """Opens a chunk, an instruction or a partial sum of kilobytes."""
 
     name: ClassVar[str] = "oversized openings"
     gain: ClassVar[str] = "a challenger that chokes on what it has to read"
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.BROKEN_TIE})
 
     def trainer(self, rng: Random) -> TrainerFactory:
-        """Swollen in one place."""
+        """Draw the opening and its size."""
         return partial(_Swollen, kind=rng.choice((OpenChunk, OpenTensor, OpenTerms)), size=rng.choice(KILOBYTES))
 
 
 class _Babbling(Trainer):
-    """From some move on it sends moves that are none, off the chain and on it, until its clock has run out."""
+    """From some move on sends invalid moves, as messages and as transactions, until its clock has run out."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, after: int, times: int) -> None:
         super().__init__(world, name, key)
         self.after = after
         self.times = times
-        """How often: it is the gas of each that limits it."""
+        """How often it repeats the moves. The gas of each is what limits it."""
 
     def reply(self, game: GameView) -> Reply:
-        """Nothing that counts."""
+        """Invalid moves only."""
         honest = super().reply(game)
         if game.state.moves < self.after or honest.move is None:
             return honest
@@ -221,7 +220,7 @@ class _Babbling(Trainer):
         assert honest.move is not None
         scene = Scene(state=state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng)
         found = [spoil(scene) for spoil in MiscountedOpenings.spoils]
-        moves = [move for move in found if move is not None] or [Descend(nodes=())]  # of another phase
+        moves = [move for move in found if move is not None] or [Descend(nodes=())]  # moves of another phase
         pause = max(self.world.block_seconds, (state.deadline - self.world.now) // self.times)
         while game.state is state and not game.game.is_stopped:
             move = self.rng.choice(moves)
@@ -240,7 +239,7 @@ class EndlessOpenings(_Opening):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def trainer(self, rng: Random) -> TrainerFactory:
-        """From one of the first moves on, until its clock has run out."""
+        """Draw the move at which it starts, and the number of repetitions."""
         return partial(_Babbling, after=rng.randint(0, EARLY), times=rng.randint(10, 30))
 
 
@@ -248,7 +247,7 @@ class EndlessOpenings(_Opening):
 
 
 class _LitteredRun(Bound):
-    """A run tree with garbage behind the last leaf of one head."""
+    """A run tree with garbage after the last leaf of one head."""
 
     def __init__(self, job: Job, evidence: Oracle, *, count: int, garbage: bytes) -> None:
         super().__init__(job, evidence)
@@ -256,7 +255,7 @@ class _LitteredRun(Bound):
         self._garbage = garbage
 
     def run_tree(self, count: int) -> Tree:
-        """Full to the brim, at that count."""
+        """The tree of `count` checkpoints, with its padding replaced by garbage at the chosen count."""
         tree = super().run_tree(count)
         if count != self._count:
             return tree
@@ -265,7 +264,7 @@ class _LitteredRun(Bound):
 
 
 class GarbageBehindTheHead(Adversary):
-    """True checkpoints, and behind the last of them garbage where the run tree must be empty."""
+    """True checkpoints, with garbage behind the last of them where the run tree must be empty."""
 
     name: ClassVar[str] = "garbage behind the head"
     gain: ClassVar[str] = "a head that binds to a continuation which nobody computed"
@@ -273,12 +272,11 @@ class GarbageBehindTheHead(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.PADDING})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # it is drawn when it computes
-        """In the head of one checkpoint before the last: that one fills its tree."""
         cast.deviation = self
         seat_trainer(cast, self.name, Trainer)
 
     def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """The true run with one head that is none."""
+        """The true run with one false head, before the last: a full tree has no padding to fill."""
         honest = workshop.honest(job)
         counts = [count for count in range(1, job.checkpoints + 1) if count < 1 << job.run_depth]
         run = _LitteredRun(job, workshop.evidence(), count=rng.choice(counts), garbage=rng.randbytes(32))
@@ -286,7 +284,7 @@ class GarbageBehindTheHead(Adversary):
 
 
 class _LitteredValues(Bound):
-    """In one step garbage where the value tree must be empty, between the values and the state."""
+    """A value tree that has garbage in one step, between the values and the state, where it must be empty."""
 
     def __init__(self, job: Job, evidence: Oracle, *, step: int, garbage: bytes) -> None:
         super().__init__(job, evidence)
@@ -294,7 +292,7 @@ class _LitteredValues(Bound):
         self._garbage = garbage
 
     def value_tree(self, step: int) -> Tree:
-        """With garbage behind the last value."""
+        """The value tree, with garbage after the last value of the chosen step."""
         tree, job = super().value_tree(step), self.job
         if step != self._step:
             return tree
@@ -305,7 +303,7 @@ class _LitteredValues(Bound):
 
 
 class GarbageBehindTheValues(Adversary):
-    """A false state after true values, and garbage between them."""
+    """A false state after true values, with garbage between them."""
 
     name: ClassVar[str] = "garbage behind the values"
     gain: ClassVar[str] = "a walk that ends where there is no operation to judge"
@@ -313,7 +311,6 @@ class GarbageBehindTheValues(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.PADDING})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made when it computes
-        """In one step."""
         cast.deviation = self
         seat_trainer(cast, self.name, Trainer)
 

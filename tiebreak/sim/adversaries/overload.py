@@ -1,4 +1,4 @@
-"""Many games at once against an honest trainer that has one machine."""
+"""Many games at once against an honest trainer that has only one machine."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,10 @@ from tiebreak.sim.world.world import World
 
 
 class OneMachine(Trainer):
-    """Honest. Replays one after the other, and keeps the records of a segment that it has replayed once."""
+    """An honest trainer that replays one step after the other.
+
+    It keeps the records of segments that it has replayed.
+    """
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
@@ -29,14 +32,14 @@ class OneMachine(Trainer):
         self.replayed: set[tuple[int, int, int]] = set()
 
     def reply(self, game: GameView) -> Reply:
-        """As agreed, once its machine has come to it."""
+        """The honest move, once the machine has computed it."""
         plain, state = super().reply(game), game.state
         start = max(self.world.now, self.busy_until)
         self.busy_until = start + self._steps(state) * self.world.step_seconds
         return Reply(move=plain.move, wait=self.busy_until - self.world.now)
 
     def _steps(self, state: GameState) -> int:
-        """Steps that it has to execute for its next move and did not yet: a segment, a step, a step up to a value."""
+        """Steps to execute for the next move that were not executed before: a segment, a step, or a step up to a value."""
         if state.phase is Phase.DESCEND:
             return 0
         is_segment = state.phase is Phase.OPEN_STEPS
@@ -55,32 +58,30 @@ class _Into(Challenger):
         self.checkpoint = checkpoint
 
     def pick(self, state: GameState, nodes: object) -> int:  # noqa: ARG002
-        """The node above that checkpoint; in other trees the first."""
+        """The node above that checkpoint in the run tree; the first node in other trees."""
         if state.level is not Level.RUN:
             return 0
         return self.checkpoint >> state.height - state.levels & (1 << state.levels) - 1
 
 
 class _Swarm(Scripted):
-    """Some games at once, each into another segment."""
+    """Starts several games at once, each into another segment."""
 
     def __init__(self, world: World, name: str, key: PrivateKey, *, games: int) -> None:
         super().__init__(world, name, key)
         self.games = games
 
     def follow(self, job: PublicJob) -> Process:
-        """Against the final head."""
         yield from self.until(lambda: job.is_over or job.has_final_head)
         head = self.heads_of(job.id)[-1]
         for nonce in range(self.games):
             self.world.submit(self, calls.challenge(job.job, head, nonce))
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """All of them."""
         return True
 
     def party_in(self, game: PublicGame) -> Party:
-        """One that walks into the segment whose number the game has."""
+        """A challenger that walks into the segment with the number of the game."""
         numbers = (game_id(game.head.head, self.domain, self.address, nonce) for nonce in range(self.games))
         return _Into(self, game.job, list(numbers).index(game.id))
 
@@ -88,10 +89,10 @@ class _Swarm(Scripted):
 class Overload(Adversary):
     """False challenges of every segment at once. Each alone would lose.
 
-    **Not stopped** where a clock and an allowance do not hold the replays of all segments, one after the other, and the
-    trainer has one machine. It loses one game to the clock, and with it its stake; the games that it would have won
-    are void, so that the challenger gets all its stakes back. A trainer that kept the record of every step when it
-    trained need not replay segments.
+    **Not stopped** if the trainer has one machine, and clock plus allowance are too short for the replays of all
+    segments one after the other. The trainer loses one game to the clock, and with it its stake. The games that it
+    would have won are void, so the challenger gets all its stakes back. A trainer that kept the record of every step
+    while it trained need not replay segments.
     """
 
     name: ClassVar[str] = "all segments challenged at once"
@@ -102,9 +103,9 @@ class Overload(Adversary):
     games: ClassVar[int] = -(-STEPS // INTERVAL)
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
-        """On terms that a prudent trainer takes: an allowance for the replay of a segment, a clock for two more.
+        """Set terms that a prudent trainer accepts: an allowance for the replay of a segment, and a clock for two more.
 
-        Steps are slower here than elsewhere, so that the clock also holds the blocks of one game.
+        Steps are slower here than elsewhere, so that the clock also leaves time for the blocks of one game.
         """
         cast.step_seconds *= 3
         segment = INTERVAL * cast.step_seconds

@@ -1,4 +1,4 @@
-"""Trainers that train by other settings than the agreed ones."""
+"""Trainers that train with other settings than agreed."""
 
 from collections.abc import Callable, Collection
 from random import Random
@@ -25,7 +25,7 @@ RATE = "learning_rate"
 
 
 def constants(program: Program, value: float) -> list[int]:
-    """The f32 constants of the program that are this number."""
+    """The numbers of the program's float32 constants that have this value."""
     bits = int(torch.tensor(f32(value)).view(torch.int32).item()) & 0xFFFFFFFF
     return [
         n
@@ -35,7 +35,7 @@ def constants(program: Program, value: float) -> list[int]:
 
 
 def _readers(program: Program, values: Collection[int], origin: str = "") -> dict[int, int]:
-    """By instruction that reads one of these values, and comes from this part of the model: which one it reads."""
+    """The instructions that read one of these values and come from this part of the model, with the value that each reads."""
     return {
         n: operand.value
         for n, i in enumerate(program.body)
@@ -45,7 +45,7 @@ def _readers(program: Program, values: Collection[int], origin: str = "") -> dic
 
 
 def _reading(workshop: Workshop, readers: dict[int, int], value: float) -> Callable[[int], Observer]:
-    """These instructions read another constant."""
+    """Makes these instructions read another constant."""
     redone = {n: {read: torch.tensor(value)} for n, read in readers.items()}
     return lambda step: redoing(workshop.program, workshop.interpreter.arithmetic, step, redone)
 
@@ -57,7 +57,7 @@ class ChangedLearningRate(DeviatingTrainer):
     gain: ClassVar[str] = "a shorter or weaker training sold as the agreed one"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """In one step or from one on, in the table or where it is read."""
+        """In one step or from a step on, change the rate in the table or where it is read."""
         program, first = workshop.program, step_of(job, rng)
         leaf = rng.choice((only(program, Opcode.GATHER, RATE), source(program, SourceKind.DATA, RATE)))
         factor = rng.choice((0.0, 0.5, 1.0 + 2.0**-20, 1.5, 10.0))
@@ -67,13 +67,13 @@ class ChangedLearningRate(DeviatingTrainer):
 
 
 class WrongScheduleStep(DeviatingTrainer):
-    """The schedule is read at another step than the one that is computed: the warm-up is left out, say."""
+    """The schedule is read at another step than the computed one, for instance to leave out the warm-up."""
 
     name: ClassVar[str] = "wrong step in the schedule"
     gain: ClassVar[str] = "a schedule of its own, made of nothing but agreed rates"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """So many steps ahead or behind, from a step on."""
+        """From a step on, read some steps ahead or behind."""
         program, first = workshop.program, step_of(job, rng)
         rate, clock = only(program, Opcode.GATHER, RATE), source(program, SourceKind.STEP)
         ahead = rng.choice((-3, -2, -1, 1, 2, 3))
@@ -92,7 +92,7 @@ class ChangedWeightDecay(DeviatingTrainer):
     gain: ClassVar[str] = "a model that fits the client's data better and everything else worse"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """From a step on, as if the program held another constant, or where it is read."""
+        """From a step on, change the constant, or only where it is read."""
         program, first = workshop.program, step_of(job, rng)
         held, value = constants(program, WEIGHT_DECAY), rng.choice((0.0, 0.01, 0.1))
         if rng.random() < 0.5:
@@ -110,7 +110,7 @@ class ChangedDropoutSeed(DeviatingTrainer):
     gain: ClassVar[str] = "the run of its choice among many that look alike"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """In one step or from one on."""
+        """In one step or from a step on."""
         program, first = workshop.program, step_of(job, rng)
         drawn, seed = only(program, Opcode.RANDOM), source(program, SourceKind.DATA, "seed")
         redone = {drawn: {seed: torch.tensor(rng.getrandbits(62))}}
@@ -128,7 +128,6 @@ class ChangedDropoutRate(DeviatingTrainer):
     gain: ClassVar[str] = "a model that looks trained sooner"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """From a step on."""
         program, first = workshop.program, step_of(job, rng)
         kept = {
             n: value
@@ -146,7 +145,7 @@ class ChangedInitialisation(DeviatingTrainer):
     gain: ClassVar[str] = "weights that were prepared, for a backdoor or a good look"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """One parameter: scaled, turned upside down, or one number of it replaced."""
+        """Scale one parameter, flip it, or replace one number of it."""
         program = workshop.program
         parameters = {leaf: name for leaf, name in state_sources(program).items() if name.startswith(MODEL)}
         leaf = rng.choice([n for n in parameters if program.body[n].dtype.name == "F32" and program.body[n].shape])
@@ -168,7 +167,7 @@ class ChangedBeta(DeviatingTrainer):
     gain: ClassVar[str] = "another optimizer than the agreed one"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """The first or the second, from a step on. Batch norm may hold the same constant: that is left as it is."""
+        """From a step on, change one of the betas. Batch norm may use the same constant, which is left unchanged."""
         program, first = workshop.program, step_of(job, rng)
         which = rng.randrange(len(BETAS))
         readers = _readers(program, constants(program, BETAS[which]), OPTIMIZER)

@@ -1,8 +1,8 @@
-"""Defender's moves that are not what was committed: what a cheat sends where an honest one would open its trees.
+"""False defender's moves: what a cheat sends where an honest defender would open its trees.
 
-Each function makes another move of the one that the defender's own run says, or none where this phase has no place for
-it. What the rules do with it, its docstring says: a *broken tie* ends the game at once; an *illegal* move changes
-nothing, and the clock runs on.
+Each function changes the move that follows from the defender's own run, or returns None if it does not apply in the
+phase. The docstrings say how the rules react: a *broken tie* ends the game at once; an *illegal* move changes nothing,
+and the clock runs on.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from tiebreak.protocol.hashing import CHUNK_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a cheat has before it when it spoils a move."""
+    """What a cheat knows when it spoils a move."""
 
     state: GameState
     move: Move
-    """What its own run says."""
+    """The move that follows from its own run."""
     own: Oracle
     truth: Oracle
     rng: Random
@@ -42,7 +42,7 @@ _SHOWS_SIBLINGS = (OpenSteps, OpenValues, OpenTensor, OpenTerms)
 
 
 def flipped(data: bytes, rng: Random) -> bytes:
-    """The same bytes but for one bit."""
+    """The same bytes with one bit flipped."""
     place = rng.randrange(8 * len(data))
     changed = bytearray(data)
     changed[place // 8] ^= 1 << place % 8
@@ -58,7 +58,7 @@ def _one_flipped(digests: Sequence[bytes], rng: Random) -> tuple[bytes, ...]:
 
 
 def other_nodes(scene: Scene) -> Move | None:
-    """One of the nodes shown is another: a broken tie."""
+    """Changes one of the nodes shown: a broken tie."""
     move = scene.move
     if isinstance(move, _SHOWS_NODES) and move.nodes:
         return replace(move, nodes=_one_flipped(move.nodes, scene.rng))
@@ -66,7 +66,7 @@ def other_nodes(scene: Scene) -> Move | None:
 
 
 def other_siblings(scene: Scene) -> Move | None:
-    """One of the siblings is another: a broken tie."""
+    """Changes one of the siblings: a broken tie."""
     move = scene.move
     if isinstance(move, _SHOWS_SIBLINGS) and move.siblings:
         return replace(move, siblings=_one_flipped(move.siblings, scene.rng))
@@ -74,7 +74,7 @@ def other_siblings(scene: Scene) -> Move | None:
 
 
 def record_of_another_step(scene: Scene) -> Move | None:
-    """The fields of the record of another step: a broken tie."""
+    """Shows the fields of another step's record: a broken tie."""
     if not isinstance(scene.move, OpenValues):
         return None
     state = scene.state
@@ -84,7 +84,7 @@ def record_of_another_step(scene: Scene) -> Move | None:
 
 
 def true_tensor(scene: Scene) -> Move | None:
-    """The true tensor, where another one was committed: a broken tie. What is signed cannot be taken back."""
+    """Opens the true tensor where another one was committed: a broken tie. A signed commitment cannot be taken back."""
     move, state = scene.move, scene.state
     if not isinstance(move, OpenTensor) or not move.nodes:
         return None
@@ -92,7 +92,7 @@ def true_tensor(scene: Scene) -> Move | None:
 
 
 def other_instruction(scene: Scene) -> Move | None:
-    """An instruction of the program, with its siblings, of another place: a broken tie."""
+    """Shows an instruction of the program from another place, with its siblings: a broken tie."""
     if not isinstance(scene.move, OpenTensor):
         return None
     program = scene.own.program
@@ -101,19 +101,19 @@ def other_instruction(scene: Scene) -> Move | None:
 
 
 def changed_instruction(scene: Scene) -> Move | None:
-    """An instruction that is in no program: a broken tie."""
+    """Shows an instruction that is in no program: a broken tie."""
     move = scene.move
     return replace(move, instruction=flipped(move.instruction, scene.rng)) if isinstance(move, OpenTensor) else None
 
 
 def changed_chunk(scene: Scene) -> Move | None:
-    """A chunk with another bit: a broken tie."""
+    """Flips a bit of a chunk: a broken tie."""
     move = scene.move
     return replace(move, chunk=flipped(move.chunk, scene.rng)) if isinstance(move, OpenChunk) else None
 
 
 def chunk_of_another_length(scene: Scene) -> Move | None:
-    """Some bytes more or less than the shape says: a broken tie."""
+    """Sends a chunk longer or shorter than the shape says: a broken tie."""
     move = scene.move
     if not isinstance(move, OpenChunk):
         return None
@@ -122,7 +122,7 @@ def chunk_of_another_length(scene: Scene) -> Move | None:
 
 
 def changed_accumulator(scene: Scene) -> Move | None:
-    """Another last partial sum: a broken tie."""
+    """Changes the last partial sum: a broken tie."""
     move = scene.move
     return replace(move, accumulator=flipped(move.accumulator, scene.rng)) if isinstance(move, OpenTerms) else None
 
@@ -131,7 +131,7 @@ def changed_accumulator(scene: Scene) -> Move | None:
 
 
 def too_many_nodes(scene: Scene) -> Move | None:
-    """Every node twice: illegal. Of so many that no message holds twice as many, none."""
+    """Shows every node twice: illegal. None if no message could hold that many nodes."""
     move = scene.move
     if isinstance(move, _SHOWS_NODES) and 0 < len(move.nodes) <= MAX_NODES // 2:
         return replace(move, nodes=(*move.nodes, *move.nodes))
@@ -139,7 +139,7 @@ def too_many_nodes(scene: Scene) -> Move | None:
 
 
 def too_few_nodes(scene: Scene) -> Move | None:
-    """Half of them: illegal."""
+    """Shows only half of the nodes: illegal."""
     move = scene.move
     if isinstance(move, _SHOWS_NODES) and len(move.nodes) > 1:
         return replace(move, nodes=move.nodes[: len(move.nodes) // 2])
@@ -147,7 +147,7 @@ def too_few_nodes(scene: Scene) -> Move | None:
 
 
 def too_many_siblings(scene: Scene) -> Move | None:
-    """One sibling more than the tree is deep: illegal."""
+    """Shows one sibling more than the tree is deep: illegal."""
     move = scene.move
     if isinstance(move, _SHOWS_SIBLINGS) and move.siblings:
         return replace(move, siblings=(*move.siblings, move.siblings[-1]))

@@ -1,4 +1,4 @@
-"""Those who use up all the time they have, in heads and in games, and some that use a second more."""
+"""Parties that use up all their time, in heads and in games, and some that use a second more."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ class StallingTrainer(Trainer):
     """Makes every move as late as it can."""
 
     def reply(self, game: GameView) -> Reply:
-        """As agreed, at the last moment."""
+        """The honest move, at the last moment."""
         return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
 
 
@@ -31,7 +31,7 @@ class StallingChallenger(Mistaken):
     """Makes every move as late as it can."""
 
     def reply(self, game: GameView) -> Reply:
-        """What follows from its own replay, at the last moment."""
+        """The move of its own replay, at the last moment."""
         return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
 
 
@@ -44,12 +44,11 @@ class StalledDefence(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
-        """With a run in which one number is false."""
         seat_trainer(cast, self.name, StallingTrainer, false_run=FalseSum())
 
 
 class StalledTruth(Adversary):
-    """A true run, challenged by somebody who is wrong, and defended until the last block of every clock."""
+    """A true run with a mistaken challenger, defended until the last block of every clock."""
 
     name: ClassVar[str] = "stalled defence of a true run"
     gain: ClassVar[str] = "a wrong challenger's time"
@@ -57,13 +56,12 @@ class StalledTruth(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """Beside a challenger with a mistake in its replay."""
         MistakenChallenge().join(cast, rng)
         seat_trainer(cast, self.name, StallingTrainer)
 
 
 class StalledChallenge(Adversary):
-    """A wrong challenge, played until the last block of every clock."""
+    """A mistaken challenge, played until the last block of every clock."""
 
     name: ClassVar[str] = "stalled challenge"
     gain: ClassVar[str] = "delay of the trainer's pay"
@@ -71,7 +69,7 @@ class StalledChallenge(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.CONCEDED, Catch.RECOMPUTED})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its mistake is drawn when it replays
-        """With a mistake in its replay: it plays on as long as it can."""
+        """Its replay contains a mistake, so it plays on as long as it can."""
         seat_challenger(cast, self.name, StallingChallenger)
 
 
@@ -81,7 +79,7 @@ class _Late(Trainer):
         self.after = after
 
     def reply(self, game: GameView) -> Reply:
-        """As agreed; from some move on in the first block that is too late."""
+        """The honest move; from move `after` on, in the first block that is too late."""
         plain = super().reply(game)
         if game.state.moves < self.after:
             return plain
@@ -89,7 +87,7 @@ class _Late(Trainer):
 
 
 class LateMove(Adversary):
-    """A false run, defended in time until a move that comes in the first block after its clock has run out."""
+    """A false run, defended in time until one move comes in the first block after the clock has run out."""
 
     name: ClassVar[str] = "a move too late"
     gain: ClassVar[str] = "the seconds in which nobody has claimed the timeout yet"
@@ -97,7 +95,7 @@ class LateMove(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.TIMEOUT})
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """At one of the first moves."""
+        """Draw the move that comes too late."""
         seat_trainer(cast, self.name, partial(_Late, after=rng.randint(0, CHALLENGED)), false_run=FalseSum())
 
 
@@ -112,12 +110,11 @@ class _Waiting(Trainer):
         self.wait = wait
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
-        """In so many seconds."""
         return self.now + self.wait(self.world, job.window_end)
 
 
 class LastSecondHeads(Adversary):
-    """A true run, each of whose heads stands in the last block of its window."""
+    """A true run, each of whose heads is posted in the last block of its window."""
 
     name: ClassVar[str] = "heads at the last second"
     gain: ClassVar[str] = "time, for whatever it uses its machines for meanwhile"
@@ -125,12 +122,11 @@ class LastSecondHeads(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
-        """All of them."""
         seat_trainer(cast, self.name, partial(_Waiting, wait=last_call))
 
 
 class LateHeads(Adversary):
-    """A head that comes a block after the client could have given up; an honest client has."""
+    """A head that comes a block after the client could have given up, which an honest client has done."""
 
     name: ClassVar[str] = "a head too late"
     gain: ClassVar[str] = "time that was not agreed"
@@ -138,12 +134,12 @@ class LateHeads(Adversary):
     caught: ClassVar[frozenset[Catch]] = frozenset({Catch.ABANDONED})
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # there is nothing to choose
-        """The first."""
+        """The first head is late."""
         seat_trainer(cast, self.name, partial(_Waiting, wait=_a_block_late))
 
 
 def _a_block_late(world: World, deadline: int) -> int:
-    """After the first block in which it could have been abandoned."""
+    """One block after the first block in which the job could have been abandoned."""
     return first_late(world, deadline) + world.block_seconds
 
 

@@ -1,6 +1,6 @@
-"""Sums as hardware makes them that nobody controls: in another precision, or rounded another way.
+"""Sums as uncontrolled hardware computes them: in another precision, or with another rounding.
 
-Each takes the terms one after the other, in numpy's elementwise IEEE operations, so that a cheat's bytes too are the
+Each takes the terms one after the other in numpy's elementwise IEEE operations, so that a cheat's bytes, too, are the
 same on any machine.
 """
 
@@ -21,21 +21,24 @@ from tiebreak.protocol.program.rounding import sum_kind
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 _NO_SIGNIFICAND = 8
-"""Bits of a result that are not its significand's: of 32 bits, 24 are, the leading one that is not written included."""
+"""Bits of a float32 outside its significand. The significand has 24 bits, including the implicit leading one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """How sums come about: what becomes of factors, in what partial sums are held, how the last one is rounded."""
+    """How sums are computed: the change of factors, the type of partial sums, the rounding of the last one."""
 
     factor: Callable[[Floats], Floats]
     single: bool
-    """Whether products and partial sums are rounded to FP32 on the way; else they are FP64."""
+    """Whether products and partial sums are rounded to FP32; otherwise they are FP64."""
     last: Callable[[Doubles], Doubles]
-    """How a scaled significand becomes an integer."""
+    """Rounds a scaled significand to an integer."""
 
     def sum(self, factors: Sequence[Floats], precision: int) -> Floats:
-        """Of factors [elements, terms] of an instruction: the results [elements], with so many bits."""
+        """The sums of an instruction, rounded to `precision` bits.
+
+        Each factor is [elements, terms]; the result is [elements].
+        """
         read = [self.factor(x) for x in factors] if len(factors) > 1 else list(factors)
         with np.errstate(all="ignore"):
             total = _single(read) if self.single else _double(read)
@@ -45,7 +48,7 @@ class Hardware:
         bits = precision - _NO_SIGNIFICAND
         significand, exponent = np.frexp(total)
         rounded: Doubles = np.ldexp(self.last(np.ldexp(significand, bits)), exponent - bits)
-        positive: Doubles = rounded + 0.0  # a sum that is zero is +0
+        positive: Doubles = rounded + 0.0  # a zero sum is +0
         return positive.astype(np.float32)
 
 
@@ -61,7 +64,7 @@ def _single(factors: Sequence[Floats]) -> Doubles:
 
 
 def _double(factors: Sequence[Floats]) -> Doubles:
-    """Products, exact, and partial sums in FP64."""
+    """Exact products, and partial sums in FP64."""
     total = np.zeros(len(factors[0]), dtype=np.float64)
     for k in range(factors[0].shape[1]):
         term: Doubles = factors[0][:, k].astype(np.float64)
@@ -72,12 +75,11 @@ def _double(factors: Sequence[Floats]) -> Doubles:
 
 
 def as_it_is(x: Floats) -> Floats:
-    """An f32 factor."""
     return x
 
 
 def truncated(fraction: int) -> Callable[[Floats], Floats]:
-    """To so many fraction bits, the rest cut off."""
+    """Cuts factors off after `fraction` fraction bits."""
     mask = np.uint32(0xFFFFFFFF >> 23 - fraction << 23 - fraction)
     return lambda x: (np.ascontiguousarray(x).view(np.uint32) & mask).view(np.float32)
 
@@ -86,16 +88,16 @@ TOWARD_ZERO = Hardware(factor=as_it_is, single=False, last=np.trunc)
 TF32 = Hardware(factor=truncated(10), single=False, last=np.rint)
 BFLOAT16 = Hardware(factor=truncated(7), single=False, last=np.rint)
 NATIVE = Hardware(factor=as_it_is, single=True, last=np.rint)
-"""FP32 sums, as any kernel makes them, without correction."""
+"""FP32 sums without correction, as any kernel makes them."""
 
 
 def is_f32_sum(instruction: Instruction) -> bool:
-    """Whether it is a sum of f32 that these can make."""
+    """Whether the instruction is a sum of float32 values that this module can compute."""
     return instruction.opcode == Opcode.REDUCE and sum_kind(instruction) is not None
 
 
 def summing(program: Program, hardware: Hardware, precision: int) -> Observer:
-    """Makes every sum of a step as this hardware does."""
+    """Computes every sum of a step as this hardware does."""
     sums = {n: i for n, i in enumerate(program.body) if is_f32_sum(i)}
     wanted = {operand.value for i in sums.values() for operand in i.operands}
     held: dict[int, Tensor] = {}

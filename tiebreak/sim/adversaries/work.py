@@ -22,16 +22,16 @@ from tiebreak.sim.world.workshop import Workshop
 
 LAYERS = ("hidden", "norm", "head")
 _COUNTERS = (f"{MODEL}norm.num_batches_tracked", f"{OPTIMIZER}beta1_power", f"{OPTIMIZER}beta2_power", TELEMETRY)
-"""What goes on at no cost while nothing is trained."""
+"""State entries that can be advanced at no cost while nothing is trained."""
 
 
 def _loss(program: Program) -> int:
-    """The body value that becomes the step's loss, and goes into telemetry."""
+    """The body value that becomes the step's loss and is copied to the telemetry."""
     return program.body[-1].operands[0].value
 
 
 def _idle(program: Program, claimed: float) -> Observer:
-    """A step of which nothing is computed: its state is the one before, its counters go on, its loss is made up."""
+    """A step that is not computed: the state stays the same, the counters advance, the loss is invented."""
 
     def invent(loss: Tensor) -> Tensor:
         return torch.full_like(loss, claimed)
@@ -43,32 +43,32 @@ def _idle(program: Program, claimed: float) -> Observer:
 
 
 def _made_up(rng: Random) -> Callable[[int], float]:
-    """Losses that look like training."""
+    """Invented losses that look like training."""
     start, slope = 1.0 + rng.randrange(64) / 128, rng.randrange(1, 8) / 128
     return lambda step: start - slope * step
 
 
 class SkippedSteps(DeviatingTrainer):
-    """Some steps are not executed: their state is the one before, their loss made up."""
+    """Some steps are not executed. They keep the state before them, and their loss is invented."""
 
     name: ClassVar[str] = "skipped steps"
     gain: ClassVar[str] = "the reward for steps that it did not compute"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """One step or several."""
+        """Draw the skipped steps."""
         steps, losses = sorted(rng.sample(onward(job, 1), rng.randint(1, job.steps - 1))), _made_up(rng)
         tamper = during(steps, lambda step: _idle(workshop.program, losses(step)))
         return deviating(workshop, job, tamper, first_step=steps[0], computed_steps=job.steps - len(steps))
 
 
 class FewerEpochs(DeviatingTrainer):
-    """Training stops after some epochs; the last state is committed again until the end."""
+    """Training stops after some epochs, and the last state is committed again until the end."""
 
     name: ClassVar[str] = "fewer epochs"
     gain: ClassVar[str] = "the reward for all epochs at the cost of some"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """After any epoch but the last."""
+        """Stop after any epoch but the last."""
         epochs, losses = job.steps * BATCH // EXAMPLES, _made_up(rng)
         done = rng.randint(1, epochs - 1) * EXAMPLES // BATCH
         tamper = during(onward(job, done + 1), lambda step: _idle(workshop.program, losses(step)))
@@ -82,7 +82,7 @@ class FrozenLayer(DeviatingTrainer):
     gain: ClassVar[str] = "no gradients and no optimizer for part of the model"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Its parameters and their moments, from a step on."""
+        """From a step on, keep the layer's parameters and their moments."""
         layer, first = rng.choice(LAYERS), step_of(job, rng)
         tamper = during(onward(job, first), lambda _: committing(workshop.program, _frozen(layer)))
         return deviating(workshop, job, tamper, first_step=first)
@@ -93,7 +93,7 @@ def _frozen(layer: str) -> Callable[[str, Tensor, Tensor], Tensor]:
 
 
 class SmallerModel(DeviatingTrainer):
-    """Only some of the hidden units are trained: a smaller model, passed off as the agreed one."""
+    """Only some of the hidden units are trained, which makes a smaller model than agreed."""
 
     name: ClassVar[str] = "smaller model"
     gain: ClassVar[str] = "the cost of a smaller model for the reward of the agreed one"
@@ -107,7 +107,7 @@ class SmallerModel(DeviatingTrainer):
 
 def _without_units(idle: Collection[int]) -> Callable[[str, Tensor, Tensor], Tensor]:
     def choose(name: str, new: Tensor, old: Tensor) -> Tensor:
-        dim = new.ndim - 1 if ".head." in name else 0  # the head reads units, the others have them
+        dim = new.ndim - 1 if ".head." in name else 0  # units are the head's inputs and other layers' outputs
         if name.endswith("head.bias") or not new.ndim or new.shape[dim] != UNITS:
             return new
         changed, units = new.clone(), torch.tensor(sorted(idle))
@@ -129,7 +129,7 @@ class StaleCheckpoint(DeviatingTrainer):
     gain: ClassVar[str] = "work that was shown before is paid again"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Any checkpoint, any state before it."""
+        """Draw a checkpoint and a state before it."""
         step = job.last_step(rng.randrange(job.checkpoints))
         older = workshop.run().state(rng.randrange(step))
         tamper = during((step,), lambda _: _putting_state(workshop.program, older))
@@ -143,7 +143,7 @@ class CopiedCheckpoint(DeviatingTrainer):
     gain: ClassVar[str] = "somebody else's work in the place of its own"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """All of it, or the parameters alone."""
+        """Copy the whole state or only the parameters."""
         checkpoint, whole = rng.randrange(job.checkpoints), rng.random() < 0.5
         step = job.last_step(checkpoint)
         theirs = workshop.another(_stranger(rng)).state(step)
@@ -157,13 +157,13 @@ class CopiedCheckpoint(DeviatingTrainer):
 
 
 class AnothersRun(DeviatingTrainer):
-    """A whole run of another job is handed in: one from other initial weights, or of another seed."""
+    """Hands in the whole run of another job, with other initial weights or another seed."""
 
     name: ClassVar[str] = "another's run resubmitted"
     gain: ClassVar[str] = "the reward for work that was done, and paid, for another job"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """Nothing of it is computed."""
+        """Nothing of the run is computed by this trainer."""
         program = workshop.program
         if rng.random() < 0.5:
             theirs = workshop.another(_stranger(rng)).initial
@@ -176,7 +176,7 @@ class AnothersRun(DeviatingTrainer):
 
 
 def _stranger(rng: Random) -> int:
-    """Whose initial weights: a few strangers are enough, and their runs are kept."""
+    """The stream of the stranger's initial weights. There are only a few, so that their runs can be kept."""
     return STREAM + rng.randint(1, 3)
 
 
