@@ -244,7 +244,7 @@ def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLo
 
 
 def survey(run: Source, interpreter: Interpreter, step: int) -> list[ExactSum]:
-    """The exact sums of one step of an honest run."""
+    """The exact sums of one step of an honest run, computed from the kept state before it."""
     found = Survey(run.job, interpreter.arithmetic)
     before = run.kept_before(step - 1)
     state, data = interpreter.to_device(run.state(before)), interpreter.place_data(run.data())

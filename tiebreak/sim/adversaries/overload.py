@@ -39,7 +39,7 @@ class OneMachine(Trainer):
         return Reply(move=plain.move, wait=self.busy_until - self.world.now)
 
     def _steps(self, state: GameState) -> int:
-        """Steps to execute for the next move that were not executed before: a segment, a step, or a step up to a value."""
+        """The steps of the next move that were not executed before: a segment, a step, or a step up to a value."""
         if state.phase is Phase.DESCEND:
             return 0
         is_segment = state.phase is Phase.OPEN_STEPS

@@ -35,7 +35,7 @@ def constants(program: Program, value: float) -> list[int]:
 
 
 def _readers(program: Program, values: Collection[int], origin: str = "") -> dict[int, int]:
-    """The instructions that read one of these values and come from this part of the model, with the value that each reads."""
+    """Maps each instruction that reads one of these values to that value. `origin`: only from this part of the model."""
     return {
         n: operand.value
         for n, i in enumerate(program.body)

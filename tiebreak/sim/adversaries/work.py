@@ -107,7 +107,7 @@ class SmallerModel(DeviatingTrainer):
 
 def _without_units(idle: Collection[int]) -> Callable[[str, Tensor, Tensor], Tensor]:
     def choose(name: str, new: Tensor, old: Tensor) -> Tensor:
-        dim = new.ndim - 1 if ".head." in name else 0  # units are the head's inputs and other layers' outputs
+        dim = new.ndim - 1 if ".head." in name else 0  # the head reads the units, the other layers produce them
         if name.endswith("head.bias") or not new.ndim or new.shape[dim] != UNITS:
             return new
         changed, units = new.clone(), torch.tensor(sorted(idle))
