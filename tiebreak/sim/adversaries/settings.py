@@ -35,7 +35,7 @@ def constants(program: Program, value: float) -> list[int]:
 
 
 def _readers(program: Program, values: Collection[int], origin: str = "") -> dict[int, int]:
-    """Maps each instruction that reads one of these values to that value. `origin`: only from this part of the model."""
+    """Maps each instruction that reads one of these values to that value. `origin`: the part of the model to search."""
     return {
         n: operand.value
         for n, i in enumerate(program.body)

@@ -1,1 +1,1 @@
-"""Who gains by what: payoffs of a job's parties under the contract's rules, in exact wei."""
+"""Incentives: the payoffs of a job's parties under the contract's rules, in exact wei."""

@@ -1,7 +1,7 @@
-"""What a job of a given size costs, and what gives way first when it grows.
+"""What a job of a given size costs, and which limit it meets first when it grows.
 
-Sizes are counted from the program (`counts`), and times, memory and gas follow from what this repository measured
-(`measured`). All seconds are CPU seconds of one core unless the user gives seconds of a step of its own.
+Sizes are counted from the program (`counts`). Times, memory and gas follow from this repository's measurements
+(`measured`). All seconds are CPU seconds of one core, unless the user gives the seconds of a step.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tiebreak.sim.incentives.counts import Counts, transformer_counts, transform
 from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute
 
 ENTRY_BYTES: Final = 110
-"""Of the header of a state's file, for each tensor (name, dtype, shape and place as JSON); about."""
+"""Approximate bytes of a state file's header for each tensor (name, dtype, shape and place as JSON)."""
 DAY: Final = 86_400
 MOST: Final = {"parameters": 10**15, "steps": 10**12, "jobs": 10**12}
 """How far each direction of growth is followed."""
@@ -36,9 +36,9 @@ MOST: Final = {"parameters": 10**15, "steps": 10**12, "jobs": 10**12}
 class Work:
     """Jobs of one kind.
 
-    keep: which checkpoints stay on disk. window: seconds within which a trainer posts its next head. disputed: share
-    of jobs with a dispute. step_seconds: of a step in plain FP32 PyTorch on the user's device; times are then that,
-    multiplied by the measured ratio to plain PyTorch.
+    keep: which checkpoints stay on disk. window: seconds within which a trainer posts its next head. disputed: share of
+    jobs with a dispute. step_seconds: seconds of a step in plain FP32 PyTorch on the user's device; all times are then
+    this number multiplied by the measured ratio to plain PyTorch.
     """
 
     counts: Counts
@@ -63,24 +63,24 @@ class Work:
 
     @property
     def checkpoints(self) -> int:
-        """Of one job."""
+        """Checkpoints of one job."""
         return -(-self.steps // self.interval)
 
     @property
     def kept(self) -> int:
-        """States on disk at the end: the initial one, those that are kept, the newest."""
+        """States on disk at the end: the initial one, the kept ones, and the newest."""
         return 1 + -(-self.checkpoints // self.keep.every) if self.keep.every else 2
 
     @property
     def gap(self) -> int:
-        """Steps, at most, from a kept state to the beginning of a disputed segment."""
+        """The largest number of steps from a kept state to the beginning of a disputed segment."""
         before = (self.checkpoints - 1) * self.interval
         return min(before, (self.keep.every - 1) * self.interval) if self.keep.every else before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the work costs: seconds, bytes, gas, numbers. `WHAT` says what each is."""
+    """What the work costs: seconds, bytes, gas, counts. `WHAT` describes each field."""
 
     plain_step: float
     trainer_step: float
@@ -101,7 +101,7 @@ class Costs:
     all_gas: float
 
     def named(self) -> dict[str, float]:
-        """By name, in order."""
+        """All costs by name, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
@@ -124,11 +124,11 @@ WHAT: Final = {
     "all_bytes": ("run directories of all jobs", "bytes"),
     "all_gas": ("gas of all jobs and disputes", "gas"),
 }
-"""What each cost is, and its unit."""
+"""The meaning and the unit of each cost."""
 
 
 def costs(work: Work) -> Costs:
-    """Of these jobs."""
+    """The costs of these jobs."""
     counts, board = work.counts, FIGURES["board"]
     features = {name: getattr(counts, name) for name in ("instructions", "products", "terms", "elements")}
     plain, step, hashed = (cost("seconds", f"{kind} step", features) for kind in ("plain", "trainer", "hashed"))
@@ -139,7 +139,7 @@ def costs(work: Work) -> Costs:
     tensors = {"tensors": counts.entries, "bytes": counts.state_bytes}
     checkpoint = cost("seconds", "hash state", tensors) + cost("seconds", "write state", tensors)
     training = step * work.steps + checkpoint * work.checkpoints
-    # From the kept state through the segment; to the step, whose values are hashed; again for each that is opened.
+    # From the kept state to the disputed step, whose values are hashed; then once more for each value that is opened.
     ids = (work.interval - 1) * step + hashed
     tree = cost("seconds", "accumulator tree", {"trees": 1, "terms": counts.longest})
     held = {"process": 1, "state": counts.state_bytes + counts.data_bytes, "live": counts.live_bytes}
@@ -172,7 +172,7 @@ def costs(work: Work) -> Costs:
 
 
 def dispute_of(work: Work) -> tuple[int, float]:
-    """(transactions, gas), at most, of a dispute over the longest sum, with its dearest proof."""
+    """The largest (transactions, gas) of a dispute: over the longest sum, with the most expensive proof."""
     c = work.counts
     chunks = depth_of(-(-c.largest * DType.F32.size // CHUNK_BYTES))
     terms = depth_of(-(-c.longest // TERMS_PER_LEAF))
@@ -181,9 +181,10 @@ def dispute_of(work: Work) -> tuple[int, float]:
 
 
 def walk(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: int) -> tuple[int, float]:
-    """(transactions, gas) of a walk down trees of these depths, where a move shows so many levels.
+    """(transactions, gas) of a walk down trees of these depths, where a move shows `levels` levels of a tree.
 
-    In each tree a descent and a selection take turns; only in the run's the first node is not shown by an opening.
+    In each tree a descent and a selection take turns. Each tree but the run tree begins with an opening, which already
+    shows the first nodes.
     """
     game = dispute(levels)
     rounds = [-(-depth // levels) for depth in (run, steps, values, chunks, terms)]
@@ -192,7 +193,7 @@ def walk(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: 
     moves = {"challenge": 1, "descend": sum(rounds) - len(opened), "select": sum(rounds), "open_chunk": 1,
              "select_element": 1, "prove": 1, **{f"open_{kind}": 1 for kind in opened}}  # fmt: skip
     counted = sum(game[kind] * number for kind, number in moves.items())
-    # Medians leave out what first writes to a slot cost more; so the ratio to the whole of the measured game.
+    # The medians leave out the higher cost of first writes to a slot. So scale to the whole of the measured game.
     known = dict.fromkeys(("challenge", "prove", "open_chunk", "select_element"), 1)
     known |= {f"open_{kind}": 1 for kind in ("steps", "values", "tensor", "terms")}
     descents = (game["transactions"] - len(known) - 4) // 2
@@ -207,7 +208,10 @@ def walk(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What a user has. days: to train one job, and to audit all. chain_share: of the chain's gas in that time."""
+    """The means of a user.
+
+    days: to train one job, and to audit all. chain_share: share of the chain's gas in that time.
+    """
 
     memory_bytes: float = 128e9
     disk_bytes: float = 4e12
@@ -226,7 +230,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A limit on one cost, how much of it some work needs, and what would lift it."""
+    """A limit on one cost, how much of it the work needs, and what would lift it."""
 
     name: str
     needed: float
@@ -236,12 +240,12 @@ class Load:
 
     @property
     def share(self) -> float:
-        """Above 1: over the limit."""
+        """The needed share of the limit. Above 1 it is exceeded."""
         return self.needed / self.limit
 
 
 def loads(work: Work, m: Means) -> list[Load]:
-    """Every limit: those of the user's means, and those that this version sets itself; the most used first."""
+    """All limits, those of the user's means and those of this version, sorted by share with the highest first."""
     c, n, own = costs(work), work.counts, Limits()
     time, gas = m.days * DAY, m.block_gas / m.block_seconds * m.chain_share * m.days * DAY
     raised = "raise `Limits` in tiebreak.protocol.program.program, which each machine sets for itself"
@@ -268,7 +272,7 @@ def loads(work: Work, m: Means) -> list[Load]:
 
 
 def transformer_work(work: Work, parameters: int, *, sequence: int, batch: int) -> Work:
-    """The same work on GPT-2 with about so many parameters."""
+    """The same work on a GPT-2 with about this many parameters."""
     model = transformer_near(parameters, sequence=sequence, batch=batch)
     return replace(work, counts=transformer_counts(model, steps=work.steps, interval=work.interval))
 
@@ -276,7 +280,7 @@ def transformer_work(work: Work, parameters: int, *, sequence: int, batch: int) 
 def first_limit(grown: Callable[[int], Work], start: int, most: int, means: Means) -> tuple[int | None, Load | None]:
     """How far work can grow, and the limit that it then meets.
 
-    (None, limit): it is over that limit already. (most, None): nothing gives way as far as was looked.
+    (None, limit): the limit is exceeded already. (most, None): no limit is met up to `most`.
     """
 
     def worst(size: int) -> Load:

@@ -1,7 +1,7 @@
-"""What a step's costs depend on, counted without running anything.
+"""The counts on which a step's costs depend, obtained without running anything.
 
-`counts_of` counts any captured program. `transformer_counts` gives the same numbers for GPT-2 of any size in closed
-form: that is how a number of parameters becomes a training job. Tests compare it with captured programs.
+`counts_of` counts any captured program. `transformer_counts` gives the same numbers in closed form for GPT-2 of any
+size, which is how a number of parameters becomes a training job. Tests compare it with captured programs.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from tiebreak.protocol.trees import depth_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """One step of a program. Bytes are of tensors as they are committed."""
+    """Counts of one step of a program. Bytes are those of tensors as they are committed."""
 
     instructions: int
     entries: int
     """Tensors of the state."""
     products: int
-    """Floating-point operations of its sums of products."""
+    """Floating-point operations of all sums of products."""
     terms: int
-    """Terms of all its other reductions."""
+    """Terms of all other reductions."""
     elements: int
-    """Of all values that it computes, not of those that it reads."""
+    """Elements of all values that the step computes, not of those that it reads."""
     state_bytes: int
     data_bytes: int
     live_bytes: int
-    """The most that the values of a step take at once."""
+    """The largest number of bytes that the values of a step occupy at once."""
     longest: int
     """Terms of the longest reduction."""
     largest: int
@@ -37,7 +37,7 @@ class Counts:
 
     @property
     def half_depth(self) -> int:
-        """D of SPEC section 4: depth of each half of the value tree."""
+        """D of SPEC section 4: the depth of each half of the value tree."""
         return max(depth_of(self.instructions), depth_of(self.entries))
 
 
@@ -71,9 +71,9 @@ def counts_of(program: Program) -> Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """GPT-2 (tied embeddings, dropout) trained with AdamW, of any size; `context`: positions that it has.
+    """A GPT-2 of any size (tied embeddings, dropout), trained with AdamW. `context`: number of positions.
 
-    A step takes `batch` sequences of `sequence` tokens out of 4 * `batch` that the job holds.
+    A step takes `batch` sequences of `sequence` tokens out of 4 * `batch` in the job's data.
     """
 
     layers: int
@@ -86,25 +86,25 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """Numbers that are trained."""
+        """Number of trained parameters."""
         d = self.width
         return (self.vocabulary + self.context + 2) * d + self.layers * d * (12 * d + 13)
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.sequence * self.batch
 
 
 VOCABULARY = 50257
-"""GPT-2's."""
+"""GPT-2's vocabulary size."""
 
 
 def transformer_of(width: int, *, sequence: int, batch: int) -> Transformer:
-    """The family that stands for "a model of P parameters": GPT-2 and GPT-3's proportions, from one layer up.
+    """The family that stands for "a model of P parameters": the proportions of GPT-2 and GPT-3, from one layer up.
 
-    Width over layers is 64 up to GPT-2's 768 over 12, and grows to 128 at GPT-3's 12288 over 96. Heads are 64 wide.
-    The vocabulary is GPT-2's, but for narrower models in proportion to the width.
+    The ratio of width to layers is 64 up to GPT-2's 768 to 12, and grows to 128 at GPT-3's 12288 to 96. Heads are 64
+    wide. The vocabulary is GPT-2's; for narrower models it shrinks in proportion to the width.
     """
     layers = max(1, round(width / 64)) if width <= 768 else 12 + round((width - 768) / 137)
     return Transformer(
@@ -119,7 +119,7 @@ def transformer_of(width: int, *, sequence: int, batch: int) -> Transformer:
 
 
 def transformer_near(parameters: int, *, sequence: int, batch: int) -> Transformer:
-    """That of the family whose number of parameters is nearest."""
+    """The member of the family with the nearest number of parameters."""
     low, high = 1, 2
     while _sized(high, sequence, batch).parameters < parameters:
         high *= 2
@@ -134,17 +134,18 @@ def transformer_near(parameters: int, *, sequence: int, batch: int) -> Transform
 
 
 def _sized(number: int, sequence: int, batch: int) -> Transformer:
-    """The family's members in the order of their size: 16, 32 ... 240, 256, 320, 384 ... wide."""
+    """The family's member number `number` by size: the widths are 16, 32 ... 240, 256, 320, 384 ..."""
     width = 16 * number if number <= 16 else 64 * (number - 12)
     return transformer_of(width, sequence=sequence, batch=batch)
 
 
 def transformer_counts(model: Transformer, *, steps: int, interval: int) -> Counts:
-    """What `counts_of` finds in the captured step of a job; live_bytes within some per cent.
+    """What `counts_of` finds in the captured step of a job; live_bytes agrees within a few per cent.
 
-    The data of a job hold a learning rate for each of its steps, its state the losses since the last checkpoint.
+    The job's data hold a learning rate for each step, and its state holds the losses since the last checkpoint.
 
-    For at least two heads; from one on, some constants of the program coincide and it has a few instructions less.
+    Valid for two or more heads. With one head some constants of the program coincide, and it has a few instructions
+    less.
     """
     layers, d, h, vocabulary, n = model.layers, model.width, model.heads, model.vocabulary, model.tokens
     t, c, b, p = model.sequence, model.context, model.batch, model.parameters

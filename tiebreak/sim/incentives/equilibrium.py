@@ -1,8 +1,8 @@
-"""The verifier's dilemma: how often trainers lie and auditors look, when neither can do better by itself.
+"""The verifier's dilemma: how often trainers lie and auditors audit when neither can gain by changing.
 
-All auditors are alike, and a cheat is the one that pays the trainer most. `threshold` and `deterrent` say how often a
-lie must be found, and each auditor look, before honesty pays; below it every trainer cheats, above it none. What an
-auditor gains by looking falls with the probability p with which the others do, for they share what is found.
+All auditors are alike, and a cheat is the one that pays the trainer most. `threshold` says how often a lie must be
+found, and `deterrent` how often each auditor must audit, before honesty pays. Below that every trainer cheats, above it
+none does. The gain of an auditor falls with the probability p with which the others audit, because finders share.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, 
 from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
 
 GRID: Final = 1 << 48
-"""Probabilities that are roots are given as the least multiple of 1 / GRID that suffices."""
+"""A probability that is a root is given as the least sufficient multiple of 1 / GRID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class Equilibrium:
 
 
 def threshold(s: Setting, strategy: Trainer) -> Fraction | None:
-    """P*: with which probability a lie must be found for honesty to pay as well as this cheat; None: none suffices.
+    """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
 
-    For instance of a naive cheat: P* = (G + V - g) / (R + T + V(1-k) + gas of a lost game - ...). Computed from the two
-    ends, for a payoff is linear in P; false alarms are those of the setting as it is.
+    For a naive cheat, for instance: P* = (G + V - g) / (R + T + V(1-k) + gas of a lost game - ...). A payoff is linear
+    in P, so it is computed from the two ends. False alarms are those of the given setting.
     """
     never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
     honest = trainer_payoff(s, Trainer.HONEST)
@@ -48,7 +48,7 @@ def threshold(s: Setting, strategy: Trainer) -> Fraction | None:
 
 
 def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
-    """The least multiple of 1 / GRID up to 1 from which on a condition holds; None if it does not at 1."""
+    """The least multiple of 1 / GRID up to 1 from which on a condition holds; None if it fails at 1."""
     if not holds(Fraction(1)):
         return None
     low, high = -1, GRID
@@ -59,7 +59,10 @@ def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
 
 
 def deterrent(s: Setting) -> tuple[Fraction, Trainer, int] | None:
-    """(p*, strategy, tampered): how often each auditor has to look, and for which cheat; None: always is not enough."""
+    """(p*, strategy, tampered): how often each auditor must audit, and for which cheat.
+
+    None if always is not enough.
+    """
     found: tuple[Fraction, Trainer, int] | None = None
     for at in extremes(s):
         for strategy in CHEATS:
@@ -75,10 +78,10 @@ def deterrent(s: Setting) -> tuple[Fraction, Trainer, int] | None:
 
 
 def single_auditor(s: Setting, strategy: Trainer) -> tuple[Fraction, Fraction] | None:
-    """Closed form of the mixed equilibrium with one auditor, no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
+    """Closed form of the mixed equilibrium with one auditor and no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
 
-    w: what an auditor gains that found a lie of this cheat; a: the replay that a sample needs before it can challenge.
-    None where there is no mixed one.
+    w: the gain of an auditor that found a lie of this cheat. a: the replay that a sample needs before a challenge.
+    Returns None where there is no mixed equilibrium.
     """
     wanted, gain = threshold(s, strategy), finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
     if wanted is None or gain <= 0 or s.false_alarm or s.planted or not s.proven:
@@ -88,9 +91,9 @@ def single_auditor(s: Setting, strategy: Trainer) -> tuple[Fraction, Fraction] |
 
 
 def advantage(s: Setting, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int], interest: int = 0) -> Fraction:
-    """What auditing pays an auditor above laziness, if the others audit with probability p.
+    """What an audit pays above laziness if the others audit with probability p.
 
-    interest: what a found lie saves it beside, as the reward and the harm save a client that audits itself.
+    interest: what discovering a lie saves the auditor besides, such as reward and harm for a client that audits itself.
     """
     strategy, tampered = cheat if lies else (Trainer.HONEST, cheat[1])
     at = replace(s, audit_probability=p, tampered=tampered)
@@ -100,9 +103,9 @@ def advantage(s: Setting, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int
 
 
 def solve(s: Setting, interest: int = 0) -> Equilibrium:
-    """The symmetric equilibrium; of several, the one with the most audits.
+    """The symmetric equilibrium; if there are several, the one with the most audits.
 
-    Where all lie and auditing pays against one cheat and not against the next, `audit_probability` is where the two
+    If all trainers lie, and auditing pays against one cheat but not against the next, `audit_probability` is where both
     pay the trainer the same, and trainers mix them.
     """
 

@@ -1,4 +1,4 @@
-"""The figures that a user gives for a job, read strictly, and the game about money that follows from them."""
+"""The figures that a user gives for a job. They are read strictly and turned into a `Setting`."""
 
 import json
 import tomllib
@@ -26,7 +26,7 @@ DEFAULTS: Final = Terms()
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a figure is, and the values that make sense."""
+    """The meaning of a figure and its valid range."""
 
     what: str
     least: int = 0
@@ -34,7 +34,7 @@ class Range:
     above: int | None = None
 
     def check(self, name: str, value: int | Fraction) -> None:
-        """Raises `ConfigurationError` for a value outside."""
+        """Raises `ConfigurationError` for a value out of range."""
         if self.above is not None and not value > self.above:
             raise ConfigurationError(f"{name}: expected more than {self.above}, got {float(value):g}")
         if not self.least <= value <= self.most:
@@ -45,7 +45,8 @@ class Range:
 class Figures:
     """What a client knows or assumes about a job. Amounts in dollars unless a name says otherwise.
 
-    Rational numbers, exactly as written (0.05 is 1/20). Defaults are assumptions; `docs/economics.md` lists them.
+    Numbers are rational and exactly as written (0.05 is 1/20). Defaults are assumptions; `docs/economics.md` lists
+    them.
     """
 
     steps: Annotated[int, Range("steps of the run", least=1, most=MOST_STEPS)]
@@ -82,7 +83,7 @@ class Figures:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], base: "Figures | None" = None) -> "Figures":
-        """From names and numbers: all that have no default, or those that change `base`."""
+        """Figures from names and numbers: all that have no default, or those that change `base`."""
         for name in values:
             if name not in FIGURES:
                 raise ConfigurationError(f"expected figures such as {', '.join(list(FIGURES)[:4])}, got {name!r}")
@@ -106,33 +107,33 @@ class Figures:
 
     @property
     def training_cost(self) -> Fraction:
-        """Dollars of compute of the whole run."""
+        """Dollars of compute for the whole run."""
         return self.steps * self.seconds_per_step * self.machine_hour / 3600
 
     @property
     def training_seconds(self) -> Fraction:
-        """From the first step to the last."""
+        """Seconds from the first step to the last."""
         return self.steps * self.seconds_per_step / self.machines
 
     @property
     def segment_seconds(self) -> Fraction:
-        """Training time of one segment."""
+        """Training seconds of one segment."""
         return min(self.steps, self.checkpoint_interval) * self.seconds_per_step / self.machines
 
     def wei(self, dollars: Fraction) -> int:
-        """Rounded up."""
+        """An amount in wei, rounded up."""
         return ceil(dollars / self.ether * WEI)
 
     def dollars(self, wei: Fraction | int) -> float:
-        """For people to read."""
+        """An amount in dollars, as a float for display."""
         return float(Fraction(wei) / WEI * self.ether)
 
     def heads(self, window: int) -> int:
-        """Heads that are posted: two in each window, so that a late one does not end the job; the last at least."""
+        """Number of posted heads: two in each window, so that a late one does not end the job; at least the last."""
         return min(self.segments, max(1, ceil(2 * self.training_seconds / window)))
 
     def setting(self, terms: Terms, gas: Gas, **more: Any) -> Setting:
-        """The game under these terms. `more`: fee, decoys, and rules that the contract does not have."""
+        """The game under these terms. `more`: a fee, decoys, and rules that the contract does not have."""
         values: dict[str, Any] = {
             "reward": terms.reward,
             "trainer_stake": terms.trainer_stake,
@@ -155,7 +156,7 @@ class Figures:
 
 
 def _figures() -> dict[str, tuple[type, Range]]:
-    """name -> (int or Fraction, range), in order."""
+    """Maps each name to its type (int or Fraction) and range, in order."""
     hints = get_type_hints(Figures, include_extras=True)
     return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
 
@@ -177,7 +178,7 @@ def _number(name: str, value: object, kind: type) -> int | Fraction:
 
 
 def load(path: Path, base: Figures | None = None) -> Figures:
-    """From a TOML or JSON file (by its name) of names and numbers. Raises `ConfigurationError` for anything else."""
+    """Figures from a TOML or JSON file, chosen by its suffix. Raises `ConfigurationError` for an invalid file."""
     if path.suffix not in (".toml", ".json"):
         raise ConfigurationError(f"{path}: expected a file named .toml or .json, got {path.suffix or 'no suffix'!r}")
     data = path.read_bytes()
@@ -216,7 +217,7 @@ class Preset:
 
 
 def _gpu_seconds(parameters: int, tokens: int, flops: int) -> Fraction:
-    """Machine seconds of a step by the usual estimate of 6 FLOP a parameter and token, to three digits."""
+    """Machine seconds of a step, to three digits, by the usual estimate of 6 FLOP a parameter and token."""
     seconds = Fraction(6 * parameters * tokens, flops)
     return Fraction(f"{float(seconds):.2e}")
 

@@ -18,14 +18,17 @@ OPTIONS: Final = {
     "challenge_window": "--challenge-window", "clock": "--clock", "replay_time": "--replay-time",
     "descent_levels": "--descent-levels",
 }  # fmt: skip
-"""Terms, and what `tiebreak agree` calls them; the first three in ether."""
+"""The terms, with their options of `tiebreak agree`. The first three are in ether."""
 AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake")
 TIMES: Final = ("challenge_window", "clock", "replay_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """A way to have jobs audited, at the recommended terms, and what becomes of it. cost: the client's, a job."""
+    """A way to have jobs audited at the recommended terms, and its equilibrium.
+
+    cost: the client's cost of a job in wei.
+    """
 
     name: str
     equilibrium: Equilibrium
@@ -34,7 +37,7 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Words in columns; all but the first are numbers."""
+    """A table of text. All columns but the first are numeric."""
 
     title: str
     header: tuple[str, ...]
@@ -56,7 +59,6 @@ class Findings:
 
 
 def find(f: Figures, gas: Gas) -> Findings:
-    """Everything about one job."""
     found = recommend(f, gas)
     s = f.setting(found.terms, gas)
     return Findings(
@@ -72,7 +74,7 @@ def find(f: Figures, gas: Gas) -> Findings:
 
 
 def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
-    """The contract by itself, and ways to make honesty pay under it."""
+    """The contract without additions, and then several ways to make honesty pay under it."""
     yield Regime(name="nobody pays auditors", equilibrium=solve(s), cost=Fraction(0))
     own = solve(replace(s, auditors=1), interest=s.reward + s.harm)
     yield Regime(name="the client audits when it pays", equilibrium=own, cost=own.audit_probability * s.replay)
@@ -90,7 +92,7 @@ def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
 
 
 def ether(wei: Fraction | int, digits: int | None = None) -> str:
-    """Exact, or to so many digits; never in powers of ten."""
+    """Exact, or to so many significant digits; never in scientific notation."""
     if digits is None:
         return f"{(Decimal(int(wei)) / WEI).normalize():f}"
     value = float(Fraction(wei) / WEI)
@@ -98,12 +100,12 @@ def ether(wei: Fraction | int, digits: int | None = None) -> str:
 
 
 def percent(share: Fraction | float) -> str:
-    """To three digits."""
+    """To three significant digits."""
     return f"{Decimal(f'{100 * float(share):.3g}'):f}%" if share else "0%"
 
 
 def agree_options(found: Recommendation) -> tuple[str, ...]:
-    """As `tiebreak agree` takes them."""
+    """The recommended terms as options of `tiebreak agree`."""
     words: list[str] = []
     for name, option in OPTIONS.items():
         value = getattr(found.terms, name)
@@ -120,7 +122,7 @@ def _money(f: Figures, wei: Fraction | int) -> tuple[str, str]:
 
 
 def tables(found: Findings) -> tuple[Table, ...]:
-    """For people."""
+    """The findings for people."""
     return (
         _costs(found), _terms(found), _conditions(found), _margins(found), _rates(found), _regimes(found),
         _griefing(found),
@@ -226,7 +228,7 @@ def _griefing(found: Findings) -> Table:
 
 
 def document(found: Findings) -> dict[str, Any]:
-    """For programs: amounts in wei, shares and factors as numbers, the exact figures as text."""
+    """The findings for programs: amounts in wei, shares and factors as numbers, exact figures as text."""
     r = found.recommendation
     return {
         "figures": {name: str(getattr(found.figures, name)) for name in FIGURES},

@@ -1,4 +1,4 @@
-"""What it costs to make others lose: an attacker's loss beside its victims', before anything that they are paid."""
+"""What it costs to harm others: the attacker's loss compared with the victims', before any compensation."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -9,7 +9,7 @@ from tiebreak.sim.incentives.setting import Setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Griefing:
-    """attacker: wei that it loses. harm: wei that its victims spend or forgo. compensation: what they are paid."""
+    """attacker: wei that it loses. harm: wei that its victims spend or forgo. compensation: wei that they are paid."""
 
     attack: str
     attacker: Fraction
@@ -18,14 +18,14 @@ class Griefing:
 
     @property
     def factor(self) -> Fraction | None:
-        """What a wei of harm costs who does it; None where nothing is harmed."""
+        """What a wei of harm costs the attacker; None if there is no harm."""
         return self.attacker / self.harm if self.harm else None
 
 
 def false_challenges(s: Setting, words: str) -> tuple[Griefing, Griefing]:
-    """One of a series, for every other costs the same: left to time out, and walked to its end.
+    """A false challenge that is left to time out, and one that is walked to its end. In a series, all cost the same.
 
-    In a row they delay once: games start until the window ends and run side by side.
+    Several challenges delay the job only once: games can start until the window ends, and they run side by side.
     """
     locked = s.capital(s.challenger_stake, s.game_seconds)
     late = s.capital(s.reward + s.trainer_stake, s.game_seconds)
@@ -45,7 +45,7 @@ def false_challenges(s: Setting, words: str) -> tuple[Griefing, Griefing]:
 
 
 def griefing(s: Setting) -> tuple[Griefing, ...]:
-    """Of challengers and trainers who want nothing but others' loss."""
+    """The attacks of challengers and trainers that want nothing but the loss of others."""
     stalled = s.capital(s.challenger_stake, s.game_seconds) + s.capital(s.reward, s.game_seconds)
     return (
         *false_challenges(s, "this stake"),

@@ -1,4 +1,4 @@
-"""What this repository measured, as the product uses it: gas of every operation, seconds and bytes of a step's parts.
+"""Measurements of this repository: the gas of every operation, and the seconds and bytes of the parts of a step.
 
 The figures are in `measured.json` beside this module, so that an installed package has them. `python -m
 benchmarks.figures --commit` makes that file from the results of the benchmarks.
@@ -26,19 +26,19 @@ worst data    by which factor the worst data that were found slow a step, compar
 """
 WORST: Final = Fraction(str(FIGURES["worst data"]))
 _SHOWING: Final = ("open_steps", "open_values", "open_tensor", "open_terms")
-"""Openings that show a tree: the challenger selects a node at once."""
+"""Openings that already show a tree, so that the challenger selects a node at once."""
 _OPENINGS: Final = (*_SHOWING, "open_chunk")
 _GWEI: Final = 10**9
 
 
 def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
-    """What so many units of each feature cost: `kind` is "seconds" or "bytes"."""
+    """The cost of these amounts of each feature. `kind` is "seconds" or "bytes"."""
     return float(sum(unit * features[feature] for feature, unit in FIGURES[kind][name].items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gas:
-    """Units of gas. defence, prosecution: all transactions of a side in a game that is walked to its end."""
+    """Amounts of gas. defence, prosecution: all transactions of one side in a game that is walked to its end."""
 
     create: int
     accept: int
@@ -55,7 +55,7 @@ class Gas:
     answer: int
 
     def costs(self, gwei: Fraction, heads: int) -> Costs:
-        """In wei, at a price per unit of gas, of a job in which so many heads are posted."""
+        """The costs in wei at a gas price, for a job in which `heads` heads are posted."""
         price = round(gwei * _GWEI)
         single = ("settle", "withdraw", "challenge", "reclaim", "concede", "timeout", "equivocation")
         sides = ("defence", "prosecution", "answer")
@@ -67,7 +67,7 @@ class Gas:
 
 
 def measured(levels: int) -> Gas:
-    """As measured, for games in which a move shows so many levels of a tree."""
+    """The measured gas of games in which a move shows this many levels of a tree."""
     game = dispute(levels)
     defence, prosecution = sides(game)
     return Gas(**FIGURES["board"], defence=defence, prosecution=prosecution, answer=game["descend"])
@@ -84,9 +84,9 @@ def dispute(levels: int) -> dict[str, int]:
 def sides(game: Mapping[str, int]) -> tuple[int, int]:
     """(defender's, challenger's) gas of a whole game.
 
-    A game has one challenge, one proof, each opening once, and selections: one after each opening that shows a tree
-    and one after each descent. The number of transactions says how many descents there were. Medians times numbers come
-    to a little less than the total, because the first write to a slot costs more; the rest is shared in proportion.
+    A game has one challenge, one proof, each opening once, and one selection after each opening that shows a tree and
+    after each descent. The number of descents follows from the number of transactions. The medians add up to a little
+    less than the total, because the first write to a slot costs more. The difference is shared in proportion.
     """
     openings = [kind for kind in _OPENINGS if kind in game]
     showing = sum(kind in _SHOWING for kind in openings)

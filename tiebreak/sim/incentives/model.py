@@ -17,7 +17,7 @@ ZERO = Fraction(0)
 
 
 def trainer_payoff(s: Setting, strategy: Trainer) -> Fraction:
-    """What the trainer expects to gain. Not taking the job: 0."""
+    """The trainer's expected gain. Not taking the job gives 0."""
     if strategy is Trainer.HONEST:
         return _honest(s)
     common = s.saved - s.training - s.costs.way - s.capital(s.trainer_stake, s.job_seconds)
@@ -32,7 +32,7 @@ def trainer_payoff(s: Setting, strategy: Trainer) -> Fraction:
 
 
 def _honest(s: Setting) -> Fraction:
-    """R - K - gas - capital, and what false alarms bring (their stakes) and cost (defence, delay)."""
+    """R - K - gas - capital, plus the stakes that false alarms bring, minus what they cost (defence, delay)."""
     costs = s.costs.way + s.costs.settle + s.costs.withdraw
     alarm = s.audit_probability * s.false_alarm
     games = s.auditors * alarm * (s.challenge_to_trainer - s.costs.defence)
@@ -41,7 +41,7 @@ def _honest(s: Setting) -> Fraction:
 
 
 def _loss_if_caught(s: Setting, strategy: Trainer) -> Fraction:
-    """Stake and gas that a trainer loses once somebody accuses it."""
+    """The stake and gas that a trainer loses once it is accused."""
     if strategy is Trainer.NAIVE:
         return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
     if strategy is Trainer.INSURED:
@@ -52,7 +52,7 @@ def _loss_if_caught(s: Setting, strategy: Trainer) -> Fraction:
 
 
 def first_share(s: Setting) -> Fraction:
-    """E[1 / (1 + X)], X ~ Bin(n-1, p d): the chance that a finder is the first of all who found."""
+    """E[1 / (1 + X)], X ~ Bin(n-1, p d): the chance that a finder is the first of all finders."""
     chance = s.audit_probability * s.detection
     if not chance or s.auditors == 0:
         return Fraction(1)
@@ -60,7 +60,7 @@ def first_share(s: Setting) -> Fraction:
 
 
 def finder_payoff(s: Setting, strategy: Trainer) -> Fraction:
-    """What an auditor that has found the lie of this cheat expects of challenging, replays apart."""
+    """The expected gain from a challenge for an auditor that has found this cheat's lie, without replays."""
     first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
     if strategy is Trainer.NAIVE:
         won = s.prover_part - s.costs.prosecution - s.costs.withdraw
@@ -71,7 +71,7 @@ def finder_payoff(s: Setting, strategy: Trainer) -> Fraction:
 
 
 def _diligent(s: Setting, strategy: Trainer) -> Fraction:
-    """Of one job without decoys."""
+    """A diligent auditor's expected gain from one job that is not a decoy."""
     if strategy is Trainer.SELF:
         return ZERO  # the job is over before anybody could audit it
     if strategy is Trainer.HONEST:
@@ -81,18 +81,24 @@ def _diligent(s: Setting, strategy: Trainer) -> Fraction:
 
 
 def _planted(s: Setting) -> Fraction:
-    """Of a decoy, which concedes to the first finder; every segment of it may be looked at: x as of a cheat."""
+    """A diligent auditor's expected gain from a decoy, which concedes to the first finder.
+
+    An audit may draw any of its segments, and the number of false ones is x, as for a cheat.
+    """
     won = s.prover_part + s.jackpot - s.costs.challenge - s.costs.withdraw
     return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
 
 
 def _others_find(s: Setting) -> Fraction:
-    """That one of the other n-1 auditors finds a lie."""
+    """The probability that one of the other n-1 auditors finds a lie."""
     return 1 - (1 - s.audit_probability * s.detection) ** max(s.auditors - 1, 0)
 
 
 def _copying(s: Setting, strategy: Trainer) -> Fraction:
-    """Plays another auditor's challenge along, without a replay; at best it is paid in the other's place."""
+    """The gain of copying another auditor's challenge without a replay.
+
+    At best the copy is paid in place of the original.
+    """
     claimed = ZERO if s.proven else Fraction(s.fee)
     along = s.costs.prosecution + s.capital(s.challenger_stake, s.game_seconds)
     if strategy is Trainer.NAIVE:
@@ -101,11 +107,14 @@ def _copying(s: Setting, strategy: Trainer) -> Fraction:
     if strategy is Trainer.HONEST:
         alarm = 1 - (1 - s.audit_probability * s.false_alarm) ** max(s.auditors - 1, 0)
         return claimed - alarm * (along + s.challenger_stake)
-    return ZERO if strategy is Trainer.SELF else claimed  # the others are over before a copy could be made
+    return ZERO if strategy is Trainer.SELF else claimed  # the other games are over before a copy could be made
 
 
 def _false_challenge(s: Setting, strategy: Trainer) -> Fraction:
-    """Challenges without a replay and then is silent. Against a cheat that runs away it has its stake back."""
+    """The gain of a challenge without a replay that is then left to time out.
+
+    Against a cheat that runs away, the stake comes back.
+    """
     if strategy in (Trainer.HEDGED, Trainer.INSURED):
         return Fraction((s.prover_part if s.oldest_paid and strategy is Trainer.HEDGED else 0) - (
             s.costs.challenge + s.costs.reclaim + s.costs.withdraw
@@ -116,9 +125,9 @@ def _false_challenge(s: Setting, strategy: Trainer) -> Fraction:
 
 
 def auditor_payoff(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
-    """What one auditor expects of a job of which a share `lies` are this cheat's, the others as `Setting` says.
+    """An auditor's expected gain from a job. A share `lies` of the jobs are this cheat's; for the rest see `Setting`.
 
-    `strategy` HONEST: no lies but planted ones.
+    `strategy` HONEST: the only lies are planted ones.
     """
     if strategy is Trainer.HONEST and lies:
         raise ConfigurationError(f"lies: expected 0 of an honest trainer, got {lies}")
@@ -138,7 +147,7 @@ def _of_job(s: Setting, own: Auditor, strategy: Trainer) -> Fraction:
 
 
 def _of_decoy(s: Setting, own: Auditor) -> Fraction:
-    """A decoy concedes to whoever comes first with a true challenge; a false one is left to time out."""
+    """The gain from a decoy, which concedes to the first true challenge and lets a false one time out."""
     if own is Auditor.DILIGENT:
         return _planted(s)
     if own is Auditor.FALSE:
@@ -147,13 +156,13 @@ def _of_decoy(s: Setting, own: Auditor) -> Fraction:
 
 
 def extremes(s: Setting) -> tuple[Setting, ...]:
-    """The smallest and the largest cheat. P is concave in x and the gain linear, so no other pays more than both."""
+    """The smallest and the largest cheat. P is concave in x and the gain is linear, so no other pays more than both."""
     return tuple(replace(s, tampered=x) for x in sorted({1, s.segments}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`slack` >= 0: it holds. What it compares is said in `name`, what binds in `binds`."""
+    """A condition that holds if `slack` >= 0. `name` says what is compared, `binds` which case is the tightest."""
 
     name: str
     slack: Fraction
@@ -161,7 +170,7 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """Ties count as holding: who gains nothing by deviating does not."""
+        """Ties count as holding, because a deviation that gains nothing is not worth it."""
         return self.slack >= 0
 
 
@@ -187,7 +196,7 @@ def honesty(s: Setting) -> Condition:
 
 
 def diligence(s: Setting) -> Condition:
-    """With every trainer honest, an audit pays an auditor at least as well as anything else it can do."""
+    """If every trainer is honest, an audit pays at least as well as anything else that an auditor can do."""
     own = auditor_payoff(s, Auditor.DILIGENT, Trainer.HONEST, ZERO)
     others = [(auditor_payoff(s, other, Trainer.HONEST, ZERO), other) for other in Auditor if other != Auditor.DILIGENT]
     best, other = max(others, key=lambda found: found[0])
@@ -195,20 +204,20 @@ def diligence(s: Setting) -> Condition:
 
 
 def no_false_challenge(s: Setting) -> Condition:
-    """A challenge of an honest head costs who makes it."""
+    """A challenge of an honest head costs the challenger money."""
     return Condition(name="a false challenge costs", slack=-_false_challenge(s, Trainer.HONEST))
 
 
 def compensated(s: Setting) -> Condition:
-    """The stake of a false challenge pays for all that it costs an honest trainer, walked to its end."""
+    """The stake of a false challenge covers all costs of an honest trainer in a game that is walked to its end."""
     return Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s))
 
 
 def victims_loss(s: Setting) -> Fraction:
-    """Of an honest trainer in a game to its end: its transactions, and reward and stake that come later."""
+    """An honest trainer's loss in a game that is walked to its end: its gas, and the delay of reward and stake."""
     return s.costs.defence + s.capital(s.reward + s.trainer_stake, s.game_seconds)
 
 
 def conditions(s: Setting) -> tuple[Condition, ...]:
-    """All of them. Decoys and fees are part of the setting."""
+    """All conditions. Decoys and fees are part of the setting."""
     return participation(s), honesty(s), diligence(s), no_false_challenge(s), compensated(s)

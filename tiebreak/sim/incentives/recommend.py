@@ -1,4 +1,4 @@
-"""From a user's figures to terms under which honesty and diligence are best replies, and how far off they may be."""
+"""From a user's figures to terms under which honesty and diligence are best replies, with their margins of error."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,18 +19,18 @@ DIGITS: Final = 3
 RATES: Final = (
     Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(1, 10), Fraction(1, 20), Fraction(1, 50), Fraction(1, 100),
 )  # fmt: skip
-"""Audit probabilities whose stakes are compared."""
+"""The audit probabilities whose stakes are compared."""
 FACTORS: Final = 1000
-"""Factors are found up to this one, to a thousandth of themselves or so."""
+"""Factors are searched up to this one, to about a thousandth of themselves."""
 _FINE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """terms: for the job. fee: wei for an audit that was made.
+    """Recommended terms. fee: wei for an audit that was made.
 
-    planted: share of decoys that would do in its place, as auditors are paid by what a decoy's stake pays out; None if
-    none would.
+    planted: the share of decoys that would replace the fee, since auditors earn part of a decoy's stake; None if no
+    share would.
     """
 
     terms: Terms
@@ -40,12 +40,12 @@ class Recommendation:
 
     @property
     def holds(self) -> bool:
-        """Whether all conditions do."""
+        """Whether all conditions hold."""
         return all(condition.holds for condition in self.conditions)
 
 
 def rounded_up(wei: Fraction | int) -> int:
-    """To three digits, so that people can read it."""
+    """Rounded up to three digits, so that people can read it."""
     whole = ceil(wei)
     unit = int(10 ** max(len(str(whole)) - DIGITS, 0))
     return -(-whole // unit) * unit
@@ -54,10 +54,10 @@ def rounded_up(wei: Fraction | int) -> int:
 def times(f: Figures) -> Terms:
     """Terms without stakes; window and replay time with the margin, in whole minutes.
 
-    The window holds the training of a segment, on the worst data that the client can choose for it, so that an honest
-    trainer's next head comes in time. It also holds the replay of the whole run, after the segments that an auditor
-    draws: a trainer that makes up its run posts the final head at once, and then the auditor has the window alone. The
-    replay time holds the replay of a segment on the worst data.
+    The window is long enough to train a segment on the worst data that the client can choose for it, so that an honest
+    trainer's next head comes in time. It is also long enough to replay the whole run after the segments that an auditor
+    draws: a trainer that makes up its run posts the final head at once, and then the auditor has only the window. The
+    replay time is long enough to replay a segment on the worst data.
     """
     drawn = f.sampled * f.segment_seconds if f.sampled < f.segments else 0
     behind = (drawn + f.training_seconds) * f.replay_ratio
@@ -71,23 +71,23 @@ def times(f: Figures) -> Terms:
 
 
 def reward_for(f: Figures, gas: Gas, terms: Terms) -> int:
-    """Training, gas and the capital of the stake, and the profit on all of it."""
+    """Training, gas and the capital of the stake, with the profit added, in wei."""
     s = f.setting(terms, gas)
     own = s.training + s.costs.way + s.costs.settle + s.costs.withdraw + s.capital(s.trainer_stake, s.job_seconds)
     return rounded_up(own * (1 + f.profit))
 
 
 def _worse(s: Setting, margin: Fraction) -> Iterator[Setting]:
-    """The setting, with one after the other of what the stake rests on off by the margin."""
+    """The setting, and then variants of it, each with one assumption of the stake wrong by the margin."""
     yield s
     yield replace(s, lie=ceil(s.lie * margin))
-    yield replace(s, training=ceil(s.training * margin))  # a step, or all that is paid for in dollars, costs more
+    yield replace(s, training=ceil(s.training * margin))  # a step, or everything that is paid in dollars, costs more
     yield replace(s, training=ceil(s.training * margin), lie=ceil(s.lie * margin), audit=ceil(s.audit * margin))
     yield replace(s, audit_probability=s.audit_probability / margin)
 
 
 def least_stake(f: Figures, gas: Gas, terms: Terms, **rules: Any) -> int:
-    """The least stake of the trainer for which honesty is its best reply in all of `_worse`. To three digits, up."""
+    """The trainer's least stake that makes honesty its best reply in all of `_worse`, rounded up to three digits."""
 
     def deters(stake: int) -> bool:
         tried = replace(terms, trainer_stake=stake)
@@ -109,15 +109,15 @@ def least_stake(f: Figures, gas: Gas, terms: Terms, **rules: Any) -> int:
 
 
 def least_fee(s: Setting, profit: Fraction) -> int:
-    """For an audit that was made: compute and what false alarms cost, and the profit."""
+    """The fee for an audit that was made: compute and the cost of false alarms, with the profit added."""
     lost = s.costs.prosecution + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds) + s.second_replay
     return rounded_up((s.replay + s.false_alarm * lost) * (1 + profit))
 
 
 def least_decoys(s: Setting, profit: Fraction) -> Fraction | None:
-    """Share e of decoys for which e d (first (W + J - gas) - a) pays the replay and the profit; None if no share does.
+    """The share e of decoys for which e d (first (W + J - gas) - a) pays replay and profit; None if there is none.
 
-    A decoy with one false segment among those that an audit may draw is the cheapest to overlook, so x = 1 here.
+    A decoy with one false segment among those that an audit may draw is the easiest to overlook, so x = 1 here.
     """
     at = replace(s, tampered=1)
     won = at.prover_part + at.jackpot - at.costs.challenge - at.costs.withdraw
@@ -127,7 +127,7 @@ def least_decoys(s: Setting, profit: Fraction) -> Fraction | None:
 
 
 def recommend(f: Figures, gas: Gas, **rules: Any) -> Recommendation:
-    """The smallest terms with the figures' margin. `rules`: of `Setting`, where they are not the contract's."""
+    """The smallest terms with the figures' margin. `rules`: fields of `Setting` that differ from the contract."""
     terms = times(f)
     terms = replace(terms, trainer_stake=least_stake(f, gas, terms, **rules))
     terms = replace(terms, reward=reward_for(f, gas, terms))
@@ -144,7 +144,7 @@ def recommend(f: Figures, gas: Gas, **rules: Any) -> Recommendation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What an audit probability costs, a job, in wei: replays of all auditors, and capital of the stake it needs."""
+    """The cost of an audit probability, in wei for each job: replays of all auditors, and capital of the stake."""
 
     probability: Fraction
     discovery: Fraction
@@ -154,12 +154,11 @@ class Rate:
 
     @property
     def total(self) -> Fraction:
-        """Of both."""
         return self.replays + self.capital
 
 
 def rates(f: Figures, gas: Gas, **rules: Any) -> tuple[Rate, ...]:
-    """The stakes that go with audits of so many jobs. The cheapest is a trade of replays against capital."""
+    """The stakes for several audit probabilities. The cheapest one balances replays against capital."""
     bare, found = times(f), []
     for probability in RATES:
         at = replace(f, audit_probability=probability)
@@ -179,7 +178,7 @@ def rates(f: Figures, gas: Gas, **rules: Any) -> tuple[Rate, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """By which factor a figure may fall (down) or grow (up) before a condition breaks; None: by any.
+    """The factors by which a figure may fall (down) or grow (up) before a condition breaks; None: any factor.
 
     breaks_down, breaks_up: the conditions that then break.
     """
@@ -201,7 +200,7 @@ _SCALED: Final[dict[str, tuple[str, ...]]] = {
     "audit probability": ("audit_probability",),
     "cost of capital": ("capital_rate",),
 }
-"""What is varied, and the figures that stand for it; of two, the second is divided."""
+"""What is varied, with its figures. If there are two, the second is divided by the factor."""
 
 
 def _scaled(f: Figures, names: tuple[str, ...], factor: Fraction) -> Figures | None:
@@ -209,11 +208,11 @@ def _scaled(f: Figures, names: tuple[str, ...], factor: Fraction) -> Figures | N
     try:
         return replace(f, **changed)
     except ConfigurationError:
-        return None  # a probability above 1 and the like
+        return None  # invalid figures, such as a probability above 1
 
 
 def _furthest(broken: Callable[[Fraction], str], towards: Fraction) -> tuple[Fraction | None, str]:
-    """The last factor between 1 and `towards` at which nothing is broken, and what breaks behind it."""
+    """The last factor between 1 and `towards` at which no condition breaks, and the condition that breaks beyond it."""
     if not broken(towards):
         return None, ""
     good, bad = 0, _FINE
@@ -224,12 +223,12 @@ def _furthest(broken: Callable[[Fraction], str], towards: Fraction) -> tuple[Fra
 
 
 def _power(towards: Fraction, part: int) -> Fraction:
-    """Factors in even steps of their logarithm, as fractions of a few digits."""
+    """A factor in even logarithmic steps, as a fraction of a few digits."""
     return Fraction(float(towards) ** (part / _FINE)).limit_denominator(10**6)
 
 
 def margins(f: Figures, gas: Gas, found: Recommendation, **rules: Any) -> tuple[Margin, ...]:
-    """Of every figure, with the recommended terms and fee in wei as they are."""
+    """The margins of every figure, with the recommended terms and fee fixed in wei."""
 
     def broken(at: Figures | None) -> str:
         if at is None:

@@ -1,7 +1,7 @@
-"""The same games, paid out event by event by the board's rules: what the closed forms are tested against.
+"""The same games paid out event by event by the board's rules. The closed forms are tested against them.
 
-Nothing here uses `tiebreak.sim.incentives.model`. A story is one way that chance may fall: who audits, what each of
-them draws, who comes first. `stories` lists all of them with their probabilities; `play` lets the parties act on a
+Nothing here uses `tiebreak.sim.incentives.model`. A story is one outcome of all random events: who audits, what each
+auditor draws, who comes first. `stories` lists all of them with their probabilities. `play` lets the parties act on a
 ledger that pays as `contracts/src/board/JobBoard.sol` does.
 """
 
@@ -25,13 +25,13 @@ CAPITAL: Final = "capital"
 
 
 def auditor(number: int) -> str:
-    """Account of an auditor; 0 is the one whose choice is looked at."""
+    """The account of an auditor. Number 0 is the one whose choice is examined."""
     return f"auditor {number}"
 
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What the board holds, and what everyone has gained so far. Sums to zero over all accounts at the end."""
+    """What the board holds, and what everyone has gained so far. All accounts sum to zero at the end."""
 
     setting: Setting
     wealth: defaultdict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
@@ -40,26 +40,26 @@ class Ledger:
     """Challengers of open games, the oldest first."""
 
     def move(self, payer: str, payee: str, amount: Fraction | int) -> None:
-        """Between accounts."""
+        """Move an amount between accounts."""
         self.wealth[payer] -= amount
         self.wealth[payee] += amount
 
     def accept(self) -> None:
-        """Reward and stake are in the board."""
+        """Reward and stake go to the board."""
         self._require("OFFERED")
         self.move(CLIENT, "board", self.setting.reward)
         self.move(TRAINER, "board", self.setting.trainer_stake)
         self.status = "ACTIVE"
 
     def challenge(self, challenger: str) -> None:
-        """A stake for a game."""
+        """A challenger stakes on a game."""
         self._require("ACTIVE")
         self.move(challenger, "board", self.setting.challenger_stake)
         self.games.append(challenger)
         self.move(challenger, GAS, self.setting.costs.challenge)
 
     def defended(self, challenger: str) -> None:
-        """The challenger lost: its stake goes to the trainer, less what a changed rule burns."""
+        """The challenger lost: its stake goes to the trainer, minus the part that a changed rule burns."""
         self._require("ACTIVE")
         self.games.remove(challenger)
         burned = self.setting.challenger_stake - int(
@@ -77,20 +77,20 @@ class Ledger:
         self._slash(prover)
 
     def equivocation(self, reporter: str) -> None:
-        """Two heads of one count."""
+        """Two heads of one count were reported."""
         self._require("ACTIVE")
         self.move(reporter, GAS, self.setting.costs.equivocation)
         self._slash(self.games[0] if self.setting.oldest_paid and self.games else reporter)
 
     def reclaim(self, challenger: str) -> None:
-        """A stake back from a game that the end of the job overtook."""
+        """A challenger takes its stake back from a game that was cut short by the end of the job."""
         self._require("SLASHED")
         self.games.remove(challenger)
         self.move("board", challenger, self.setting.challenger_stake)
         self.move(challenger, GAS, self.setting.costs.reclaim)
 
     def settle(self) -> None:
-        """Reward and stake to the trainer."""
+        """Reward and stake go to the trainer."""
         self._require("ACTIVE")
         if self.games:
             raise StateError(f"expected no open game, got {len(self.games)}")
@@ -99,7 +99,7 @@ class Ledger:
         self.move(TRAINER, GAS, self.setting.costs.settle)
 
     def withdraw(self, account: str) -> None:
-        """Credits were counted when they were given; this is the transaction."""
+        """Pay the gas of a withdrawal. Its amount was counted when it was credited."""
         self.move(account, GAS, self.setting.costs.withdraw)
 
     def _slash(self, prover: str) -> None:
@@ -117,9 +117,9 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """How chance fell. audited: auditors that replayed. finders: those that disagree, the first in front.
+    """One outcome of all random events. audited: auditors that replayed. finders: those that disagreed, in order.
 
-    mirrored: a copied challenge, if there is one, comes to its end before the one it copies.
+    mirrored: a copied challenge, if there is one, ends before the one that it copies.
     """
 
     decoy: bool
@@ -130,20 +130,20 @@ class Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Players:
-    """own: what auditor 0 does for certain; None: it audits with the setting's probability, as all others do."""
+    """own: what auditor 0 does; None: it audits with the setting's probability, as all others do."""
 
     trainer: Trainer
     own: Auditor | None = None
 
     def chance(self, s: Setting, number: int) -> Fraction:
-        """That this auditor replays."""
+        """The probability that this auditor replays."""
         if number == 0 and self.own is not None:
             return Fraction(self.own is Auditor.DILIGENT)
         return s.audit_probability
 
 
 def disagreement(s: Setting, lie: bool) -> Fraction:
-    """That one replay disagrees, counted over all equally likely draws of segments."""
+    """The probability that one replay disagrees, counted over all equally likely draws of segments."""
     if not lie:
         return s.false_alarm
     draws = list(combinations(range(s.segments), s.sampled))
@@ -151,7 +151,7 @@ def disagreement(s: Setting, lie: bool) -> Fraction:
 
 
 def stories(s: Setting, players: Players, *, decoy: bool = False) -> Iterator[tuple[Fraction, Story]]:
-    """Every way that chance may fall, with its probability."""
+    """All outcomes of the random events, with their probabilities."""
     finds = disagreement(s, decoy or players.trainer is not Trainer.HONEST)
     each = []
     for number in range(s.auditors):
@@ -173,7 +173,7 @@ def stories(s: Setting, players: Players, *, decoy: bool = False) -> Iterator[tu
 
 
 def play(s: Setting, players: Players, story: Story) -> Ledger:
-    """The job from acceptance to its end."""
+    """Play the job from acceptance to its end."""
     ledger = Ledger(setting=s)
     trainer = Trainer.HONEST if story.decoy else players.trainer
     ledger.accept()
@@ -197,7 +197,7 @@ def _lock(ledger: Ledger, account: str, amount: int) -> None:
 
 
 def _audits(s: Setting, story: Story, players: Players, ledger: Ledger) -> None:
-    """Replays and their fees; who found then replays the whole run, if it drew less."""
+    """Pay replays and their fees. A finder that drew a sample then replays the whole run."""
     for number in range(s.auditors):
         if number in story.audited:
             ledger.move(auditor(number), COMPUTE, s.audit * Fraction(s.sampled, s.segments))
@@ -206,11 +206,11 @@ def _audits(s: Setting, story: Story, players: Players, ledger: Ledger) -> None:
         if number in story.finders and s.whole_first and s.sampled < s.segments:
             ledger.move(auditor(number), COMPUTE, s.audit)
     if players.own is Auditor.FALSE and not s.proven:
-        ledger.move(auditor(0), CLIENT, s.fee)  # who challenges has not claimed that all is well
+        ledger.move(auditor(0), CLIENT, s.fee)  # a challenger has not claimed that all is well
 
 
 def _silent_challenge(ledger: Ledger) -> None:
-    """A false challenger, and then its time is up."""
+    """A false challenge that is left to time out."""
     ledger.challenge(auditor(0))
     _lock(ledger, auditor(0), ledger.setting.challenger_stake)
     ledger.defended(auditor(0))
@@ -231,7 +231,7 @@ def _with_honest(s: Setting, players: Players, story: Story, ledger: Ledger) -> 
         _lock(ledger, TRAINER, s.trainer_stake)
     if accusers and players.own is Auditor.COPYING:
         _silent_challenge(ledger)
-        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # it plays along
+        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
 
 
 def _with_naive(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
@@ -247,7 +247,7 @@ def _with_naive(s: Setting, players: Players, story: Story, ledger: Ledger) -> N
     ledger.move(winner, GAS, s.costs.prosecution - s.costs.challenge)
     if players.own is Auditor.COPYING:
         ledger.challenge(auditor(0))
-        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # it plays along
+        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
         _lock(ledger, auditor(0), s.challenger_stake)
         winner = auditor(0) if story.mirrored else winner
     ledger.move(TRAINER, GAS, s.costs.defence)
@@ -276,7 +276,7 @@ def _with_hedged(s: Setting, players: Players, story: Story, ledger: Ledger) -> 
 def _with_insured(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
     ledger.challenge(SYBIL)
     _lock(ledger, SYBIL, s.challenger_stake)
-    ledger.move(TRAINER, GAS, s.costs.concede)  # one side or the other ends the game
+    ledger.move(TRAINER, GAS, s.costs.concede)  # one of the two sides ends the game
     _audits(s, story, players, ledger)
     accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
     if not accusers:
@@ -291,7 +291,7 @@ def _with_insured(s: Setting, players: Players, story: Story, ledger: Ledger) ->
 
 
 def _with_self(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
-    del players, story  # nobody has time for anything
+    del players, story  # the job ends before anybody can act
     ledger.equivocation(SYBIL)
     ledger.withdraw(SYBIL)
     ledger.move("the world", TRAINER, s.kept * s.lie)
@@ -319,7 +319,7 @@ _SCRIPTS: Final[dict[Trainer | None, Callable[[Setting, Players, Story, Ledger],
 
 
 def expected_trainer(s: Setting, strategy: Trainer) -> Fraction:
-    """Both of the trainer's accounts, over all stories."""
+    """The expected gain of both of the trainer's accounts, over all stories."""
     players = Players(trainer=strategy)
     total = Fraction(0)
     for probability, story in stories(s, players):
@@ -329,7 +329,7 @@ def expected_trainer(s: Setting, strategy: Trainer) -> Fraction:
 
 
 def expected_auditor(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
-    """Auditor 0, over decoys, lies and all stories."""
+    """The expected gain of auditor 0, over decoys, lies and all stories."""
     worlds = [
         (s.planted, Trainer.HONEST, True),
         ((1 - s.planted) * lies, strategy, False),

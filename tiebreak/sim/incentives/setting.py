@@ -1,4 +1,4 @@
-"""One job as a game about money: every number that decides who gains by what. Amounts in wei, times in seconds."""
+"""One job as a game about money: every number that decides about gains. Amounts in wei, times in seconds."""
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -13,7 +13,7 @@ MOST_AUDITORS: Final = 1000
 
 
 class Trainer(StrEnum):
-    """What a trainer may do."""
+    """A strategy of the trainer."""
 
     HONEST = "honest"
     NAIVE = "cheats, plays on when challenged"
@@ -23,7 +23,7 @@ class Trainer(StrEnum):
 
 
 class Auditor(StrEnum):
-    """What an auditor may do with a job."""
+    """A strategy of an auditor."""
 
     DILIGENT = "diligent"
     LAZY = "lazy"
@@ -36,11 +36,11 @@ CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What transactions cost, in wei: measured gas times a gas price.
+    """The costs of transactions in wei: measured gas times a gas price.
 
-    offer: create. way: accept and every head. settle, withdraw, challenge, reclaim, concede, timeout, equivocation: one
-    each. defence, prosecution: all transactions of the defender, of the challenger, in a game that is walked to its end
-    (prosecution: with the challenge). answer: one move of a defender.
+    offer: create the job. way: accept it and post every head. settle, withdraw, challenge, reclaim, concede, timeout,
+    equivocation: one transaction each. defence, prosecution: all transactions of the defender or the challenger in a
+    game that is walked to its end (prosecution includes the challenge). answer: one move of a defender.
     """
 
     offer: int = 0
@@ -66,18 +66,20 @@ class Setting:
     """A job, its parties' costs, and how it is audited. Frozen: change it with `dataclasses.replace`.
 
     training: compute of the whole run. audit: compute of a whole replay. lie: what false weights are worth to the
-    trainer beside saved compute; kept: the share of it that stays with a convicted trainer (1: they are out before the
-    window ends). harm: what false weights that settle cost the client beside the reward. segments, tampered: into how
-    many parts the run is committed, how many of them a cheat does not compute. sampled: how many an audit draws; all:
-    a whole audit. whole_first: a sample that disagrees is followed by a whole replay before the challenge, as the
-    command line asks; the rules of the game do not. audit_probability: with which each auditor audits. false_alarm:
-    that a replay of an honest run differs. fee: for an audit; proven: paid only for one that was made, else to whoever
-    claims one. planted: share of jobs that are decoys of the client, whose false heads are conceded to the first
-    finder; jackpot: paid to it beside the stake. mirror: chance that a copied challenge is paid in place of the one it
-    copies. rate: cost of capital per second. job_seconds: from acceptance to settlement. game_seconds: the longest.
+    trainer besides saved compute; kept: the share of it that a convicted trainer keeps (1 if the weights are out before
+    the window ends). harm: what false weights that settle cost the client besides the reward. segments, tampered: the
+    number of parts in which the run is committed, and the number that a cheat does not compute. sampled: segments that
+    an audit draws; all of them for a whole audit. whole_first: whether a sample that disagrees is followed by a whole
+    replay before the challenge, as on the command line; the game's rules do not ask for it. audit_probability: of each
+    auditor. false_alarm: probability that the replay of an honest run differs. fee: for an audit; proven: whether it is
+    paid only for an audit that was made, instead of to anyone who claims one. planted: share of jobs that are decoys of
+    the client, whose false heads are conceded to the first finder; jackpot: paid to the finder on top of its part of
+    the stake. mirror: chance that a copied challenge is paid in place of the original. rate: cost of capital per
+    second. job_seconds: from acceptance to settlement. game_seconds: the longest game.
 
-    The contract has burn = 1/2, no fee, no jackpot, and the two changes of rules off: challenge_burn, the share of a
-    lost challenger's stake that burns; oldest_paid, whether the prover's part goes to the oldest open game (see docs).
+    In the contract burn is 1/2, there is no fee and no jackpot, and two changed rules are off: challenge_burn, the
+    share of a lost challenger's stake that burns, and oldest_paid, whether the prover's part goes to the oldest open
+    game (see docs).
     """
 
     reward: int
@@ -122,46 +124,46 @@ class Setting:
 
     @property
     def prover_part(self) -> int:
-        """What of the trainer's stake a conviction pays out: floor(T / 2) in the contract."""
+        """The part of the trainer's stake that a conviction pays out: floor(T / 2) in the contract."""
         return int((1 - self.burn) * self.trainer_stake)
 
     @property
     def burned_part(self) -> int:
-        """The rest, which burns."""
+        """The rest of the trainer's stake, which burns."""
         return self.trainer_stake - self.prover_part
 
     @property
     def challenge_to_trainer(self) -> int:
-        """What of a lost challenger's stake the trainer gets: all, in the contract."""
+        """The part of a lost challenger's stake that goes to the trainer: all of it, in the contract."""
         return int((1 - self.challenge_burn) * self.challenger_stake)
 
     @property
     def saved(self) -> Fraction:
-        """Compute that a cheat does not pay for."""
+        """Compute that a cheat saves."""
         return Fraction(self.training * self.tampered, self.segments)
 
     @property
     def replay(self) -> Fraction:
-        """Compute of one audit: of the segments that it draws."""
+        """Compute of one audit, for the segments that it draws."""
         return Fraction(self.audit * self.sampled, self.segments)
 
     @property
     def second_replay(self) -> int:
-        """Compute of the whole audit that follows a sample which disagrees."""
+        """Compute of the whole replay after a sample that disagrees."""
         return self.audit if self.whole_first and self.sampled < self.segments else 0
 
     @property
     def detection(self) -> Fraction:
-        """That one audit meets a tampered segment: 1 - C(S-x, s) / C(S, s), as `run.audit` prints it."""
+        """The probability that an audit meets a tampered segment: 1 - C(S-x, s) / C(S, s), as `run.audit` prints it."""
         few, many = sorted((self.sampled, self.tampered))
         if few + many > self.segments:
             return Fraction(1)
-        # Symmetric in s and x, so the product over the smaller.
+        # Symmetric in s and x, so the product runs over the smaller.
         return 1 - prod((Fraction(self.segments - many - i, self.segments - i) for i in range(few)), start=Fraction(1))
 
     @property
     def discovery(self) -> Fraction:
-        """That somebody finds the lie: 1 - (1 - p d)^n."""
+        """The probability that somebody finds the lie: 1 - (1 - p d)^n."""
         return 1 - (1 - self.audit_probability * self.detection) ** self.auditors
 
     def capital(self, amount: int, seconds: int) -> Fraction:
