@@ -243,7 +243,7 @@ class Conceding(Auditor):
         self.at = at
 
     def concedes(self, view: GameView) -> bool:
-        """From its move number `at` on."""
+        """Concedes from its move number `at` on."""
         return moves_of(view.game, view.side) >= self.at
 
 
@@ -287,11 +287,11 @@ class Vanishing(Auditor):
         self.at = at
 
     def answers(self, view: GameView) -> bool:
-        """Until its move number `at`."""
+        """Answers until its move number `at`."""
         return moves_of(view.game, view.side) < self.at
 
     def claims_timeout(self, view: GameView) -> bool:
-        """Not while it is offline."""
+        """Claims no timeout while it is offline."""
         return self.answers(view)
 
 

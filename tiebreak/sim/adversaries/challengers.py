@@ -151,11 +151,11 @@ class _Fickle(_Accusing):
         self.silent = silent
 
     def answers(self, view: GameView) -> bool:
-        """Until move `after`, if it falls silent then."""
+        """Answers until move `after`, if it falls silent then."""
         return not self.silent or view.state.moves < self.after
 
     def concedes(self, view: GameView) -> bool:
-        """From move `after` on, if it gives up rather than falls silent."""
+        """Concedes from move `after` on, if it gives up rather than falls silent."""
         return not self.silent and view.state.moves >= self.after
 
 
@@ -399,7 +399,7 @@ class _Master(Trainer):
         self.puppet = puppet
 
     def concedes(self, view: GameView) -> bool:
-        """Only to the puppet."""
+        """Concedes only to the puppet."""
         return view.game.challenger == self.world.parties[self.puppet].address
 
 

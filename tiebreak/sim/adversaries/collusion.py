@@ -188,7 +188,7 @@ class Puppet(Scripted):
         return False
 
     def accused(self, job: PublicJob) -> SignedHead | None:
-        """The first head, at once."""
+        """Challenges the first head at once."""
         return next(iter(self.heads_of(job.id)), None)
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002

@@ -53,7 +53,7 @@ class _Silent(Trainer):
         self.after = after
 
     def answers(self, view: GameView) -> bool:
-        """Until `after` moves were made."""
+        """Answers until `after` moves were made."""
         return view.state.moves < self.after
 
 
@@ -207,7 +207,7 @@ class _Babbling(Trainer):
         """How often it repeats the moves. The gas of each is what limits it."""
 
     def reply(self, game: GameView) -> Reply:
-        """Invalid moves only."""
+        """Sends invalid moves only."""
         honest = super().reply(game)
         if game.state.moves < self.after or honest.move is None:
             return honest

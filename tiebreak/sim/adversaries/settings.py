@@ -110,7 +110,7 @@ class ChangedDropoutSeed(DeviatingTrainer):
     gain: ClassVar[str] = "the run of its choice among many that look alike"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """In one step or from a step on."""
+        """Change the seed, in one step or from a step on."""
         program, first = workshop.program, step_of(job, rng)
         drawn, seed = only(program, Opcode.RANDOM), source(program, SourceKind.DATA, "seed")
         redone = {drawn: {seed: torch.tensor(rng.getrandbits(62))}}
@@ -182,7 +182,7 @@ class ForgottenMoments(DeviatingTrainer):
     gain: ClassVar[str] = "no optimizer state to be kept"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """In one step after the first."""
+        """Clear the moments in one step after the first."""
         step, prefix = step_of(job, rng, 2), f"{OPTIMIZER}exp_avg"
         moments = [leaf for leaf, name in state_sources(workshop.program).items() if name.startswith(prefix)]
         tamper = during((step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))

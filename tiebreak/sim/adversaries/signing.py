@@ -96,7 +96,7 @@ class _Hasty(Trainer):
         return 0
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
-        """Only the last head."""
+        """Shows only the last head."""
         return [self.head(job, count)] if count == job.checkpoints else []
 
 

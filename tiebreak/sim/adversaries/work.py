@@ -99,7 +99,7 @@ class SmallerModel(DeviatingTrainer):
     gain: ClassVar[str] = "the cost of a smaller model for the reward of the agreed one"
 
     def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """From the first step on."""
+        """Leave some units untrained from the first step on."""
         idle = rng.sample(range(UNITS), rng.randint(1, UNITS - 1))
         tamper = during(onward(job, 1), lambda _: committing(workshop.program, _without_units(idle)))
         return deviating(workshop, job, tamper)
@@ -118,7 +118,6 @@ def _without_units(idle: Collection[int]) -> Callable[[str, Tensor, Tensor], Ten
 
 
 def _putting_state(program: Program, state: dict[str, Tensor]) -> Observer:
-    """Commits this state."""
     return committing(program, lambda name, _new, _old: state[name])
 
 

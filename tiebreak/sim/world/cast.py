@@ -28,7 +28,7 @@ TERMS = Terms(
 )
 """Short times, and stakes far above what a lie is worth.
 
-The trainer's stake is odd, so that halving it leaves a wei.
+The trainer's stake is odd, so that half of it is not a whole number of wei.
 """
 
 

@@ -24,9 +24,9 @@ UNDETECTED: Final = "undetected"
 def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Collection[Digest]) -> str:
     """How a dishonest party ended. The first of the following that applies is returned.
 
-    A job of the party was slashed (and how) or abandoned; a false head of it was settled (undetected); it lost a game
-    that it started (and how); something of it was refused; it was not paid although another party of its role was, or a
-    trainer would have been (unpaid). Otherwise it was harmless.
+    A job of the party was slashed (and how) or abandoned; one of its false heads was settled (undetected); it lost a
+    game that it started (and how); something of it was refused; it was not paid although another party of its role was,
+    or a trainer would have been (unpaid). Otherwise it was harmless.
     """
     how = _as_trainer(world, agent, false_jobs) if isinstance(agent, Trainer) else None
     if how is not None:
