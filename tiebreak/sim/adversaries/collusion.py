@@ -52,7 +52,7 @@ class _Conspiracy(Adversary):
 
 
 class BribedMajority(_Conspiracy):
-    """Pays all auditors except those that cannot be bought, of which one is enough."""
+    """Pays all auditors except the incorruptible ones. One of these is enough to catch the trainer."""
 
     name: ClassVar[str] = "bribes all auditors but one"
     gain: ClassVar[str] = "the reward for a false run, if nobody else looks"
