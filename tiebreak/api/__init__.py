@@ -1,7 +1,7 @@
-"""The library interface, in the words of a PyTorch user. Its names are those of `tiebreak` itself.
+"""The library interface, in the vocabulary of a PyTorch user. `tiebreak` re-exports its public names.
 
-The command line calls these modules through this package, `api.runs.open_run(...)`: each is imported when it is first
-used, so that a command that needs no torch does not wait for it.
+The command line calls these modules as `api.runs.open_run(...)`. Each module is imported on first use, so a command
+that does not need torch does not wait for it.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Audits of a signed run: the whole of it, kept as the auditor's own replay, or some of its segments."""
+"""Audits of a signed run: either the whole run, kept as the auditor's own replay, or a selection of its segments."""
 
 import math
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
 
 SHARES: Final = (0.01, 0.1)
-"""Of all segments: for how many false ones the chance of detection is told, beside a single one."""
+"""Shares of false segments for which a sample's chance of detection is reported, besides a single false segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WholeAudit:
-    """A head against the auditor's own replay.
+    """The result of comparing a signed head with the auditor's own replay.
 
-    fraud: the first checkpoint that differs; None in an audit that agrees, and where the trainer's records are not
-    those that it signed. last_step: the last that the head covers.
+    fraud: the first checkpoint that differs; None if the audit agrees, and None if the trainer's records are not the
+    ones it signed. last_step: the last step that the head covers.
     """
 
     head: SignedHead
@@ -46,7 +46,7 @@ class WholeAudit:
 
     @property
     def agrees(self) -> bool:
-        """Whether the trainer's root is the true one."""
+        """Whether the trainer's root equals the root of the replay."""
         return self.comparison.agrees
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class WholeAudit:
 
 
 def difference(fraud: SegmentReport | None, count: int) -> str:
-    """One sentence: where a run of `count` checkpoints leaves its program."""
+    """One sentence that says where a run of `count` checkpoints departs from its program."""
     if fraud is None:
         return f"the signed root is not that of the program's {count} checkpoints"
     steps = f"step {fraud.last_step}"
@@ -74,10 +74,10 @@ def difference(fraud: SegmentReport | None, count: int) -> str:
 
 
 def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet: bool = False) -> WholeAudit:
-    """Computes the run again as far as it is signed, into `folder`, and compares the last head.
+    """Recomputes the signed part of the run into `folder` and compares the result with the last head.
 
-    Only the job's own inputs are used, each checked against the job's roots, and under policy `logged` the committed
-    logs. A replay that is in `folder` already goes on. Raises `ConfigurationError` if nothing is signed yet.
+    Uses only the job's own inputs, each checked against the job's roots, and under policy `logged` the committed logs.
+    Continues a replay that is already in `folder`. Raises `ConfigurationError` if nothing is signed yet.
     """
     heads = trainer.heads()
     if not heads:
@@ -101,7 +101,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
 
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
-    """None where the trainer's records are not those that it signed, and so say nothing."""
+    """The first segment that differs; None if the trainer's records are not the ones it signed and so prove nothing."""
     try:
         committed, _ = signed_records(trainer)
     except (CannotCheck, EncodingError):
@@ -115,7 +115,10 @@ def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentRep
 
 
 def open_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
-    """The auditor's run of the same job, made from the job's own inputs if it is not there yet."""
+    """Opens the auditor's replay of the same job, or creates it from the job's inputs.
+
+    Raises `ConfigurationError` if the folder holds a replay of another job.
+    """
     if (folder / "job.bin").exists():
         replay = RunDirectory.open(folder)
         if replay.job != trainer.job:
@@ -126,7 +129,10 @@ def open_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which segments are checked, of which records. detection: (false segments, chance that the sample has one)."""
+    """The segments to check and the signed records to check them against.
+
+    detection: pairs of a number of false segments and the chance that the sample contains at least one of them.
+    """
 
     records: list[StepRecord]
     head: SignedHead
@@ -137,7 +143,10 @@ class Choice:
 def choose_segments(
     trainer: RunDirectory, *, segment: int | None, first: int | None, last: int | None, sample: int | None, seed: str
 ) -> Choice:
-    """A segment, those with the steps `first` to `last`, or a sample drawn from the seed and the signed root."""
+    """Selects one segment, the segments with steps `first` to `last`, or a sample drawn from the seed and signed root.
+
+    Segments are numbered from 0. Raises `ConfigurationError` for a segment or step that is not signed.
+    """
     records, head = signed_records(trainer)
     count = len(records)
     detection: list[tuple[int, float]] = []
@@ -153,7 +162,7 @@ def choose_segments(
 
 
 def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:
-    """The signed segments that hold the steps `first` (default: the first) to `last` (default: the last signed)."""
+    """The signed segments that hold steps `first` (default: the first) to `last` (default: the last signed step)."""
     job = trainer.job
     signed = job.last_step(count - 1)
     first, last = 1 if first is None else first, signed if last is None else last
@@ -170,7 +179,7 @@ def audit_chosen(
     *,
     quiet: bool = False,
 ) -> SegmentAudit:
-    """Replays the segments, each from the nearest checkpoint before it that the trainer kept and that is good."""
+    """Replays each segment from the nearest earlier checkpoint that the trainer kept and that matches its record."""
     interpreter = machine.interpreter(trainer)
     with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         return audit_segments(trainer, interpreter, segments, records, on_step)

@@ -1,12 +1,12 @@
-"""A captured job as files: what a client sends to a trainer and an auditor, and what they check before they run it.
+"""A captured job as files: a client sends them to a trainer and an auditor, who check them before they run anything.
 
     program.tbp           the program (specification 4.1)
     state.safetensors     the initial state
-    data.safetensors      everything else the steps read
+    data.safetensors      everything else that the steps read
     bundle.json           name, steps, checkpoint interval, and the three roots; written last
 
-All of it is bytes from others until `load_bundle` has checked it: the program's rules, that state and data are exactly
-what it names (dtypes, shapes), and that the roots are those of the files.
+All of these bytes are untrusted until `load_bundle` has checked them: the program must obey its rules, state and data
+must have exactly the names, dtypes and shapes that it declares, and the roots must be those of the files.
 """
 
 import json
@@ -45,12 +45,15 @@ _FIELDS: Final = {
     "data_root": str,
 }
 MAX_MANIFEST_BYTES: Final = 4096
-"""A manifest has about 400. Nested deeper than this allows, JSON can exhaust the C stack of its parser."""
+"""A manifest takes about 400 bytes. A limit is needed because deeply nested JSON can exhaust its parser's C stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A job before it is signed. state, data: tensors by name, on the CPU; data that were loaded are on their file."""
+    """A job before it is signed.
+
+    state, data: tensors by name, on the CPU. Loaded data are mapped from their file.
+    """
 
     name: str
     steps: int
@@ -68,7 +71,6 @@ class Bundle:
 
     @classmethod
     def of(cls, compiled: Compiled, *, name: str, steps: int, checkpoint_interval: int) -> "Bundle":
-        """The bundle of a captured task."""
         return cls(
             name=name,
             steps=steps,
@@ -80,16 +82,15 @@ class Bundle:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the model, buffers too."""
+        """The number of elements in the model's parameters and buffers."""
         return sum(tensor.numel() for name, tensor in self.state.items() if name.startswith(MODEL))
 
     @property
     def cost(self) -> Cost:
-        """What a step takes."""
         return cost_of(self.program)
 
     def roots(self) -> dict[str, str]:
-        """The three roots a job agrees on, in hex."""
+        """The three roots that a job fixes, in hex."""
         return {
             "program_root": self.program.root.hex(),
             "initial_state_root": state_tree(identities(self.state)).root.hex(),
@@ -97,12 +98,12 @@ class Bundle:
         }
 
     def manifest(self) -> dict[str, Any]:
-        """Contents of bundle.json."""
+        """The contents of bundle.json."""
         sizes = {"name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval}
         return {"format": FORMAT, **sizes, **self.roots()}
 
     def save(self, folder: Path) -> None:
-        """Write the four files into a folder that is new or empty; the manifest last."""
+        """Writes the four files into a new or empty folder, the manifest last."""
         if folder.exists() and not folder.is_dir():
             raise ConfigurationError(f"expected a new or empty folder, got {folder}, a file; choose another")
         with Folder.make(folder) as made:
@@ -115,13 +116,16 @@ class Bundle:
 
 
 def capture_bundle(task: Task) -> Bundle:
-    """Captures a task. Raises `ConfigurationError` that lists every operator without an exact form."""
+    """Captures a task. Raises `ConfigurationError`, which lists every operator that has no exact form."""
     made = compile_task(task)
     return Bundle.of(made, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read and check a bundle. `StateError` if there is none, `VerificationError` if it is not what it says."""
+    """Reads and checks a bundle.
+
+    Raises `StateError` if the folder holds none, `VerificationError` if its files do not match its manifest.
+    """
     if not (folder / MANIFEST).is_file():
         raise StateError(f"expected a captured job in {folder}, got no {MANIFEST}; make one with `tiebreak capture`")
     with Folder(folder) as files:

@@ -1,4 +1,4 @@
-"""Calibration on this machine: every setting that it has, over some programs. Behind the command and the library."""
+"""Calibration on this machine: measures some programs under every available setting. Used by command and library."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +29,7 @@ MAX_ORDERS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A program to measure on, with its initial state and its data; steps: how many it has."""
+    """A program to measure on, with its initial state, its data, and the number of its steps."""
 
     name: str
     program: Program
@@ -39,12 +39,11 @@ class Subject:
 
 
 def subject_of(name: str, bundle: Bundle) -> Subject:
-    """A captured job."""
     return Subject(name=name, program=bundle.program, state=bundle.state, data=bundle.data, steps=bundle.steps)
 
 
 def subject_in(folder: Path) -> Subject:
-    """The run or the captured job in a folder. Raises `ConfigurationError` if there is neither."""
+    """Reads the run or the captured job in a folder. Raises `ConfigurationError` if there is neither."""
     if (folder / "job.bin").is_file():
         run = RunDirectory.open(folder)
         state, data = run.state(0), run.data()
@@ -55,7 +54,7 @@ def subject_in(folder: Path) -> Subject:
 
 
 def silent(_name: str) -> AbstractContextManager[OnProgress]:
-    """No progress."""
+    """A progress callback that shows nothing."""
     return nullcontext(lambda *_: None)
 
 
@@ -72,9 +71,10 @@ def calibrate_subjects(
     seed: int = 0,
     progress: Callable[[str], AbstractContextManager[OnProgress]] = silent,
 ) -> LoggedPolicy:
-    """The policy of some programs, measured here. threads: the most; devices: beside the CPU, None for all of CUDA.
+    """Measures some programs on this machine and returns a policy for them.
 
-    Each device is qualified first. Raises `ConfigurationError`.
+    threads: the largest number to try besides 1 [default: all usable cores]. devices: those to measure besides the CPU [default:
+    every CUDA device]. Each device is qualified first. Raises `ConfigurationError`.
     """
     if devices is None:
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]

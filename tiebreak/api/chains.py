@@ -1,4 +1,4 @@
-"""The contracts on a chain: a node for development, and deployments. Needs the extra `tiebreak[chain]`."""
+"""The contracts on a chain: development nodes and deployments. Needs the extra `tiebreak[chain]`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 
 
 def connect(rpc: str, chain_id: int | None = None) -> Chain:
-    """A chain by URL or IPC path. Raises `ConfigurationError` if it is another than `chain_id`."""
+    """Connects to a chain by URL or IPC path. Raises `ConfigurationError` if its id is not `chain_id`."""
     chain = Chain.connect(rpc)
     if chain_id is not None:
         require_chain(chain, chain_id)
@@ -21,14 +21,14 @@ def connect(rpc: str, chain_id: int | None = None) -> Chain:
 
 
 def check(chain: Chain, file: Path) -> dict[str, bytes]:
-    """Addresses of the contracts of a deployment's file, each compared with this version's code. Sends nothing."""
+    """Compares the contracts of a deployment file with this version's code; returns their addresses. Sends nothing."""
     found = read_deployment(file)
     check_deployment(chain, found)
     return {name: standing.address for name, standing in found.contracts.items()}
 
 
 def deploy(chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], None]) -> dict[str, Any]:
-    """Deploys the contracts; what to write into the deployment's file."""
+    """Deploys the contracts and returns the contents of the deployment file."""
     creations: list[Creation] = []
 
     def made(creation: Creation) -> None:
@@ -36,14 +36,14 @@ def deploy(chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], N
         on_creation(creation)
 
     chain.deploy(signer, made)
-    # What was deployed is read back: the file must not say more than what stands there.
+    # Read the deployment back, so that the file never claims more than what stands on the chain.
     chain.attach(chain.deployment.board)
     return document(chain, signer.address, creations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devnet:
-    """A running node with the contracts on it. accounts: keys with their secrets, which are public."""
+    """A running node with the contracts on it. accounts: keys with their secrets, which are publicly known."""
 
     node: RunningNode
     chain: Chain
@@ -56,7 +56,7 @@ class Devnet:
 
 @contextmanager
 def devnet(*, port: int, accounts: int, block_seconds: int, embedded: bool) -> Iterator[Devnet]:
-    """A chain for development, until the end of the block; the first account deploys the contracts."""
+    """Runs a development chain until the end of the `with` block. The first account deploys the contracts."""
     secrets = dev_secrets(accounts)
     signers = [PrivateKey.from_int(secret) for secret in secrets]
     with running_node(port=port, accounts=accounts, block_seconds=block_seconds, embedded=embedded) as node:

@@ -1,4 +1,4 @@
-"""Disputes over a signed run, played out in one process: where it leaves its program, and whom the referee convicts."""
+"""Disputes over a signed run, played in one process: where the run departs from its program, and who is convicted."""
 
 import secrets
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ from tiebreak.protocol.game.sides import Challenger, Defender, Summary, describe
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Dispute:
-    """A finished game over a head. walk: (tree, height, position) of each choice of the first child that differs."""
+    """A finished game over a head.
+
+    walk: one (tree, height, position) for each selection of the first child node that differs.
+    """
 
     head: SignedHead
     final: GameState
@@ -29,12 +32,11 @@ class Dispute:
 
     @property
     def loser(self) -> str:
-        """`trainer` or `challenger`."""
         return "challenger" if self.summary.winner == Side.DEFENDER.name.lower() else "trainer"
 
     @property
     def sentence(self) -> str:
-        """Where the two sides part, as far as the game came, from the checkpoint down to the element."""
+        """One sentence that locates the difference, from the checkpoint down to the element, as far as the game got."""
         return difference(self.final, self.summary)
 
     def __repr__(self) -> str:
@@ -42,7 +44,7 @@ class Dispute:
 
 
 def open_both(run: Path, replay: Path) -> tuple[RunDirectory, RunDirectory]:
-    """The trainer's run and the auditor's. Raises `ConfigurationError` if they are not of one job."""
+    """Opens the trainer's run and the auditor's replay. Raises `ConfigurationError` if their jobs differ."""
     defended, own = RunDirectory.open(run), RunDirectory.open(replay)
     if defended.job != own.job:
         raise ConfigurationError(
@@ -54,8 +56,8 @@ def open_both(run: Path, replay: Path) -> tuple[RunDirectory, RunDirectory]:
 def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: int | None = None) -> Dispute | None:
     """Plays the game over a head of `defended` (default: the last) against the auditor's replay `own`.
 
-    None if the head is what the program produces. Raises `ConfigurationError` for a head that is not there,
-    `StateError` for a replay that has not come as far.
+    count: the number of checkpoints that the head covers. Returns None if the head is what the program produces. Raises
+    `ConfigurationError` if there is no such head, `StateError` if the replay has not got that far.
     """
     heads = {head.head.count: head for head in defended.heads()}
     if not heads:
@@ -84,9 +86,9 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
 
 
 def difference(final: GameState, ended: Summary) -> str:
-    """One sentence of a finished game: the first checkpoint, step, instruction and element that differ."""
+    """One sentence about a finished game: the first checkpoint, step, instruction and element that differ."""
     job, checkpoint, step = final.job, ended.checkpoint, ended.step
-    # A side may fail to open what the walk has come to: then the leaf of the walk is all that is known.
+    # A side may fail to open the node that the walk has reached. Then only the leaf of the walk is known.
     if checkpoint is None and not final.height:
         checkpoint = final.position
     if step is None and final.level is Level.STEPS and not final.height and checkpoint is not None:
@@ -107,7 +109,7 @@ def difference(final: GameState, ended: Summary) -> str:
 
 
 def narrowed_to(state: GameState, level: Level, position: int) -> str:
-    """What a walk has found once it has reached leaf `position` of the tree of a level."""
+    """Describes what a walk has found once it has reached leaf `position` of the tree of a level."""
     match level:
         case Level.RUN:
             job = state.job

@@ -1,4 +1,4 @@
-"""What machine and software a result comes from, for people who compare numbers."""
+"""The machine and software that produced a result, for people who compare numbers."""
 
 import os
 import platform
@@ -15,12 +15,12 @@ from tiebreak.engine.native import enabled, load
 
 _CPUINFO = Path("/proc/cpuinfo")
 EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
-"""Variables by which cuBLAS may be told to put FP64 products together from smaller formats."""
+"""Variables that can make cuBLAS compose FP64 products from narrower formats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A compiled accelerator, or why its pure twin runs instead."""
+    """A compiled accelerator, or the reason why its pure twin runs instead."""
 
     name: str
     compiled: bool
@@ -28,7 +28,7 @@ class Kernel:
 
 
 def cpu_name() -> str:
-    """The CPU's own name where the system tells it."""
+    """The CPU's marketing name, where the system reports it."""
     if _CPUINFO.is_file():
         for line in _CPUINFO.read_text(errors="replace").splitlines():
             if line.startswith("model name"):
@@ -37,12 +37,12 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe() -> tuple[tuple[str, str], ...]:
-    """Name and value of each thing worth knowing, in a fixed order."""
+    """Name and value of each relevant property, in a fixed order."""
     return (
         ("tiebreak", version("tiebreak")),
         ("python", platform.python_version()),
@@ -57,7 +57,7 @@ def describe() -> tuple[tuple[str, str], ...]:
 
 
 def kernels() -> tuple[Kernel, ...]:
-    """Each compiled accelerator; those that are not there yet are compiled now."""
+    """Reports each compiled accelerator, and compiles those that have not been compiled yet."""
     kernels = (("reduce", reduce_native), ("scatter", scatter_native), ("elementwise", elementwise_native))
     found = [
         Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
@@ -72,7 +72,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 
 def describe_cuda() -> tuple[tuple[str, str], ...]:
-    """What decides how a CUDA device computes; nothing without one."""
+    """Everything that decides how a CUDA device computes; empty if there is none."""
     if not torch.cuda.is_available():
         return ()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -80,13 +80,13 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
         *((f"cuda:{i}", name) for i, name in enumerate(names)),
         ("cuda", str(torch.version.cuda)),
         ("cuda driver", cuda_driver()),
-        # Of FP32 products alone: the engine multiplies in FP64.
+        # This affects FP32 products only; the engine multiplies in FP64.
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
         *((name, value) for name in EMULATION if (value := os.environ.get(name)) is not None),
     )
 
 
 def cuda_driver() -> str:
-    """The version of the kernel driver, from where Linux tells it."""
+    """The version of the kernel driver, as Linux reports it."""
     file = Path("/sys/module/nvidia/version")
     return file.read_text().strip() if file.is_file() else "unknown"

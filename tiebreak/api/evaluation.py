@@ -1,6 +1,6 @@
-"""How good a state is: its tensors loaded into the task's own model, which then measures itself.
+"""Evaluation of a state: its tensors are loaded into the task's own model, which then measures itself.
 
-Outside the job: nothing here is committed, so plain PyTorch may do it.
+This is not part of the job and nothing here is committed, so it may use plain PyTorch.
 """
 
 import copy
@@ -15,7 +15,10 @@ from tiebreak.protocol.errors import ConfigurationError
 
 
 def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics of a job's state (names as in the job). `ConfigurationError` if it is another model's."""
+    """Metrics of a job's state, whose tensors are named as in the job.
+
+    Raises `ConfigurationError` if the task has no evaluation, or if the state belongs to another model.
+    """
     if task.evaluate is None:
         raise ConfigurationError(f"expected task {task.name} to have an evaluation, got none")
     model = copy.deepcopy(task.model)
@@ -25,7 +28,10 @@ def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Overwrite parameters and buffers, all of them and no others, in place."""
+    """Overwrites all parameters and buffers in place.
+
+    Raises `ConfigurationError` if the state lacks a name, has one too many, or has a tensor of another shape.
+    """
     own = dict([*model.named_parameters(), *model.named_buffers()])
     if own.keys() != state.keys():
         raise ConfigurationError(f"expected a state of {sorted(own)}, got {sorted(state)}")

@@ -21,7 +21,7 @@ from tiebreak.protocol.errors import ConfigurationError
 def import_files(
     files: tuple[Path, ...], output: Path, *, dtype: str | None, offset: int, shape: tuple[int, ...] | None
 ) -> None:
-    """Array files, converted to float32 and int64. dtype, offset, shape: of raw bytes."""
+    """Imports array files, converted to float32 and int64. dtype, offset (in bytes), shape: for raw bytes only."""
     found: dict[str, ArrayFile] = {}
     for path in files:
         for name, array in _named(path, dtype, offset, shape).items():
@@ -35,7 +35,7 @@ def import_files(
 
 
 def import_text(files: tuple[Path, ...], output: Path, *, cut: str, settings: dict[str, Any]) -> Counts:
-    """Text files as tokens. cut: one of `CUTS`. settings: tokenizer, separator, rows, padding."""
+    """Imports text files as tokens. cut: a key of `CUTS`. settings: tokenizer, separator, rows, padding."""
     tokens, layout = _tokens(**settings)
     source = {"kind": "text", "files": [path.name for path in files], "cut": cut} | _described(tokens, settings)
     total = sum(path.stat().st_size for path in files if path.is_file())
@@ -47,7 +47,10 @@ def import_dataset(
     folder: Path, output: Path, *, split: str | None, columns: tuple[str, ...], text: str | None,
     settings: dict[str, Any],
 ) -> Counts | None:  # fmt: skip
-    """A dataset of Hugging Face's: columns of numbers [default: all], and one of texts, whose counts are returned."""
+    """Imports a dataset of Hugging Face's library: numeric columns [default: all], and at most one column of texts.
+
+    Returns the counts of the texts, or None if no column of texts was asked for.
+    """
     dataset = hugging_face.open_dataset(folder, split)
     if text is not None and columns and settings["rows"] is None:
         raise ConfigurationError("expected --rows with --column and --text, so that row i of each array is example i")
@@ -67,7 +70,7 @@ def import_dataset(
 
 
 def facts(path: Path, *, cached: bool) -> Iterator[tuple[str, ArrayFile, Facts]]:
-    """The arrays of a file or an imported folder, by name. cached: what was read before need not be read again."""
+    """The arrays of a file or an imported folder, by name. cached: accept facts from an earlier read."""
     cache = FactsCache() if cached else None
     for name, array in (open_folder(path) if path.is_dir() else _named(path, None, 0, None)).items():
         with _progress(f"reading {name}", array.nbytes) as on_bytes:
@@ -76,7 +79,6 @@ def facts(path: Path, *, cached: bool) -> Iterator[tuple[str, ArrayFile, Facts]]
 
 
 def _named(path: Path, dtype: str | None, offset: int, shape: tuple[int, ...] | None) -> dict[str, ArrayFile]:
-    """The arrays of a file, by name."""
     if dtype is not None:
         return {path.stem: open_raw(path, dtype, shape, offset)}
     if shape is not None or offset:
@@ -91,7 +93,7 @@ def _named(path: Path, dtype: str | None, offset: int, shape: tuple[int, ...] | 
 def _tokens(
     tokenizer: Path | None, separator: str | None, rows: int | None, padding: str | None
 ) -> tuple[Tokens, Layout]:
-    """What the options of texts ask for."""
+    """The tokenizer and the layout that the options for texts ask for."""
     tokens: Tokens = ByteTokens() if tokenizer is None else TokenizerFile(tokenizer)
     fill = None if padding is None else tokens.special(padding)
     if fill is not None and len(fill) != 1:
@@ -109,7 +111,7 @@ def _described(tokens: Tokens, settings: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[OnBytes]:
-    """A bar on a terminal's standard error; elsewhere nothing."""
+    """Shows a bar if standard error is a terminal, and nothing otherwise."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f}%"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:

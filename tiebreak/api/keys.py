@@ -1,4 +1,4 @@
-"""Keys of parties: new ones, and the encrypted files that hold them."""
+"""The parties' keys: how to make them, and the encrypted files that hold them."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from tiebreak.protocol.errors import ConfigurationError
 
 
 def new_key() -> PrivateKey:
-    """A new key from the operating system's random numbers."""
+    """Makes a key from the operating system's random numbers."""
     return PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES))
 
 
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
-    """Writes a new file of mode 0600, whole or not at all. Raises `ConfigurationError` if the file exists."""
+    """Writes a new file of mode 0600, either whole or not at all. Raises `ConfigurationError` if the file exists."""
     path, pem = Path(path), key.to_pem(passphrase)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -11,18 +11,19 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 
 Policy = LoggedPolicy | str | Path
-"""A policy, or the file that holds one."""
+"""A policy, or the path of a file that holds one."""
 
 
 def calibrate(
     *tasks: Task, precision: int = MAX_PRECISION, steps: int = STEPS,
     orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
 ) -> LoggedPolicy:  # fmt: skip
-    """The policy of logged runs of some tasks, measured on this machine and all of its devices.
+    """Measures a policy for logged runs of some tasks, on this machine and all of its devices.
 
-    The first steps are computed exactly, and every sum in them again in other orders, kernels and numbers of threads:
-    see `tiebreak calibrate`. Without tasks: the proven bounds, which take larger logs and no measurement. Keep it with
-    its `save`, and hand it to `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
+    The first steps are computed exactly, and every sum in them is computed again in other orders, with other kernels
+    and with other numbers of threads: see `tiebreak calibrate`. Without tasks, the policy holds the proven bounds,
+    which need no measurement but make larger logs. Keep the policy with its `save`, and hand it to
+    `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
     """
     if not tasks:
         return proven_policy(precision)
@@ -40,5 +41,5 @@ def _subject(task: object) -> Subject:
 
 
 def as_policy(policy: Policy | None) -> LoggedPolicy | None:
-    """The policy that is meant. Raises `EncodingError` for a file that is none."""
+    """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
     return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy

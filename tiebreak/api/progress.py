@@ -37,7 +37,7 @@ class OnStep(Protocol):
 
 
 def on_stderr(title: str, steps: int, done: int = 0, *, quiet: bool = False) -> AbstractContextManager[OnStep]:
-    """`training_progress` where a command shows it."""
+    """A `training_progress` on standard error, as commands show it."""
     return training_progress(Console(stderr=True, quiet=quiet), title, steps, done)
 
 
@@ -51,12 +51,15 @@ class _Speed(ProgressColumn):
 
 @contextmanager
 def training_progress(console: Console, title: str, steps: int, done: int = 0) -> Iterator[OnStep]:
-    """A bar that fits 80 columns; `done` steps are already behind a resumed run. Off a terminal, ten lines instead."""
+    """Shows a bar that fits 80 columns, or ten lines where the console is not a terminal.
+
+    done: the number of steps that a resumed run already has.
+    """
     if not console.is_terminal:
         yield _lines(console, title, steps, done)
         return
     last = ""
-    # The bar takes what the words leave, so that no word is cut off.
+    # The bar gets the width that the words leave over, so that no word is cut off.
     words = len(title) + 2 * len(str(steps)) + 1 + LOSS_WIDTH + SPEED_WIDTH + TIME_WIDTH + 5
     width = min(40, max(MIN_BAR, console.width - words))
     columns = (
@@ -86,14 +89,14 @@ def _lines(console: Console, title: str, steps: int, done: int) -> OnStep:
         left = f", {timedelta(seconds=round((steps - step) / rate))} left" if step < steps and rate > 0 else ""
         more = f", {detail}" if detail else ""
         line = f"{title}: step {step} of {steps}, loss {loss:.4f}, {rate:.3g} steps/s{left}{more}"
-        # A line of words may be wider than the console thinks; where nobody watches, it is one line all the same.
+        # The line may be wider than the console believes; in a log it should still be a single line.
         console.print(escape(line), highlight=False, soft_wrap=True)
 
     return on_step
 
 
 class Tally:
-    """Adds up what a worker tells, from when this is made."""
+    """Adds up the times that a worker reports, and compares them with the wall clock since this object was made."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -103,29 +106,30 @@ class Tally:
         self._computing = self._resolving = self._hashing = self._writing = 0.0
 
     def step(self, progress: Progress) -> None:
-        """A step is done."""
         self.steps += 1
         self.entries += progress.entries
         self._computing += progress.seconds
         self._resolving += progress.resolving
 
     def commit(self, commit: Commit) -> None:
-        """A checkpoint is safe."""
         self._hashing += commit.hashing
         self._writing += commit.writing
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Wall-clock seconds since the start."""
         return self._clock() - self._started
 
     @property
     def steps_per_second(self) -> float:
-        """Since the start."""
+        """The average since the start."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
     def share(self) -> dict[str, float]:
-        """Of the wall clock. Hashing and writing run beside the rest, so all may come to more than 1."""
+        """The share of the wall clock that each kind of work took.
+
+        Hashing and writing run beside the rest, so the shares may add up to more than 1.
+        """
         spent = {
             "arithmetic": self._computing - self._resolving,
             "resolving": self._resolving,
@@ -135,7 +139,7 @@ class Tally:
         return {name: value / self.seconds if self.seconds > 0 else 0.0 for name, value in spent.items()}
 
     def words(self) -> str:
-        """Where the time went, in one line."""
+        """One line that says where the time went."""
         share = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.share().items() if name != "writing")
         logged = f", {self.entries / self.steps:.3g} entries a step" if self.entries else ""
         return f"{share}{logged}"

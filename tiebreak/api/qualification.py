@@ -1,4 +1,4 @@
-"""Whether this machine computes what the specification says, on every path that it has."""
+"""Checks that this machine computes what the specification says, on every path that it has."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,30 +18,33 @@ from tiebreak.protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the conformance vectors said of one path. problem: empty if it is exact."""
+    """The outcome of the conformance vectors on one path. problem: empty if the path is exact."""
 
     device: str
     path: str
-    """compiled: with the accelerators that this machine has; pure: torch alone."""
+    """`compiled`: with the accelerators that this machine has; `pure`: torch alone."""
     cases: int
     seconds: float
     problem: str
 
     @property
     def exact(self) -> bool:
-        """Whether every case had the integer reference's bits."""
+        """Whether the bits of every case equal those of the integer reference."""
         return not self.problem
 
 
 def verdicts(device: str | None, kernels: tuple[Kernel, ...]) -> Iterator[Verdict]:
-    """Qualifies one device, or all, with compiled kernels and without. Raises `ConfigurationError` for none such."""
+    """Qualifies one device or all of them, with compiled kernels and without.
+
+    Raises `ConfigurationError` if the device does not exist.
+    """
     compiled = any(kernel.compiled for kernel in kernels if kernel.name != "hasher")
     for name, path in paths(device, compiled):
         yield examine(name, path)
 
 
 def examine(device: str, path: str) -> Verdict:
-    """Qualifies one path. Raises `ConfigurationError` for a device that is not there."""
+    """Qualifies one path. Raises `ConfigurationError` if the device does not exist."""
     found = usable_device(device)
     try:
         with pure_path() if path == "pure" else nullcontext():
@@ -52,7 +55,7 @@ def examine(device: str, path: str) -> Verdict:
 
 
 def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
-    """(device, path) of everything there is to qualify, or of one device."""
+    """The pairs (device, path) to qualify, for one device or for all."""
     wanted = [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     for name in wanted:
         if accelerated and name == "cpu":
@@ -69,14 +72,14 @@ def lines(found: tuple[Kernel, ...]) -> Iterator[tuple[str, str]]:
 
 
 def worst_factors(kernels: tuple[Kernel, ...]) -> dict[str, Factor]:
-    """How much longer hostile data take than ordinary data, with compiled kernels, where there are any, and without."""
+    """How much longer hostile data take than ordinary data, with compiled kernels (if there are any) and without."""
     accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "reduce")
     found = {"compiled": worst()} if accelerated else {}
     return found | {"without compiler": worst(compiled=False)}
 
 
 def document(kernels: tuple[Kernel, ...], found: list[Verdict]) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The whole report as JSON data."""
     return {
         "environment": dict((*describe(), *describe_cuda())),
         "kernels": [asdict(kernel) for kernel in kernels],

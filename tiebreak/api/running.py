@@ -1,4 +1,4 @@
-"""What computes a run: an interpreter by the rules of its job, on a device that passed the conformance vectors."""
+"""Makes the interpreter that computes a run: by the job's rules, on a device that passed the conformance vectors."""
 
 from dataclasses import dataclass, replace
 
@@ -18,10 +18,10 @@ from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How to compute; none of it changes a bit.
+    """The settings of a computation. None of them changes a bit of the result.
 
-    policy: this machine's own thresholds, for a run of policy `logged` [default: the proven bounds]. The others as in
-    `make_interpreter`.
+    policy: this machine's own thresholds, for a run of policy `logged` [default: the proven bounds]. For the other
+    fields see `make_interpreter`.
     """
 
     threads: int | None = None
@@ -30,7 +30,7 @@ class Machine:
     policy: LoggedPolicy | None = None
 
     def interpreter(self, run: RunDirectory) -> Interpreter:
-        """One for the run's program, on a qualified device."""
+        """An interpreter of the run's program, on a qualified device."""
         return make_interpreter(
             run.program,
             job=run.job,
@@ -42,17 +42,22 @@ class Machine:
 
 
 def use_threads(threads: int | None) -> None:
-    """Threads of torch in this process; None leaves torch's own choice."""
+    """Sets the number of torch's threads in this process; None leaves torch's own choice."""
     if threads is not None:
         torch.set_num_threads(threads)
 
 
 def usable_device(name: str) -> torch.device:
-    """A device that this torch can compute FP64 on. Raises `ConfigurationError` for any other."""
+    """The device of that name, if this torch can compute FP64 on it. Raises `ConfigurationError` otherwise."""
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # of a device it has not
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+        TypeError,
+    ) as error:  # torch raises all of these for devices that it lacks
         raise ConfigurationError(
             f"expected a device that this torch computes FP64 on, such as cpu or cuda:0, got {name!r}: "
             f"{str(error).splitlines()[0]}"
@@ -69,26 +74,29 @@ def make_interpreter(
     permute: int | None = None,
     device: str = "cpu",
 ) -> Interpreter:
-    """An interpreter by the rules of a job (default: exact FP32), whose device passed the conformance vectors.
+    """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
-    None of the other settings changes a bit of any result. policy: how far, under policy `logged`, this machine's own
-    sums may be from the exact ones; a party's own measurement [default: the proven bounds, true on every machine].
-    threads: of torch. permute: seed of the order in which every reduction takes its terms. Raises `ConfigurationError`
-    if the device computes anything else than the specification says, or the policy is not the job's.
+    A device is qualified if it passes the conformance vectors.
+    None of the other settings changes a bit of any result. policy: under policy `logged`, how far this machine's own
+    sums may be from the exact ones, as the party itself has measured [default: the proven bounds, which hold on every
+    machine]. threads: number of torch's threads. permute: seed of a random order in which every reduction takes its
+    terms. Raises `ConfigurationError` if the device does not compute what the specification says, or if the policy does
+    not fit the job.
     """
     use_threads(threads)
     found = usable_device(device)
     precision, logging = (PRECISION_F32, None) if job is None else (job.precision, make_logging(job, policy))
-    # Of its own, so that the run's statistics are the run's.
+    # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=found, permute=permute, precision=precision))
     return Interpreter(program, Arithmetic(device=found, permute=permute, precision=precision, logging=logging))
 
 
 def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None:
-    """How sums of a job are computed and tested; None under policy `exact`.
+    """How the sums of a job are computed and tested; None under policy `exact`.
 
-    The tolerances are the job's. Of a policy count the thresholds, which are the party's own; without
-    one they are the proven bounds. Raises `ConfigurationError` for a policy of other rules.
+    The tolerances always come from the job. Only the thresholds come from the policy, because each party has its own;
+    without a policy they are the proven bounds. Raises `ConfigurationError` if the policy was made for another
+    precision, or if the job's policy is `exact`.
     """
     if not job.is_logged:
         if policy is not None:
@@ -105,7 +113,7 @@ def make_logging(job: Job, policy: LoggedPolicy | None = None) -> Logging | None
 
 
 def policy_words(job: Job) -> str:
-    """The rules of a job in one line."""
+    """One line that describes the rules of a job."""
     if not job.is_logged:
         return f"exact, {job.precision} bits"
     tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))

@@ -1,4 +1,4 @@
-"""Runs on disk: committed at every checkpoint, resumed after a crash, audited by anyone; disputable if signed."""
+"""Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -32,13 +32,13 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateErr
 from tiebreak.protocol.tags import Digest
 
 OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
-"""Stands for the contract where there is none: no contract can live at this address (it is the precompile 0x01)."""
+"""Stands in for the contract of a job without one. No contract can live here: it is the address of precompile 0x01."""
 NAMES: Final = "state_dict.tsv"
 MAX_NAMES_BYTES: Final = 1 << 26
 
 
 class Run:
-    """One run in its directory. Made by `tiebreak.train` or `tiebreak.agree`, opened again by `tiebreak.open_run`."""
+    """A run in its directory. `tiebreak.train` and `tiebreak.agree` make one, `tiebreak.open_run` opens it again."""
 
     def __init__(self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None) -> None:
         self._run = opened
@@ -50,37 +50,35 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Where it is."""
         return self._run.path
 
     @property
     def job(self) -> Job:
-        """What was agreed on: the roots of program, initial state and data, steps, stakes, clocks."""
+        """What the parties agreed on: the roots of program, initial state and data; steps, stakes and clocks."""
         return self._run.job
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """The number of steps in the job."""
         return self.job.steps
 
     @property
     def step(self) -> int:
-        """The step of the last checkpoint that is whole."""
+        """The step of the last complete checkpoint; 0 before the first."""
         return self._run.last_complete()
 
     @property
     def finished(self) -> bool:
-        """Whether every step is committed."""
         return len(self._run.records()) == self.job.checkpoints
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each step so far, the first one's first."""
+        """The loss of each step so far, in order."""
         return [float(line["loss"]) for line in self._run.metrics() if line["step"] <= self.steps]
 
     @property
     def root(self) -> str:
-        """Root of the run tree over the checkpoints so far, hex: equal for everyone who computed them."""
+        """Root of the run tree over the checkpoints so far, in hex. Everyone who computes them gets the same root."""
         digests = [record.digest for record in self._run.records()]
         return run_tree(digests, self.job.steps, self.job.checkpoint_interval).root.hex()
 
@@ -92,8 +90,8 @@ class Run:
     def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
         """Weights and buffers for the module's `load_state_dict`, checked against their record.
 
-        step: of a checkpoint that was kept, 0 for the initial state; default: the last one. Raises `StateError` if it
-        is not one, `VerificationError` if it is damaged.
+        step: the step of a kept checkpoint, 0 for the initial state [default: the last checkpoint]. Raises `StateError`
+        if there is no checkpoint at that step or its state was not kept, `VerificationError` if the state is damaged.
         """
         at = self.step if step is None else step
         if at and at not in [record.step for record in self._run.records()]:
@@ -105,11 +103,11 @@ class Run:
     def resume(
         self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all"
     ) -> "Run":
-        """Computes on from the last whole checkpoint to step `until` (default: the end).
+        """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
-        key: the trainer's; with it a head is signed at every checkpoint. progress: a bar with the loss on stderr.
-        keep: checkpoints that stay on disk, `all`, `every:M` or `last`; an audit computes again what was dropped.
-        Raises `StateError` if the loss or the state is no longer finite; what is committed stays.
+        key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
+        stderr. keep: which checkpoints stay on disk, `all`, `every:M` or `last`; an audit recomputes what was dropped.
+        Raises `StateError` if the loss or the state is no longer finite; whatever is committed by then stays.
         """
         tally = Tally()
         with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
@@ -130,13 +128,13 @@ class Run:
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
         to_step: int | None = None, policy: Policy | None = None, progress: bool = False,
     ) -> SegmentAudit:  # fmt: skip
-        """Computes the run again, or a part of it, and compares every record on the way; writes nothing.
+        """Computes all or part of the run again and compares every record on the way. Writes nothing.
 
-        Without arguments everything that is committed, from the initial state. from_step, to_step: the segments with
-        these steps. sample, seed: so many segments, drawn from the seed and the run root (see `tiebreak audit`). Of a
-        signed run only what is signed counts. policy: this machine's own thresholds, for a run of policy
-        `logged` [default: the proven bounds]. `agrees` and `fraud` of the result say how it went; `CannotCheck` is
-        raised if what it needs is not there.
+        Without arguments it checks everything that is committed, from the initial state. from_step, to_step: check the
+        segments that contain these steps. sample, seed: check that many segments, drawn from the seed and the run root
+        (see `tiebreak audit`). Only the signed part of a signed run is checked. policy: this machine's own thresholds,
+        for a run of policy `logged` [default: the proven bounds]. The result's `agrees` and `fraud` tell the outcome.
+        Raises `CannotCheck` if something that the audit needs is missing.
         """
         records, root = self._run.records(), Digest(bytes.fromhex(self.root))
         if self.signed:
@@ -160,10 +158,10 @@ def continue_run(
     run: RunDirectory, machine: Machine, *, key: PrivateKey | None, until: int | None, keep: str,
     on_progress: OnProgress, on_commit: OnCommit, diverging: bool = False,
 ) -> Digest:  # fmt: skip
-    """Computes from the last whole checkpoint to step `until` (default: the end); the root of the run tree so far.
+    """Computes from the last complete checkpoint to step `until` (default: the end). Returns the root of the run tree.
 
-    diverging: go on where the state is no longer finite. Raises `ConfigurationError` for a key that is not the
-    trainer's, and for steps that the job has not.
+    diverging: continue even if the state is no longer finite. Raises `ConfigurationError` if the key is not the
+    trainer's, or if the job has no such step.
     """
     job, kept = run.job, Keep.parse(keep)
     if key is not None and key.address != job.trainer:
@@ -185,11 +183,11 @@ def train(
     device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
     **options: Any,
 ) -> Run:  # fmt: skip
-    """Trains into a directory; called again, it goes on where the run there stands. Returns the finished run.
+    """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
-    The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. client, trainer, terms:
-    see `tiebreak.agree`; without keys the run is committed and can be audited, but nobody has signed it. The module is
-    not changed: `model.load_state_dict(run.state_dict())`. keep: see `Run.resume`.
+    The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. For client, trainer and
+    terms see `tiebreak.agree`; without keys the run is committed and can be audited, but it is not signed. The module
+    is not changed: use `model.load_state_dict(run.state_dict())`. For keep see `Run.resume`.
     """
     run = agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
@@ -206,13 +204,13 @@ def agree(
     policy: Policy | None = None, precision: int | None = None,
     domain: Domain | None = None, device: str = "cpu", threads: int | None = None, **options: Any,
 ) -> Run:  # fmt: skip
-    """A run in which nothing is computed yet: the job is captured and signed by client and trainer.
+    """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
 
-    client, trainer: both keys or neither; without, throwaway keys sign the job and no head is ever signed. terms:
-    reward, stakes, windows. domain: chain and contract that disputes are played on [default: none]. policy: one of
-    `tiebreak.calibrate`, or its file, for policy `logged` [default: `exact`]. precision: bits of results, 16 to 32
-    [default: the policy's, or 32]. A run that is in the directory already is opened if it is the same job over the same
-    model, data and settings.
+    client, trainer: both keys, or neither; without them, throwaway keys sign the job and no head is ever signed. terms:
+    reward, stakes, windows. domain: the chain and contract on which disputes are played [default: none]. policy: a
+    policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
+    results, 16 to 32 [default: the policy's, or 32]. If the directory already holds a run, that run is opened, provided
+    that it is the same job over the same model, data and settings.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
@@ -241,7 +239,7 @@ def agree_on(
     bundle: Bundle, directory: Path, *, client: PrivateKey, trainer: PrivateKey, terms: Terms, domain: Domain,
     policy: Policy | None = None, precision: int | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """As `agree`, for a job that was captured into files before (`tiebreak capture`)."""
+    """Does what `agree` does, for a job that was captured into files earlier (`tiebreak capture`)."""
     compiled, logged = Compiled(bundle.program, bundle.state, bundle.data), as_policy(policy)
     job = _draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
     return _create(directory, compiled, job, domain, client, trainer, logged)
@@ -267,14 +265,17 @@ def _create(
 
 
 def open_directory(directory: Path) -> RunDirectory:
-    """The files of a run, each checked when it is read. Raises as `open_run` does."""
+    """Opens the files of a run; each is checked when it is read. Raises as `open_run` does."""
     if not directory.is_dir():
         raise ConfigurationError(f"expected the folder of a run, got {directory}; make one with `tiebreak agree`")
     return RunDirectory.open(directory)
 
 
 def open_run(directory: str | Path, *, device: str = "cpu", threads: int | None = None) -> Run:
-    """A run that is there, perhaps a stranger's. Raises `VerificationError` for what is not as its job says."""
+    """Opens an existing run, which may come from a stranger.
+
+    Raises `VerificationError` if its files do not match its job.
+    """
     return Run(open_directory(Path(directory)), device=device, threads=threads)
 
 
@@ -291,11 +292,14 @@ def _check_same(there: Job, wanted: Job, folder: Path) -> None:
 
 
 def _read_names(run: RunDirectory) -> dict[str, str]:
-    """Keys of the module's `state_dict`, checked; of a run made by the command line, the entries' own names."""
+    """Maps keys of the module's `state_dict` to entries of the state.
+
+    The file is checked. The command line writes none; then the keys are the entries' own names.
+    """
     path, entries = run.path / NAMES, run.program.state_spec()
     if not path.is_file():
         return {name.removeprefix("model."): name for name in entries if name.startswith("model.")}
-    # Lines, not JSON: deeply nested JSON of a stranger can exhaust the C stack of its parser.
+    # Plain lines instead of JSON, because deeply nested JSON from a stranger can exhaust the C stack of its parser.
     with run.folder() as folder:
         lines = folder.read(NAMES, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
     names = {key: entry for key, _, entry in (line.partition("\t") for line in lines)}

@@ -1,4 +1,4 @@
-"""From what a PyTorch user has at hand to a task, with every complaint before any work."""
+"""Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -21,7 +21,7 @@ Data = Mapping[str, Any] | TensorDataset
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
 _OWN: Final = frozenset(_NAMES.split())
 CHECKPOINTS: Final = 10
-"""Of a run for which nothing else is said."""
+"""The number of checkpoints in a run that does not choose its own interval."""
 
 
 def make_task(
@@ -29,15 +29,15 @@ def make_task(
     seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
     **options: Any,
 ) -> Task:  # fmt: skip
-    """A `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError` for what cannot be.
+    """Makes a `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError`.
 
     model: initialised, float32. It is put into training mode; its weights are read, never written.
-    loss: a function `loss(model, *batch)` that returns a float32 scalar; or a loss of torch, as a module
-        (`nn.CrossEntropyLoss()`) or a function (`F.mse_loss`), which gets model(*batch[:-1]) and batch[-1].
-    optimizer: `tiebreak.AdamW(...)`, `tiebreak.SGD(...)`: torch's arithmetic, step for step.
-    data: arrays by name, in the order in which the batch takes them, examples along dim 0: float32 or int64 tensors,
-        numpy arrays, or files (.npy, .safetensors; they stay on the disk). Or a `TensorDataset`.
-    batch: examples a step, drawn without replacement in each epoch in an order that the seed fixes; or a
+    loss: a function `loss(model, *batch)` that returns a float32 scalar; or one of torch's own losses, as a module
+        (`nn.CrossEntropyLoss()`) or a function (`F.mse_loss`), which is called with model(*batch[:-1]) and batch[-1].
+    optimizer: `tiebreak.AdamW(...)` or `tiebreak.SGD(...)`, which follow torch's arithmetic step for step.
+    data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or int64
+        tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`.
+    batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
     checkpoint_every: steps between two commitments [default: a tenth of all steps].
@@ -91,7 +91,7 @@ def _array(name: str, array: object) -> Tensor:
 
 
 def _loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of torch's own takes an output and a target; any other the model and the batch."""
+    """Gives every loss the signature loss(model, *batch); torch's own losses take an output and a target instead."""
     own = getattr(F, getattr(loss, "__name__", ""), None) is loss
     if not isinstance(loss, nn.Module) and not own:
         return loss
@@ -109,19 +109,19 @@ def _factors(schedule: Schedule | None, steps: int) -> tuple[float, ...] | None:
 
 
 def capture(task: Task) -> Compiled:
-    """The task as a program, its initial state and its data.
+    """Captures the task as a program, its initial state and its data.
 
-    Raises `ConfigurationError` that lists every operator without an exact form.
+    Raises `ConfigurationError`, which lists every operator that has no exact form.
     """
     return compile_task(task)
 
 
 def state_names(model: nn.Module) -> dict[str, str]:
-    """Key of the module's `state_dict` -> entry of the state; tied tensors have several keys and one entry."""
+    """Maps each key of the module's `state_dict` to its state entry; the keys of tied tensors share one entry."""
     own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
     return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
 
 
 def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """What `load_state_dict` takes: copies, on the CPU."""
+    """The argument of `load_state_dict`: copies of the tensors, on the CPU."""
     return {key: state[entry].detach().to("cpu", copy=True) for key, entry in names.items()}

@@ -1,4 +1,4 @@
-"""Reproducible training without any dispute: no keys, no stakes, and no directory unless one is wanted."""
+"""Reproducible training without disputes: no keys, no stakes, and no directory unless you want one."""
 
 import json
 import time
@@ -32,7 +32,7 @@ MAX_SAVED_BYTES: Final = 4096
 
 
 class Step(NamedTuple):
-    """One step that was computed. number: from 1. loss: before the step's update. seconds: it took."""
+    """A computed step. number: from 1. loss: before the step's update. seconds: how long the step took."""
 
     number: int
     loss: float
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Trainer:
-    """A training run in memory. Iterate it, or call `run`; stop at any time and go on later.
+    """A training run in memory. Iterate over it, or call `run`; it can stop at any step and continue later.
 
     Made by `tiebreak.reproducible`. The user's module is never changed: load `state_dict()` into it.
     """
@@ -54,9 +54,9 @@ class Trainer:
         self.directory = None if directory is None else Path(directory)
         self.steps = task.steps
         self.step = 0
-        """Steps behind it."""
+        """The number of steps computed so far."""
         self.losses: list[float] = []
-        """The loss of each of them."""
+        """The loss of each computed step."""
         self._every = save_every
         self._names = state_names(task.model)
         self._compiled: Compiled = capture(task)
@@ -76,11 +76,11 @@ class Trainer:
 
     @property
     def program_root(self) -> str:
-        """The name of what is computed: the root of the step's instructions, hex."""
+        """The root of the step's instructions, in hex: it identifies the computation."""
         return self._compiled.program.root.hex()
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps that are left, each computed when it is asked for. Raises `StateError` if a step is not finite."""
+        """Computes the remaining steps, each when it is asked for. Raises `StateError` if one is not finite."""
         numbers, started = range(self.step + 1, self.steps + 1), time.perf_counter()
         for done in steps(self._interpreter, self._state, self._data, numbers, sums=exact, check_finite=True):
             self.step, self._state = done.number, done.result.state
@@ -109,13 +109,13 @@ class Trainer:
         return as_state_dict(self._state, self._names)
 
     def digest(self) -> str:
-        """SHA-256 root, hex, of everything the next step reads: weights, buffers, optimizer. Equal on every machine."""
+        """SHA-256 root, hex, of all state that the next step reads: weights, buffers, optimizer. Equal on all machines."""
         return _state_root(self._state)
 
     def save(self, directory: str | Path | None = None) -> Path:
-        """Keeps the run in a directory (default: its own); whatever moment it is killed in, one save is whole.
+        """Saves the run in a directory (default: its own). If killed at any moment, it leaves one complete save behind.
 
-        A trainer made of the same model, data and settings with this directory goes on from there.
+        A trainer made from the same model, data and settings with this directory continues from there.
         """
         folder = self.directory if directory is None else Path(directory)
         if folder is None:
@@ -133,7 +133,7 @@ class Trainer:
         return folder
 
     def _restore(self, folder: Path) -> dict[str, Tensor]:
-        """The state saved in a folder, checked; the initial one if there is none."""
+        """The state saved in a folder, checked; the initial state if nothing is saved there."""
         if not (folder / SAVED).is_file():
             return self._compiled.state
         with Folder(folder) as files:
@@ -162,14 +162,15 @@ def reproducible(
     seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
     save_every: int | None = None, device: str = "cpu", threads: int | None = None, **options: Any,
 ) -> Trainer:  # fmt: skip
-    """Training whose every byte is fixed by model, data and settings, on any machine and with any number of threads.
+    """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
 
-    The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. Initial weights are what the
-    module holds: seeded initialisation by torch is not the same everywhere, so share them as a file if others are to
-    repeat the run. directory: where to save, every `save_every` steps and at the end; a save of the same run that is
-    there is gone on from. device: qualified before the first step.
+    The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. The initial weights are those that
+    the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file if others
+    are to repeat the run. directory: where to save, every `save_every` steps and at the end; if it holds a save of the
+    same run, training continues from it. device: qualified before the first step.
 
-    Raises `ConfigurationError` before any work for what cannot be done, with every operator without an exact form.
+    Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
+    form.
     """
     task = make_task(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,

@@ -1,10 +1,10 @@
-"""Importing datasets: arrays, texts and Hugging Face's datasets become .npy files of f32 and i64, in little memory.
+"""Importing datasets: arrays, texts and Hugging Face datasets become .npy files of float32 and int64.
 
     tiebreak data import text book.txt --tokenizer tokenizer.json -o corpus
 
     Task(data=load_arrays("corpus"), batch=Batch(size=8, examples=Windows(name="tokens", length=65, stride=64)), ...)
 
-Every task that reads them maps the files and computes with what it needs of them; nothing is imported twice.
+An import takes little memory and is needed only once: every task maps the files and reads the parts that it uses.
 """
 
 from importlib import import_module

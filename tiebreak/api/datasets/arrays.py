@@ -1,4 +1,4 @@
-"""Array files of any element type, converted to those of a job in blocks."""
+"""Converts array files of any element type to the two of a job, block by block."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from tiebreak.engine.data import ArrayFile
 
 
 def import_arrays(made: Import, arrays: Mapping[str, ArrayFile], on_bytes: OnBytes) -> None:
-    """Writes each array as float32 or int64 (`data.elements` says how); one of rank 0 gets a dim of 1."""
+    """Writes each array as float32 or int64 (see `data.elements`). An array of rank 0 becomes one of shape [1]."""
     for name, array in arrays.items():
         writer = made.array(name, array.element.converted, array.shape[1:])
         for block in array.blocks():

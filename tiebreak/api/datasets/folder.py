@@ -1,9 +1,9 @@
 """A folder of imported arrays.
 
     tokens.npy            each array, little-endian float32 or int64
-    arrays.json           for each array its file, element type, shape and id; where all came from; written last
+    arrays.json           file, element type, shape and id of each array, and the source; written last
 
-The folder is made by `tiebreak data import` and read by tasks. What it holds is checked like any file from elsewhere.
+`tiebreak data import` makes the folder and tasks read it. Its contents are checked like any file from elsewhere.
 """
 
 import json
@@ -31,16 +31,16 @@ FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 4
 HEADER_BYTES: Final = 512
-"""Of a .npy file that is written here, whatever its shape turns out to be. A multiple of 64, as numpy's are."""
+"""Size of the header of every .npy file written here, whatever its final shape. A multiple of 64, like numpy's own."""
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _KINDS: Final = {DType.F32: "<f4", DType.I64: "<i8"}
 
 OnBytes = Callable[[int], None]
-"""Told how many more bytes of the source were taken."""
+"""Called with the number of further bytes of the source that have been read."""
 
 
 class ArrayWriter:
-    """A .npy file that grows by rows and learns its length at the end."""
+    """Writes a .npy file that grows by rows; its length is known only at the end."""
 
     def __init__(self, path: Path, dtype: DType, row: tuple[int, ...]) -> None:
         """`row`: the shape of one row; () makes an array of one dimension."""
@@ -50,20 +50,20 @@ class ArrayWriter:
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: Array) -> None:
-        """Adds whole rows, [rows, *row]."""
+        """Adds whole rows, an array of shape [rows, *row]."""
         if values.shape[1:] != self.row:
             raise EncodingError(f"{self.path.stem}: expected rows of shape {self.row}, got {values.shape[1:]}")
         self.extend(values)
 
     def extend(self, values: Array) -> None:
-        """Adds elements in row-major order, little-endian ones of the array's dtype."""
+        """Adds elements in row-major order, little-endian and of the array's dtype."""
         if values.dtype != np.dtype(_KINDS[self.dtype]):
             raise EncodingError(f"{self.path.stem}: expected {_KINDS[self.dtype]}, got {values.dtype.str}")
         self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         self._elements += values.size
 
     def finish(self) -> None:
-        """Writes the header, durably. Raises `ConfigurationError` if nothing was added."""
+        """Writes the header and syncs the file to disk. Raises `ConfigurationError` if nothing was added."""
         if not self._elements:
             raise ConfigurationError(f"{self.path.stem}: expected at least one row, got none; look at the source")
         rows, rest = divmod(self._elements, prod(self.row))
@@ -77,20 +77,20 @@ class ArrayWriter:
         self.close()
 
     def close(self) -> None:
-        """Closes the file as it is."""
+        """Closes the file without writing a header."""
         self._file.close()
 
 
 @dataclass
 class Import:
-    """An import in progress. `source` goes into the manifest: what was imported, and how."""
+    """An import in progress. `source` goes into the manifest and says what was imported, and how."""
 
     folder: Path
     source: Mapping[str, Any]
     writers: dict[str, ArrayWriter] = field(default_factory=dict)
 
     def array(self, name: str, dtype: DType, row: tuple[int, ...]) -> ArrayWriter:
-        """The writer of an array; made when it is first asked for."""
+        """The writer of an array, which is created when it is first asked for."""
         if name not in self.writers:
             if not NAME.fullmatch(name):
                 raise ConfigurationError(f"expected a name of letters, digits, _ . and - for an array, got {name!r}")
@@ -98,15 +98,15 @@ class Import:
         return self.writers[name]
 
     def append(self, name: str, dtype: DType, values: Array) -> None:
-        """Adds rows to an array, [rows, ...]."""
+        """Adds rows to an array; `values` has shape [rows, ...]."""
         self.array(name, dtype, values.shape[1:]).append(values)
 
 
 @contextmanager
 def importing(folder: Path, source: Mapping[str, Any]) -> Iterator[Import]:
-    """Writes arrays into a folder that is new or empty. The manifest comes last: a folder without one is no import.
+    """Writes arrays into a new or empty folder. The manifest comes last, so a folder without one is not an import.
 
-    Raises `StorageError` when the disk refuses. What an import that failed has written is removed.
+    Raises `StorageError` if the disk fails. A failed import removes whatever it has written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
@@ -142,14 +142,15 @@ def _manifest(made: Import) -> str:
 
 
 def open_folder(folder: Path | str) -> dict[str, ArrayFile]:
-    """The arrays of an import, by name. Raises `EncodingError` for what is not as its manifest says."""
+    """The arrays of an import, by name. Raises `EncodingError` if the files do not match the manifest."""
     return {name: _open_one(Path(folder), name, entry) for name, entry in _entries(Path(folder)).items()}
 
 
 def load_arrays(folder: Path | str) -> dict[str, Tensor]:
-    """The arrays of an import as tensors on the mapped files, by name, to be a task's data. Do not write into them.
+    """The arrays of an import, by name, as tensors on the mapped files, for use as a task's data.
 
-    Each is checked against the id in the manifest; from the second time on, the cache answers that.
+    Do not write into them. Each array is checked against its id in the manifest; from the second time on, the cache
+    answers this check.
     """
     entries, cache = _entries(Path(folder)), FactsCache()
     arrays = {name: _open_one(Path(folder), name, entry) for name, entry in entries.items()}

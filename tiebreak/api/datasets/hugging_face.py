@@ -1,7 +1,7 @@
 """Datasets that Hugging Face's library `datasets`, which is optional, saved with `save_to_disk`.
 
-They are Arrow files, mapped by that library and read a batch at a time. A column of numbers, or of lists of numbers
-that all have one shape, becomes an array; a column of texts is given to `tiebreak.api.datasets.text`.
+They are Arrow files, which that library maps and reads in batches. A column of numbers, or of lists of numbers that all
+have one shape, becomes an array; a column of texts goes to `tiebreak.api.datasets.text`.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ MAX_BATCH_ROWS: Final = 4096
 
 
 def open_dataset(folder: Path, split: str | None = None) -> Any:
-    """The dataset (of that split, if there are several). Raises `ConfigurationError` if there is none."""
+    """Opens a dataset, or the given split if it has several. Raises `ConfigurationError` if the folder holds none."""
     library = _library()
     if not folder.is_dir():
         raise ConfigurationError(f"expected the folder of a dataset, got {folder}")
     try:
         found = library.load_from_disk(str(folder))
-    except Exception as error:  # whatever is wrong with the folder, in the library's words
+    except Exception as error:  # the library raises exceptions of many types for a bad folder; its message is passed on
         raise ConfigurationError(f"{folder}: expected a dataset saved with save_to_disk, got {error}") from error
     if isinstance(found, library.DatasetDict):
         if split not in found:
@@ -39,7 +39,10 @@ def open_dataset(folder: Path, split: str | None = None) -> Any:
 
 
 def import_columns(made: Import, dataset: Any, columns: list[str], on_rows: OnBytes) -> None:
-    """Writes each column as an array, float32 or int64, [rows, ...]. `on_rows` is told how many more rows are done."""
+    """Writes each column as a float32 or int64 array of shape [rows, ...].
+
+    `on_rows` is called with the number of further rows that were written.
+    """
     _check_columns(dataset, columns)
     chosen = dataset.select_columns(columns)
     for table in _tables(chosen):
@@ -50,7 +53,7 @@ def import_columns(made: Import, dataset: Any, columns: list[str], on_rows: OnBy
 
 
 def texts(dataset: Any, column: str, on_rows: OnBytes) -> Iterator[str]:
-    """The texts of a column."""
+    """Yields the texts of a column."""
     _check_columns(dataset, [column])
     for table in _tables(dataset.select_columns([column])):
         for value in table.column(column):
@@ -81,13 +84,13 @@ def _check_columns(dataset: Any, columns: list[str]) -> None:
 
 
 def _tables(dataset: Any) -> Iterator[Any]:
-    """Arrow tables of so many rows that one takes about 16 MiB."""
+    """Yields Arrow tables of about 16 MiB each."""
     row = max(1, next(dataset.iter(batch_size=1)).nbytes)
     yield from dataset.iter(batch_size=max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row)))
 
 
 def _numbers(name: str, column: Any) -> tuple[Element, Array]:
-    """An Arrow column as numbers [rows, ...], and what they are."""
+    """The values of an Arrow column as an array [rows, ...], and their element type."""
     shape: list[int] = [len(column)]
     while True:
         if hasattr(column, "storage"):  # an extension type, such as Array2D

@@ -1,7 +1,7 @@
-"""Texts to arrays of tokens: one long array with separators, for windows, or one padded row for each text.
+"""Turns texts into arrays of tokens: one long array with separators, for windows, or one padded row per text.
 
-A text is a file, a line, or a paragraph of a file. It is tokenized as a whole, so that its tokens do not depend on how
-it was read; that is why it has a greatest length.
+A text is a file, a line, or a paragraph of a file. Each text is tokenized as a whole, so that its tokens do not depend
+on how it was read. That is why the length of a text is limited.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
 
 MAX_TEXT_BYTES: Final = 1 << 22
-"""A tokenizer needs some hundred times the text it is given."""
+"""A tokenizer needs about a hundred times the memory of the text that it is given."""
 BATCH_BYTES: Final = 1 << 20
 BATCH_TEXTS: Final = 4096
 TOKENS: Final = "tokens"
@@ -30,8 +30,9 @@ LENGTHS: Final = "lengths"
 class Layout:
     """How tokens become arrays.
 
-    separator: follows each text, if given. rows: None makes `tokens` int64 [all]; a length L makes `tokens` int64
-    [texts, L], filled up with `padding` or cut off at L, and `lengths` int64 [texts] without the padding.
+    separator: follows each text, if given. rows: None makes one array `tokens`, int64 [all]. A length L makes `tokens`,
+    int64 [texts, L], in which each row is filled up with `padding` or cut off at L, and `lengths`, int64 [texts], which
+    does not count the padding.
     """
 
     separator: Array | None = None
@@ -45,18 +46,18 @@ class Layout:
 
 @dataclass(slots=True)
 class Counts:
-    """What an import of texts met."""
+    """What an import of texts found."""
 
     texts: int = 0
     tokens: int = 0
     cut: int = 0
-    """Texts that were longer than a row."""
+    """The number of texts that were longer than a row."""
 
 
 def import_texts(
     made: Import, texts: Iterable[str], tokens: Tokens, layout: Layout, *, keep_empty: bool = False
 ) -> Counts:
-    """Tokenizes texts, a batch at a time, and writes `tokens` (and `lengths`). Empty ones are left out unless kept."""
+    """Tokenizes texts in batches and writes `tokens` (and `lengths`). Leaves out empty texts unless `keep_empty`."""
     counts = Counts()
     for batch in _batches(text for text in texts if text or keep_empty):
         encoded = tokens.encode(batch)
@@ -82,7 +83,7 @@ def _padded(encoded: list[Array], length: int, padding: int) -> Array:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts, so many together that a batch has about a megabyte."""
+    """Groups texts into batches of about a megabyte."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -98,7 +99,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def whole_files(paths: Iterable[Path], on_bytes: OnBytes) -> Iterator[str]:
-    """Each file is one text."""
+    """Yields each file as one text."""
     for path in paths:
         with opened(path) as (file, stamp):
             _check_length(path, 1, stamp.size)
@@ -108,13 +109,13 @@ def whole_files(paths: Iterable[Path], on_bytes: OnBytes) -> Iterator[str]:
 
 
 def lines(paths: Iterable[Path], on_bytes: OnBytes) -> Iterator[str]:
-    """Each line is one text, without its end (LF or CR LF)."""
+    """Yields each line as one text, without its line end (LF or CR LF)."""
     for path, number, line in _lines(paths, on_bytes):
         yield _decoded(path, number, line.rstrip(b"\r\n"))
 
 
 def paragraphs(paths: Iterable[Path], on_bytes: OnBytes) -> Iterator[str]:
-    """Lines between blank ones (and between files) are one text; line ends inside it are kept."""
+    """Yields the lines between blank lines (or between files) as one text, and keeps the line ends inside it."""
     held: list[bytes] = []
     size, first, last = 0, 0, Path()
     for path, number, line in _lines(paths, on_bytes):
@@ -135,11 +136,11 @@ CUTS: Final[dict[str, Callable[[Iterable[Path], OnBytes], Iterator[str]]]] = {
     "lines": lines,
     "paragraphs": paragraphs,
 }
-"""How files are cut into texts, by name."""
+"""The ways to cut files into texts, by name."""
 
 
 def _lines(paths: Iterable[Path], on_bytes: OnBytes) -> Iterator[tuple[Path, int, bytes]]:
-    """File, number from 1, and bytes of each line with its end."""
+    """Yields the file, the number (from 1) and the bytes of each line, with its line end."""
     for path in paths:
         with opened(path) as (raw, _), open(raw.fileno(), "rb", closefd=False) as file:
             number = 0

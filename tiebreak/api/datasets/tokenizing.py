@@ -1,6 +1,6 @@
-"""Text to token ids: the bytes themselves, or a tokenizer of Hugging Face's library `tokenizers`, which is optional.
+"""Turns text into token ids: the bytes themselves, or a tokenizer of the optional Hugging Face library `tokenizers`.
 
-A tokenizer is used without its truncation, padding and special tokens: every token stands for text, and nothing of a
+A tokenizer is used without its truncation, padding and special tokens: every token stands for text, and no part of a
 text is left out.
 """
 
@@ -19,25 +19,24 @@ MAX_TOKENIZER_BYTES = 1 << 28
 
 
 class Tokens(Protocol):
-    """What turns texts into ids."""
+    """Turns texts into token ids."""
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """The fields that describe the tokens in the manifest."""
 
     def encode(self, texts: Sequence[str]) -> list[Array]:
         """The ids of each text, int64 [T]."""
 
     def special(self, text: str) -> Array:
-        """The ids of a separator or of padding, int64. Raises `ConfigurationError` for what has none."""
+        """The ids of a separator or of padding, int64. Raises `ConfigurationError` if the text has none."""
 
 
 class ByteTokens:
-    """A text's own UTF-8 bytes, 0 ... 255."""
+    """Uses a text's own UTF-8 bytes, 0 to 255, as its ids."""
 
     @property
     def description(self) -> dict[str, Any]:
-        """No settings."""
         return {"tokens": "bytes"}
 
     def encode(self, texts: Sequence[str]) -> list[Array]:
@@ -45,14 +44,14 @@ class ByteTokens:
         return [np.frombuffer(text.encode(), np.uint8).astype("<i8") for text in texts]
 
     def special(self, text: str) -> Array:
-        """The bytes of a text."""
+        """The bytes of the text, int64. Raises `ConfigurationError` if it is empty."""
         if not text:
             raise ConfigurationError("expected a text of at least one byte, got none")
         return self.encode([text])[0]
 
 
 class TokenizerFile:
-    """A tokenizer.json, as `tokenizers` and `transformers` save it. Raises `ConfigurationError` if it is none."""
+    """A tokenizer.json, as `tokenizers` and `transformers` save it. Raises `ConfigurationError` if it is not one."""
 
     def __init__(self, path: Path) -> None:
         content = read_file(path, MAX_TOKENIZER_BYTES)
