@@ -52,12 +52,7 @@ def usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-        TypeError,
-    ) as error:  # torch raises all of these for devices that it lacks
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:  # depends on the device
         raise ConfigurationError(
             f"expected a device that this torch computes FP64 on, such as cpu or cuda:0, got {name!r}: "
             f"{str(error).splitlines()[0]}"
@@ -76,12 +71,11 @@ def make_interpreter(
 ) -> Interpreter:
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
-    A device is qualified if it passes the conformance vectors.
-    None of the other settings changes a bit of any result. policy: under policy `logged`, how far this machine's own
-    sums may be from the exact ones, as the party itself has measured [default: the proven bounds, which hold on every
-    machine]. threads: number of torch's threads. permute: seed of a random order in which every reduction takes its
-    terms. Raises `ConfigurationError` if the device does not compute what the specification says, or if the policy does
-    not fit the job.
+    A device is qualified if it passes the conformance vectors. None of the other settings changes a bit of any result.
+    policy: under policy `logged`, how far this machine's own sums may be from the exact ones, as the party itself has
+    measured [default: the proven bounds, which hold on every machine]. threads: number of torch's threads. permute:
+    seed of a random order in which every reduction takes its terms. Raises `ConfigurationError` if the device does not
+    compute what the specification says, or if the policy does not fit the job.
     """
     use_threads(threads)
     found = usable_device(device)

@@ -109,7 +109,7 @@ class Trainer:
         return as_state_dict(self._state, self._names)
 
     def digest(self) -> str:
-        """SHA-256 root, hex, of all state that the next step reads: weights, buffers, optimizer. Equal on all machines."""
+        """SHA-256 root, hex, of what the next step reads: weights, buffers, optimizer. Equal on all machines."""
         return _state_root(self._state)
 
     def save(self, directory: str | Path | None = None) -> Path:
