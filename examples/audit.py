@@ -1,4 +1,4 @@
-"""A run that can be disputed: signed by a client and a trainer, and a random part of it checked by an auditor.
+"""A run that can be disputed: a client and a trainer sign it, and an auditor checks a random part of it.
 
 python examples/audit.py --directory runs/signed
 tiebreak audit runs/signed --sample 3           # the same from a shell
@@ -15,14 +15,14 @@ import tiebreak
 
 
 def main(arguments: Sequence[str] | None = None) -> tiebreak.SegmentAudit:
-    """Agrees, trains and audits; returns what the audit found."""
+    """Agrees on a job, trains it and audits it; returns the result of the audit."""
     parser = argparse.ArgumentParser(description="A signed run and its audit")
     parser.add_argument("--directory", default="runs/signed")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--sample", type=int, default=3)
     options = parser.parse_args(arguments)
 
-    # Each party has its own key, in its own encrypted file (`tiebreak key client.pem`); here both are made up.
+    # Each party has its own key, in its own encrypted file (`tiebreak key client.pem`). This example makes up both.
     client, trainer = tiebreak.new_key(), tiebreak.new_key()
 
     x = torch.linspace(-1, 1, 256).reshape(-1, 1)
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> tiebreak.SegmentAudit:
     run.resume(trainer)
     print(f"the trainer signed {run.signed} checkpoints; run root {run.root}")
 
-    # Drawn after the trainer has signed: it could not know where it would be looked at.
+    # The seed is drawn after the trainer has signed, so the trainer could not know which part would be checked.
     audit = run.audit(sample=options.sample, seed=secrets.token_hex(16))
     for report in audit.checked:
         verdict = "agrees" if report.agrees else "IS NOT WHAT THE PROGRAM PRODUCES"

@@ -1,8 +1,8 @@
-"""GPT-2 of Hugging Face's transformers, trained on text that comes with Python.
+"""GPT-2 from Hugging Face's transformers, trained on text that comes with Python.
 
     python examples/finetune_gpt2.py --layers 12 --channels 768 --heads 12 --steps 100     # GPT-2 small
 
-To start from trained weights, load them into the model before `tiebreak.train`: they become the run's initial state.
+To start from trained weights, load them into the model before `tiebreak.train`; they become the run's initial state.
 """
 
 import argparse
@@ -26,7 +26,6 @@ def loss(model: nn.Module, window: Tensor) -> Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> tiebreak.Run:
-    """Trains and returns the run."""
     parser = argparse.ArgumentParser(description="GPT-2 on the text of Python's own documentation")
     parser.add_argument("--directory", default="runs/gpt2")
     parser.add_argument("--steps", type=int, default=100)

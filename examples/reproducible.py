@@ -2,7 +2,7 @@
 
     python examples/reproducible.py --steps 50
 
-Run it here with one thread, there with sixteen: the digest in the last line is the same.
+Run it with one thread here and sixteen threads there: the digest in the last line is the same.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tiebreak
 
 
 def main(arguments: Sequence[str] | None = None) -> str:
-    """Trains and returns the digest."""
+    """Trains and returns the digest of the final state."""
     parser = argparse.ArgumentParser(description="Reproducible training on images of digits")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int)
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> str:
 
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # uniform draws are the same everywhere; torch's normal ones are not
+    with torch.no_grad():  # torch's uniform draws are the same everywhere; its normal draws are not
         for parameter in model.parameters():
             parameter.copy_((torch.rand(parameter.shape, generator=generator) - 0.5) * 0.4)
 

@@ -1,4 +1,4 @@
-"""A small residual network, trained into a directory: killed at any moment, the same command goes on.
+"""A small residual network, trained into a directory. If it is killed, the same command continues the run.
 
 python examples/resnet_on_digits.py --directory runs/digits
 """
@@ -17,7 +17,7 @@ HELD_OUT = 360
 
 
 class Residual(nn.Module):
-    """x + two convolutions with batch norm."""
+    """x plus two convolutions with batch norm."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -27,19 +27,19 @@ class Residual(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same shape."""
+        """Keeps the shape [B, C, H, W]."""
         return F.relu(x + self.body(x))
 
 
 def network(channels: int, blocks: int) -> nn.Module:
-    """Images [B, 1, 8, 8] to logits [B, 10]."""
+    """A network from images [B, 1, 8, 8] to logits [B, 10]."""
     stem = [nn.Conv2d(1, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
     return nn.Sequential(*stem, *(Residual(channels) for _ in range(blocks)), *head)
 
 
 def main(arguments: Sequence[str] | None = None) -> tiebreak.Run:
-    """Trains, measures and returns the run."""
+    """Trains and measures the network; returns the run."""
     parser = argparse.ArgumentParser(description="A small ResNet on images of digits")
     parser.add_argument("--directory", default="runs/digits")
     parser.add_argument("--steps", type=int, default=100)

@@ -1,6 +1,7 @@
-"""Lines of Python and C by folder, without tests, against a budget: `make lint` fails above it.
+"""Counts lines of Python and C by folder, without tests, against a budget. `make lint` fails above the budget.
 
-A successor has to hold the house in mind: a budget is raised only with a line in CHANGELOG.md that says why.
+A successor has to hold the whole code base in mind, so a budget is raised only with a line in CHANGELOG.md that says
+why.
 """
 
 import subprocess
@@ -11,14 +12,14 @@ BUDGETS = {
     "tiebreak/protocol/": 10_100,
     "tiebreak/engine/": 16_500,
     "tiebreak/sim/": 12_500,
-    "tiebreak/": 6_100,  # api, cli, demo: whatever is in none of the above
+    "tiebreak/": 6_100,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 3_000,
 }
 SUFFIXES = {".py", ".c", ".h"}
 
 
 def count(root: Path) -> dict[str, int]:
-    """Lines of the files that git tracks, each counted in the first folder of `BUDGETS` that holds it."""
+    """Counts the lines of the files that git tracks, each in the first folder of `BUDGETS` that contains it."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True, text=True).stdout
     found = dict.fromkeys(BUDGETS, 0)
     for name in listed.split("\0"):
@@ -29,7 +30,7 @@ def count(root: Path) -> dict[str, int]:
 
 
 def main(root: Path) -> int:
-    """Print the table; 1 if a folder is over its budget."""
+    """Prints the table; returns 1 if a folder is over its budget."""
     found = count(root)
     for folder, lines in found.items():
         over = "  over its budget" if lines > BUDGETS[folder] else ""

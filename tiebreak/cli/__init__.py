@@ -1,1 +1,1 @@
-"""The command line: one module for each command, which declares it and prints; `tiebreak.api` does the work."""
+"""The command line. Each command has one module, which declares it and prints; `tiebreak.api` does the work."""

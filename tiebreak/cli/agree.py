@@ -1,4 +1,4 @@
-"""`tiebreak agree`: from a captured job to one that client and trainer have signed, in a new run directory."""
+"""`tiebreak agree`: client and trainer sign a captured job, in a new run directory."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -18,12 +18,12 @@ WEI: Final = 10**18
 
 
 class Ether(click.ParamType[int]):
-    """An amount as people write it (0.25), kept in whole wei."""
+    """An amount in ether as people write it (0.25), converted to whole wei."""
 
     name = "ether"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Exact: an amount with a fraction of a wei is refused."""
+        """Converts exactly, and refuses an amount with a fraction of a wei."""
         if isinstance(value, int):
             return value
         try:
@@ -36,12 +36,12 @@ class Ether(click.ParamType[int]):
 
 
 class AddressType(click.ParamType[Address]):
-    """20 bytes in hex."""
+    """An address of 20 bytes, in hex."""
 
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """With or without 0x; case does not matter."""
+        """Accepts the address with or without 0x, in upper or lower case."""
         if isinstance(value, bytes):
             return Address(value)
         digits = str(value).removeprefix("0x")

@@ -1,7 +1,8 @@
-"""`tiebreak audit`: replay a run, or a part of it, and compare.
+"""`tiebreak audit`: replays a run, or a part of it, and compares the records.
 
-Exit codes: 0 everything that was replayed agrees; 2 the trainer committed what the program does not produce; 3 the
-audit could not be made, for what it needs of the run is withheld or damaged; 1 what was asked makes no sense here.
+Exit codes: 0 everything that was replayed agrees; 2 the trainer committed to something that the program does not
+produce; 3 the audit could not be done, because parts of the run that it needs are withheld or damaged; 1 the request
+does not fit this run.
 """
 
 import json
@@ -27,7 +28,7 @@ SHOWN_FINDINGS: Final = 5
 
 
 class AuditFailure(VerificationError):
-    """The replay contradicts what the trainer signed. details: what belongs below its one sentence, a line each."""
+    """The replay contradicts what the trainer signed. details: lines to print below the sentence."""
 
     def __init__(self, sentence: str, details: list[str]) -> None:
         super().__init__(sentence)
@@ -137,7 +138,7 @@ def _failure(
     report: dict[str, Any], trainer: "RunDirectory", fraud: "SegmentReport | None", count: int, following: str,
     details: list[str],
 ) -> AuditFailure:  # fmt: skip
-    """The sentence that says where a run first differs, what was expected there, and what to do next."""
+    """Builds the sentence that says where a run first differs, what was expected there, and what to do next."""
     if fraud is not None:
         committed, replayed = fraud.committed, fraud.replayed
         details = [*details, f"  record     expected {replayed.digest.hex()}, got {committed.digest.hex()}"]
@@ -199,7 +200,7 @@ def _of_log(log: "LogReport") -> dict[str, Any]:
 
 
 def _log_words(log: "LogReport") -> list[str]:
-    """What following the logs came to; findings convict nobody, so they are told beside the verdict."""
+    """Describes the result of following the logs. A finding convicts nobody, so it is reported beside the verdict."""
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]
     for count, what in ((log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")):
         if count:
@@ -208,7 +209,7 @@ def _log_words(log: "LogReport") -> list[str]:
 
 
 def _words(done: "SegmentAudit") -> list[str]:
-    """What was checked, and what was not."""
+    """Describes what was checked and what was not."""
     spans: list[list[int]] = []
     for report in done.checked:
         if spans and spans[-1][1] + 1 == report.first_step:

@@ -1,4 +1,4 @@
-"""`tiebreak calibrate`: how far sums may be from exact on the machines at hand, as the policy of logged runs."""
+"""`tiebreak calibrate`: measures how far sums may be from exact on these machines, and writes a policy of logged runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_ORDERS, MAX_MARGIN = 100, 2.0**20
 STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
-"""Those of `tiebreak.calibrate`, which is not imported for its help alone."""
+"""The defaults of `tiebreak.calibrate`, copied here so that the help need not import it."""
 
 
 @click.command()
@@ -78,7 +78,7 @@ def calibrate(
 
 
 def subjects(sources: tuple[str, ...]) -> Iterator["Subject"]:
-    """What each source stands for, one at a time: a folder of a run or a captured job, else a task."""
+    """Yields what each source names: a run or captured job if it is such a folder, otherwise a task."""
     for source in sources:
         folder = Path(source)
         if folder.is_dir():
@@ -90,7 +90,7 @@ def subjects(sources: tuple[str, ...]) -> Iterator["Subject"]:
 
 @contextmanager
 def _progress(console: Console, name: str) -> Iterator["OnProgress"]:
-    """A bar on a terminal, ten lines elsewhere."""
+    """Shows a bar on a terminal, and ten lines elsewhere."""
     if not console.is_terminal:
         yield lambda done, total: _line(console, name, done, total)
         return
@@ -109,7 +109,7 @@ def _line(console: Console, name: str, done: int, total: int) -> None:
 
 
 def show(policy: "LoggedPolicy") -> None:
-    """Print a policy: a column for each kind of sum."""
+    """Prints a policy as a table with a column for each kind of sum."""
     kinds = [kind for kind, tolerance in policy.tolerances.items() if tolerance]
     click.echo(f"{policy.precision} bits, computed in FP64; thresholds and divergences in units of u times")
     click.echo("the norm of an element's terms, the tolerance as a share of the gap between its neighbours")

@@ -1,4 +1,4 @@
-"""`tiebreak capture`: from a task to a program, an initial state and data, as files."""
+"""`tiebreak capture`: turns a task into a program, an initial state and data, as files."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -42,7 +42,7 @@ def capture(task: str, output: Path, steps: int | None) -> None:
 
 
 def captured(task: "Task") -> "Bundle":
-    """The task's bundle; a spinner with the time on a terminal, one line elsewhere."""
+    """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
     with _waiting(Console(stderr=True), f"capturing {task.name}"):
         return api.bundle.capture_bundle(task)
 
@@ -60,7 +60,7 @@ def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
 
 
 def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> None:
-    """Print what a bundle holds, a line for each thing; `more` comes after what is counted."""
+    """Prints a line for each part of a bundle; `more` follows the counts."""
     program, cost = bundle.program, bundle.cost
     rows = {
         "job": bundle.name,
@@ -78,7 +78,7 @@ def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> 
 
 
 def _size(count: int) -> str:
-    """Bytes as people write them."""
+    """Formats a number of bytes for people."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

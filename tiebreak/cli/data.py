@@ -1,4 +1,4 @@
-"""`tiebreak data`: datasets to arrays that a task maps, and the ids of arrays."""
+"""`tiebreak data`: converts datasets into arrays that tasks map, and shows the ids of arrays."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str |
 
 
 def _token_options(function: Any) -> Any:
-    """The options that texts share."""
+    """Adds the options that all imports of texts share."""
     for option in reversed(
         (
             click.option("--tokenizer", type=FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
@@ -127,7 +127,7 @@ def _shape(given: str | None) -> tuple[int, ...] | None:
 
 
 def _show(path: Path, *, cached: bool) -> None:
-    """A line for each array; its id is computed now if need be."""
+    """Prints a line for each array, whose id is computed now unless it is cached."""
     for name, array, facts in api.importing.facts(path, cached=cached):
         shape = " x ".join(map(str, array.shape)) or "one"
         note = f"  {facts.not_finite} not finite: no task takes it" if facts.not_finite else ""

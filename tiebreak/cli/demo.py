@@ -11,11 +11,11 @@ from tiebreak.cli.options import output_option
 from tiebreak.protocol.errors import VerificationError
 
 WIDTH: Final = 150
-"""Of what is printed into a file or a pipe: room for the table."""
+"""The width of output into a file or a pipe; it leaves room for the table."""
 
 
 class DemoFailure(VerificationError):
-    """An audit or a verdict was not as it must be."""
+    """An audit or a verdict did not have its expected outcome."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`tiebreak deploy`: the contracts on any chain, and whether a deployment is of this version."""
+"""`tiebreak deploy`: puts the contracts on any chain, or checks that a deployment is of this version."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tiebreak devnet`: a chain for development with the contracts on it."""
+"""`tiebreak devnet`: runs a development chain that has the contracts on it."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_ACCOUNTS = 100
 WATCH_SECONDS = 0.5
-"""How often to look whether the node is still there."""
+"""How often to check that the node is still alive."""
 
 
 @click.command()
@@ -71,7 +71,7 @@ def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path
 
 
 def _wait(running: "Devnet") -> None:
-    """Until Ctrl-C. Raises `NodeError` if the node ends before."""
+    """Waits until Ctrl-C. Raises `NodeError` if the node stops before."""
     try:
         while True:
             running.node.check()
@@ -82,7 +82,7 @@ def _wait(running: "Devnet") -> None:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that no anvil is left behind."""
+    """Lets SIGTERM end the command as Ctrl-C does, so that no anvil process is left behind."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -95,7 +95,7 @@ def _terminated() -> Iterator[None]:
 
 
 def _folder_for_keys(folder: Path) -> str:
-    """Makes it, and asks for the passphrase before the chain starts."""
+    """Creates the folder, and asks for the passphrase before the chain starts."""
     folder.mkdir(parents=True, exist_ok=True)
     return passphrase(folder)
 

@@ -1,4 +1,4 @@
-"""`tiebreak dispute`: where a trainer's run leaves the program, and the referee's verdict."""
+"""`tiebreak dispute`: finds where a trainer's run departs from the program, and gives the referee's verdict."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,9 +36,9 @@ def dispute(run: Path, replay: Path, count: int | None, threads: int | None, dev
 
 
 def show(dispute: "Dispute") -> None:
-    """Print where the sides part in one sentence, the verdict, the bits, and the walk that found them."""
+    """Prints the sentence that locates the difference, the verdict, the bits, and the walk that found them."""
     verdict = dispute.final.verdict
-    assert verdict is not None  # a finished game has one
+    assert verdict is not None  # a finished game always has a verdict
     click.echo(f"{dispute.sentence}")
     click.echo(f"{dispute.loser} loses after {dispute.final.moves} moves: {verdict.detail}")
     for name, bits in (("committed", dispute.summary.committed), ("correct", dispute.summary.correct)):

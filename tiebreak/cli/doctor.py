@@ -1,4 +1,4 @@
-"""`tiebreak doctor`: whether this machine computes what the specification says, on every path that it has."""
+"""`tiebreak doctor`: checks that this machine computes what the specification says, on every path that it has."""
 
 import json
 

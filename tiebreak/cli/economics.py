@@ -1,4 +1,4 @@
-"""`tiebreak economics`: terms of a job under which honest training and audits pay."""
+"""`tiebreak economics`: recommends terms of a job under which honest training and audits pay."""
 
 import json
 from collections.abc import Callable
@@ -21,12 +21,12 @@ WIDTH: Final = 140
 
 
 class Number(click.ParamType[Decimal]):
-    """Exactly as written."""
+    """A decimal number, kept exactly as written."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
-        """The figure itself says what makes sense."""
+        """Checks no range here; the figure itself knows which values make sense."""
         try:
             return Decimal(value)
         except InvalidOperation:
@@ -34,7 +34,7 @@ class Number(click.ParamType[Decimal]):
 
 
 def _figure_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each figure, in their order."""
+    """Adds an option for each figure, in the order of the figures."""
     for name, (_, limits) in reversed(FIGURES.items()):
         option = f"--{name.replace('_', '-')}"
         function = click.option(option, name, type=Number(), help=f"{limits.what[0].upper()}{limits.what[1:]}.")(

@@ -1,17 +1,19 @@
-"""What `tiebreak train --json` prints, as it goes.
+"""The events that `tiebreak train --json` prints while it runs.
 
-JSON lines, one object each, on stdout; numbers of seconds; digests in hex:
+They are JSON lines on stdout, one object each. Times are in seconds and digests in hex:
 
     {"event": "start", "job", "step", "steps", "checkpoint_interval", "keep", "policy"}
-        step: where it goes on; policy: in words
+        step: where the run continues; policy: in words
     {"event": "step", "step", "steps", "loss", "loss_bits", "seconds", "resolving", "waiting", "entries"}
-        loss: null if it is not finite; loss_bits: its f32 in hex. seconds: computing the step, resolving: the part of
-        it that undecided elements took; waiting: for a checkpoint, after it; entries: of its rounding log
+        loss: null if it is not finite; loss_bits: its f32 bits in hex. seconds: time to compute the step; resolving:
+        the part of it spent on undecided elements; waiting: for a checkpoint, after the step; entries: in its
+        rounding log
     {"event": "checkpoint", "step", "count", "record", "state_root", "run_root", "signed", "hashing", "writing"}
-        it is safely on disk, and with signed, so is the head of this count; steps after it may be told before
+        the checkpoint is safely on disk and, if signed, so is the head of this count; events of later steps may
+        come before this one
     {"event": "end", "step", "run_root", "seconds", "steps_per_second", "share", "entries", "log_bytes"}
-        share of the wall clock, by what it went to: arithmetic, resolving, and beside them hashing and writing;
-        entries: of the logs of these steps; log_bytes: of all logs on disk
+        share: of the wall clock, for arithmetic and resolving, and for hashing and writing, which run beside them;
+        entries: in the logs of these steps; log_bytes: of all logs on disk
 """
 
 import json
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
-    """A run is begun or goes on."""
+    """A run starts or continues."""
     return {
         "event": "start",
         "job": job,
@@ -52,7 +54,7 @@ def step_event(progress: "Progress") -> dict[str, Any]:
 
 
 def checkpoint_event(commit: "Commit") -> dict[str, Any]:
-    """A checkpoint is safe."""
+    """A checkpoint is safely on disk."""
     return {
         "event": "checkpoint",
         "step": commit.record.step,
@@ -67,7 +69,7 @@ def checkpoint_event(commit: "Commit") -> dict[str, Any]:
 
 
 def end_event(step: int, run_root: str, tally: "Tally", log_bytes: int) -> dict[str, Any]:
-    """The run has come to where it was to come."""
+    """The run has reached its last step, or the step that was asked for."""
     return {
         "event": "end",
         "step": step,
@@ -81,5 +83,5 @@ def end_event(step: int, run_root: str, tally: "Tally", log_bytes: int) -> dict[
 
 
 def as_line(event: dict[str, Any]) -> str:
-    """One line of JSON, strictly: no NaN."""
+    """Encodes the event as one line of strict JSON, which has no NaN."""
     return json.dumps(event, allow_nan=False)

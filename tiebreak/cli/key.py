@@ -1,4 +1,4 @@
-"""`tiebreak key`: a signing key in an encrypted file."""
+"""`tiebreak key`: makes a signing key in an encrypted file."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Key files for commands: the passphrase comes from TIEBREAK_PASSPHRASE or is asked for, never from an argument.
+"""Key files for commands. The passphrase comes from TIEBREAK_PASSPHRASE or a prompt, never from an argument.
 
-Arguments are visible to every user of a machine in its list of processes.
+Every user of a machine can see the arguments of all its processes.
 """
 
 import os
@@ -16,7 +16,7 @@ PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a 
 
 
 def passphrase(path: Path, *, confirm: bool = False) -> str:
-    """The passphrase of a key file; asked for twice if it is to be a new one's."""
+    """The passphrase of a key file. With `confirm`, for a new key, it is asked for twice."""
     given = os.environ.get(PASSPHRASE_VARIABLE)
     if given is not None:
         return given
@@ -25,12 +25,12 @@ def passphrase(path: Path, *, confirm: bool = False) -> str:
 
 
 def load_key(path: Path) -> PrivateKey:
-    """The key in a file. Raises `ConfigurationError` if it cannot be read, decrypted, or others may read it."""
+    """Loads the key. Raises `ConfigurationError` if the file cannot be read or decrypted, or if others may read it."""
     return keys.load_key(path, passphrase(path))
 
 
 def new_key(path: Path) -> PrivateKey:
-    """A new key in a new file, encrypted, for its owner only."""
+    """Makes a key and stores it in a new encrypted file that only its owner can read."""
     key = keys.new_key()
     keys.save_key(key, path, passphrase(path, confirm=True))
     return key

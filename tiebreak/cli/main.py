@@ -1,8 +1,8 @@
-"""The command `tiebreak`. Each command lives in its own module of `tiebreak.cli`, imported when it is called.
+"""The command `tiebreak`. Each command lives in its own module of `tiebreak.cli`, which is imported when it is called.
 
-Exit codes: 0 success; 1 what was asked cannot be done as asked; 2 something from another party does not verify, or a
-check of ours failed; 130 interrupted. An error of ours is one line, and so is a disk that is full or closed to us, and
-a library of an extra that is not installed; any other exception is a bug and keeps its traceback.
+Exit codes: 0 success; 1 the request cannot be carried out as given; 2 something from another party does not verify, or
+one of our own checks failed; 130 interrupted. Our own errors take one line, and so do a disk that is full or closed to
+us, and a missing library of an extra. Any other exception is a bug and keeps its traceback.
 """
 
 import errno
@@ -19,7 +19,7 @@ CONFIGURATION: Final = 1
 VERIFICATION: Final = 2
 INTERRUPTED: Final = 130
 _DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
-"""What a disk may say that no code of ours can help."""
+"""Disk errors that are the user's to solve, not bugs."""
 COMMANDS: Final = {
     "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
     "doctor": "Run the conformance vectors on this machine and show its environment.",
@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
     "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
 }
-"""In the order of the help, with the first sentence of each: so the table need not import them."""
+"""The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
 EXTRAS: Final = {
     **dict.fromkeys(
         ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
@@ -46,18 +46,18 @@ EXTRAS: Final = {
     **dict.fromkeys(["jinja2", "markupsafe", "matplotlib", "sklearn"], "demo"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
 }
-"""Libraries that not everybody needs, and the extra of the package that brings each."""
+"""Optional libraries, and the extra of the package that installs each."""
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are called."""
+    """A group that imports a command's module only when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's)
-        """Their names, in the order of the help."""
+        """The names of the commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's)
-        """The command, from its own module; None if there is none of that name."""
+        """Imports the command from its own module; None if there is no command of that name."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"tiebreak.cli.{cmd_name}"), cmd_name)
@@ -65,7 +65,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """The table of commands, from `COMMANDS` alone."""
+        """Writes the table of commands from `COMMANDS` alone."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -81,7 +81,7 @@ def tiebreak() -> None:
 
 
 def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code. Exceptions that are not ours, or click's, pass through."""
+    """Runs a command line and returns the exit code. Exceptions that are neither ours nor click's pass through."""
     try:
         code = group.main(
             args=None if arguments is None else list(arguments), prog_name="tiebreak", standalone_mode=False
@@ -113,5 +113,5 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """The entry point of the console script."""
     sys.exit(run(tiebreak))

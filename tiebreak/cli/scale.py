@@ -1,4 +1,4 @@
-"""`tiebreak scale`: what a job of any size costs, and what gives way first when it grows."""
+"""`tiebreak scale`: estimates what a job of any size costs, and which limit it meets first when it grows."""
 
 import json
 from collections.abc import Callable
@@ -112,7 +112,7 @@ def scale(**options: Any) -> None:
 
 
 def work_of(options: dict[str, Any]) -> Work:
-    """The user's jobs."""
+    """The work that the options describe."""
     steps, interval = options["steps"], options["checkpoint_interval"]
     return Work(counts=counts_from(options), steps=steps, interval=interval, jobs=options["jobs"],
                 levels=options["levels"], keep=Keep.parse(options["keep"]), window=options["window"],
@@ -120,7 +120,7 @@ def work_of(options: dict[str, Any]) -> Work:
 
 
 def counts_from(options: dict[str, Any]) -> Counts:
-    """Of a captured program, or of GPT-2 with about so many parameters; says which."""
+    """Counts a captured program, or GPT-2 with about as many parameters as asked for, and names its source."""
     path: Path | None = options["program"]
     if path is not None:
         counts = counts_of(Program.decode(read_file(path, MAX_PROGRAM_BYTES)))
@@ -135,7 +135,7 @@ def counts_from(options: dict[str, Any]) -> Counts:
 
 
 def directions(work: Work, options: dict[str, Any]) -> dict[str, tuple[int, Callable[[int], Work]]]:
-    """Where growth starts in each direction, and the work at another size. A captured program does not grow."""
+    """For each direction of growth, its present size and the work at another size. A captured program cannot grow."""
     grown: dict[str, tuple[int, Callable[[int], Work]]] = {
         "steps": (work.steps, lambda size: replace(work, steps=size)),
         "jobs": (work.jobs, lambda size: replace(work, jobs=size)),
@@ -147,7 +147,7 @@ def directions(work: Work, options: dict[str, Any]) -> dict[str, tuple[int, Call
 
 
 def show(work: Work, found: Costs) -> None:
-    """The table of costs, and what it rests on."""
+    """Prints the table of costs and the measurements that it rests on."""
     click.echo(f"{work.jobs:,} jobs of {work.steps:,} steps, a checkpoint every {work.interval:,}, keep {work.keep}")
     table = Table("cost", "value", header_style="dim")
     table.columns[1].justify = "right"
@@ -162,7 +162,7 @@ def show(work: Work, found: Costs) -> None:
 
 
 def sentence(direction: str, at: int | None, load: Load | None) -> str:
-    """How far the work can grow in a direction."""
+    """One sentence that says how far the work can grow in a direction."""
     if load is None:
         return f"{direction}: within every limit up to {at:.3g}"
     return f"{direction}: up to {at:,}; then {load.name} ({human(load.limit, load.unit)}). To lift it: {load.lift}."
@@ -172,7 +172,7 @@ SECONDS: Final = ((86_400 * 365.25, "years"), (86_400, "days"), (3600, "h"), (60
 
 
 def human(value: float, unit: str) -> str:
-    """A number as people write it."""
+    """Formats a number for people."""
     if unit == "s":
         size, name = next(((size, name) for size, name in SECONDS if value >= 2 * size), (1, "s"))
         return f"{value / size:.3g} {name}"

@@ -1,4 +1,4 @@
-"""`tiebreak simulate`: games with adversaries of every kind, played with the real engine and the real contract."""
+"""`tiebreak simulate`: plays games with adversaries of every kind, on the real engine and the real contract."""
 
 import time
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ from tiebreak.sim.games.summary import violations_of
 
 MAX_PROCESSES: Final = 1024
 PRELOAD: Final = ("torch", "torch._functorch.aot_autograd", "web3")
-"""What takes long to import and is the same for all processes."""
+"""Modules that take long to import and are the same for all processes."""
 
 
 class PromiseBroken(VerificationError):
-    """A game broke a promise of the system: a counter-example."""
+    """A game broke a promise of the system, and so is a counter-example."""
 
 
 @click.command()
@@ -83,7 +83,7 @@ def simulate(
 
 
 def show_adversaries() -> None:
-    """Everyone, by role."""
+    """Lists all adversaries, by role."""
     for role in Role:
         kinds = [(name, kind) for name, kind in ADVERSARIES.items() if kind.role is role]
         if not kinds:
@@ -98,7 +98,7 @@ def show_adversaries() -> None:
 
 
 def retell(line: str) -> None:
-    """Play the game of a line and tell it. Raises `PromiseBroken`."""
+    """Plays the game that a line describes and narrates it. Raises `PromiseBroken`."""
     world, result = watch_line(line)
     for text in tell(world, result):
         click.echo(text)
@@ -110,7 +110,7 @@ def retell(line: str) -> None:
 
 
 def deal(seed: int, mix: str, games: int) -> Series:
-    """The games of a seed. Raises `ConfigurationError` for a mix that is none."""
+    """The games that follow from a seed. Raises `ConfigurationError` if the mix is invalid."""
     players = repertoire()
     dealt = Mix.parse(mix, players)
     head = Head(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
@@ -118,7 +118,7 @@ def deal(seed: int, mix: str, games: int) -> Series:
 
 
 def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:
-    """Play a series and say what came of it. Raises `PromiseBroken`."""
+    """Plays a series and prints its outcome. Raises `PromiseBroken`."""
     console = Console(stderr=True)
     try:
         with _progress(console, series.games) as meter:
@@ -139,7 +139,7 @@ def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:
 
 
 def conclusion(summary: Json) -> Iterator[str]:
-    """What a series came to, in a few lines."""
+    """Summarises a series in a few lines."""
     played, promises = summary["played"], summary["promises"]
     yield (
         f"{summary['games']} games: {played['alone']} with one adversary, {played['together']} with several, "
@@ -156,7 +156,10 @@ def conclusion(summary: Json) -> Iterator[str]:
 
 
 class _Meter:
-    """Progress of a series: a bar on a terminal, else a line now and then; what breaks a promise is told at once."""
+    """Shows the progress of a series: a bar on a terminal, occasional lines elsewhere.
+
+    Reports broken promises at once.
+    """
 
     def __init__(self, console: Console, games: int, bar: Progress | None) -> None:
         self._console, self._games, self._bar = console, games, bar
@@ -165,13 +168,13 @@ class _Meter:
         self._began = time.monotonic()
 
     def start(self, done: int) -> None:
-        """So many games are there already."""
+        """Starts at `done` games, which were played before an interruption."""
         self._done, self._began = done, time.monotonic()
         if done:
             self._say(f"{done} of {self._games} games were played before")
 
     def record(self, record: Json) -> None:
-        """One more was played."""
+        """Counts one more game."""
         self._done += 1
         self._played += 1
         for violation in violations_of(record):

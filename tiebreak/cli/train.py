@@ -1,4 +1,4 @@
-"""`tiebreak train`: compute a run, sign its heads."""
+"""`tiebreak train`: computes a run and signs its heads."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,7 +62,7 @@ def train(
 
 
 class Told:
-    """What a run tells of itself: a bar on stderr and its root on stdout, JSON lines on stdout, or nothing."""
+    """Reports on a run: a bar on stderr and the root on stdout, JSON lines on stdout, or nothing."""
 
     def __init__(self, run: "RunDirectory", keep: str, how: str) -> None:
         self._run = run
@@ -74,14 +74,14 @@ class Told:
         self._bar: OnStep | None = None
 
     def open(self, stack: ExitStack) -> None:
-        """The run begins; what it shows ends with the stack."""
+        """Begins the report. Its display ends when the stack closes."""
         self._line(start_event(self._job.id.hex(), self._at, self._job.steps, self._job.checkpoint_interval,
                                self._keep, api.running.policy_words(self._job)))  # fmt: skip
         if self._how == "bar":
             self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
 
     def step(self, progress: "Progress") -> None:
-        """A step is done."""
+        """Reports a computed step."""
         self._at = progress.step
         self._tally.step(progress)
         self._line(step_event(progress))
@@ -89,12 +89,12 @@ class Told:
             self._bar(progress.step, progress.loss, self._tally.words())
 
     def commit(self, commit: "Commit") -> None:
-        """A checkpoint is safe."""
+        """Reports a checkpoint that is safely on disk."""
         self._tally.commit(commit)
         self._line(checkpoint_event(commit))
 
     def end(self, root: str) -> None:
-        """It has come as far as it was to come."""
+        """Reports that the run has reached its last step, or the step that was asked for."""
         size = self._run.log_bytes()
         self._line(end_event(self._at, root, self._tally, size))
         if self._how == "bar":

@@ -1,4 +1,4 @@
-"""The whole path on real data. Its modules are imported when they are first used: `demo.run`, `demo.loader`."""
+"""The demo: the whole path on real data. Its modules are imported on first use: `demo.run`, `demo.loader`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final

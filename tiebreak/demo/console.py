@@ -1,4 +1,4 @@
-"""What the demo prints: headings, and its result as a table."""
+"""Prints the demo's headings, and its result as a table."""
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,7 +9,7 @@ from tiebreak.demo.words import short, whole
 
 
 def heading(console: Console, number: int, title: str) -> None:
-    """One part of a longer story."""
+    """Prints the heading of one part of the demo."""
     console.print(f"\n[bold]{number}. {escape(title)}[/bold]", highlight=False)
 
 
@@ -20,7 +20,7 @@ def _verdict(dispute: DisputeResult) -> str:
 
 
 def dispute_table(result: DemoResult) -> Table:
-    """A row for each game."""
+    """The table of disputes, with one row for each game."""
     table = Table(title="Disputes", title_justify="left", header_style="dim", pad_edge=False)
     for name in ("tampered with", "ended at", "committed", "correct"):
         table.add_column(name, overflow="fold")
@@ -36,7 +36,7 @@ def dispute_table(result: DemoResult) -> Table:
 
 
 def show_result(console: Console, result: DemoResult) -> None:
-    """The demo's end: audits, forks of plain PyTorch, and the table of disputes."""
+    """Prints the demo's result: audits, forks of plain PyTorch, and the table of disputes."""
     for audit in result.audits:
         word = "[green]the same run root[/green]" if audit.equal else "[bold red]ANOTHER RUN ROOT[/bold red]"
         console.print(f"Audit of {escape(audit.job)}: {word} {short(audit.auditor_root)}", highlight=False)

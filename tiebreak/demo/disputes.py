@@ -25,7 +25,7 @@ from tiebreak.sim.games.scenario import Arena, Fought
 
 
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
-    """The cheats of the image job: (what was tampered with, the cheat)."""
+    """The cheats in the image job, as pairs of what was tampered with and the cheat."""
     program, job = arena.run.program, arena.run.job
     steps, checkpoint = job.steps, job.last_step(job.checkpoints - 2)
     weight = next(name for name in program.state_spec() if name.endswith("head.weight"))
@@ -48,14 +48,14 @@ def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
 
 
 def fight(arena: Arena, trained: Trained, number: int, tampered: str, cheat: Cheat, console: Console) -> DisputeResult:
-    """A trainer cheats; the auditor, whose replay is honest, challenges its last head."""
+    """Lets a trainer cheat; the auditor, whose replay is honest, challenges its last head."""
     started = time.perf_counter()
     fought = scenario.fight(arena, cheat, another(arena.run.job), str(number))
     return _tell(console, _result(trained, cheat.name, tampered, fought, started, honest_trainer=False))
 
 
 def false_challenge(arena: Arena, trained: Trained, console: Console) -> DisputeResult:
-    """A challenger with a wrong replay attacks the honest trainer, and pays for it."""
+    """Lets a challenger with a wrong replay attack the honest trainer, and lose its stake."""
     started = time.perf_counter()
     steps = arena.run.job.steps
     mistake = poisoned_label(arena.run.program, labels="labels", step=steps - 5, element=7, classes=10)

@@ -1,4 +1,4 @@
-"""Shows that plain FP32 PyTorch forks: the same job in processes that differ only in threads and instruction set."""
+"""Shows that plain FP32 PyTorch forks: runs that differ only in threads and instruction set end in different bits."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tiebreak.protocol.errors import StateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainSettings:
-    """threads of torch; capability: value of ATEN_CPU_CAPABILITY, None for the machine's own."""
+    """threads: of torch. capability: the value of ATEN_CPU_CAPABILITY, or None for the machine's own."""
 
     threads: int
     capability: str | None = None
@@ -30,11 +30,14 @@ SETTINGS: Final = (
     PlainSettings(threads=2),
     PlainSettings(threads=1, capability="default"),
 )
-"""What is compared unless the caller says otherwise."""
+"""The settings to compare by default."""
 
 
 def plain_run(name: str, state_file: Path, settings: PlainSettings, steps: int | None = None) -> PlainResult:
-    """Train task `name` from the state in a file, in its own process. `StateError` with its last words if it fails."""
+    """Trains task `name` in its own process, from the state in a file.
+
+    Raises `StateError` with the last output of the process if it fails.
+    """
     command = [sys.executable, "-m", "tiebreak.demo.tasks.plain", name, "--state", str(state_file)]
     command += ["--threads", str(settings.threads)]
     if steps is not None:
@@ -54,7 +57,7 @@ def plain_run(name: str, state_file: Path, settings: PlainSettings, steps: int |
 def plain_runs(
     name: str, state: dict[str, Tensor], settings: Sequence[PlainSettings] = SETTINGS, steps: int | None = None
 ) -> tuple[PlainResult, ...]:
-    """One run for each of the settings, all from the same state bytes (names as the model's own)."""
+    """Does one run for each of the settings, all from the same state bytes (named as in the model)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "initial.safetensors"
         save_file(state, file)

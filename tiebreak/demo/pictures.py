@@ -1,4 +1,4 @@
-"""Pictures of a demo as inline SVG. They carry no background and take text colour from the page, light or dark."""
+"""A demo's pictures as inline SVG, without a background and in the page's own text colour, light or dark."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,7 +11,7 @@ from tiebreak.demo.results import DisputeResult, JobResult, WalkStep
 
 
 def loss_curve(job: JobResult) -> str:
-    """Loss by step, with the checkpoints marked."""
+    """The loss at each step, with the checkpoints marked."""
     with drawn(f"loss {job.name}"):
         figure = Figure(figsize=(5.2, 2.7), layout="constrained")
         axes = figure.add_subplot()
@@ -34,16 +34,16 @@ TREES: Final = {
     "chunks": "tensor: which chunk",
     "terms": "sum: which terms",
 }
-"""What each tree is asked."""
+"""The question that the walk asks in each tree."""
 ROW: Final = 30
 NODES: Final = 150
 NOTES: Final = 210
 BOX: Final = 16
-"""Measures of the walk, in units of its view box: row height, the two columns, box height. It is legible on a phone."""
+"""Measures of the walk in units of its view box: row height, two columns, box height. They are legible on a phone."""
 
 
 def walk(dispute: DisputeResult) -> str:
-    """The walk down the tree: a row for each selection; left of the chosen node all is agreed."""
+    """The walk down the tree: one row for each selection. Everything to the left of the chosen node is agreed."""
     parts: list[str] = []
     previous: float | None = None
     tree, y = "", 2
@@ -61,7 +61,7 @@ def walk(dispute: DisputeResult) -> str:
 
 
 def _row(y: int, step: WalkStep, previous: float | None) -> tuple[list[str], float]:
-    """SVG of one selection and the horizontal centre of the chosen node; lines lead there from the one before."""
+    """The SVG of one selection, and the horizontal centre of its chosen node, where the lines of the next row start."""
     count = 1 << step.levels
     width = min(26.0, NODES / count)
     left = (NODES - width * count) / 2
@@ -79,5 +79,5 @@ def _row(y: int, step: WalkStep, previous: float | None) -> tuple[list[str], flo
 
 
 def pictures(jobs: Sequence[JobResult], disputes: Sequence[DisputeResult]) -> dict[str, list[str]]:
-    """All pictures of a report: losses by job, walks by dispute."""
+    """All pictures of a report: the losses of each job and the walk of each dispute."""
     return {"losses": [loss_curve(job) for job in jobs], "walks": [walk(dispute) for dispute in disputes]}

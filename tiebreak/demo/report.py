@@ -1,4 +1,4 @@
-"""A demo's result as files for people and programs: report.html (self-contained), report.md, result.json."""
+"""Writes a demo's result as files for people and programs: report.html (self-contained), report.md, result.json."""
 
 from pathlib import Path
 from typing import Final
@@ -16,12 +16,12 @@ JSON: Final = "result.json"
 
 
 def cell(text: object) -> str:
-    """Text that cannot end a Markdown table cell."""
+    """Escapes text that would otherwise end a Markdown table cell."""
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
 def environment(*, html: bool) -> Environment:
-    """Templates of this package and their filters. Markdown has its own, `cell`."""
+    """The template environment with its filters. Only Markdown has `cell`."""
     made = Environment(
         loader=PackageLoader("tiebreak.demo", "templates"),
         autoescape=html,  # noqa: S701 (Markdown has a filter of its own)
@@ -36,18 +36,17 @@ def environment(*, html: bool) -> Environment:
 
 
 def to_html(result: DemoResult) -> str:
-    """One page that loads nothing from anywhere."""
+    """A self-contained page that loads no other resources."""
     drawn = {name: [Markup(svg) for svg in svgs] for name, svgs in pictures(result.jobs, result.disputes).items()}  # noqa: S704 (our own SVG, escaped where made)
     return environment(html=True).get_template("report.html.j2").render(r=result, pictures=drawn)
 
 
 def to_markdown(result: DemoResult) -> str:
-    """The tables of the report."""
     return environment(html=False).get_template("report.md.j2").render(r=result)
 
 
 def write(result: DemoResult, folder: Path) -> dict[str, Path]:
-    """Write the three files; returns their paths by file name."""
+    """Writes the three files and returns their paths by file name."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = {HTML: to_html(result), MARKDOWN: to_markdown(result), JSON: result.to_json()}
     for name, content in contents.items():

@@ -1,7 +1,7 @@
-"""What a demo found, as data: the one source of its table, JSON, Markdown and HTML report.
+"""A demo's findings as data: the one source of its table, JSON, Markdown and HTML report.
 
-Digests are lower-case hex without prefix, times seconds, gas and bytes whole numbers. Nothing here is formatted for a
-reader; `tiebreak.demo.report` does that.
+Digests are lower-case hex without prefix, times are in seconds, gas and bytes are whole numbers. Nothing here is
+formatted for a reader; `tiebreak.demo.report` does that.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any, Final
 from tiebreak.protocol.errors import ConfigurationError
 
 FORMAT: Final = 1
-"""Version of the JSON form."""
+"""The version of the JSON form."""
 
 
 class Loser(StrEnum):
-    """Who lost a game: the one thing a verdict says."""
+    """The party that lost a game, which is all that a verdict says."""
 
     TRAINER = "trainer"
     CHALLENGER = "challenger"
@@ -26,8 +26,8 @@ class Loser(StrEnum):
 class RoundingCount:
     """How the results of one kind of instruction were rounded in a whole run.
 
-    elements: results computed. undecided: of these, not decided by FP64 and its error bound. integers: of these, only
-    decided in exact integers. fp64_differs: results that FP64 rounded to FP32 would have given other bits.
+    elements: results computed. undecided: those that FP64 and its error bound did not decide. integers: those of them
+    that only exact integers decided. fp64_differs: results whose bits would differ if FP64 were rounded to FP32.
     """
 
     kind: str
@@ -44,7 +44,10 @@ class RoundingCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """One job as agreed and as trained honestly. bodies: instructions of a step; states: entries of the state."""
+    """A job as agreed, and the result of training it honestly.
+
+    bodies: instructions of a step; states: entries of the state.
+    """
 
     name: str
     summary: str
@@ -72,13 +75,13 @@ class JobResult:
 
     @property
     def slowdown(self) -> float:
-        """Times plain FP32 PyTorch, whole run."""
+        """The time of the whole run as a multiple of plain FP32 PyTorch's."""
         return self.seconds / self.plain_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that two runs did alike or differently, for instance threads: 2 and 1."""
+    """A setting that was equal or different in two runs, for example threads: 2 and 1."""
 
     name: str
     trainer: str
@@ -97,13 +100,13 @@ class AuditResult:
 
     @property
     def equal(self) -> bool:
-        """Whether the replay gave the same bytes."""
+        """Whether the replay produced the same bytes."""
         return self.trainer_root == self.auditor_root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainResult:
-    """One run of plain FP32 PyTorch: settings in words, and the digest of its final state."""
+    """One run of plain FP32 PyTorch: its settings in words, and the digest of its final state."""
 
     job: str
     settings: str
@@ -113,10 +116,11 @@ class PlainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkStep:
-    """One selection on the way down: of 2^levels nodes the first that differs.
+    """One selection on the way down: the first of 2^levels nodes that differs.
 
-    tree: run, steps, values, chunks or terms. height: of the node above, in its tree. index: the chosen node of the
-    row. position: of that node among all of its height. agreed: one line for people about what is now narrowed down.
+    tree: run, steps, values, chunks or terms. height: of the parent node in its tree. index: of the chosen node within
+    its row. position: of that node among all nodes of its height. agreed: one line for people that says what is now
+    narrowed down.
     """
 
     tree: str
@@ -145,9 +149,9 @@ class Move:
 class DisputeResult:
     """One game. honest_trainer: the challenge was false, so the challenger has to lose.
 
-    step, instruction, element: where it ended (None: it ended above that level). committed, correct: bits in hex, as
-    claimed by the defender and as recomputed by the referee. python, contract: the loser, by each referee.
-    trainer_delta, challenger_delta: wei gained or lost by settlement on the chain, gas not counted.
+    step, instruction, element: where the game ended (None: it ended above that level). committed, correct: bits in hex,
+    as claimed by the defender and as recomputed by the referee. python, contract: the loser according to each referee.
+    trainer_delta, challenger_delta: wei gained or lost by settlement on the chain, without gas.
     """
 
     title: str
@@ -177,29 +181,29 @@ class DisputeResult:
 
     @property
     def rounds(self) -> int:
-        """Selections made."""
+        """The number of selections."""
         return len(self.walk)
 
     @property
     def messages(self) -> int:
-        """Moves made."""
+        """The number of moves."""
         return len(self.moves)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all messages."""
+        """The size of all messages."""
         return sum(move.bytes for move in self.moves)
 
     @property
     def gas(self) -> int | None:
-        """Gas of all moves, None if one was not played on chain."""
+        """The gas of all moves, or None if one of them was not played on chain."""
         gas = [move.gas for move in self.moves]
         return None if None in gas else sum(g for g in gas if g is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """Everything the demo found. environment: name -> value, for instance the CPU and the torch version."""
+    """Everything that the demo found. environment: name -> value, for example the CPU and the torch version."""
 
     environment: tuple[tuple[str, str], ...]
     jobs: tuple[JobResult, ...]
@@ -210,7 +214,7 @@ class DemoResult:
 
     @property
     def plain_forked(self) -> tuple[str, ...]:
-        """Jobs for which plain PyTorch gave more than one final state."""
+        """Jobs for which plain PyTorch produced more than one final state."""
         digests: dict[str, set[str]] = {}
         for run in self.plain:
             digests.setdefault(run.job, set()).add(run.state_sha256)
@@ -218,11 +222,11 @@ class DemoResult:
 
     @property
     def succeeded(self) -> bool:
-        """Whether every audit agreed and every game was decided against the liar, by every referee that decided."""
+        """Whether every audit agreed, and every referee that gave a verdict decided against the liar."""
         return all(audit.equal for audit in self.audits) and all(dispute.just for dispute in self.disputes)
 
     def to_json(self) -> str:
-        """The JSON form, with the derived numbers beside the data."""
+        """The JSON form, which includes the derived numbers."""
         document: dict[str, Any] = {"format": FORMAT, "succeeded": self.succeeded, **asdict(self)}
         for row, audit in zip(document["audits"], self.audits, strict=True):
             row["equal"] = audit.equal

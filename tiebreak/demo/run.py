@@ -1,4 +1,4 @@
-"""The demo from its first line to its report."""
+"""Runs the demo, from its first line to its report."""
 
 import shutil
 import time
@@ -18,12 +18,12 @@ from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.games.scenario import Arena
 
 MARKER = ".tiebreak-demo"
-"""Stands in a folder that a demo made, so that the next one may empty it."""
+"""Marks a folder that a demo made, so that the next demo may empty it."""
 JOBS = ("digits", "text")
 
 
 def run_demo(output: Path, console: Console, *, steps: int | None = None) -> DemoResult:
-    """Plays the whole path into `output` (emptied if a demo made it) and writes the report there.
+    """Runs the whole demo in `output` (emptied if an earlier demo made it) and writes the report there.
 
     steps: of each job, instead of the task's own; at least 13, so that there is a lie before the last checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Parts 1 to 3 of the demo: agree, train, audit; and plain PyTorch beside it."""
+"""Parts 1 to 3 of the demo: agree, train, audit; and plain PyTorch beside them."""
 
 import json
 import os
@@ -31,14 +31,14 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.sim.games.local_chain import Market
 
 TRAINER_THREADS, AUDITOR_THREADS = 1, 2
-"""The jobs are small: more threads would cost the trainer more than they gain. The auditor's must differ."""
+"""The jobs are small, so more threads would slow the trainer down. The auditor's number must differ."""
 PERMUTATION = 20240603
-"""Seed of the order in which the auditor takes the terms of its sums."""
+"""The seed of the random order in which the auditor takes the terms of its sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An honestly trained job: everything that later parts need."""
+    """An honestly trained job, with everything that later parts need."""
 
     task: Task
     compiled: Compiled
@@ -49,12 +49,11 @@ class Trained:
 
     @property
     def head(self) -> SignedHead:
-        """The last signed head."""
         return self.run.heads()[-1]
 
 
 def agree(market: Market, task: Task, folder: Path, console: Console, terms: Terms) -> tuple[Compiled, RunDirectory]:
-    """Captures the task, signs the job as client and trainer, puts it on the board."""
+    """Captures the task, has client and trainer sign the job, and puts it on the board."""
     started = time.perf_counter()
     compiled = compile_task(task)
     captured = time.perf_counter() - started
@@ -80,7 +79,7 @@ def agree(market: Market, task: Task, folder: Path, console: Console, terms: Ter
 
 
 def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
-    """Trains honestly, signs and posts a head at every checkpoint, measures the model before and after."""
+    """Trains honestly, signs and posts a head at every checkpoint, and measures the model before and after."""
     interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
     posted: list[int] = []
     losses: list[float] = []
@@ -166,7 +165,7 @@ def audit(trained: Trained, folder: Path, console: Console) -> tuple[AuditResult
     )
     command = [sys.executable, "-m", "tiebreak", "audit", str(trained.run.path), "--output", str(folder)]
     command += ["--threads", str(AUDITOR_THREADS), "--permute", str(PERMUTATION)]
-    # Passive: on a busy machine, threads that spin while they wait for each other cost more than they compute.
+    # Passive waiting: on a busy machine, threads that spin while they wait cost more than they compute.
     environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_WAIT_POLICY": "PASSIVE"}
     started = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

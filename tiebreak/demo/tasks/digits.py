@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task, warmup_linear
 
 TEST_IMAGES = 360
-"""Held out: the last 360 of the 1797 images."""
+"""The last 360 of the 1797 images are held out."""
 
 
 class DigitsNet(nn.Module):
-    """Images [B, 1, 8, 8] to logits [B, 10]."""
+    """Maps images [B, 1, 8, 8] to logits [B, 10]."""
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
@@ -24,7 +24,6 @@ class DigitsNet(nn.Module):
         self.head = nn.Linear(2 * width * 2 * 2, 10)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits [B, 10]."""
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x_BCHW))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
         logits: Tensor = self.head(self.dropout(x.flatten(1)))
@@ -37,14 +36,17 @@ def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """All images float32 [1797, 1, 8, 8] in 0 ... 1 (sixteenths, exact) and labels int64 [1797]."""
+    """All images, float32 [1797, 1, 8, 8] in 0 to 1 (multiples of 1/16, so exact), and their labels, int64 [1797]."""
     pixels, labels = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     return images, torch.tensor(labels, dtype=torch.int64)
 
 
 def task(steps: int = 72) -> Task:
-    """SGD with momentum and weight decay, batches of 32 (45 make an epoch); test accuracy on held-out images."""
+    """Trains by SGD with momentum and weight decay; measures accuracy on held-out images.
+
+    Batches of 32; an epoch has 45 of them.
+    """
     images, labels = load()
     train_images, test_images = images[:-TEST_IMAGES], images[-TEST_IMAGES:]
     train_labels, test_labels = labels[:-TEST_IMAGES], labels[-TEST_IMAGES:]

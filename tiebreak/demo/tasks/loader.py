@@ -1,7 +1,7 @@
-"""Finding a task: a built-in name, or a Python file of the user's own that defines `task()`.
+"""Finds a task: a built-in name, or a Python file of the user's own that defines `task()`.
 
-A task file is code and is run; only who wrote it should. Nothing that arrives from another party goes through here:
-auditors and referees get programs.
+A task file is code that is run, so only its author should run it. Nothing that arrives from another party goes through
+here: auditors and referees get programs.
 """
 
 import importlib.util
@@ -14,11 +14,11 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError
 
 BUILT_IN: Final = ("digits", "text")
-"""Modules beside this one, imported when they are asked for: one brings scikit-learn."""
+"""Modules in this package. They are imported on demand, because one needs scikit-learn."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a Python file as a module. Exceptions of its own code pass through with their traceback."""
+    """Runs a Python file as a module. Exceptions of its own code pass through with their traceback."""
     if path.suffix != ".py" or not path.is_file():
         names = ", ".join(sorted(BUILT_IN))
         raise ConfigurationError(f"expected {names} or the path of a Python file with task(), got {str(path)!r}")
@@ -31,7 +31,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def load_task(name: str, *, steps: int | None = None) -> Task:
-    """The task that `name` stands for; `steps` is passed on to its `task()` if given."""
+    """The task that `name` stands for. If `steps` is given, it is passed to the module's `task()`."""
     module = import_module(f"tiebreak.demo.tasks.{name}") if name in BUILT_IN else import_file(Path(name))
     make = getattr(module, "task", None)
     if not callable(make):

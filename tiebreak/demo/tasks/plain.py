@@ -1,11 +1,11 @@
-"""The task in plain PyTorch: FP32 (or FP64) eager, torch.optim, no rounding control. The baseline, and what forks.
+"""The task in plain eager PyTorch, as a baseline: FP32 or FP64, torch.optim, no control of rounding. Its runs fork.
 
-Run as a command it trains in a process of its own, so that thread count and instruction set can be chosen for it:
+As a command it trains in a process of its own, so that thread count and instruction set can be chosen for it:
 
     python -m tiebreak.demo.tasks.plain digits --state initial.safetensors --threads 2
 
-and prints one line of JSON. The initial state is read as bytes, because seeded initialisation is not the same under
-every instruction set; example order and dropout come from torch's CPU generator.
+It prints one line of JSON. The initial state is read from a file, because seeded initialisation differs between
+instruction sets. Example order and dropout come from torch's CPU generator.
 """
 
 import copy
@@ -30,17 +30,17 @@ from tiebreak.engine.optimizers.settings import settings_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRun:
-    """What one plain run gave. state_sha256: over names and bytes of the final parameters and buffers."""
+    """The result of one plain run. state_sha256: over names and bytes of the final parameters and buffers."""
 
     state_sha256: str
     losses: tuple[float, ...]
     metrics: dict[str, float]
     seconds: float
-    """Of the training loop alone."""
+    """The time of the training loop alone."""
 
 
 def state_sha256(model: nn.Module) -> str:
-    """One digest of every parameter and buffer (a plain one: nothing here is committed)."""
+    """One digest of every parameter and buffer. A plain digest is enough, because nothing here is committed."""
     hasher = sha256()
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
         hasher.update(name.encode() + b"\0" + tensor.detach().contiguous().numpy().tobytes())
@@ -48,7 +48,7 @@ def state_sha256(model: nn.Module) -> str:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """The task's optimizer as torch's own, its parameter groups too (`lr_factor` is read by `take_step`)."""
+    """Torch's own optimizer for the task, including its parameter groups (`take_step` reads `lr_factor`)."""
     o = task.optimizer
     chosen: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -68,7 +68,7 @@ def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
 def take_step(
     task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float, drawn: Iterator[tuple[Tensor, ...]]
 ) -> float:
-    """One step with the next batches, `task.accumulation` of them; the mean of their losses."""
+    """Takes one step with the next batches, `task.accumulation` of them, and returns the mean of their losses."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_factor"]
     optimizer.zero_grad()
@@ -85,7 +85,7 @@ def take_step(
 
 
 def batches(task: Task, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, ...]]:
-    """Batches without end, each epoch in an order drawn from the task's seed."""
+    """Yields batches without end; the task's seed fixes the order of each epoch."""
     generator = torch.Generator().manual_seed(task.seed)
     data = {name: array.to(dtype) if array.is_floating_point() else array for name, array in task.data.items()}
     order = torch.empty(0, dtype=torch.int64)
@@ -102,7 +102,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     on_step: Callable[[int, float], None] | None = None,
 ) -> tuple[nn.Module, PlainRun]:
-    """Train a copy of the task's model, from `state` if given; the task itself stays as it was."""
+    """Trains a copy of the task's model, starting from `state` if given. The task's own model does not change."""
     model = copy.deepcopy(task.model)
     load_state(model, task.initial_state() if state is None else state)
     model.to(dtype).train()

@@ -15,11 +15,11 @@ from tiebreak.engine.capture.task import AdamW, Batch, Task, Windows, warmup_lin
 
 VOCABULARY = 256
 CONTEXT = 32
-"""Bytes the model sees."""
+"""The number of bytes that the model sees."""
 VALIDATION_BYTES = 8192
-"""Held out: the end of the text."""
+"""The end of the text is held out."""
 MASKED = -1e9
-"""Score of a position in the future. Finite, so that no infinity enters a sum; its weight is exactly 0."""
+"""The score of a position in the future. It is finite so that no infinity enters a sum; its weight is exactly 0."""
 
 
 class Attention(nn.Module):
@@ -61,14 +61,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """[B, T, C] to [B, T, C]."""
         x_BTC = x_BTC + self.dropout(self.attention(self.norm1(x_BTC)))
         y_BTC: Tensor = x_BTC + self.dropout(self.mlp(self.norm2(x_BTC)))
         return y_BTC
 
 
 class ByteGPT(nn.Module):
-    """Bytes [B, T] to the logits of the next byte [B, T, V]. The output layer is the embedding's own weight."""
+    """Maps bytes [B, T] to logits of the next byte [B, T, V]. The output layer shares its weight with the embedding."""
 
     def __init__(self, layers: int = 2, channels: int = 64, heads: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
@@ -87,7 +86,6 @@ class ByteGPT(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, bytes_BT: Tensor) -> Tensor:
-        """Logits [B, T, V]."""
         x_BTC = self.tokens(bytes_BT) + self.positions(torch.arange(bytes_BT.shape[1]))
         x_BTC = self.norm(self.blocks(self.dropout(x_BTC)))
         logits_BTV: Tensor = F.linear(x_BTC, self.tokens.weight)
@@ -95,19 +93,25 @@ class ByteGPT(nn.Module):
 
 
 def loss(model: nn.Module, window: Tensor) -> Tensor:
-    """Mean cross entropy of each byte of the window after the first, given those before it. window: int64 [B, T+1]."""
+    """Mean cross entropy of each byte of the window after the first, given the bytes before it.
+
+    window: int64 [B, T+1].
+    """
     logits_BTV = model(window[:, :-1])
     return F.cross_entropy(logits_BTV.reshape(-1, VOCABULARY), window[:, 1:].reshape(-1))
 
 
 def load() -> Tensor:
-    """The text as int64 bytes; its length depends on the Python version, which is why the bytes travel with the job."""
+    """The text as int64 bytes. Its length depends on the Python version, which is why the bytes travel with the job."""
     text = "".join(topics[name] for name in sorted(topics))
     return torch.from_numpy(ByteTokens().encode([text])[0])
 
 
 def task(steps: int = 40) -> Task:
-    """AdamW with a linear warm-up and decay, 16 windows a step; perplexity on held-out text (256: knows nothing)."""
+    """Trains by AdamW with linear warm-up and decay, 16 windows a step; measures perplexity on held-out text.
+
+    A model that knows nothing has perplexity 256.
+    """
     text = load()
     training, validation = text[:-VALIDATION_BYTES], text[-VALIDATION_BYTES:]
     examples = Windows(name="text", length=CONTEXT + 1, stride=CONTEXT)
