@@ -1,1 +1,1 @@
-"""Measurements: `make bench-NAME` prints a table and writes benchmarks/results/NAME.json. No test asserts a time."""
+"""Benchmarks. `make bench-NAME` prints a table and writes benchmarks/results/NAME.json. No test asserts a time."""

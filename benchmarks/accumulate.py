@@ -1,8 +1,8 @@
-"""The accumulator tree of one element: time a term, memory, and what each later move of a walk costs.
+"""The accumulator tree of one element: time per term, memory, and the cost of each later move of a walk.
 
     python -m benchmarks.accumulate [LOG2_TERMS ...]
 
-One thread. "One at a time" is the integer reference; the tree over its accumulators keeps every level.
+It runs on one thread. "One at a time" is the integer reference; the tree over its accumulators keeps every level.
 """
 
 import time
@@ -32,7 +32,10 @@ Case = tuple[Instruction, list[bytes], tuple[DType, ...]]
 def instruction(
     *dtypes: DType, dims: tuple[int, ...], function: int = ReduceFunction.SUM, opcode: Opcode = Opcode.REDUCE
 ) -> Instruction:
-    """A reduction to one element, or one bin of a `scatter_sum`; of several dims, read in another order than stored."""
+    """A reduction to one element, or to one bin of a `scatter_sum`.
+
+    With several dims, the terms are read in another order than they are stored in.
+    """
     strides, step = [], 1
     for dim in dims:
         strides.append(step)
@@ -50,7 +53,7 @@ def instruction(
 
 
 def data_of(dtype: DType, terms: int, seed: int) -> bytes:
-    """Normal numbers, or integers 0 and 1 (indices of the bins)."""
+    """Normal random numbers, or integers 0 and 1 (indices of the bins)."""
     random = np.random.default_rng(seed)
     if dtype == DType.F32:
         return random.standard_normal(terms, dtype=np.float32).astype("<f4").tobytes()
@@ -58,7 +61,7 @@ def data_of(dtype: DType, terms: int, seed: int) -> bytes:
 
 
 def cases(log2: int) -> Iterator[tuple[str, Case]]:
-    """A name and a reduction of 2^log2 terms of every kind."""
+    """A reduction of 2^log2 terms of every kind, each with its name."""
     f32, i64, flat, cube = DType.F32, DType.I64, (1 << log2,), (1 << 5, 1 << log2 - 9, 1 << 4)
     made = {
         "sum of products": instruction(f32, f32, dims=flat),
@@ -77,13 +80,13 @@ def cases(log2: int) -> Iterator[tuple[str, Case]]:
 
 
 def tree(case: Case) -> AccumulatorTree:
-    """As a party of a game makes it."""
+    """The tree as a party of a game makes it."""
     i, tensors, dtypes = case
     return AccumulatorTree.of(i, 0, tensors, dtypes)
 
 
 def one_at_a_time(case: Case) -> Tree:
-    """By the integer reference."""
+    """The tree by the integer reference."""
     i, tensors, dtypes = case
     elements = [unpack(dtype, data) for dtype, data in zip(dtypes, tensors, strict=True)]
     found = accumulators(i, 0, lambda operand, where: elements[operand][where], dtypes)
@@ -91,7 +94,7 @@ def one_at_a_time(case: Case) -> Tree:
 
 
 def kind_rows() -> list[Row]:
-    """Each kind, and the reference on sums of products."""
+    """Rows for each kind, and for the reference on sums of products."""
     rows = []
     for name, case in cases(KINDS_AT):
         seconds = interleaved({name: lambda case=case: tree(case)}, repeats=3)[name]  # type: ignore[misc]
@@ -105,7 +108,7 @@ def kind_rows() -> list[Row]:
 
 
 def length_rows(log2: int) -> list[Row]:
-    """A sum of products: the tree, its memory beside the operands, and a block that is computed again."""
+    """Rows for a sum of products: the tree, its memory besides the operands, and the recomputation of a block."""
     case = next(cases(log2))[1]
     started = time.perf_counter()
     made = tree(case)
@@ -127,7 +130,7 @@ def length_rows(log2: int) -> list[Row]:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Greatest number of bytes that Python and numpy hold while something runs, beside what they hold before."""
+    """The most bytes that Python and numpy hold during a call, beyond what they held before it."""
     tracemalloc.start()
     run()
     found = tracemalloc.get_traced_memory()[1]
@@ -136,7 +139,7 @@ def peak(run: Callable[[], object]) -> int:
 
 
 def proof(of: AccumulatorTree, leaf: int) -> None:
-    """A leaf whose block, and whose neighbour's, is not held any more."""
+    """Opens a leaf whose block, like its neighbour's, is no longer held."""
     of.forget()
     of.at(leaf)
     of.proof(leaf)

@@ -1,6 +1,6 @@
-"""What the job board's own transactions cost: each once, on the embedded chain, with parties that have credit there.
+"""The gas of the job board's own transactions: each is sent once, on the embedded chain, by parties with credit there.
 
-Those of a game's moves are measured by `benchmarks.dispute` and `benchmarks.million_steps`.
+`benchmarks.dispute` and `benchmarks.million_steps` measure the moves of a game.
 """
 
 from collections.abc import Callable
@@ -22,20 +22,23 @@ TERMS = Terms()
 
 
 def digest(text: str) -> Digest:
-    """Stands for a root: the board does not look into it."""
+    """A stand-in for a root; the board never looks inside one."""
     return Digest(sha256(text.encode()).digest())
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """A board, and what its transactions took."""
+    """A board, and the gas of its transactions."""
 
     chain: EmbeddedChain
     gas: dict[str, int] = field(default_factory=dict)
     jobs: int = 0
 
     def take(self, name: str, receipt: Receipt) -> None:
-        """The last of equal operations counts: by then the parties' credits and counters exist."""
+        """Records the gas.
+
+        Of equal operations the last one counts, when the parties' credits and counters already exist.
+        """
         self.gas[name] = receipt.gas_used
 
     def job(self) -> Job:
@@ -52,23 +55,22 @@ class Bench:
         return job
 
     def accepted(self) -> Job:
-        """One that the trainer has accepted."""
+        """A job that the trainer has accepted."""
         job = self.job()
         self.take("accept job", self.chain.accept_job(TRAINER, job.id))
         return job
 
     def head(self, job: Job, count: int, run: str = "run") -> SignedHead:
-        """A signed one."""
         return SignedHead.sign(Head(job_id=job.id, count=count, run_root=digest(run)), self.chain.domain, TRAINER)
 
     def challenge(self, job: Job, challenger: PrivateKey) -> Digest:
-        """A game against the last head."""
+        """Opens a game against the last head."""
         game, receipt = self.chain.challenge(challenger, self.head(job, job.checkpoints), nonce=0)
         self.take("challenge", receipt)
         return game
 
     def settled(self) -> None:
-        """An honest job."""
+        """Measures an honest job."""
         job = self.accepted()
         for count in range(1, job.checkpoints + 1):
             receipt = self.chain.post_head(TRAINER, self.head(job, count))
@@ -78,14 +80,14 @@ class Bench:
         self.take("withdraw", self.chain.withdraw(TRAINER))
 
     def ended_early(self) -> None:
-        """Cancelled, and abandoned."""
+        """Measures a job that is cancelled, and one that is abandoned."""
         self.take("cancel job", self.chain.cancel_job(CLIENT, self.job().id))
         job = self.accepted()
         self.chain.advance(TERMS.challenge_window + 2)
         self.take("abandon", self.chain.abandon(CLIENT, job.id))
 
     def slashed(self) -> None:
-        """By conflicting heads, over an open game; by a concession; a challenger out of time."""
+        """Measures slashing: conflicting heads during an open game, a concession, and a challenger out of time."""
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
         receipt = self.chain.report_equivocation(SECOND, self.head(job, 3), self.head(job, 3, "another"))
@@ -101,7 +103,7 @@ class Bench:
 
 
 def measure() -> dict[str, int]:
-    """Gas of each operation. Twice, so that no transaction pays for a first credit."""
+    """Gas of each operation. Each runs twice, so that no measured transaction pays for a party's first credit."""
     chain = EmbeddedChain()
     for key in (CLIENT, TRAINER, CHALLENGER, SECOND):
         chain.fund(key.address)

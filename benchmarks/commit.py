@@ -1,11 +1,11 @@
-"""Cost of commitments: hashing states, against the rate of plain SHA-256, and a checkpoint against GPT-2's steps.
+"""The cost of commitments: hashing states compared with plain SHA-256, and a checkpoint compared with GPT-2's steps.
 
     python -m benchmarks.commit [--step-seconds S]
 
 States are random numbers in the shapes of GPT-2 124M with Adam's moments (1.49 GB in 444 tensors) and of ResNet-50 with
-momentum and running statistics (0.2 GB in 428). The plain rate is `hashlib.sha256` over the same bytes, as one buffer a
-thread. What a checkpoint costs beside the computation is measured as what it adds to FP64 matrix products on all
-threads, which is most of what a step does.
+momentum and running statistics (0.2 GB in 428). The plain rate is that of `hashlib.sha256` over the same bytes, as one
+buffer per thread. To measure what a checkpoint costs beside the computation, the benchmark runs FP64 matrix products on
+all threads, which are most of a step's work, and measures how much longer they take.
 """
 
 import json
@@ -33,15 +33,15 @@ from tiebreak.engine.run.commit import make_record
 
 REPEATS: Final = 5
 INTERVAL: Final = 10
-"""Steps from checkpoint to checkpoint."""
+"""Steps between two checkpoints."""
 ASSUMED_STEP_S: Final = 8.5
-"""2.5 times the 3.4 s of eager FP32 GPT-2 on two cores, where results/engine.json says nothing."""
+"""Used if results/engine.json has no measurement: 2.5 times the 3.4 s of eager FP32 GPT-2 on two cores."""
 State = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 
 def gpt2() -> Shapes:
-    """Parameters of GPT-2 124M and Adam's moments."""
+    """Shapes of the parameters of GPT-2 124M and of Adam's moments."""
     shapes: Shapes = {"wte": (50257, 768), "wpe": (1024, 768), "ln_f.w": (768,), "ln_f.b": (768,)}
     for layer in range(12):
         for name, rows, columns in (("qkv", 768, 2304), ("out", 768, 768), ("up", 768, 3072), ("down", 3072, 768)):
@@ -51,7 +51,7 @@ def gpt2() -> Shapes:
 
 
 def resnet50() -> Shapes:
-    """Parameters of ResNet-50, momentum, running statistics of its batch norms."""
+    """Shapes of ResNet-50's parameters, their momentum, and the running statistics of its batch norms."""
     convolutions = [(64, 3, 7)]
     width = 64
     for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
@@ -67,7 +67,7 @@ def resnet50() -> Shapes:
 
 
 def filled(shapes: Shapes) -> tuple[State, np.ndarray]:
-    """Random tensors of these shapes in one piece of memory, and that memory as bytes."""
+    """Random tensors of these shapes in one block of memory, and that block as bytes."""
     flat = torch.randn(sum(map(prod, shapes.values())))
     state, end = {}, 0
     for name, shape in shapes.items():
@@ -77,7 +77,7 @@ def filled(shapes: Shapes) -> tuple[State, np.ndarray]:
 
 
 def plain(data: np.ndarray, threads: int) -> Callable[[], None]:
-    """SHA-256 of the data, as so many buffers on as many threads."""
+    """A call that computes SHA-256 of the data, split into one buffer per thread."""
     parts = [memoryview(part.data) for part in np.array_split(data, threads)]
 
     def run() -> None:
@@ -92,7 +92,7 @@ def plain(data: np.ndarray, threads: int) -> Callable[[], None]:
 
 
 def rates(name: str, state: State, data: np.ndarray) -> Iterator[Row]:
-    """GB/s of ids of a state and of plain SHA-256, with one thread and with all."""
+    """GB/s of hashing a state into ids and of plain SHA-256, with one thread and with all threads."""
     case = f"{name}, {data.nbytes / 1e9:.2f} GB in {len(state)} tensors"
 
     def ids(threads: int) -> Callable[[], None]:
@@ -117,7 +117,7 @@ def rates(name: str, state: State, data: np.ndarray) -> Iterator[Row]:
 
 
 def measured_step() -> tuple[float, str]:
-    """Seconds of GPT-2's step under policy `exact`, and where that is from."""
+    """Seconds of one GPT-2 step under policy `exact`, and the source of this figure."""
     path = RESULTS / "engine.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     found = [
@@ -129,7 +129,7 @@ def measured_step() -> tuple[float, str]:
 
 
 class Products:
-    """FP64 matrix products on all threads for about this long."""
+    """Runs FP64 matrix products on all threads for about the given time."""
 
     def __init__(self, seconds: float) -> None:
         self._a, self._b = torch.randn(512, 3072, dtype=torch.float64), torch.randn(3072, 768, dtype=torch.float64)
@@ -144,7 +144,7 @@ class Products:
 
 
 def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
-    """What hashing and writing GPT-2's state costs, alone and beside products, as a share of ten steps."""
+    """The cost of hashing and writing GPT-2's state, alone and beside products, as a share of ten steps."""
     torch.set_num_threads(usable_cores())
     with tempfile.TemporaryDirectory() as folder:
 
@@ -154,7 +154,9 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
                 write_tensors(files, "state.safetensors", state)
 
         alone = interleaved({"hash": lambda: make_record(1, state, 0), "commit": commit}, REPEATS)
-        work = Products(max(8.0, 4 * alone["commit"]))  # longer than the commit, which must end within it
+        work = Products(
+            max(8.0, 4 * alone["commit"])
+        )  # longer than the commit, which must end while products still run
 
         def beside() -> None:
             worker = threading.Thread(target=commit)

@@ -1,4 +1,4 @@
-"""What a dispute costs: a sum in TF32 in the image job, walked down to four terms, for r = 1 ... 5 levels a move.
+"""What a dispute costs: a sum in TF32 in the image job, walked down to four terms, for r = 1 ... 5 levels per move.
 
 Gas is a transaction's whole gas on the embedded chain: base cost, calldata (EIP-7623), execution.
 """
@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
 
 
 def match_rows(case: str, match: ChainMatch) -> list[Row]:
-    """Gas by kind of move (median), and totals."""
+    """Rows with the median gas of each kind of move, and totals."""
     by_kind: dict[str, list[int]] = defaultdict(list)
     for played in match.moves:
         by_kind[kind_name(played.move)].append(played.gas or 0)

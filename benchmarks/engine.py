@@ -3,9 +3,9 @@
     python -m benchmarks.engine [--threads N] [WORKLOAD ...]
 
 A step is forward, backward and optimizer on a fresh batch. The auditor's step is the trainer's; `auditor, permuted`
-takes every reduction's terms in a random order besides, which is more than an auditor has to do. The bound is the
-time that the step's products alone take in FP64, at the rate of this machine's vendor GEMM on its best shape. Peak
-memory is measured by `benchmarks.memory`.
+also takes every reduction's terms in a random order, which is more than an auditor has to do. The bound is the time
+that the step's products alone take in FP64, at the rate of this machine's vendor GEMM on its best shape.
+`benchmarks.memory` measures peak memory.
 """
 
 import time
@@ -31,7 +31,7 @@ PERMUTED: Final = "auditor, permuted"
 
 
 def products(program: Program) -> float:
-    """Floating-point operations of a step's sums of products."""
+    """Floating-point operations in a step's sums of products."""
     found = 0
     for i in program.body:
         if i.opcode == Opcode.REDUCE and i.function == ReduceFunction.SUM and len(i.operands) == 2:
@@ -43,7 +43,7 @@ def products(program: Program) -> float:
 
 
 def fp64_rate() -> float:
-    """Operations a second of the vendor's FP64 matrix product, the best of some shapes."""
+    """Operations per second of the vendor's FP64 matrix product, on the best of several shapes."""
     best = 0.0
     for m, k, n in ((512, 768, 3072), (512, 3072, 768), (1024, 1024, 1024)):
         a, b = torch.randn(m, k, dtype=torch.float64), torch.randn(k, n, dtype=torch.float64)
@@ -90,7 +90,7 @@ def measure(name: str, threads: int) -> list[Row]:
 
 
 def bound(program: Program, case: str, seconds: dict[str, float]) -> list[Row]:
-    """How far the trainer is from the FP64 products alone."""
+    """Rows that compare the trainer with the FP64 products alone."""
     least = products(program) / fp64_rate()
     return [
         Row(metric="products", case=case, value=products(program) / 1e9, unit="GFLOP a step"),
@@ -101,7 +101,7 @@ def bound(program: Program, case: str, seconds: dict[str, float]) -> list[Row]:
 
 
 def undecided(name: str, stats: Stats) -> list[Row]:
-    """Share of elements that FP64 and its bound did not decide, by kind of instruction."""
+    """The share of elements that FP64 and its error bound did not decide, by kind of instruction."""
     rows = []
     for kind, counts in stats.kinds.items():
         if not counts.elements:

@@ -1,7 +1,8 @@
-"""The figures of the benchmarks that the product itself uses: `python -m benchmarks.figures [--commit]`.
+"""The benchmark figures that the product itself uses: `python -m benchmarks.figures [--commit]`.
 
-Fits seconds and bytes to what they depend on, from results/scale.json: sums of what a unit of each feature costs, none
-of it negative, by relative error. GPT-2 and ResNet-50 at their published sizes are held out; a test predicts them.
+Fits seconds and bytes from results/scale.json to the features that they depend on: each is a sum of the features' unit
+costs, none of them negative, fitted by relative error. GPT-2 and ResNet-50 at their published sizes are held out; a
+test predicts them.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from benchmarks.table import RESULTS
 
 MEASURED: Final = RESULTS.parents[1] / "tiebreak" / "sim" / "incentives" / "measured.json"
 LIE: Final = "sum of 768 products"
-"""Of the disputes measured, the one with the longest walk at every r."""
+"""Of the measured disputes, the one with the longest walk at every r."""
 STEP: Final = ("instructions", "products", "terms", "elements")
 BOARD: Final = {
     "create": "create job", "accept": "accept job", "head": "post head", "settle": "settle", "withdraw": "withdraw",
@@ -28,7 +29,7 @@ Cases = dict[str, dict[str, float]]
 
 
 def cases(name: str, folder: Path = RESULTS) -> Cases:
-    """case -> metric -> value of a results file."""
+    """The cases of a results file: case -> metric -> value."""
     found: Cases = {}
     for row in json.loads((folder / f"{name}.json").read_text("utf-8"))["rows"]:
         found.setdefault(row["case"], {})[row["metric"]] = row["value"]
@@ -36,7 +37,7 @@ def cases(name: str, folder: Path = RESULTS) -> Cases:
 
 
 def fit(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
-    """What a unit of each feature costs, to four digits."""
+    """Fits the cost of a unit of each feature, to four digits."""
     names = tuple(rows[0][0])
     design = np.array([[features[name] / value for name in names] for features, value in rows])
     scale = design.max(axis=0)
@@ -45,7 +46,10 @@ def fit(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
 
 
 def fitted(found: Cases, group: str, metric: str, features: Mapping[str, str], constant: str = "") -> dict[str, float]:
-    """A fit over all cases of a group that are not held out. features: name -> metric; constant: a feature of 1."""
+    """Fits all cases of a group that are not held out.
+
+    features: name -> metric. constant: the name of a feature of 1.
+    """
     rows = []
     for case in found.values():
         if f"{group}: {metric}" in case and not case.get("steps: held out"):

@@ -1,9 +1,9 @@
-"""Slow-down on a GPU against eager FP32 (TF32 off), FP64 and bf16 autocast; where the time goes, kernel by kernel.
+"""Slow-down on a GPU against eager FP32 (TF32 off), FP64 and bf16 autocast, and each kernel's share of the time.
 
     python -m benchmarks.gpu                                  writes results/gpu.json
-    python -m benchmarks.gpu --device cpu --output FOLDER     tries the benchmark out, on models of no interest
+    python -m benchmarks.gpu --device cpu --output FOLDER     tests the benchmark itself on tiny models
 
-First the state after some steps must be the CPU's, or nothing is measured.
+Nothing is measured unless the state after some steps equals the CPU's.
 """
 
 import copy
@@ -31,13 +31,13 @@ from tiebreak.protocol.commitments.records import state_tree
 
 REPEATS = 15
 KERNELS = 15
-"""Kernels in the breakdown; the rest is one row."""
+"""The number of kernels in the breakdown; the rest make one row."""
 TARGET = "<= 1.8"
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Products and convolutions of eager FP32 in FP32: for the latter torch's default is TF32."""
+    """Turns TF32 off for products and convolutions of eager FP32; torch's default turns it on for convolutions."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False
@@ -48,7 +48,7 @@ def without_tf32() -> Iterator[None]:
 
 
 def finish(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
+    """Waits until the device has finished all of its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -75,7 +75,7 @@ def eager(task: Task, device: torch.device, dtype: torch.dtype, mixed: bool = Fa
 
 
 class Exact:
-    """The captured step on a device, on a state that moves on."""
+    """The captured step on a device; each call continues from the state that the last one left."""
 
     def __init__(self, compiled: Compiled, arithmetic: Arithmetic, steps: int) -> None:
         self._machine = Interpreter(compiled.program, arithmetic)
@@ -90,7 +90,7 @@ class Exact:
 
 
 def check_root(compiled: Compiled, device: torch.device, steps: int) -> str:
-    """The state root after some steps; ends the program if the device's is not the CPU's."""
+    """The state root after some steps. Exits if the device's root is not the CPU's."""
     roots = []
     for arithmetic in (Arithmetic("cpu"), Arithmetic(device, permute=1)):
         machine = Exact(compiled, arithmetic, steps)
@@ -103,7 +103,7 @@ def check_root(compiled: Compiled, device: torch.device, steps: int) -> str:
 
 
 def breakdown(step: Callable[[], None], device: torch.device, case: str) -> list[Row]:
-    """Share of each kernel in one step: of the device's time, on a CPU of torch's operators."""
+    """Each kernel's share of the device time of one step; on a CPU, each torch operator's share."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as seen:
@@ -123,7 +123,6 @@ def breakdown(step: Callable[[], None], device: torch.device, case: str) -> list
 
 
 def measure(name: str, device: torch.device, steps: int, size: int) -> list[Row]:
-    """Rows of one model."""
     task = make_real_task(name, steps=max(steps, REPEATS), size=size)
     compiled = compile_task(task)
     check_root(compiled, device, steps)
@@ -151,7 +150,7 @@ def measure(name: str, device: torch.device, steps: int, size: int) -> list[Row]
 
 
 def peak(step: Callable[[], object], device: torch.device) -> float:
-    """GiB allocated on the device at most during a step, with what all candidates hold."""
+    """Peak GiB allocated on the device during a step, including what all candidates hold."""
     torch.cuda.reset_peak_memory_stats(device)
     step()
     return torch.cuda.max_memory_allocated(device) / (1 << 30)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.hostile [--commit]
 
-The search goes over shapes (plain sums, products, batches, a convolution, a scatter; 16 to 50,000 terms), patterns
-(exact ties, near ties at several depths, subnormals, huge beside small, noise that cancels) and the share of rows that
-are hostile. Each factor is the time of the pattern over that of ordinary data, each the best of some runs that take
-turns in one process. One thread: the factor is about arithmetic, and all threads share the work alike.
+The search covers shapes (plain sums, products, batches, a convolution, a scatter; 16 to 50,000 terms), patterns (exact
+ties, near ties at several depths, subnormals, huge beside small, noise that cancels) and the share of rows that are
+hostile. Each factor is the time of the pattern divided by that of ordinary data. Both are the best of several runs,
+which take turns in one process. One thread is enough, because the factor is about arithmetic and threads share it
+evenly.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Peak memory of training steps against eager FP64 PyTorch, each party in a process of its own.
+"""Peak memory of training steps against eager FP64 PyTorch, with each party in a process of its own.
 
     python -m benchmarks.memory [WORKLOAD ...]
 
-The greatest resident size while making the model and stepping three times, less the resident size before. The exact
-parties load a captured bundle, as trainers and auditors do. Linux only: a process inherits the peak of the one that
-started it, so the peak is reset by /proc/self/clear_refs.
+The figure is the peak resident size while making the model and taking three steps, minus the resident size before. The
+exact parties load a captured bundle, as trainers and auditors do. This works on Linux only: a process inherits the peak
+of its parent, so the benchmark resets it through /proc/self/clear_refs.
 """
 
 import subprocess
@@ -29,13 +29,16 @@ _STEPS: Final = 3
 
 
 def _status(field: str) -> int:
-    """Bytes of a field of /proc/self/status."""
+    """The value of a field of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 def peak_of(who: str, source: str) -> int:
-    """Peak bytes of a party in this process. `source`: a workload's name, or for the exact parties a bundle."""
+    """Peak bytes of a party in this process.
+
+    source: a workload's name or, for the exact parties, a bundle.
+    """
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     if who in EAGER:
@@ -52,7 +55,6 @@ def peak_of(who: str, source: str) -> int:
 
 
 def measure(name: str) -> list[Row]:
-    """Rows of one workload."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
         task = WORKLOADS[name]()

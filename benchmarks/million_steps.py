@@ -1,9 +1,9 @@
 """What a dispute costs at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
 
-The disputed step is real: executed, hashed, opened and refereed. The records of the other 999,999 are made up
-(`tiebreak.sim.games.long_run`). Gas is a transaction's whole gas on anvil where it is installed, else on the embedded
-chain: base cost,
-calldata (EIP-7623), execution. `python -m benchmarks.million_steps --layers N` plays with fewer layers.
+The disputed step is real: it is executed, hashed, opened and refereed. The records of the other 999,999 steps are made
+up (`tiebreak.sim.games.long_run`). Gas is a transaction's whole gas (base cost, calldata by EIP-7623, execution), on
+anvil if that is installed, otherwise on the embedded chain. `python -m benchmarks.million_steps --layers N` plays with
+fewer layers.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ CONSOLE = Console()
 
 @contextmanager
 def market() -> Iterator[tuple[Market, str]]:
-    """A market on a development node, and the kind of the node."""
+    """A market on a development node, and the kind of that node."""
     with running_node(port=free_port(), accounts=3) as node:
         keys = Parties(*(PrivateKey.from_int(secret) for secret in dev_secrets(3)))
         yield Market(keys, Chain.connect(node.url)), node.kind
@@ -50,7 +50,7 @@ def market() -> Iterator[tuple[Market, str]]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The job and its honest party; cheats are made for it one by one."""
+    """The job and its honest party. Cheats are made for it one by one."""
 
     market: Market
     compiled: Compiled
@@ -58,7 +58,6 @@ class Stage:
     job: Job
 
     def run(self, party: bytes) -> StagedRun:
-        """A party's run."""
         return StagedRun(
             job=self.job,
             program=self.compiled.program,
@@ -74,11 +73,14 @@ class Stage:
         return StagedEvidence(self.run(b"truth"), self.interpreter)
 
     def forgery(self, cheat: Cheat) -> StagedForgery:
-        """The trainer's."""
+        """The evidence of a trainer that cheats."""
         return StagedForgery(self.run(b"lie"), self.interpreter, cheat)
 
     def fight(self, forgery: StagedForgery, levels: int) -> ChainMatch:
-        """The whole dispute. The trees do not depend on the job's number nor on r, so evidence is used again."""
+        """Plays the whole dispute.
+
+        Evidence can be reused, because the trees depend neither on the job's number nor on r.
+        """
         if forgery.record(STEP) == self.honest.record(STEP):
             raise StateError("expected a lie that leaves a trace in the state, got the honest record")
         job = replace(another(self.job), descent_levels=levels)
@@ -103,7 +105,7 @@ def make_stage(market: Market, layers: int) -> Stage:
 
 
 def cheats(program: Program) -> dict[str, Cheat]:
-    """The largest product's element, the longest reduction's, a transcendental's, a weight's."""
+    """Lies in an element of the largest product, of the longest reduction, of a transcendental, and of a weight."""
     products = [n for n in long_sums(program, 700) if len(program.body[n].operands) == 2]
     largest = max(products, key=lambda n: program.body[n].numel)
     longest = max(products, key=lambda n: program.body[n].terms)
@@ -124,7 +126,7 @@ def cheats(program: Program) -> dict[str, Cheat]:
 
 
 def rows_of(case: str, match: ChainMatch) -> list[Row]:
-    """Gas and transactions, with the targets of this benchmark."""
+    """Rows of gas and transactions, with this benchmark's targets."""
     targets = {"gas in all": GAS_TARGET, "transactions": TRANSACTIONS_TARGET}
     found = [replace(row, target=targets.get(row.metric, "")) for row in match_rows(case, match)]
     return [row for row in found if row.metric != "bytes of messages"]

@@ -1,6 +1,6 @@
 """Fills the tables of docs/*.md from results and from the model: `python -m benchmarks.pages [--check]`.
 
-A table stands between `<!-- table SPEC -->` and `<!-- end -->`. SPEC is an object of JSON, one of
+A table stands between `<!-- table SPEC -->` and `<!-- end -->`. SPEC is one of these JSON objects:
 
     {"results": FILE, "cases": GLOB, "metrics": [...]}    rows by case, columns by metric, of results/FILE.json
     {"economics": PRESET, "table": TITLE}                 a table of `tiebreak economics`
@@ -31,14 +31,14 @@ BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.D
 
 
 def number(value: Any) -> str:
-    """To four digits; whole numbers with all of theirs."""
+    """Formats a number to four digits; whole numbers keep all of their digits."""
     if not isinstance(value, int | float):
         return "–" if value is None else str(value)
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def of_results(name: str, glob: str, metrics: Sequence[str]) -> str:
-    """Rows by case, without what stands before the glob's first star."""
+    """A table with a row for each case. The row's name omits the part of the case before the glob's first star."""
     found = {case: row for case, row in cases(name).items() if fnmatch.fnmatchcase(case, glob)}
     prefix = glob.split("*", maxsplit=1)[0]
     rows = [(case.removeprefix(prefix), *(row.get(metric) for metric in metrics))
@@ -48,7 +48,6 @@ def of_results(name: str, glob: str, metrics: Sequence[str]) -> str:
 
 @cache
 def findings(preset: str) -> Findings:
-    """Everything about a preset."""
     figures = PRESETS[preset].figures
     return find(figures, measured(figures.descent_levels))
 
@@ -60,7 +59,7 @@ def of_economics(preset: str, title: str) -> str:
 
 
 def of_scale(sizes: Iterable[int]) -> str:
-    """Rows by cost, a column for each number of parameters."""
+    """A table with a row for each cost and a column for each number of parameters."""
     columns = []
     for size in sizes:
         model = transformer_near(size, sequence=1024, batch=8)
@@ -71,7 +70,7 @@ def of_scale(sizes: Iterable[int]) -> str:
 
 
 def filled(text: str) -> str:
-    """A page with its tables as they are now."""
+    """Replaces the tables in the text of a page by current ones."""
 
     def fill(block: re.Match[str]) -> str:
         spec = json.loads(block[2])
@@ -87,7 +86,7 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Fill the tables, or with --check compare them."""
+    """Fills the tables, or with --check compares them."""
     stale = []
     for path in (DOCS / name for name in PAGES):
         text = path.read_text("utf-8")

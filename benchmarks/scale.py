@@ -1,12 +1,12 @@
-"""Costs of steps, states and sums at many sizes, to which `benchmarks.figures` fits what `tiebreak scale` uses.
+"""Costs of steps, states and sums at many sizes. `benchmarks.figures` fits the figures of `tiebreak scale` to them.
 
     python -m benchmarks.scale [--part NAME ...]
 
-One thread, and CPU seconds of the process (but writing to disk, which is seconds of the clock): the machine may be
-shared. Medians. The parts:
+All parts use one thread. Times are CPU seconds of the process, because the machine may be shared; only writing to disk
+is measured in wall-clock seconds. Each figure is a median. The parts:
 
-    steps    a step of each workload: its counts, plain FP32 PyTorch, the trainer's, and the one of a dispute in which
-             every value is hashed. `held out`: not fitted to, but predicted.
+    steps    a step of each workload: its counts, plain FP32 PyTorch, the trainer's step, and the step of a dispute, in
+             which every value is hashed. `held out`: not used in the fit, but predicted by it.
     memory   peak of the trainer's process
     states   hashing and writing states
     sums     the accumulator tree of one element of a long sum
@@ -53,7 +53,7 @@ MEMORY: Final[dict[str, Callable[[], Task]]] = {
     name: FITTED[name]
     for name in ("gpt 4x256", "gpt 6x384", "gpt 8x512", "mlp 4x1024", "mlp 6x2048", "resnet 32, wide")
 } | BATCHED
-"""Of some most memory goes to the state, of the others to the values of a step."""
+"""Workloads of two sorts: in some the state takes most of the memory, in the others the values of a step."""
 STATES: Final = (
     (8, 1 << 10),
     (64, 1 << 10),
@@ -64,12 +64,12 @@ STATES: Final = (
     (8, 1 << 21),
     (64, 1 << 19),
 )
-"""Tensors, and floats of each."""
+"""Pairs: the number of tensors, and the number of floats in each."""
 SUMS: Final = (10, 12, 14, 16, 18, 20)
 
 
 def cpu_seconds(run: Callable[[], object], *, warmup: int = 1) -> list[float]:
-    """CPU seconds of some calls, after `warmup` that are not counted."""
+    """CPU seconds of several calls, after `warmup` calls that are not counted."""
     found: list[float] = []
     while len(found) < LEAST + warmup or (len(found) < MOST + warmup and sum(found) < BUDGET_S):
         started = time.process_time()
@@ -79,7 +79,7 @@ def cpu_seconds(run: Callable[[], object], *, warmup: int = 1) -> list[float]:
 
 
 def median(metric: str, case: str, seconds: list[float]) -> Row:
-    """The row of their median."""
+    """A row with the median."""
     return Row(metric=metric, case=case, value=statistics.median(seconds), unit="s")
 
 
@@ -87,7 +87,7 @@ def median(metric: str, case: str, seconds: list[float]) -> Row:
 
 
 def steps() -> Iterator[Row]:
-    """Every workload."""
+    """Measures every workload."""
     for name, make in {**FITTED, **HELD_OUT}.items():
         click.echo(f"steps: {name}", err=True)
         task = make()
@@ -105,7 +105,7 @@ def steps() -> Iterator[Row]:
 
 
 def hashed_step(compiled: Compiled) -> Callable[[], object]:
-    """The step of a dispute, in which the ids of all values are computed."""
+    """The step of a dispute, which computes the ids of all values."""
     machine = Interpreter(compiled.program, Arithmetic())
     state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
 
@@ -120,7 +120,7 @@ def hashed_step(compiled: Compiled) -> Callable[[], object]:
 
 
 def memory() -> Iterator[Row]:
-    """Peak of the trainer's process, from a bundle, as `benchmarks.memory`."""
+    """Peak memory of the trainer's process, which loads a bundle as in `benchmarks.memory`."""
     for name, make in MEMORY.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bundle"
@@ -137,7 +137,7 @@ def memory() -> Iterator[Row]:
 
 
 def states() -> Iterator[Row]:
-    """Hashing a state's tensors, and writing them."""
+    """Times of hashing a state's tensors and of writing them."""
     for tensors, numbers in STATES:
         case = f"{tensors} x {numbers}"
         state = {f"{n}": torch.randn(numbers) for n in range(tensors)}
@@ -148,7 +148,7 @@ def states() -> Iterator[Row]:
 
 
 def clock_seconds(state: dict[str, Tensor]) -> list[float]:
-    """Seconds of writing a state, flushed, as a checkpoint is."""
+    """Wall-clock seconds of writing a state and flushing it to disk, as a checkpoint does."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(7):
@@ -160,7 +160,7 @@ def clock_seconds(state: dict[str, Tensor]) -> list[float]:
 
 
 def sums() -> Iterator[Row]:
-    """The tree over the partial sums of one element."""
+    """Measures the tree over the partial sums of one element."""
     for log2 in SUMS:
         case = next(cases(log2))[1]
         yield Row(metric="sums: terms", case=f"2^{log2}", value=1 << log2, unit="")
@@ -168,7 +168,7 @@ def sums() -> Iterator[Row]:
 
 
 def files() -> Iterator[Row]:
-    """Bytes of a run directory's files that no format fixes, of a run of the digits job."""
+    """Sizes of those files in the digits job's run directory whose size no format fixes."""
     task = FITTED["digits"]()
     compiled, market = compile_task(task), Market()
     keys = market.parties

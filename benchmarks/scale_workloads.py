@@ -1,4 +1,4 @@
-"""What `benchmarks.scale` trains: language models, image nets and plain nets of 10^4 to 3 * 10^7 parameters."""
+"""The models that `benchmarks.scale` trains: language, image and plain networks of 10^4 to 3 * 10^7 parameters."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ INTERVAL: Final = 10
 
 
 def gpt(model: Transformer) -> Task:
-    """GPT-2 of these sizes with its dropout, AdamW, random weights and tokens."""
+    """GPT-2 of the given sizes with its dropout, AdamW, random weights and random tokens."""
     torch.manual_seed(0)
     config = GPT2Config(
         n_layer=model.layers,
@@ -46,7 +46,7 @@ def _labelled(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def mlp(width: int, depth: int, batch: int = 64) -> Task:
-    """A plain net of ReLU layers, AdamW."""
+    """A plain network of ReLU layers, trained by AdamW."""
     torch.manual_seed(0)
     inner = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width), nn.ReLU())]
     net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), *inner, nn.Linear(width, 10))
@@ -63,7 +63,7 @@ def mlp(width: int, depth: int, batch: int = 64) -> Task:
 
 
 def resnet(widths: tuple[int, ...], pixels: int, batch: int) -> Task:
-    """A small ResNet of two blocks a width, SGD with momentum."""
+    """A small ResNet with two blocks per width, trained by SGD with momentum."""
     torch.manual_seed(0)
     depths = [2] * len(widths)
     config = ResNetConfig(embedding_size=widths[0], hidden_sizes=list(widths), depths=depths, layer_type="basic")
@@ -100,7 +100,7 @@ TRANSFORMERS: Final[dict[str, Transformer]] = {
     "gpt 6x384": _transformer(6, 384, 6, 8192, 64, 4),
     "gpt 8x512": _transformer(8, 512, 8, 8192, 64, 2),
 }
-"""Layers and width."""
+"""Layers and width of each model."""
 FITTED: Final[dict[str, Callable[[], Task]]] = {
     **{name: partial(gpt, model) for name, model in TRANSFORMERS.items()},
     "mlp 2x64": partial(mlp, 64, 2),
@@ -114,14 +114,14 @@ FITTED: Final[dict[str, Callable[[], Task]]] = {
     "digits": WORKLOADS["digits"],
     "text": WORKLOADS["text"],
 }
-"""What the models of cost are fitted to. resnet: pixels; digits and text: the demo's."""
+"""The workloads that the cost models are fitted to. resnet: pixels; digits and text: the demo's tasks."""
 BATCHED: Final[dict[str, Callable[[], Task]]] = {
     "gpt 2x128, 16 x 128": partial(gpt, _transformer(2, 128, 4, 1024, 128, 16)),
     "gpt 1x64, 16 x 256": partial(gpt, _transformer(1, 64, 2, 512, 256, 16)),
     "resnet 64, 64 images": partial(resnet, (32, 64), 64, 64),
 }
-"""Small models of large batches: sequences and tokens of each, images."""
+"""Small models with large batches. Transformers: sequences, and tokens of each; ResNets: images."""
 HELD_OUT: Final[dict[str, Callable[[], Task]]] = {
     name: WORKLOADS[name] for name in ("gpt2", "resnet50-32", "resnet50-224")
 }
-"""What they have to predict."""
+"""The workloads that the fitted cost models have to predict."""

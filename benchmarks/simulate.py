@@ -1,6 +1,6 @@
 """Games with every adversary (an hour on two cores): `make bench-simulate`.
 
-A run that was killed goes on where it was. What it writes follows from the seed, but for speed and environment.
+A run that was killed continues where it stopped. Its results follow from the seed, except for speed and environment.
 """
 
 import shutil
@@ -32,7 +32,7 @@ def main(games: int, seed: int, mix: str, processes: int, work: Path, folder: Pa
     try:
         run(deal(seed, mix, games), work, processes, resume=True)
     except PromiseBroken as broken:
-        sys.exit(str(broken))  # such a summary is no result to publish
+        sys.exit(str(broken))  # a summary with a broken promise is not a result to publish
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(work / SUMMARY, folder / "simulate.json")
     shutil.copyfile(work / PAGE, (DOCS if folder == RESULTS else folder) / "simulation.md")

@@ -1,4 +1,4 @@
-"""One training step as each party computes it, ready to be called again and again."""
+"""One training step as each party computes it, in a form that can be called repeatedly."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -14,7 +14,10 @@ from tiebreak.engine.run.interpreter import Interpreter, Sums
 
 
 def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable[..., None]:
-    """One training step in plain PyTorch: a batch, forward, backward, optimizer. Copies the model to `keep` it."""
+    """One training step in plain PyTorch: a batch, forward, backward, optimizer.
+
+    With `keep`, it trains a copy of the model.
+    """
     model: nn.Module = (copy.deepcopy(task.model) if keep else task.model).to(dtype).train()
     optimizer = make_optimizer(task, model)
     drawn: Iterator[tuple[Tensor, ...]] = batches(task, dtype)
@@ -29,7 +32,10 @@ def eager_step(task: Task, dtype: torch.dtype, *, keep: bool = True) -> Callable
 
 
 class ExactStep:
-    """One training step of the captured program, on a state that moves on. `arithmetic` in place of a plain one."""
+    """One training step of the captured program; each call continues from the last state.
+
+    arithmetic: used instead of a plain one.
+    """
 
     def __init__(
         self, compiled: Compiled, steps: int, permute: int | None = None, *, arithmetic: Arithmetic | None = None
@@ -44,7 +50,7 @@ class ExactStep:
         self.advance()
 
     def advance(self, sums: Sums | None = None) -> float:
-        """The next step, its logged sums settled by `sums`; its loss."""
+        """Computes the next step, with its logged sums settled by `sums`, and returns its loss."""
         self.number = self.number % self._steps + 1
         result = self._machine.step(self.number, self.state, self._data, donate=True, sums=sums)
         self.state = result.state

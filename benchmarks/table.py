@@ -1,6 +1,7 @@
 """Rows of a benchmark as a printed table and as JSON: metric, case, value, unit, target.
 
-A run writes to `benchmark-results/`, or where --output says. Only --commit merges its rows into `benchmarks/results`.
+A run writes to `benchmark-results/`, or to the folder of --output. Only --commit merges its rows into
+`benchmarks/results`.
 """
 
 import functools
@@ -24,7 +25,7 @@ OUTPUT: Final = Path("benchmark-results")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured number. `target` in words, empty if there is none."""
+    """One measured number. target: in words; empty if there is none."""
 
     metric: str
     case: str
@@ -34,7 +35,7 @@ class Row:
 
 
 def placed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a click command --output and --commit; it is called with the `folder` that they choose."""
+    """Gives a click command the options --output and --commit, and calls it with the `folder` that they select."""
 
     @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=OUTPUT, show_default=True,
                   help="Folder for the results.")  # fmt: skip
@@ -49,7 +50,10 @@ def placed(function: Callable[..., Any]) -> Callable[..., Any]:
 def publish(
     name: str, rows: list[Row], note: str = "", *, folder: Path = OUTPUT, environment: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Print the rows and merge them into NAME.json of the folder; `environment` is added to what every result tells."""
+    """Prints the rows and merges them into NAME.json of the folder.
+
+    environment: added to the environment that every result records.
+    """
     show(name, rows, note)
     told = dict((*describe(), *environment))
     before = read(folder / f"{name}.json")
@@ -62,7 +66,6 @@ def publish(
 
 
 def show(name: str, rows: list[Row], note: str = "") -> None:
-    """Print the rows as a table."""
     table = Table(title=f"{name}: {note}" if note else name, title_justify="left", header_style="dim")
     for column in ("metric", "case", "value", "unit", "target"):
         table.add_column(column, justify="right" if column == "value" else "left")
@@ -72,12 +75,12 @@ def show(name: str, rows: list[Row], note: str = "") -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a results file; none if there is no file."""
+    """The rows of a results file; empty if the file does not exist."""
     return [Row(**row) for row in json.loads(path.read_text("utf-8"))["rows"]] if path.is_file() else []
 
 
 def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, str], folder: Path) -> None:
-    """Write NAME.json into the folder, at once or not at all."""
+    """Writes NAME.json into the folder, atomically."""
     document = {"name": name, "note": note, "environment": environment, "rows": [asdict(row) for row in rows]}
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / f".{name}.json.new"
@@ -86,7 +89,7 @@ def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, st
 
 
 def interleaved(candidates: dict[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, float]:
-    """Median seconds of each candidate; they take turns, so drift of the machine's speed hits all alike."""
+    """Median seconds of each candidate. They take turns, so that a drift of the machine's speed affects all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(warmup + repeats):
         for name, run in candidates.items():

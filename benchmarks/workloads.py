@@ -1,4 +1,4 @@
-"""The training jobs that benchmarks measure: models of `transformers` with random weights, and the demo's."""
+"""The training jobs that benchmarks measure: `transformers` models with random weights, and the demo's jobs."""
 
 from collections.abc import Callable
 from functools import partial

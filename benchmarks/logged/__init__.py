@@ -1,1 +1,1 @@
-"""Policy `logged` measured (`make bench-logged`), and its page `docs/logged.md`."""
+"""Measurements of policy `logged` (`make bench-logged`), and its page `docs/logged.md`."""

@@ -1,20 +1,19 @@
-"""Policy `logged` measured: logs, thresholds, time, what happens without the log, and what precision costs.
+"""Measures policy `logged`: logs, thresholds, time, what happens without the log, and what precision costs.
 
     python -m benchmarks.logged [--parts bytes,speed] [--models gpt2]
-    python -m benchmarks.logged --quick                       tries all of it out in seconds, on models of no interest
+    python -m benchmarks.logged --quick                       tests the benchmark itself in seconds, on tiny models
 
-Each part of each model is measured and written by itself: logged.json has the rows of all that were, with those of a
-part measured again in place of its older ones, so what is killed loses at most one part of one model. `--missing`
-measures only what is not there yet. Part `thresholds` comes first: the others use the policies that it leaves in the
-folder logged/ beside the results.
+Each part of each model is measured and written separately, and replaces its older rows in logged.json. So a killed run
+loses at most one part of one model. `--missing` measures only what is not there yet. Part `thresholds` comes first: the
+others use the policies that it saves in the folder logged/ beside the results.
 
-| part | what |
-| --- | --- |
-| thresholds | Algorithm 3: threshold and tolerance of each kind of sum; the tau that the paper would need |
-| bytes | logs of some steps at b = 32 ... 26 in every encoding; entries, and those that an auditor needed |
-| speed | a step of every party beside `exact` and eager FP32 |
-| divergence | weights of two runs without the log, with another order of the data, with the log |
-| accuracy | loss and accuracy on real data at each precision |
+    | part | what |
+    | --- | --- |
+    | thresholds | Algorithm 3: threshold and tolerance of each kind of sum; the tau that the paper would need |
+    | bytes | logs of some steps at b = 32 ... 26 in every encoding; entries, and those that an auditor needed |
+    | speed | a step of every party beside `exact` and eager FP32 |
+    | divergence | weights of two runs without the log, with another order of the data, with the log |
+    | accuracy | loss and accuracy on real data at each precision |
 """
 
 import gc
@@ -51,7 +50,7 @@ MODELS: Final = (*FULL.models, *FULL.tasks)
 
 
 def units(sizes: Sizes, parts: tuple[str, ...], models: tuple[str, ...]) -> Iterator[tuple[Unit, Callable[[], Task]]]:
-    """What is to be measured, the parts in the order of `PARTS`."""
+    """The units to measure, with the parts in the order of `PARTS`."""
     for part in PARTS:
         made = sizes.tasks if part == "accuracy" else sizes.models
         if part == "thresholds":
@@ -62,18 +61,18 @@ def units(sizes: Sizes, parts: tuple[str, ...], models: tuple[str, ...]) -> Iter
 
 
 def measure(unit: Unit, make: Callable[[], Task], sizes: Sizes, store: Store) -> None:
-    """One unit, into the results."""
+    """Measures one unit and stores its rows."""
     started = time.perf_counter()
     context = Context(unit=unit, sizes=sizes, store=store, task=make())
     context.say("started")
     rows = PARTS[unit.part](context)
     store.merge(unit, rows, time.perf_counter() - started)
     del context
-    gc.collect()  # models and states are gigabytes, and modules hold each other
+    gc.collect()  # models and states take gigabytes, and modules form reference cycles
 
 
 class Names(click.ParamType[tuple[str, ...]]):
-    """Some of a few names, with commas between."""
+    """A comma-separated choice from a few names."""
 
     name = "names"
 
@@ -81,7 +80,6 @@ class Names(click.ParamType[tuple[str, ...]]):
         self._known = known
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names."""
         names = tuple(str(value).split(","))
         for name in names:
             if name not in self._known:

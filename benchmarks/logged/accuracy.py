@@ -1,4 +1,4 @@
-"""Part `accuracy` of `benchmarks.logged`: what is learned at each precision, beside plain FP32, on real data."""
+"""Part `accuracy` of `benchmarks.logged`: what is learned on real data at each precision, compared with plain FP32."""
 
 import statistics
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Figures = dict[str, float]
 
 
 def accuracy(c: Context) -> list[Row]:
-    """Each party's figures: the mean over seeds (of the order of examples and of dropout), least and greatest."""
+    """Figures of each party: mean, least and greatest over seeds, which order the examples and drive dropout."""
     parties: dict[str, Callable[[int], Figures]] = {
         EAGER: lambda seed: plain(c.task, seed),
         AUTOCAST: lambda seed: plain(replace(c.task, loss=autocast(c.task.loss)), seed),
@@ -41,7 +41,7 @@ def accuracy(c: Context) -> list[Row]:
 
 
 def plain(task: Task, seed: int) -> Figures:
-    """Of eager PyTorch."""
+    """Figures of eager PyTorch."""
     _, run = train(replace(task, seed=seed))
     return figures(run.losses, run.metrics)
 
@@ -58,12 +58,12 @@ def _logged(c: Context, rules: Rules) -> Callable[[int], Figures]:
 
 
 def figures(losses: list[float] | tuple[float, ...], metrics: Figures) -> Figures:
-    """What is compared."""
+    """The figures to compare."""
     return {LOSS: statistics.fmean(losses[-20:]), **metrics}
 
 
 def autocast(loss: Loss) -> Loss:
-    """The loss with its model under bfloat16 autocast."""
+    """The loss, with its model under bfloat16 autocast."""
 
     def mixed(model: nn.Module, *batch: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""What every part of `benchmarks.logged` works with: one model, its policies, its parties, the rows it makes."""
+"""The context of each part of `benchmarks.logged`: one model, its policies, its parties, and the rows that it makes."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -26,12 +26,12 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.rounding import Policy
 
 ORDERS: Final = 7
-"""Seed of an auditor's orders of summation."""
+"""The seed of an auditor's random orders of summation."""
 
 
 @dataclass(kw_only=True)
 class Context:
-    """One unit while it is measured."""
+    """The unit that is being measured."""
 
     unit: Unit
     sizes: Sizes
@@ -45,11 +45,11 @@ class Context:
         return compile_task(self.task)
 
     def row(self, metric: str, value: float, unit: str, *case: str, target: str = "") -> Row:
-        """A row of this unit; `case` goes on from the unit's own."""
+        """A row of this unit; `case` extends the unit's own case."""
         return Row(metric=metric, case=", ".join((self.unit.case, *case)), value=value, unit=unit, target=target)
 
     def say(self, what: str) -> None:
-        """Progress."""
+        """Reports progress."""
         click.echo(f"{self.unit.case}: {time.perf_counter() - self.started:7.1f} s  {what}", err=True)
 
     def policy(self) -> LoggedPolicy:
@@ -60,13 +60,13 @@ class Context:
         return LoggedPolicy.load(path)
 
     def rules(self, precision: int, thresholds: str = CALIBRATED) -> Rules:
-        """At a precision, with the policy's thresholds or, if asked for, the proven bounds."""
+        """The rules at a precision, with the policy's thresholds or, if asked for, the proven bounds."""
         policy = self.policy() if thresholds == CALIBRATED else proven_policy(precision)
         return Rules(precision=precision, logging=policy.logging())
 
     @cached_property
     def drafted(self) -> Job:
-        """A job by policy `exact`: hashes the state once."""
+        """A job under policy `exact`. It is cached because drafting it hashes the state."""
         return draft_job(
             self.compiled,
             steps=self.task.steps,
@@ -77,26 +77,26 @@ class Context:
         )
 
     def job(self, rules: Rules) -> Job:
-        """What an auditor goes by."""
+        """The job that an auditor follows under these rules."""
         policy = int(Policy.LOGGED)
         return replace(self.drafted, policy=policy, precision=rules.precision, tolerances=rules.tolerances)
 
     def trainer(self, rules: Rules) -> Trainer:
-        """At the initial state."""
+        """A trainer at the initial state."""
         return Trainer(self.compiled, self.task.steps, rules)
 
     def auditor(self, trainer: Trainer, permute: int | None = ORDERS) -> Auditor:
-        """At the initial state; it sums in other orders."""
+        """An auditor at the initial state, which takes its sums in other orders."""
         return Auditor(self.compiled, self.task.steps, trainer, self.job(trainer.rules), permute)
 
 
 def check_equal(left: State, right: State, what: str) -> None:
-    """End the benchmark if two states are not the same bits: what it measures would mean nothing."""
+    """Exits if the bits of two states differ, because the measurements would then mean nothing."""
     for name, tensor in left.items():
         if not torch.equal(bits(tensor), bits(right[name])):
             raise StateError(f"{what}: expected the same bits in {name}, got others")
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """An f32 tensor's patterns; others as they are."""
+    """The bit patterns of an f32 tensor; other tensors as they are."""
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor

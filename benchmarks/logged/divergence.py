@@ -1,4 +1,4 @@
-"""Part `divergence` of `benchmarks.logged`: how far runs without the log part ways, and that runs with it do not."""
+"""Part `divergence` of `benchmarks.logged`: how far runs drift apart without the log, and that they do not with it."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tiebreak.engine.run.interpreter import State
 
 
 def divergence(c: Context) -> list[Row]:
-    """Part `divergence`: weights after some steps of runs with and without the log."""
+    """Compares the weights after some steps of runs with and without the log."""
     rules, steps = c.rules(32), c.task.steps
     trainer = c.trainer(rules)
     auditor = c.auditor(trainer)
@@ -41,7 +41,7 @@ def divergence(c: Context) -> list[Row]:
 
 
 def apart(c: Context, left: State, right: State, names: list[str], *case: str) -> list[Row]:
-    """How two runs' weights differ."""
+    """Rows that say how the weights of two runs differ."""
     differ = sum(int((bits(left[name]) != bits(right[name])).sum()) for name in names)
     target = "0" if WITH in case else ""
     return [
@@ -51,13 +51,13 @@ def apart(c: Context, left: State, right: State, names: list[str], *case: str) -
 
 
 def distance(left: State, right: State, names: list[str]) -> float:
-    """Euclidean, over the named tensors, in FP64."""
+    """Euclidean distance over the named tensors, computed in FP64."""
     squares = [torch.linalg.vector_norm(left[n].double() - right[n].double()).square() for n in names]
     return float(torch.stack(squares).sum().sqrt())
 
 
 def reordered(compiled: Compiled, task: Task) -> Compiled:
-    """The same job over the same examples in another order; dropout masks stay, which follow the seed and the step."""
+    """The same job over the same examples in another order. Dropout masks stay the same: they follow seed and step."""
     order = torch.randperm(task.examples, generator=torch.Generator().manual_seed(ORDERS))
     moved = {name: compiled.data[name][order].contiguous() for name in task.batch.examples.arrays()}
     return replace(compiled, data=compiled.data | moved)

@@ -1,4 +1,4 @@
-"""Part `bytes` of `benchmarks.logged`: how long logs are, and how many of their entries an auditor needed."""
+"""Part `bytes` of `benchmarks.logged`: the length of logs, and how many of their entries an auditor needed."""
 
 from benchmarks.logged.context import Context, check_equal
 from benchmarks.logged.names import CALIBRATED, KINDS, PROVEN
@@ -10,7 +10,7 @@ from tiebreak.protocol.program.rounding import SumKind, sum_kind
 
 
 def elements_of(program: Program) -> dict[SumKind, int]:
-    """Elements of the logged sums of a step, by kind."""
+    """The number of elements in the logged sums of a step, by kind."""
     found = dict.fromkeys(SumKind, 0)
     for instruction in program.body:
         kind = sum_kind(instruction)
@@ -20,7 +20,7 @@ def elements_of(program: Program) -> dict[SumKind, int]:
 
 
 def log_bytes(c: Context) -> list[Row]:
-    """Part `bytes`: the logs of some steps, in every encoding, and which entries an auditor needed."""
+    """Measures the logs of some steps in every encoding, and the entries that an auditor needed."""
     program = c.compiled.program
     elements, dense = elements_of(program), dense_bytes(program)
     published = c.sizes.published.get(c.unit.model)
@@ -38,7 +38,7 @@ def log_bytes(c: Context) -> list[Row]:
 
 
 def logs_of(c: Context, rules: Rules, label: str, dense: int, elements: dict[SumKind, int]) -> list[Row]:
-    """Rows of some steps by the given rules."""
+    """Rows of some steps under the given rules."""
     trainer = c.trainer(rules)
     auditor = c.auditor(trainer)
     sparse = 0
@@ -62,7 +62,7 @@ def logs_of(c: Context, rules: Rules, label: str, dense: int, elements: dict[Sum
 
 
 def entry_rows(c: Context, counts: Entered, elements: int, steps: int, *case: str) -> list[Row]:
-    """Entries a step, and what they were good for."""
+    """Rows for the entries per step, and for what became of them."""
     rows = [
         c.row("entries", counts.entries / steps, "a step", *case),
         c.row("entries needed", counts.needed / steps, "a step", *case),

@@ -1,4 +1,4 @@
-"""Words in the results of `benchmarks.logged` that its parts write and its page reads. None has a comma: cases do."""
+"""Words that the parts of `benchmarks.logged` write and its page reads. None has a comma, which separates words."""
 
 from typing import Final
 

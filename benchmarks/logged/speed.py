@@ -1,4 +1,4 @@
-"""The part of `benchmarks.logged` about time: policy `logged` beside `exact` and plain PyTorch."""
+"""Part `speed` of `benchmarks.logged`: the time of policy `logged` beside `exact` and plain PyTorch."""
 
 import statistics
 from collections.abc import Callable
@@ -16,7 +16,10 @@ WARMUP = 2
 
 
 def speed(c: Context) -> list[Row]:
-    """A step of trainer and auditors under policy `logged` at b = 32, of `exact` and of eager FP32, taking turns."""
+    """Times one step of each: trainer and auditors under policy `logged` at b = 32, `exact`, and eager FP32.
+
+    They take turns.
+    """
     candidates: dict[str, Callable[[], object]] = {
         EAGER: eager_step(c.task, torch.float32),
         EXACT: ExactStep(c.compiled, c.task.steps),
@@ -40,7 +43,7 @@ def speed(c: Context) -> list[Row]:
 
 
 def logged(c: Context, trainer: Trainer, auditor: Auditor, steps: int) -> list[Row]:
-    """The log of the last step, and the entries of all."""
+    """Rows for the log of the last step, and for the entries of all steps."""
     entries = sum(counts.entries for counts in auditor.counts.values())
     needed = sum(counts.needed for counts in auditor.counts.values())
     dense = dense_bytes(trainer.program)

@@ -1,4 +1,4 @@
-"""One training step of each party under policy `logged`, log and all, ready to be called again and again."""
+"""One training step of each party under policy `logged`, log included, in a form that can be called repeatedly."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ class Rules:
 
     @property
     def tolerances(self) -> int:
-        """The job's field."""
+        """The tolerances as the field of a job."""
         return pack_tolerances(dict(self.logging.tolerances))
 
     def arithmetic(self, permute: int | None = None) -> Arithmetic:
-        """A fresh one, by these rules."""
+        """A new `Arithmetic` that follows these rules."""
         return Arithmetic(permute=permute, precision=self.precision, logging=self.logging)
 
 
 @dataclass(slots=True)
 class Entered:
-    """Entries of one kind of sum, and what became of them in audits."""
+    """Counts of entries of one kind of sum, and of what happened to them in audits."""
 
     entries: int = 0
     needed: int = 0
@@ -48,7 +48,7 @@ class Entered:
     elsewhere: int = 0
 
     def add(self, other: "Entered") -> None:
-        """Counts others in."""
+        """Adds the counts of `other` to these."""
         self.entries += other.entries
         self.needed += other.needed
         self.missing += other.missing
@@ -56,14 +56,14 @@ class Entered:
 
 
 class Ignoring:
-    """`Sums` of a party that rounds its own values, whatever anybody logged."""
+    """`Sums` of a party that rounds its own values and ignores every log."""
 
     def settle(self, *_: object) -> None:
         """Leaves the result as it is."""
 
 
 class Tally:
-    """`Sums` that counts by kind what a follower did."""
+    """`Sums` that settles as a follower does, and counts what happened by kind of sum."""
 
     def __init__(self, follower: Follower, counts: Mapping[SumKind, Entered], log_entries: Mapping[int, int]) -> None:
         self._follower, self._counts, self._entries = follower, counts, log_entries
@@ -71,9 +71,9 @@ class Tally:
     def settle(
         self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """As the follower settles it."""
+        """Settles the result as the follower does, and counts."""
         report, kind = self._follower.report, sum_kind(instruction)
-        assert kind is not None  # no other instruction is settled
+        assert kind is not None  # no other kind of instruction is settled
         needed, missing, elsewhere = report.needed, report.missing, report.elsewhere
         self._follower.settle(value, instruction, operands, result, near)
         found = self._counts[kind]
@@ -84,7 +84,7 @@ class Tally:
 
 
 class Trainer(ExactStep):
-    """Computes, logs, encodes the log and makes its tree. `permute`: in random orders."""
+    """Computes, logs, encodes the log and makes its tree. permute: take sums in random orders."""
 
     def __init__(self, compiled: Compiled, steps: int, rules: Rules, permute: int | None = None) -> None:
         super().__init__(compiled, steps, arithmetic=rules.arithmetic(permute))
@@ -92,7 +92,7 @@ class Trainer(ExactStep):
         self.encoded, self.root = b"", ZERO_DIGEST
         self.losses: list[float] = []
         self.handling: list[float] = []
-        """Seconds of each step that went into the log's encoding and tree."""
+        """Seconds of each step spent on the log's encoding and tree."""
 
     def __call__(self) -> None:
         recorder = Recorder()
@@ -105,7 +105,7 @@ class Trainer(ExactStep):
 
 
 class Auditor(ExactStep):
-    """Follows the logs of a trainer that is a step ahead; checks that they are what the trainer committed to."""
+    """Follows the logs of a trainer that is one step ahead, and checks them against the trainer's commitment."""
 
     def __init__(self, compiled: Compiled, steps: int, trainer: Trainer, job: Job, permute: int | None = None) -> None:
         super().__init__(compiled, steps, arithmetic=trainer.rules.arithmetic(permute))
@@ -126,7 +126,7 @@ class Auditor(ExactStep):
 
 
 class Unlogged(ExactStep):
-    """A party that computes by the same rules and looks at no log."""
+    """A party that computes by the same rules but uses no log."""
 
     def __init__(self, compiled: Compiled, steps: int, rules: Rules, permute: int | None = None) -> None:
         super().__init__(compiled, steps, arithmetic=rules.arithmetic(permute))

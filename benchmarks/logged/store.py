@@ -1,4 +1,4 @@
-"""Where `benchmarks.logged` keeps what it measured, part by part, and the policies that it found."""
+"""Stores the measurements of `benchmarks.logged`, part by part, and the policies that it found."""
 
 import json
 from collections.abc import Iterator
@@ -17,42 +17,41 @@ NOTE = "policy logged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is measured at once, and replaced at once: one part of the report for one model."""
+    """One part of the report for one model. It is measured as a whole and replaced as a whole."""
 
     part: str
     model: str
 
     @property
     def case(self) -> str:
-        """How the cases of its rows begin."""
+        """The beginning of the cases of its rows."""
         return f"{self.part}, {self.model}"
 
     def owns(self, row: Row) -> bool:
-        """Whether a row is of this unit."""
+        """Whether a row belongs to this unit."""
         return row.case == self.case or row.case.startswith(self.case + ", ")
 
 
 class Store:
-    """The results file: rows of all units measured so far, and in its environment what each unit took."""
+    """The results file: rows of all units measured so far; its environment records how long each unit took."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self.folder = folder
         self._path = folder / f"{NAME}.json"
 
     def policy(self, name: str) -> Path:
-        """The file of a policy that was found."""
+        """The file of the policy with this name."""
         return self.folder / NAME / f"{name}.json"
 
     def rows(self) -> list[Row]:
-        """All that is measured."""
         return [Row(**row) for row in self._document().get("rows", [])]
 
     def has(self, unit: Unit) -> bool:
-        """Whether the unit is measured."""
+        """Whether the unit has been measured."""
         return any(map(unit.owns, self.rows()))
 
     def merge(self, unit: Unit, rows: list[Row], seconds: float) -> None:
-        """Print a unit's rows and write the file with them in place of the unit's older ones."""
+        """Prints a unit's rows and writes the file, in which they replace the unit's older rows."""
         strange = [row.case for row in rows if not unit.owns(row)]
         if strange:
             raise ValueError(f"expected cases that begin with {unit.case!r}, got {strange[0]!r}")
@@ -62,7 +61,7 @@ class Store:
         write(NAME, sorted(kept + rows, key=_group), NOTE, environment=told, folder=self.folder)
 
     def check_environment(self) -> None:
-        """End the program if what is there was measured elsewhere: rows of one file are compared with one another."""
+        """Exits if existing rows were measured elsewhere, because rows of one file are compared with one another."""
         before = self._document().get("environment", {})
         for name, value in describe():
             if before and before.get(name) != value:
@@ -84,5 +83,5 @@ class Store:
 
 
 def _group(row: Row) -> str:
-    """Rows of a part stand together, otherwise as they were measured."""
+    """The sort key that keeps the rows of a part together; otherwise the order of measurement stays."""
     return row.case.split(", ")[0]

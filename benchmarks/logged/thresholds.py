@@ -1,4 +1,4 @@
-"""Part `thresholds` of `benchmarks.logged`: Algorithm 3 on a model's own steps. Leaves the policies it found."""
+"""Part `thresholds` of `benchmarks.logged`: Algorithm 3 on a model's own steps. It saves the policies that it finds."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def thresholds(c: Context) -> list[Row]:
 
 
 def _progress(c: Context) -> Callable[[int, int], None]:
-    """Tells of every tenth of the way."""
+    """A callback that reports every tenth of the way."""
 
     def told(done: int, count: int) -> None:
         if 10 * done // count > 10 * (done - 1) // count:
@@ -36,15 +36,15 @@ def _progress(c: Context) -> Callable[[int, int], None]:
 
 
 def rows_of(c: Context, policy: LoggedPolicy) -> list[Row]:
-    """What the policy says, and what it says that it was made from."""
-    assert policy.evidence is not None  # it comes from a calibration
+    """Rows for the policy and for the evidence that it records."""
+    assert policy.evidence is not None  # a calibrated policy always has evidence
     rows = [
         c.row("steps", policy.evidence.steps, ""),
         c.row("settings", len(policy.evidence.settings), ""),
     ]
     for kind, seen in policy.evidence.sums.items():
         threshold, case = policy.thresholds[kind], KINDS[kind]
-        assert threshold is not None  # nor is it the proven bound
+        assert threshold is not None  # a calibrated threshold is never the proven bound
         rows += [
             c.row("elements compared", seen.elements, "", case),
             c.row("divergence", seen.divergence, "u N", case),
@@ -60,5 +60,8 @@ def rows_of(c: Context, policy: LoggedPolicy) -> list[Row]:
 
 
 def by_the_paper(distance: float, precision: int) -> float:
-    """Share of elements within a distance (of 2^exponent) of a middle, half a gap of 2^(9 - b) away at most."""
+    """The share of elements within a distance (in units of 2^exponent) of a midpoint.
+
+    An element is at most half a gap of 2^(9 - b) away from a midpoint.
+    """
     return min(1.0, distance * 2.0 ** (precision - 8))

@@ -1,4 +1,4 @@
-"""What `benchmarks.logged` measures: the models of the paper's experiments, and two tasks on real data for accuracy."""
+"""The workloads of `benchmarks.logged`: models of the paper's experiments, and two tasks on real data for accuracy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ HELD_OUT: Final = digits.TEST_IMAGES
 
 
 def digits_resnet(steps: int, pixels: int = 32) -> Task:
-    """A small ResNet on scikit-learn's digits, each pixel a square; test accuracy on held-out images."""
+    """A small ResNet on scikit-learn's digits, enlarged so that each pixel is a square; accuracy on held-out images."""
     images, labels = digits.load()
     factor = pixels // images.shape[-1]
     wide = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
@@ -47,7 +47,7 @@ def digits_resnet(steps: int, pixels: int = 32) -> Task:
 
 
 def small_gpt2() -> Task:
-    """GPT-2 of one narrow layer: of no interest but that it is measured in a second."""
+    """A GPT-2 of one narrow layer, which takes a second to measure and serves only to test the benchmark."""
     config = GPT2Config(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 97, (16, 9), generator=generator)
@@ -56,7 +56,7 @@ def small_gpt2() -> Task:
 
 
 def small_resnet() -> Task:
-    """ResNet of two blocks, as small."""
+    """A ResNet of two blocks, for the same purpose."""
     config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
     generator = torch.Generator().manual_seed(1)
     data = {"x": torch.randn(16, 3, 16, 16, generator=generator), "y": torch.randint(0, 2, (16,), generator=generator)}
@@ -78,25 +78,25 @@ def _drawn(make: Callable[[], nn.Module]) -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of everything a run of the benchmark measures."""
+    """The amount of work in a run of the benchmark."""
 
     models: dict[str, Callable[[], Task]]
-    """Of the parts about speed and logs."""
+    """For the parts about speed and logs."""
     tasks: dict[str, Callable[[], Task]]
-    """Of the part about accuracy."""
+    """For the part about accuracy."""
     published: dict[str, float]
-    """Bytes of a step's dense log by the published code, of the model that has this name."""
+    """Bytes of a step's dense log in the published code, for the model of this name."""
     precisions: tuple[int, ...] = tuple(range(32, 25, -1))
     log_steps: int = 2
-    """Steps whose logs are measured at each precision."""
+    """The number of steps whose logs are measured at each precision."""
     repeats: dict[str, int]
-    """Steps timed of each party."""
+    """The number of steps to time for each party."""
     marks: tuple[int, ...] = (1, 10, 100)
-    """Steps after which runs are compared."""
+    """The steps after which runs are compared."""
     seeds: tuple[int, ...] = (1, 2, 3)
     calibrated_steps: int = 1
     orders: int = 1
-    """Orders of summation that a calibration tries of each kernel."""
+    """The number of summation orders that a calibration tries for each kernel."""
 
 
 FULL: Final = Sizes(

@@ -1,4 +1,4 @@
-"""`tiebreak calibrate`: measures how far sums may be from exact on these machines, and writes a policy of logged runs."""
+"""`tiebreak calibrate`: measures how far sums may be from exact on these machines; makes policies of logged runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
