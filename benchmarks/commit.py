@@ -154,9 +154,8 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
                 write_tensors(files, "state.safetensors", state)
 
         alone = interleaved({"hash": lambda: make_record(1, state, 0), "commit": commit}, REPEATS)
-        work = Products(
-            max(8.0, 4 * alone["commit"])
-        )  # longer than the commit, which must end while products still run
+        # The products must outlast the commit, or it would end beside an idle machine.
+        work = Products(max(8.0, 4 * alone["commit"]))
 
         def beside() -> None:
             worker = threading.Thread(target=commit)

@@ -113,5 +113,4 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """The entry point of the console script."""
     sys.exit(run(tiebreak))
