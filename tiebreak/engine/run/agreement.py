@@ -1,4 +1,4 @@
-"""From a captured task to the job that client and trainer sign."""
+"""Turns a captured task into the job that client and trainer sign."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ __all__ = ["Rules", "Terms", "draft_job", "sign_job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What of a policy is in a job: it says what a result is."""
+    """The part of a policy that goes into a job, because it decides what the right result is."""
 
     policy: Policy = Policy.EXACT
     precision: int = PRECISION_F32
@@ -27,9 +27,10 @@ class Rules:
 
     @classmethod
     def of(cls, policy: LoggedPolicy | None = None, precision: int | None = None) -> "Rules":
-        """Policy `logged` by a policy file, or `exact`; precision: that of the file, or 32, if None.
+        """The rules of a policy file (policy `logged`) or, without one, of policy `exact`.
 
-        Raises `ConfigurationError` for another precision than the file's.
+        precision: defaults to that of the policy file, or to 32 bits without a file. Raises `ConfigurationError` if it
+        differs from the file's.
         """
         if policy is None:
             return cls(precision=PRECISION_F32 if precision is None else precision)
@@ -46,7 +47,7 @@ def draft_job(
 ) -> Job:  # fmt: skip
     """The job over a captured task. Hashes the initial state and the data once.
 
-    tolerances: of logged sums, as `tiebreak.protocol.program.rounding.pack_tolerances` makes them; 0 under policy
+    tolerances: those of logged sums, packed by `tiebreak.protocol.program.rounding.pack_tolerances`; 0 under policy
     `exact`.
     """
     program = compiled.program
@@ -76,7 +77,7 @@ def draft_job(
 
 
 def sign_job(job: Job, domain: Domain, *, client: PrivateKey, trainer: PrivateKey) -> SignedJob:
-    """The job with both signatures; for when both keys are at hand (demo, tests)."""
+    """The job with both signatures, for callers that hold both keys (demo, tests)."""
     digest = job.digest(domain)
     return SignedJob(
         domain=domain, job=job, client_signature=client.sign(digest), trainer_signature=trainer.sign(digest)

@@ -1,16 +1,17 @@
 """Auditing: replay and compare (Algorithm 2 of the paper; under policy `exact` there is no log to follow).
 
 A *whole* audit computes the run again from the initial state, in the auditor's own directory, and compares roots. An
-audit of *segments* (one, a range, a random sample) starts each at one of the trainer's checkpoints and replays to the
-next record. Numbered plan of the latter, each step of which everything after it relies on:
-(1) the records are those that a signed head commits; records beyond that head are not looked at;
-(2) a state is used only if it hashes to its record; else the audit goes back to an earlier one that does;
-(3) the data are the job's, the program is the job's (checked when the run is opened);
-(4) under policy `logged`, the trainer's logs of a segment have the log root of its record, and are followed
-    (`tiebreak.engine.logged`); logs that are withheld or others than committed leave the segment unchecked, for
-    nobody can say what is right without them;
-(5) the state after a segment's last step, and its loss, give the record that the trainer committed.
-A segment that passes leads from one committed state to the next. Nothing is said about segments that were not replayed.
+audit of *segments* (one, a range, a random sample) starts each segment at one of the trainer's checkpoints and replays
+it to the next record. The plan of a segment audit, in which each check relies on those before it:
+(1) the records are the ones that a signed head commits to; records beyond that head are ignored;
+(2) a state is used only if it hashes to its record; otherwise the audit goes back to an earlier state that does;
+(3) the data and the program are the job's (the program is checked when the run is opened);
+(4) under policy `logged`, the trainer's logs of a segment have the log root of its record and are followed
+    (`tiebreak.engine.logged`). If logs are withheld, or are not the committed ones, the segment stays unchecked:
+    without them nobody can say what the right result is;
+(5) the state and the loss after a segment's last step give the record that the trainer committed.
+A segment that passes leads from one committed state to the next. The audit says nothing about segments that were not
+replayed.
 """
 
 import time
@@ -38,7 +39,7 @@ _DRAW: Final = b"tiebreak: segments of an audit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A signed head against the auditor's own replay."""
+    """A signed head compared with the auditor's own replay."""
 
     count: int
     committed: Digest
@@ -46,12 +47,14 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the trainer's root is the true one."""
         return self.committed == self.replayed
 
 
 def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
-    """Checks a head against the auditor's own run. Raises `StateError` if that has not come as far."""
+    """Compares a signed head with the auditor's own run.
+
+    Raises `StateError` if the replay has fewer checkpoints than the head.
+    """
     head.verify(replay.job, replay.agreement.domain)
     records = replay.records()
     count = head.head.count
@@ -64,7 +67,7 @@ def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReport:
-    """One checkpoint of a trainer's run against a replay of its segment."""
+    """The record that a trainer committed for a checkpoint, and the one that replaying its segment gave."""
 
     checkpoint: int
     first_step: int
@@ -74,18 +77,18 @@ class SegmentReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether the segment leads from the checkpoint before to this one."""
+        """Whether the segment leads from the previous checkpoint to this one."""
         return self.committed == self.replayed
 
 
 @dataclass(kw_only=True, repr=False)
 class SegmentAudit:
-    """What an audit of segments did. It ends at the first segment that disagrees.
+    """The outcome of an audit of segments, which ends at the first segment that disagrees.
 
-    total: segments that are committed. wanted: those that were to be checked. checked: reports of every segment that
-    was replayed whole, in order (more than wanted where the trainer dropped checkpoints). starts: steps whose states
-    replays started from. refused: steps whose states are there and are not what their records say. log: what following
-    the logs came to.
+    total: number of committed segments. wanted: the segments that were to be checked. checked: a report for every
+    segment that was replayed in full, in order; there are more of these than wanted if the trainer dropped checkpoints.
+    starts: the steps whose states the replays started from. refused: the steps whose states exist but do not match
+    their records. log: the combined report of following the logs.
     """
 
     total: int
@@ -105,19 +108,18 @@ class SegmentAudit:
 
     @property
     def agrees(self) -> bool:
-        """Whether every segment that was replayed is what the program produces."""
         return all(report.agrees for report in self.checked)
 
     @property
     def fraud(self) -> SegmentReport | None:
-        """The segment that disagrees, if one does."""
+        """The segment that disagrees, if there is one."""
         return next((report for report in self.checked if not report.agrees), None)
 
 
 def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
-    """The records that the run's last signed head commits, and that head: step (1) of the plan.
+    """The records that the run's last signed head commits to, and that head: step (1) of the plan.
 
-    Raises `ConfigurationError` if nothing is signed yet, `CannotCheck` if the records are not the head's.
+    Raises `ConfigurationError` if nothing is signed yet, and `CannotCheck` if the records are not the head's.
     """
     heads = run.heads()
     if not heads:
@@ -134,13 +136,13 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
 
 
 def kept_steps(run: RunDirectory, count: int) -> list[int]:
-    """Steps, ascending, of the first `count` checkpoints (and the initial state) whose states the run still holds."""
+    """The steps, ascending, of the initial state and the first `count` checkpoints whose states are still on disk."""
     last = run.job.last_step(count - 1) if count else 0
     return [step for step in run.kept() if step <= last]
 
 
 def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:
-    """How many steps an audit of these segments computes if every state that is there is good."""
+    """The number of steps that auditing these segments takes, provided that every state on disk is good."""
     job, kept = run.job, kept_steps(run, max(checkpoints, default=-1) + 1)
     total, at = 0, -1
     for checkpoint in sorted(checkpoints):
@@ -158,11 +160,11 @@ def audit_segments(
     records: Sequence[StepRecord],
     on_step: Callable[[int, float], None] = lambda _step, _loss: None,
 ) -> SegmentAudit:
-    """Replays the segments of these checkpoints (from 0), each from the nearest state the trainer kept before it.
+    """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that the trainer kept.
 
-    records: what is committed, see `signed_records`. on_step: called with how many steps are done and the loss. Raises
-    `CannotCheck` if no state before a segment is good or a log is not the committed one, `VerificationError` for data
-    that are not the job's, `ConfigurationError` for an interpreter that computes by other rules than the job's.
+    records: the committed records, from `signed_records`. on_step: called with the number of steps done and the loss.
+    Raises `CannotCheck` if no state before a segment is good or a log is not the committed one, `VerificationError` for
+    data that are not the job's, and `ConfigurationError` for an interpreter that follows other rules than the job's.
     """
     interpreter.check_job(run.job)
     wanted = tuple(sorted(set(checkpoints)))
@@ -172,7 +174,7 @@ def audit_segments(
 
 
 class _SegmentAuditor:
-    """Holds the one state between segments that follow each other."""
+    """Keeps one state, so that consecutive segments need not load it again."""
 
     def __init__(
         self, run: RunDirectory, interpreter: Interpreter, records: Sequence[StepRecord], audit: SegmentAudit,
@@ -194,15 +196,15 @@ class _SegmentAuditor:
         for checkpoint in self._audit.wanted:
             if not self._one(checkpoint, data):
                 break
-        check_unchanged(data.values())  # else an honest record might seem false
+        check_unchanged(data.values())  # otherwise an honest record might seem false
         self._audit.seconds = time.perf_counter() - started
         return self._audit
 
     def _one(self, checkpoint: int, data: State) -> bool:
-        """Goes to a state before the segment, then to its end; whether all records on the way are true."""
+        """Replays from a state before the segment to its end; returns whether all records on the way are true."""
         job = self._run.job
         self._go_to(job.first_step(checkpoint) - 1)
-        assert self._at is not None  # it was just set
+        assert self._at is not None  # _go_to has just set it
         numbers = range(self._at + 1, job.last_step(checkpoint) + 1)
         for done in steps(self._interpreter, self._state, data, numbers, sums=self._follower):
             self._at, result, sums = done
@@ -234,7 +236,7 @@ class _SegmentAuditor:
         return report.agrees
 
     def _go_to(self, step: int) -> None:
-        """Loads the nearest good state at or before a step, unless the one at hand is as near."""
+        """Loads the nearest good state at or before a step, unless the state in memory is at least as near."""
         for kept in reversed(self._kept[: bisect_right(self._kept, step)]):
             if self._at is not None and kept <= self._at <= step:
                 return
@@ -247,7 +249,7 @@ class _SegmentAuditor:
             raise CannotCheck(f"expected a state at or before step {step} that is what was committed, got none")
 
     def _good_state(self, step: int) -> State | None:  # (2)
-        """A state of the trainer's on the device, or None if it is not what the record says."""
+        """The trainer's state after a step, on the device, or None if it does not match its record."""
         expected = self._run.job.initial_state_root if step == 0 else self._record_of(step).state_root
         try:
             tensors = self._run.state(step, expected)
@@ -264,20 +266,22 @@ class _SegmentAuditor:
 def audit_segment(
     run: RunDirectory, interpreter: Interpreter, checkpoint: int, on_step: Callable[[int], None] = lambda _: None
 ) -> SegmentReport:
-    """Replays the segment of one checkpoint (from 0) and returns the first report that disagrees, else the segment's.
+    """Replays the segment of one checkpoint (from 0); returns the first report that disagrees, or the segment's own.
 
-    Against the run's records, signed or not. Raises `CannotCheck` if no state before it is what the trainer committed.
+    Compares with the run's records, signed or not. Raises `CannotCheck` if no earlier state is the one that the trainer
+    committed.
     """
     audit = audit_segments(run, interpreter, [checkpoint], run.records(), lambda step, _: on_step(step))
     return audit.fraud or audit.checked[-1]
 
 
 def draw_segments(total: int, sample: int, seed: bytes, run_root: Digest) -> tuple[int, ...]:
-    """`sample` different segments of 0 ... total-1, each choice equally likely; ascending.
+    """Draws `sample` different segments of 0 ... total-1, ascending; every choice is equally likely.
 
-    Number i of the draw is the first 8 bytes of SHA-256(seed and run root, i), taken modulo `total` where that is fair;
-    one drawn before is drawn again. Who knows the seed before the head of this root is signed can choose where to
-    cheat: keep it secret until then. The root is part of it so that one seed means other places in other runs.
+    Number i of the draw is the first 8 bytes of SHA-256(seed and run root, i), reduced modulo `total` by rejection
+    sampling; repeated segments are drawn again. Anyone who knows the seed before the head of this root is signed can
+    choose where to cheat, so it must be secret until then. The root is hashed in so that one seed selects different
+    segments in different runs.
     """
     if not 1 <= sample <= total:
         raise ConfigurationError(f"expected a sample of 1 to {total} segments, got {sample}")
@@ -294,7 +298,10 @@ def draw_segments(total: int, sample: int, seed: bytes, run_root: Digest) -> tup
 
 
 def detection_probability(total: int, checked: int, tampered: int) -> float:
-    """Chance that a sample of `checked` of `total` segments holds at least one of `tampered`: 1 - C(n-x, s)/C(n, s)."""
+    """The probability that a sample of `checked` of `total` segments holds one of `tampered` or more.
+
+    This is 1 - C(n-x, s)/C(n, s) for n segments, x of them tampered with, and a sample of s.
+    """
     few, many = sorted((checked, tampered))
     if few + many > total:
         return 1.0

@@ -1,11 +1,11 @@
-"""Commits checkpoints: hashes the state, writes it, appends its record, signs the head, in this order.
+"""Commits checkpoints: hashes the state, writes it, appends its record and signs the head, in this order.
 
-One thread of its own does this while the next step is computed, for one checkpoint at a time. A head is signed only
-when the record that it binds, and the state before that, are safely on disk. What fails there is raised by a later call
-here; everything committed before stays valid.
+A separate thread does this while the next step is computed, for one checkpoint at a time. A head is signed only after
+the record that it binds, and the state of that record, are safely on disk. An error in the thread is raised by a later
+call of this module; everything committed before it stays valid.
 
-The state that is being committed is only read, and referred to until it is on disk. So whoever computes on may not
-write into tensors of a state, nor use their memory again while anything refers to them.
+The state that is being committed is only read, and is referenced until it is on disk. The caller must therefore not
+write into the tensors of a state, nor reuse their memory, while anything still refers to them.
 """
 
 import time
@@ -28,32 +28,32 @@ from tiebreak.protocol.trees import Frontier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A checkpoint that is safe. `head` is set where it was signed; times are in seconds."""
+    """A checkpoint that is safely on disk. `head` is set if it was signed; times are in seconds."""
 
     record: StepRecord
     count: int
-    """Checkpoints so far."""
+    """The number of checkpoints so far."""
     run_root: Digest
-    """Root of the run tree over them."""
+    """The root of the run tree over these checkpoints."""
     head: SignedHead | None
     hashing: float
     writing: float
-    """Until state, record and head were safe."""
+    """The time until state, record and head were on disk."""
 
 
 def make_record(step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> StepRecord:
-    """The record of a step; log_root: of its segment, under policy `logged`."""
+    """The record of a step. log_root: that of its segment under policy `logged`."""
     root = state_tree(identities(state)).root
     return StepRecord(step=step, state_root=root, loss_bits=loss_bits, log_root=log_root)
 
 
 class Committer:
-    """Commits the checkpoints of one run, in order. Used by one thread, inside `with`."""
+    """Commits the checkpoints of one run, in order. One thread uses it, inside `with`."""
 
     def __init__(
         self, run: RunDirectory, *, key: PrivateKey | None = None, keep: Keep = ALL, overlap: bool = True
     ) -> None:
-        """Without a key nothing is signed. Without `overlap` the caller's own thread does the work."""
+        """Without a key, nothing is signed. Without `overlap`, the caller's own thread does the work."""
         self._run = run
         self._key = key
         self._keep = keep
@@ -64,14 +64,14 @@ class Committer:
 
     @contextmanager
     def from_step(self, step: int) -> Iterator["Committer"]:
-        """Goes on after a step whose checkpoint is whole (0: the initial state). At the end nothing is in flight."""
+        """Continues after a step whose checkpoint is complete (0: the initial state). Nothing is in flight on exit."""
         count = self._run.job.checkpoint_of(step) + 1 if step else 0
         for digest in self._run.record_digests(count):
             self._frontier.append(digest)
         self._newest = step
         self._run.drop_parts()
         self._keep.prune(self._run, step)
-        if count:  # after a crash between a record and its head, the head is still owed
+        if count:  # a crash between a record and its head leaves the head unsigned
             self._sign()
         try:
             yield self
@@ -80,9 +80,9 @@ class Committer:
                 _join(self._executor)
 
     def submit(self, step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> None:
-        """Begins to commit a state, which nobody may change until that is done. Call `wait` before.
+        """Begins to commit a state, which must not change until that is done. Call `wait` first.
 
-        log_root: of the segment, whose logs are on disk already.
+        log_root: that of the segment, whose logs must already be on disk.
         """
         assert self._flying is None
         if self._executor is None:
@@ -94,15 +94,15 @@ class Committer:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a state is being read here. Then no state may be donated: two may share tensors."""
+        """Whether a state is still being read. If so, no state may be donated, because two states may share tensors."""
         return self._flying is not None and not self._flying.done()
 
     def finished(self) -> Commit | None:
-        """What was committed since the last call, if anything. Raises what went wrong."""
+        """The checkpoint that was committed since the last call, if any. Raises the error if committing failed."""
         return self.wait() if self._flying is not None and self._flying.done() else None
 
     def wait(self) -> Commit | None:
-        """As `finished`, but waits for what is in flight."""
+        """Like `finished`, but waits for the checkpoint in flight."""
         if self._flying is None:
             return None
         wait([self._flying])  # if this is interrupted, it is still in flight
@@ -150,7 +150,7 @@ class Committer:
 
 
 def _join(executor: ThreadPoolExecutor) -> None:
-    """Waits for the thread, whatever interrupts that: the run must not be unlocked while anything writes into it."""
+    """Waits for the thread despite any interrupt: the run must stay locked while anything writes into it."""
     interrupted = None
     while True:
         try:

@@ -1,7 +1,8 @@
-"""What a step of a program costs, counted from its instructions alone; nothing is run.
+"""The cost of one step of a program, counted from its instructions alone; nothing is run.
 
-Counts are of the definition, not of an implementation: a product and an addition are two operations whatever computes
-them, and a value lives from the instruction that makes it to the last that reads it, in the program's order.
+The counts follow the definition of the program and not an implementation: a multiplication and an addition are two
+operations, however they are computed, and a value lives from the instruction that makes it to the last one that reads
+it, in the program's order.
 """
 
 from collections import Counter
@@ -14,10 +15,10 @@ from tiebreak.protocol.program.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """flops: f32 additions, products and elementwise functions of one step. Bytes are of tensors as they are committed.
+    """The cost of one step; bytes are those of tensors as committed.
 
-    live_bytes: the most that values of one step (without state and data) take at once. kinds: instructions of the body
-    by opcode, the most frequent first.
+    flops: f32 additions, multiplications and elementwise functions. live_bytes: the largest total size of the step's
+    values (without state and data) at any time. kinds: the number of body instructions per opcode, most frequent first.
     """
 
     flops: int
@@ -28,7 +29,7 @@ class Cost:
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate of what training holds: the state before and after a step, the data, and the values alive."""
+        """An estimate of the memory for training: the state before and after a step, the data and the live values."""
         return 2 * self.state_bytes + self.data_bytes + self.live_bytes
 
 
@@ -49,7 +50,7 @@ def _bytes(dtype: DType, shape: tuple[int, ...]) -> int:
 
 
 def _flops(i: Instruction) -> int:
-    """K products and K - 1 additions an element of a sum, one operation an element of anything else in f32."""
+    """K multiplications and K - 1 additions per element of a sum; one operation per element of any other f32 result."""
     if i.dtype != DType.F32:
         return 0
     match i.opcode:
@@ -64,7 +65,10 @@ def _flops(i: Instruction) -> int:
 
 
 def _peak(program: Program) -> int:
-    """The most bytes of values alive after any instruction. State and data that are read are not copies."""
+    """The most bytes of live values after any instruction.
+
+    Reading state or data makes no copy, so they do not count.
+    """
     held = [i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA) for i in program.body]
     sizes = [0 if is_input else i.numel * i.dtype.size for i, is_input in zip(program.body, held, strict=True)]
     last = list(range(len(sizes)))

@@ -54,21 +54,23 @@ METRICS: Final = "metrics.jsonl"
 RECORD_BYTES: Final = 76
 MAX_PROGRAM_BYTES: Final = 1 << 30
 MAX_RECORDS_BYTES: Final = 1 << 30
-"""14 million checkpoints. A job may name 2^64 steps, and a sparse file of any size costs its sender nothing."""
+"""Room for 14 million checkpoints.
+
+The limit is needed because a job may name 2^64 steps, and a sparse file of any size costs its sender nothing.
+"""
 MAX_METRICS_BYTES: Final = 1 << 30
 MAX_METRIC_CHARACTERS: Final = 512
 MAX_SIGNED_BYTES: Final = 1 << 16
-"""Of a signed job or head."""
+"""The limit for a signed job or a signed head."""
 _STATE_NAME: Final = re.compile(r"([0-9]{12,20})\.safetensors")
 
 
 def encode_record(record: StepRecord) -> bytes:
-    """76 bytes of a record."""
+    """The 76 bytes of a record."""
     return unsigned(record.step, 8) + record.state_root + unsigned(record.loss_bits, 4) + record.log_root
 
 
 def decode_record(data: bytes) -> StepRecord:
-    """The inverse of `encode_record`."""
     reader = Reader(data)
     record = StepRecord(
         step=reader.unsigned(8),
@@ -81,18 +83,17 @@ def decode_record(data: bytes) -> StepRecord:
 
 
 class RunDirectory:
-    """One run on disk. Made by `create`, opened again by `open`; both check what they are given."""
+    """One run on disk, made by `create` or reopened by `open`; both check what they are given."""
 
     def __init__(self, path: Path, agreement: SignedJob, program: Program) -> None:
         self.path = path
         self.agreement = agreement
         self.program = program
         self._logs: LogFile | None = None
-        """Of the segment in use."""
+        """The log file of the segment in use."""
 
     @property
     def job(self) -> Job:
-        """The job."""
         return self.agreement.job
 
     @classmethod
@@ -105,7 +106,7 @@ class RunDirectory:
         data: Mapping[str, Tensor],
         policy: LoggedPolicy | None = None,
     ) -> "RunDirectory":
-        """A new run; refuses a directory in use and inputs that are not the job's. policy: see `policy`."""
+        """Creates a run. Refuses a directory that is in use and inputs that are not the job's. policy: see `policy`."""
         agreement.verify()
         job = agreement.job
         job.check_program(program)
@@ -126,14 +127,15 @@ class RunDirectory:
             folder.write(RECORDS, b"")
             if policy is not None:
                 folder.write(run.policy_path.name, policy.encode())
-            folder.write(JOB, agreement.encode())  # last: a directory with a job is complete
+            folder.write(JOB, agreement.encode())  # last, because a directory with a job counts as complete
         return run
 
     @classmethod
     def open(cls, path: Path, limits: Limits | None = None) -> "RunDirectory":
-        """An existing run, perhaps a stranger's. Raises `VerificationError` for what is not as the job says.
+        """Opens an existing run, perhaps a stranger's.
 
-        A link, a pipe or a device anywhere in it is refused. What comes there later is refused when it is met.
+        Raises `VerificationError` for anything that contradicts the job. Refuses a link, a pipe or a device anywhere in
+        the directory; one that appears later is refused when it is met.
         """
         with Folder(path) as folder:
             folder.check()
@@ -149,23 +151,23 @@ class RunDirectory:
         return cls(path, agreement, program)
 
     def folder(self, *inside: str, to_write: bool = False) -> Folder:
-        """The directory, or a folder in it, open: whatever is read or written there goes through it. See `Folder`."""
+        """Opens the directory, or a folder in it. All reads and writes there go through the returned `Folder`."""
         return Folder(self.path, *inside, to_write=to_write)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while a process writes into the run. Raises `StateError` where another one holds it."""
+        """Held while a process writes into the run. Raises `StateError` if another process holds it."""
         with self.folder(to_write=True) as folder, folder.lock():
             yield
 
     def state_path(self, step: int) -> Path:
-        """Where the state after a step is, if it is kept."""
+        """The path of the state after a step, whether or not that state was kept."""
         return self.path / STATES / _state_name(step)
 
     def data(self) -> dict[str, Tensor]:
-        """The job's data, checked against the data root, on the mapped file: nobody may write into it.
+        """The job's data, checked against the data root, as tensors on the mapped file, which must not be written to.
 
-        Checked each time, without a cache: who computes with other bytes loses a stake.
+        They are checked at every call, without a cache, because a party that computes with other bytes loses a stake.
         """
         with self.folder() as folder:
             tensors = map_tensors(folder, DATA, self.program.data_spec())
@@ -173,7 +175,7 @@ class RunDirectory:
         return tensors
 
     def state(self, step: int, root: Digest | None = None) -> dict[str, Tensor]:
-        """The state of a checkpoint (or step 0), checked against this root, or the one that its record names.
+        """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
         Raises `VerificationError`.
         """
@@ -185,26 +187,26 @@ class RunDirectory:
         return tensors
 
     def records(self) -> list[StepRecord]:
-        """The records of the checkpoints so far. A torn last append is ignored, anything else that is off refused."""
+        """The records of the checkpoints so far. An incomplete last append is ignored; any other defect is refused."""
         return [decode_record(raw) for raw in self._raw_records(self.recorded())]
 
     def recorded(self) -> int:
-        """Number of records, by the size of their file. Raises `EncodingError` for more than the job can have."""
+        """The number of records, from their file's size. Raises `EncodingError` if the job cannot have that many."""
         limit = min(RECORD_BYTES * self.job.checkpoints + RECORD_BYTES - 1, MAX_RECORDS_BYTES)
         with self.folder() as folder:
             return folder.size(RECORDS, limit) // RECORD_BYTES
 
     def record_digests(self, count: int) -> Iterator[Digest]:
-        """The digests of the first `count` records: each is stored as what its digest is of."""
+        """The digests of the first `count` records, hashed as they are stored, without decoding."""
         for raw in self._raw_records(count):
             yield tagged_hash(Tag.STEP_RECORD, raw)
 
     def record_at(self, checkpoint: int) -> StepRecord:
-        """The record of a checkpoint (from 0)."""
+        """The record of a checkpoint (numbered from 0)."""
         return decode_record(next(self._raw_records(checkpoint + 1, checkpoint)))
 
     def record_of(self, step: int) -> StepRecord:
-        """The record of a checkpoint's step."""
+        """The record of the checkpoint at a step."""
         if not 1 <= step <= self.job.steps or not self._is_checkpoint(step, self.recorded()):
             raise StateError(f"{self.path}: no record of step {step}")
         return self.record_at(self.job.checkpoint_of(step))
@@ -221,7 +223,7 @@ class RunDirectory:
                 yield raw
 
     def append_record(self, record: StepRecord) -> None:
-        """Adds the next checkpoint's record, durably; its state must be written already, if it is to be kept."""
+        """Appends the next checkpoint's record durably. If its state is to be kept, it must be on disk already."""
         count = self.recorded()
         with self.folder(to_write=True) as folder, folder.changing(RECORDS) as file:
             file.truncate(count * RECORD_BYTES)
@@ -234,7 +236,7 @@ class RunDirectory:
                 raise
 
     def kept(self) -> list[int]:
-        """Steps, ascending, of recorded checkpoints (and 0) whose state is there, as far as a file's name says."""
+        """The steps, ascending, of recorded checkpoints (and 0) whose state is there, judging by file names alone."""
         with self.folder(STATES) as states:
             found = [_STATE_NAME.fullmatch(name) for name in states.names()]
         job, recorded = self.job, self.recorded()
@@ -246,35 +248,36 @@ class RunDirectory:
         return checkpoint < recorded and step == self.job.last_step(checkpoint)
 
     def kept_before(self, step: int) -> int:
-        """The last step, up to this one, whose state is kept; at least 0, for the initial state always is."""
+        """The last step up to this one whose state is kept; at least 0, because the initial state always is."""
         return max((kept for kept in self.kept() if kept <= step), default=0)
 
     def drop_state(self, step: int) -> None:
-        """Removes the state after a step; whoever needs it computes it again from the one before it that is kept."""
+        """Removes the state after a step; it can be computed again from the last kept state before it."""
         with self.folder(STATES, to_write=True) as states:
             states.remove(_state_name(step))
 
     def drop_parts(self) -> None:
-        """Removes what a killed process had begun to write into the checkpoints."""
+        """Removes unfinished checkpoint files that a killed process left behind."""
         with self.folder(STATES, to_write=True) as states:
             for name in states.names():
                 if name.startswith(".") and name.endswith(".part"):
                     states.remove(name)
 
     def write_state(self, step: int, state: Mapping[str, Tensor]) -> None:
-        """Keeps the state after a step."""
+        """Stores the state after a step."""
         with self.folder(STATES, to_write=True) as states:
             write_tensors(states, _state_name(step), state)
 
     @property
     def policy_path(self) -> Path:
-        """Where the policy file is, if there is one."""
+        """The path of the policy file, whether or not it exists."""
         return self.path / "policy.json"
 
     def policy(self) -> LoggedPolicy | None:
-        """The thresholds of whoever computes this run; None: the proven bounds. Nobody else should believe them.
+        """The thresholds of the party that computes this run; None stands for the proven bounds.
 
-        Raises `EncodingError` for a file that is none.
+        They hold for that party's machine only, so nobody else should rely on them. Raises `EncodingError` for a
+        malformed file.
         """
         with self.folder() as folder:
             if not folder.holds(self.policy_path.name):
@@ -282,16 +285,16 @@ class RunDirectory:
             return LoggedPolicy.decode(folder.read(self.policy_path.name, MAX_POLICY_BYTES), str(self.policy_path))
 
     def step_log(self, step: int) -> StepLog:
-        """The rounding log of a step. Whether it is the committed one: `tiebreak.engine.logged.committed`.
+        """The rounding log of a step, not checked against its commitment: `tiebreak.engine.logged.committed` does that.
 
-        Raises `VerificationError` for one that is not there, damaged, or that the program cannot have.
+        Raises `VerificationError` for a log that is missing, damaged or impossible for the program.
         """
         return self._log_file(step).read(step)
 
     def write_step_log(self, step: int, log: StepLog) -> None:
-        """Adds the log of a step, that of a segment's first step in place of all that the segment has.
+        """Adds the log of a step. The log of a segment's first step replaces all earlier logs of the segment.
 
-        Raises `StateError` for a segment that has a record: its log stays as it was committed.
+        Raises `StateError` for a segment that has a record, because its logs are committed.
         """
         checkpoint = self.job.checkpoint_of(step)
         if checkpoint < self.recorded():
@@ -302,7 +305,7 @@ class RunDirectory:
         self._log_file(step).append(step, log)
 
     def log_bytes(self) -> int:
-        """Bytes of the rounding logs on disk."""
+        """The size of the rounding logs on disk, in bytes."""
         with self.folder() as folder:
             if not folder.holds(LOGS):
                 return 0
@@ -310,7 +313,7 @@ class RunDirectory:
             return sum(logs.size(name) for name in logs.names())
 
     def sync_logs(self, step: int) -> None:
-        """Makes the logs of a step's segment durable: before a record commits to them."""
+        """Makes the logs of a step's segment durable; to be called before a record commits to them."""
         self._log_file(step).sync()
 
     def _log_file(self, step: int) -> LogFile:
@@ -320,7 +323,7 @@ class RunDirectory:
         return self._logs
 
     def write_head(self, head: SignedHead) -> None:
-        """Keeps a signed head; a different one of the same count is refused, for signing both would be equivocation."""
+        """Stores a signed head. Refuses a different head of the same count: signing both would be equivocation."""
         name = _head_name(head.head.count)
         with self.folder(HEADS, to_write=True) as heads:
             if heads.holds(name) and self._read_head(heads, name).head != head.head:
@@ -331,7 +334,7 @@ class RunDirectory:
             heads.write(name, head.encode())
 
     def heads(self) -> list[SignedHead]:
-        """The signed heads, by count, each checked. Raises `VerificationError`."""
+        """The signed heads by count, each checked. Raises `VerificationError`."""
         found = []
         with self.folder(HEADS) as heads:
             for name in heads.names():
@@ -339,7 +342,7 @@ class RunDirectory:
                     continue
                 head = self._read_head(heads, name)
                 head.verify(self.job, self.agreement.domain)
-                if name != _head_name(head.head.count):  # else the order would be the sender's choice
+                if name != _head_name(head.head.count):  # otherwise the sender would choose the order
                     raise EncodingError(
                         f"{heads.path / name}: expected the head of this file's count, got one of {head.head.count}"
                     )
@@ -357,11 +360,11 @@ class RunDirectory:
             write_whole(file, memoryview(line.encode()))
 
     def metrics(self) -> list[dict[str, float]]:
-        """Telemetry by step, the last line of a step counting; a torn line is left out."""
+        """The telemetry by step. The last line of a step counts; an incomplete line is skipped."""
         found: dict[int, dict[str, float]] = {}
         with self.folder() as folder:
             raw = folder.read(METRICS, MAX_METRICS_BYTES) if folder.holds(METRICS) else b""
-        # A longer line is not ours; and a deeply nested one can exhaust the C stack of the parser.
+        # This program writes no longer line, and a deeply nested one can exhaust the C stack of the parser.
         for line in (
             line for line in raw.decode("utf-8", "replace").splitlines() if len(line) <= MAX_METRIC_CHARACTERS
         ):
@@ -373,7 +376,7 @@ class RunDirectory:
         return [found[step] for step in sorted(found)]
 
     def last_complete(self) -> int:
-        """Step of the last checkpoint whose record and state are both there and agree; 0 if there is none."""
+        """The step of the last checkpoint whose record and state both exist and agree; 0 if there is none."""
         for step in reversed(self.kept()):
             try:
                 self.state(step)

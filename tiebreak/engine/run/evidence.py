@@ -1,9 +1,9 @@
-"""What a party can show of its run in a dispute: every tree of SPEC section 10, computed again when it is asked for.
+"""The evidence that a party can show in a dispute: every tree of SPEC section 10, computed again on request.
 
-Nothing of this is stored during training, but for the rounding logs of policy `logged`, which every replay follows. A
-disputed segment is replayed once for the records of its steps; a disputed step once for the ids of its values, and once
-more for each value that is opened (so memory stays that of training). A checkpoint that was not kept is computed again
-from the last one before it that was.
+Training stores none of this, except the rounding logs of policy `logged`, which every replay follows. A disputed
+segment is replayed once for the records of its steps. A disputed step is replayed once for the ids of its values, and
+once more for each value that is opened, so that memory use stays that of training. A checkpoint that was not kept is
+computed again from the last kept one before it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,42 +33,42 @@ from tiebreak.protocol.trees import Tree
 
 
 class Source(Protocol):
-    """What a party has of its run: a run directory, or what stands for one."""
+    """The parts of a run that evidence needs: a run directory, or a stand-in for one."""
 
     @property
     def job(self) -> Job:
-        """The job."""
+        """The signed job."""
 
     @property
     def program(self) -> Program:
-        """Its program."""
+        """The job's program."""
 
     @property
     def path(self) -> object:
-        """Where it is, for messages."""
+        """The location, for messages."""
 
     def records(self) -> list[StepRecord]:
         """The records of the checkpoints so far."""
 
     def kept_before(self, step: int) -> int:
-        """The last step, up to this one, whose state is kept."""
+        """The last step up to this one whose state is kept."""
 
     def state(self, step: int) -> Mapping[str, Tensor]:
-        """A kept state."""
+        """The state after a step, which must be kept."""
 
     def data(self) -> Mapping[str, Tensor]:
-        """The job's data."""
+        """The job's data by name."""
 
     def step_log(self, step: int) -> StepLog:
-        """The rounding log of a step; asked only of jobs of policy `logged`."""
+        """The rounding log of a step; called only for jobs of policy `logged`."""
 
 
 class _Found(Exception):
-    """Stops a replay once the wanted value is there."""
+    """Stops a replay once the wanted value is found."""
 
 
 class Evidence:
-    """Answers `sides.Oracle` from a run directory. A cheat's evidence is tampered as its run was."""
+    """Answers `sides.Oracle` from a run directory. The evidence of a cheat is tampered with as its run was."""
 
     def __init__(self, run: Source, interpreter: Interpreter, tamper: Tamper = honest) -> None:
         interpreter.check_job(run.job)
@@ -88,12 +88,10 @@ class Evidence:
 
     @property
     def job(self) -> Job:
-        """The job."""
         return self.run.job
 
     @property
     def program(self) -> Program:
-        """The program."""
         return self.run.program
 
     def run_tree(self, count: int) -> Tree:
@@ -110,7 +108,7 @@ class Evidence:
         return Tree([self.record(step).digest for step in steps], hasher=hasher())
 
     def record(self, step: int) -> StepRecord:
-        """The record of any step (0: the initial one)."""
+        """The record of any step (0: of the initial state)."""
         if step == 0:
             return self.job.initial_record
         if step not in self._records:
@@ -130,22 +128,23 @@ class Evidence:
         return self._tensor_tree(step, value)
 
     def state_leaves(self, step: int) -> Tree:
-        """The state tree after a step (0: the initial one)."""
+        """The state tree after a step (0: of the initial state)."""
         state = self._state_after(step)
         return Tree([state_leaf(name, identity(state[name])) for name in self.program.state_spec()])
 
     def state_id(self, step: int, name: str) -> Digest:
-        """Id of a state entry after a step."""
+        """The id of a state entry after a step."""
         return identity(self._state_after(step)[name])
 
     def data_id(self, name: str) -> Digest:
-        """Id of a data entry."""
+        """The id of a data entry."""
         return identity(self._inputs()[name])
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
         """The accumulator tree of one output element of a reduction.
 
-        Kept for the last element: a walk asks for it at every move, and making it takes about 0.1 microseconds a term.
+        The last one is cached: a bisection asks for it at every move, and building it takes about 0.1 microseconds per
+        term.
         """
         return self._accumulators(step, value, element)
 
@@ -184,13 +183,13 @@ class Evidence:
         return steps(self._interpreter, state, self._inputs(), range(first, last + 1), sums=follow, observe=observed)
 
     def _replay_segment(self, checkpoint: int) -> None:
-        """Fills in the records of a segment's steps; of its states only one is in memory at a time."""
+        """Computes the records of a segment's steps, with only one of their states in memory at a time."""
         first, last = self.job.first_step(checkpoint), self.job.last_step(checkpoint)
         for step, result, _ in self._steps(first, last, self._state_after(first - 1)):
             self._records[step] = make_record(step, result.state, result.loss_bits, self._logs.log_root(checkpoint))
 
     def _state_after(self, step: int) -> State:
-        """The state after a step; the last one asked for is kept, as a dispute stays with one step once it has one."""
+        """The state after a step. The last one is cached, because a dispute stays with the step that it has reached."""
         if self._held is None or self._held[0] != step:
             self._held = step, self._reach(step)
         return self._held[1]

@@ -23,30 +23,30 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import pack_tolerances, sum_kind
 
 State = dict[str, Tensor]
-"""Name -> tensor on the interpreter's device, contiguous."""
+"""Tensors by name, on the interpreter's device, contiguous."""
 
 Observer = Callable[[int, Tensor], Tensor]
-"""Called with each leaf of the value tree (a body value or a commit) and its tensor; what it returns is used."""
+"""Called with each leaf of the value tree (a body value or a commit) and its tensor; its result is used instead."""
 
 
 NOTHING_NEAR: Final = NearTies(elements=np.empty(0, np.int64), values=np.empty(0), errors=np.empty(0))
-"""No element is too near a middle."""
+"""The report that no element is too near a middle."""
 
 
 class Sums(Protocol):
-    """What becomes of logged sums (SPEC section 5.1): a trainer records how they went, an auditor follows a log."""
+    """Settles logged sums (SPEC section 5.1): a trainer records how they were rounded, an auditor follows a log."""
 
     def settle(
         self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """Told of each logged sum of a step as soon as it is there, and before anything reads it; may write into it.
+        """Called with each logged sum of a step before anything reads it; may write into the result.
 
-        near: the elements that the arithmetic rounded from a value too near a middle to know what the exact one does.
+        near: the elements whose computed value is too near a middle to tell how the exact value would be rounded.
         """
 
 
 class NotFiniteError(StateError):
-    """A step left infinities or NaN in the state. Training stops; nothing of that step is committed."""
+    """A step left infinities or NaN in the state. Training stops, and nothing of that step is committed."""
 
     def __init__(self, step: int, name: str) -> None:
         self.step = step
@@ -65,21 +65,20 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """The loss as a number."""
         return torch.tensor(self.loss_bits, dtype=torch.int64).to(torch.int32).view(torch.float32).item()
 
 
 def loss_bits(loss: Tensor) -> int:
-    """The bits of an f32 of rank 0, with the one NaN."""
+    """The bits of an f32 of rank 0, with NaN made canonical."""
     return int(canonical(loss).reshape(1).view(torch.int32).item()) & 0xFFFFFFFF
 
 
 class Interpreter:
     """Executes the steps of one program.
 
-    Without an observer instructions are executed in the order of `tiebreak.engine.run.schedule`, and where there is a
-    compiled
-    kernel for chains, their intermediate results are never made. With one, in the program's own order, each for itself.
+    Without an observer, instructions are executed in the order of `tiebreak.engine.run.schedule`. If the compiled
+    kernel for chains is available, the intermediate results of a chain are never materialised. With an observer,
+    instructions are executed one by one in the program's own order.
     """
 
     def __init__(self, program: Program, arithmetic: Arithmetic) -> None:
@@ -91,11 +90,11 @@ class Interpreter:
         self._chains = self._make_chains()
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
-        """Tensors on this interpreter's device, contiguous."""
+        """The tensors on this interpreter's device, contiguous."""
         return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
-        """The job's data for the steps: on this interpreter's device, but for tables that it has no room for."""
+        """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
         return place(self.program, data, self.arithmetic.device)
 
     def step(
@@ -111,13 +110,13 @@ class Interpreter:
     ) -> StepResult:
         """Runs step `number` (from 1) on the state before it.
 
-        `state` is on the device, `data` where `place_data` put them, and both fit the program. With `check_finite`, a
-        state that is no longer finite raises `NotFiniteError`; replays of a disputed step switch that off. With
-        `donate`, the memory of `state` may become that of the new state, also if the step fails: it must be writable,
-        and nothing, no other thread either, may read its tensors again. Without, nothing that is passed is written to.
-        `sums` has the last word on logged sums; without, each is the arithmetic's own (policy `exact`).
+        `state` must be on the device and `data` where `place_data` put them, and both must fit the program. With
+        `check_finite`, a state that is no longer finite raises `NotFiniteError`; replays of a disputed step switch that
+        off. With `donate`, the memory of `state` may be reused for the new state, even if the step fails: it must be
+        writable, and no thread may read its tensors again. Without `donate`, no argument is written to. `sums` has the
+        last word on logged sums; without it, the arithmetic's own results stand (policy `exact`).
         """
-        given = self._given(state, data) if donate and self._chains else frozenset[int]()  # chains alone make use of it
+        given = self._given(state, data) if donate and self._chains else frozenset[int]()  # only chains use it
         run = _Run(self, number, state, data, observe, given, sums)
         for position, unit in enumerate(self._planned if observe is None else self._in_order):
             chain = None if observe is not None else self._chains.get(position)
@@ -139,12 +138,12 @@ class Interpreter:
         return result
 
     def check_inputs(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> None:
-        """Raise `EncodingError` unless state and data have the program's names, dtypes and shapes."""
+        """Raises `EncodingError` unless state and data have the program's names, dtypes and shapes."""
         check_spec("state", state, self.program.state_spec())
         check_spec("data", data, self.program.data_spec())
 
     def check_job(self, job: Job) -> None:
-        """Raise `ConfigurationError` unless this computes by the rules of the job: its precision and its tolerances."""
+        """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
         precision, logging = self.arithmetic.options.precision, self.arithmetic.options.logging
         if precision != job.precision:
             raise ConfigurationError(
@@ -181,7 +180,7 @@ class Interpreter:
         return made
 
     def _given(self, state: State, data: State) -> frozenset[int]:
-        """The sources of state entries whose memory is theirs alone."""
+        """The sources of state entries that share their memory with no other tensor."""
         owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
         return frozenset(
             n
@@ -193,7 +192,7 @@ class Interpreter:
 
 
 class _Run:
-    """One step while it runs: the values that are still needed, and what is known of them."""
+    """One step while it runs: the values that are still needed, and what is known about them."""
 
     def __init__(
         self,
@@ -227,21 +226,20 @@ class _Run:
         self._finite |= result.finite
         for dying in unit.dying:
             for dead in dying:
-                self.values.pop(dead, None)  # intermediate results never were
+                self.values.pop(dead, None)  # intermediate results were never made
 
     def commit(self, value: int, leaf: int) -> Tensor:
-        """The tensor that a commit of a body value puts into the state."""
+        """The tensor that committing a body value puts into the state."""
         tensor = self.values[value] if value in self._finite else self._sealed(value)
         return tensor if self._observe is None else self._observe(leaf, tensor)
 
     def is_finite(self, value: int, tensor: Tensor) -> bool:
-        """Whether a committed tensor holds neither infinities nor NaN."""
         if self._observe is None and value in self._finite:
             return self._finite[value]
         return tensor.dtype != torch.float32 or bool(torch.isfinite(tensor).all())
 
     def _sealed(self, value: int) -> Tensor:
-        """The value with the one NaN, and whether it is finite."""
+        """The value with NaN made canonical, and whether it is finite."""
         tensor, chains = self.values[value], self._arithmetic.chains
         if chains is not None and tensor.dtype == torch.float32 and all_finite(chains.kernel, tensor):
             self._finite[value] = True

@@ -1,7 +1,7 @@
-"""The one loop over steps: training, replays, evidence and the simulator's runs are this, and differ in what they see.
+"""The one loop over steps, which training, replays, evidence and the simulator share; they differ in what they observe.
 
-Algorithms 1 and 2 of the paper meet here: a trainer's steps record how sums near a tie were rounded, everybody else's
-follow what was recorded. What does either is handed in for each step.
+Algorithms 1 and 2 of the paper meet here: a trainer's steps record how sums near a tie were rounded, and everyone
+else's steps follow what was recorded. The caller supplies the object that does either for each step.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ S = TypeVar("S", bound=Sums)
 
 
 class Done(NamedTuple, Generic[S]):
-    """A step that was computed. sums: what settled its logged sums, None under policy `exact`."""
+    """A computed step. sums: the object that settled its logged sums; None under policy `exact`."""
 
     number: int
     result: StepResult
@@ -31,10 +31,10 @@ def steps(
     check_finite: bool = False,
     donate: Callable[[], bool] = lambda: False,
 ) -> Iterator[Done[S]]:
-    """Computes steps of these numbers (ascending, without gaps), each when it is asked for, from the state before them.
+    """Computes the steps of these numbers (ascending, without gaps) lazily, starting from the state before them.
 
-    sums, observe, donate: asked once before each step, for what `Interpreter.step` takes. With `donate`, nobody may
-    read a result's state once the next step was asked for.
+    sums, observe, donate: called once before each step, for the arguments of `Interpreter.step`. With `donate`, the
+    state of a result must not be read after the next step was requested.
     """
     for number in numbers:
         settling = sums(number)
@@ -46,5 +46,5 @@ def steps(
 
 
 def exact(_step: int) -> Sums | None:
-    """What settles logged sums where there are none: nothing."""
+    """The `sums` of policy `exact`, which has no logged sums to settle."""
     return None

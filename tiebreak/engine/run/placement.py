@@ -1,7 +1,7 @@
-"""Where a job's data are while its steps run: on the device, but for tables that it has no room for.
+"""Placement of a job's data while its steps run: on the device, except tables that do not fit there.
 
 A batch is gathered from its dataset. A dataset that only gathers read may therefore stay on the CPU, mapped from its
-file: the indices go there, and what they fetch comes back. Nothing of the result depends on it.
+file: the indices are sent there and the gathered rows come back. The placement does not affect any result.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 
 SHARE: Final = 2
-"""Tables may take one part in so many of the memory that is free on the device: the rest is for the steps."""
+"""Tables may take 1/SHARE of the device's free memory; the rest is for the steps."""
 
 
 def tables(program: Program) -> frozenset[str]:
-    """Names of the data that nothing but gathers reads, and those as their table."""
+    """The names of data that only gathers read, and only as their table."""
     named, otherwise = {}, {commit.operands[0].value for commit in program.commits}
     for number, instruction in enumerate(program.body):
         if instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.DATA:
@@ -32,9 +32,9 @@ def tables(program: Program) -> frozenset[str]:
 def place(
     program: Program, data: Mapping[str, Tensor], device: torch.device, room: int | None = None
 ) -> dict[str, Tensor]:
-    """The data, contiguous, on the device; of its tables the smallest ones that fit into `room` bytes together.
+    """The data, contiguous, on the device, except tables (from the smallest up) that exceed `room` bytes in total.
 
-    room: by default half of what is free on a CUDA device, and without limit elsewhere.
+    Those tables stay on the CPU. room: by default half of the free memory on a CUDA device, and unlimited elsewhere.
     """
     if room is None and device.type == "cuda":
         room = torch.cuda.mem_get_info(device)[0] // SHARE

@@ -1,19 +1,19 @@
-"""Device qualification: before a device computes anything that is committed, it must reproduce the integer reference.
+"""Device qualification: a device must reproduce the integer reference before it computes anything that is committed.
 
-1. Every function of `map`, on every signature, over all pairs (triples) of edge values, and transcendentals also at
-   many arguments.
-2. Sums, plain, of products and scattered: ties, results next to ties, cancellation, subnormals, overflow, non-finite
+1. Every function of `map`, on every signature, over all pairs (triples) of edge values; transcendentals at many more
+   arguments.
+2. Sums (plain, of products, scattered): ties, results next to ties, cancellation, subnormals, overflow and non-finite
    terms, long and wide enough that the device takes its fast kernels.
-   On devices other than CPUs also one large matrix product: where a vendor's library may emulate FP64.
-3. max and argmax (zeros, NaN, equals), gather, window, iota, casts, random, shuffle.
+   Devices other than CPUs also compute one large matrix product, because a vendor's library may emulate FP64 there.
+3. max and argmax (zeros, NaN, equal values), gather, window, iota, casts, random, shuffle.
 
-An arithmetic that logs near ties is asked for them too: what it reports must lie within the error that it claims, and
-what it does not report must be exact.
+An arithmetic that logs near ties is also checked for what it reports: each reported value must lie within the error
+that it claims, and each result that is not reported must be exact.
 
-What may stand in a chain of elementwise instructions is also run by the compiled kernel for these, where there is one.
+Instructions that may be part of an elementwise chain are run by the compiled chain kernel as well, if there is one.
 
-The oracle is `tiebreak.protocol.program.reference`, in integers. The first mismatch is a `ConfigurationError` that
-names the operation, the operand bits and both results: such a device would fork the run.
+The oracle is `tiebreak.protocol.program.reference`, which computes in integers. The first mismatch raises a
+`ConfigurationError` that names the operation, the operand bits and both results: such a device would fork the run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,23 +89,23 @@ _HARD_ROWS: Final[tuple[tuple[int, ...], ...]] = (
     (0x7F800000, 0xFF800000),
     (0x7FC00000, _ONE),
 )
-"""Ties, next to ties, cancellation, overflow, zeros, subnormals, infinities: rows to be padded with zeros."""
+"""Rows to be padded with zeros: ties, next to ties, cancellation, overflow, zeros, subnormals, infinities, NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A device that passed."""
+    """The result for a device that passed."""
 
     device: str
     cases: int
-    """Elements compared."""
+    """The number of elements compared."""
     operations: tuple[str, ...]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """An instruction, its operands, and which elements are compared (none given: all)."""
+    """An instruction, its operands, and the elements to compare (empty: all)."""
 
     name: str
     instruction: Instruction
@@ -130,7 +130,7 @@ def qualify(arithmetic: Arithmetic) -> Report:
 
 
 def qualified(device: torch.device | str) -> Report:
-    """`qualify` a plain `Arithmetic` of the device, once per process."""
+    """`qualify` for a plain `Arithmetic` of the device, once per process."""
     return _qualified(str(torch.device(device)))
 
 
@@ -152,7 +152,7 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
 
 
 def _compare_logged(arithmetic: Arithmetic, case: _Case, right: Sequence[int], tensors: Sequence[Tensor]) -> None:
-    """What is reported may differ from the exact result, but c may not from the exact sum by more than e."""
+    """Reported elements may differ from the exact result, but their value c must be within e of the exact sum."""
     i, ties = case.instruction, list[NearTies]()
     result = arithmetic.execute(i, tensors, 0, ties.append)
     near = {
@@ -209,13 +209,13 @@ def _elements(tensor: Tensor) -> list[int]:
 
 @cache
 def _vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
-    """Every case with its right answers, worked out once per process."""
+    """Every case with its right answers, computed once per process."""
     return tuple((case, _right(case, precision)) for case in _cases())
 
 
 @cache
 def _large_vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
-    """A product so large that a vendor's library may put FP64 together from smaller formats, if it does that at all."""
+    """A matrix product large enough that a vendor's library may emulate FP64 with smaller formats."""
     return tuple((case, _right(case, precision)) for case in (_large_product(),))
 
 
@@ -241,7 +241,7 @@ def _cases() -> Iterator[_Case]:
 
 
 def _draw(count: int, seed: int) -> tuple[int, ...]:
-    """`count` f32 bit patterns in (-2, 2) without zeros, drawn by the engine's own generator's rule."""
+    """`count` f32 bit patterns in (-2, 2) without zeros, drawn with the protocol's own generator."""
     words = (random_bits(seed, 0, 0, n) for n in range(count))
     return tuple(word | (_SIGN if n % 3 == 0 else 0) if word else _ONE for n, word in enumerate(words))
 
@@ -250,7 +250,7 @@ def _maps() -> Iterator[_Case]:
     for function, signatures in MAP_SIGNATURES.items():
         for types, result in signatures:
             edges = [_EDGES[t][:: 3 if len(types) == 3 and t != DType.BOOL else 1] for t in types]
-            # Broadcast over the product, and once more as whole vectors (other kernels).
+            # Both as whole vectors and broadcast over the product: the two may use different kernels.
             grid = list(product(*edges))
             count = len(grid)
             operands = tuple((t, tuple(row[o] for row in grid)) for o, t in enumerate(types))
@@ -276,7 +276,7 @@ def _transcendentals() -> Iterator[_Case]:
 
 
 def _rows(width: int, seed: int) -> tuple[int, ...]:
-    """The hard rows, each spread over `width` terms at places that depend on the row, zeros between."""
+    """The hard rows, each padded with zeros to `width` terms, which stand at places that depend on the row."""
     found: list[int] = []
     for n, row in enumerate(_HARD_ROWS):
         line = [0] * width
@@ -310,7 +310,7 @@ def _sums() -> Iterator[_Case]:
 
 
 def _products() -> Iterator[_Case]:
-    """Rows of the left against columns of ones, powers of two and drawn numbers; cancelling rows of drawn numbers."""
+    """Hard rows, a cancelling row and a drawn row, times columns of ones, powers of two and drawn numbers."""
     for width, columns in ((5, 3), (96, 17), (700, 40)):
         drawn = _draw(width // 2, width)
         cancelling = (*drawn, *(bits ^ _SIGN for bits in drawn), *((1,) * (width % 2)))
@@ -343,14 +343,14 @@ def _products() -> Iterator[_Case]:
         Access(1, 8, (0, 18, 0, 0, 9, -3, -1)),
     )
     yield _Case("reduce sum of products", i, ((DType.F32, image), (DType.F32, filters)))
-    # No dim of its own for either side: a row by row product.
+    # Neither side has a dim of its own: a product row by row.
     flat = _rows(48, 5)
     i = _reduce(ReduceFunction.SUM, DType.F32, (len(_HARD_ROWS),), (48,), Access(0, 0, (48, 1)), Access(1, 0, (48, 1)))
     yield _Case("reduce sum of products", i, ((DType.F32, flat), (DType.F32, tuple(_ONE for _ in flat))))
 
 
 def _large_product() -> _Case:
-    """Hard and cancelling rows, many times over, against columns of ones, powers of two and drawn numbers."""
+    """Hard and cancelling rows, repeated many times, times columns of ones, powers of two and drawn numbers."""
     width, columns, copies = 1024, 512, 28
     drawn = _draw(width // 2, width)
     once = (*_rows(width, 3), *drawn, *(bits ^ _SIGN for bits in drawn))
@@ -368,7 +368,7 @@ def _large_product() -> _Case:
 
 
 def _scatters() -> Iterator[_Case]:
-    """Term k of hard row n goes to output n, in an order that mixes the rows; and whole rows of an embedding."""
+    """Adds term k of hard row n to output n, in an order that mixes the rows; and adds whole rows of an embedding."""
     terms = [(n, bits) for n, row in enumerate(_HARD_ROWS) for bits in row]
     terms = [terms[k * 11 % len(terms)] for k in range(len(terms))] if len(terms) % 11 else terms
     terms += [(-1, _ONE), (len(_HARD_ROWS), _ONE)]

@@ -1,7 +1,7 @@
-"""Which checkpoints stay on disk: every one, every m-th, or only the last.
+"""The checkpoints that stay on disk: every one, every m-th, or only the last.
 
-The initial state and the newest checkpoint always stay, so a run always resumes. What was dropped is computed again, by
-whoever needs it, from the last one before it that was kept.
+The initial state and the newest checkpoint always stay, so a run can always resume. A dropped checkpoint is computed
+again, when it is needed, from the last kept one before it.
 """
 
 import re
@@ -13,7 +13,7 @@ from tiebreak.protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Every so many checkpoints; 0: only the last."""
+    """Keep one checkpoint in so many; 0 keeps only the last."""
 
     every: int = 1
 
@@ -23,7 +23,7 @@ class Keep:
 
     @classmethod
     def parse(cls, text: str) -> "Keep":
-        """`all`, `every:M` or `last`. Raises `ConfigurationError`."""
+        """Parses `all`, `every:M` or `last`. Raises `ConfigurationError`."""
         found = re.fullmatch(r"all|last|every:([1-9][0-9]{0,17})", text)
         if found is None:
             raise ConfigurationError(f"expected all, every:M or last, got {text!r}")
@@ -33,11 +33,11 @@ class Keep:
         return {0: "last", 1: "all"}.get(self.every, f"every:{self.every}")
 
     def keeps(self, checkpoint: int) -> bool:
-        """Whether a checkpoint (from 0) stays when there is a newer one."""
+        """Whether a checkpoint (numbered from 0) stays once there is a newer one."""
         return self.every > 0 and (checkpoint + 1) % self.every == 0
 
     def prune(self, run: RunDirectory, newest: int) -> None:
-        """Drops what is not to stay of the states before step `newest`, which must be whole."""
+        """Drops the states before step `newest` that need not stay. The state of `newest` must be complete."""
         if self.every == 1:
             return
         for step in run.kept():

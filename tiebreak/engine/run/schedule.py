@@ -1,19 +1,19 @@
-"""When each instruction of a program is executed, and which ones together. Pure analysis; no tensor in here.
+"""Plans when each instruction of a program is executed, and which ones together. Pure analysis without tensors.
 
 Values are pure, so a program may be executed in any order that computes operands before their uses. The plan:
 
 1. *Sources* come first. Instructions that are neither sources nor elementwise (sums, gathers, ...: *barriers*) keep the
    program's order. The time between two barriers is a *gap*; gap g ends with barrier g.
-2. An elementwise instruction is executed in the last gap that is early enough for all its uses, next to them. But if
-   executing it frees more memory than its result takes (adding up gradients, say), then in the first gap that has its
-   operands.
-3. Within a gap, elementwise instructions that read each other's results element by element form a *chain*, executed in
-   one pass; results used inside the chain alone need no memory. Instructions that read a result in another way
-   (broadcast, permuted) belong to a later *level* of the gap, so a chain never waits for itself.
-4. At last, units that free at least as much as they add, apart from what is committed, move up to where their operands
-   are there. So the optimizer updates a parameter as soon as its gradient is known, and frees it.
+2. An elementwise instruction is executed in the last gap that is early enough for all its uses. But if executing it
+   frees more memory than its result takes (as when gradients are added up), it is executed in the first gap that has
+   its operands.
+3. Within a gap, elementwise instructions that read each other's results element by element form a *chain*, which is
+   executed in one pass; results that are used only inside the chain need no memory. Instructions that read a result in
+   another way (broadcast, permuted) belong to a later *level* of the gap, so a chain never waits for itself.
+4. Finally, units that free at least as much memory as they add, not counting committed values, move up to where their
+   operands are ready. The optimizer thus updates a parameter as soon as its gradient is known, and frees the gradient.
 
-Everything is linear in the program's size up to sorting: programs come from strangers.
+Everything is linear in the program's size except sorting, because programs come from strangers.
 """
 
 from collections import Counter
@@ -25,35 +25,35 @@ from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opco
 from tiebreak.protocol.program.program import Program
 
 CHAINED: Final = frozenset(MapFunction) - {MapFunction.LOG, MapFunction.ERF, MapFunction.SIN, MapFunction.COS}
-"""Functions of `map` that may stand in a chain."""
+"""The functions of `map` that may be part of a chain."""
 MAX_MEMBERS: Final = 64
-"""Instructions in one chain."""
+"""The most instructions in one chain."""
 EAGER_BYTES: Final = 1 << 20
-"""Memory freed, over that of its result, for which an instruction is executed early (rule 2)."""
+"""An instruction that frees this many bytes more than its result takes is executed early (rule 2)."""
 SMALL_BYTES: Final = 1 << 16
-"""Results up to this size are made as early as possible (rule 4)."""
+"""Results of up to this many bytes are made as early as possible (rule 4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Instructions executed together, in this order."""
+    """Instructions that are executed together, in this order."""
 
     members: tuple[int, ...]
     outputs: tuple[int, ...]
-    """Members whose results are used by others, committed or the loss."""
+    """The members whose results are committed, are the loss, or are used by other units."""
     dying: tuple[tuple[int, ...], ...]
     """For each member, the values that nothing after it reads."""
 
 
 def is_elementwise(instruction: Instruction) -> bool:
-    """Whether an instruction may stand in a chain: element k of its result needs only element k of its operands."""
+    """Whether an instruction may be part of a chain: element k of its result needs only element k of its operands."""
     if instruction.opcode == Opcode.MAP:
         return instruction.function in CHAINED
     return instruction.opcode in (Opcode.IOTA, Opcode.RANDOM)
 
 
 def reads_in_place(access: Access, instruction: Instruction, operand: Instruction) -> bool:
-    """Whether element k of the instruction reads element k of the operand, and all of them are read."""
+    """Whether element k of the instruction reads element k of the operand, for every element of the operand."""
     plain = zip(instruction.shape, access.strides, row_major(instruction.shape), strict=True)
     return (
         access.offset == 0
@@ -68,12 +68,12 @@ def in_order(program: Program) -> tuple[Unit, ...]:
 
 
 def plan(program: Program) -> tuple[Unit, ...]:
-    """The order described above."""
+    """The order that the module describes."""
     return _with_lifetimes(program, _Planner(program).units())
 
 
 class _Planner:
-    """Working state of one `plan`; lists are by body index."""
+    """The working state of one `plan`; its lists are indexed by body index."""
 
     def __init__(self, program: Program) -> None:
         self.body = program.body
@@ -98,7 +98,7 @@ class _Planner:
         return self._move_up(units)
 
     def _place(self) -> None:
-        """Rules 1 and 2: gap and level of every elementwise instruction."""
+        """Rules 1 and 2: the gap and the level of every elementwise instruction."""
         first, eager = self._earliest()
         number = {n: b for b, n in enumerate(self.barriers)}
         for n in range(len(self.body) - 1, -1, -1):
@@ -114,12 +114,12 @@ class _Planner:
         return self.level[user] + (0 if self._joined(n, user) else 1)
 
     def _joined(self, n: int, user: int) -> bool:
-        """Whether `user` reads n element by element, and in no other way."""
+        """Whether `user` reads n only element by element."""
         reads = [a for a in self.body[user].operands if a.value == n]
         return all(reads_in_place(a, self.body[user], self.body[n]) for a in reads)
 
     def _earliest(self) -> tuple[list[int], set[int]]:
-        """The first gap that has an instruction's operands, and the instructions that go there (rule 2)."""
+        """The first gap that has an instruction's operands, and the instructions that are placed there (rule 2)."""
         first, freed, eager = [0] * len(self.body), [0] * len(self.body), set()
         barriers = 0
         for n, instruction in enumerate(self.body):
@@ -138,7 +138,7 @@ class _Planner:
         return first, eager
 
     def _between_barriers(self) -> list[tuple[int, ...]]:
-        """Rule 3: chains by gap, those of higher level first, and after each gap its barrier."""
+        """Rule 3: the chains of each gap, higher levels first, followed by the gap's barrier."""
         parent = list(range(len(self.body)))
 
         def root(n: int) -> int:
@@ -157,7 +157,7 @@ class _Planner:
             chains.setdefault(root(n), []).append(n)
         placed: list[tuple[tuple[int, int, int], tuple[int, ...]]] = []
         for chain in chains.values():
-            # SAFETY: pieces of a chain in program order never wait for later ones.
+            # SAFETY: a chain is cut in program order, so no piece ever waits for a later one.
             for begin in range(0, len(chain), MAX_MEMBERS):
                 piece = tuple(chain[begin : begin + MAX_MEMBERS])
                 placed.append(((self.gap[piece[0]], -self.level[piece[0]], piece[0]), piece))
@@ -165,9 +165,9 @@ class _Planner:
         return [unit for _, unit in sorted(placed)]
 
     def _move_up(self, units: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Rule 4. A unit that moves stands directly after the last of those it needs.
+        """Rule 4. A unit that moves is placed directly after the last unit that it needs.
 
-        It stays behind what reads the old value of an entry that it renews, so that it may have that memory.
+        It stays after all readers of the old value of a state entry that it renews, so that it can reuse that memory.
         """
         key = [(-1, -1)] * len(self.body)
         order = []
@@ -191,9 +191,10 @@ class _Planner:
 
 
 def replacements(program: Program, units: Sequence[Unit]) -> dict[int, int]:
-    """For results that are the new value of a state entry: the source of its old value, whose memory they may have.
+    """Maps each result that can reuse the memory of a state entry's old value to the source of that old value.
 
-    That is so if nothing after the chain that makes the result reads the old value, and the chain only in place.
+    The result must be the entry's new value, nothing after the chain that makes it may read the old value, and the
+    chain itself may read it only in place.
     """
     unit_of = {n: k for k, unit in enumerate(units) for n in unit.members}
     dies_in = {value: k for k, unit in enumerate(units) for dying in unit.dying for value in dying}
@@ -211,7 +212,7 @@ def replacements(program: Program, units: Sequence[Unit]) -> dict[int, int]:
 
 
 def _renewed(program: Program) -> dict[int, int]:
-    """For values that are committed once, as the new value of a state entry: the source of the old one."""
+    """Maps each value committed once, as the new value of a state entry, to the source of the entry's old value."""
     old = {
         i.params.name: n
         for n, i in enumerate(program.body)
@@ -226,7 +227,10 @@ def _renewed(program: Program) -> dict[int, int]:
 
 
 def _with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
-    """Outputs, and what dies after each member. Committed values and the loss live on."""
+    """The units with their outputs and the values that die after each member.
+
+    Committed values and the loss never die.
+    """
     kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
     unit_of = {n: k for k, unit in enumerate(units) for n in unit}
     last, exported = {}, set(kept)
@@ -253,9 +257,9 @@ def peak_bytes(
     fused: Callable[[Unit], bool] = lambda _: True,
     replaced: Collection[int] = (),
 ) -> int:
-    """The most memory that values other than sources take at once.
+    """The most memory that values other than sources take at any time, in bytes.
 
-    Intermediate results of `fused` units take none, nor do results that have `replaced` old values in their memory.
+    The intermediate results of `fused` units take no memory, nor do results that reuse `replaced` old values.
     """
     size = {n: 0 if i.opcode == Opcode.SOURCE else i.numel * i.dtype.size for n, i in enumerate(program.body)}
     size |= dict.fromkeys(replaced, 0)

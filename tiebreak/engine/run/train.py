@@ -1,9 +1,9 @@
-"""Training and replay: the same loop. A trainer signs heads as it goes; an auditor only computes.
+"""Training and replay share one loop: a trainer signs heads as it goes, an auditor only computes.
 
-This is Algorithm 1 of the paper (`train`): every instruction's result is rounded, every k steps the state is committed
-and the head of the run tree signed. Under policy `exact` each result is rounded from its exact value; under `logged`
-sums near a tie are rounded as they come out, and which way goes into the step's log (`tiebreak.engine.logged`,
-Algorithms 4 and 2), whose root is in the record.
+This is Algorithm 1 of the paper (`train`): every instruction's result is rounded, and every k steps the state is
+committed and the head of the run tree signed. Under policy `exact`, each result is rounded from its exact value. Under
+`logged`, a sum near a tie is rounded from the computed value and the direction goes into the step's log
+(`tiebreak.engine.logged`, Algorithms 4 and 2), whose root is in the record.
 """
 
 import time
@@ -29,36 +29,35 @@ __all__ = ["Commit", "Progress", "Tamper", "Worker", "honest", "make_record"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Told after every step. Times are in seconds."""
+    """Reported after every step. Times are in seconds."""
 
     step: int
     steps: int
     loss: float
     loss_bits: int
     seconds: float
-    """Computing the step."""
+    """The time that computing the step took."""
     resolving: float
-    """Part of that: elements that FP64 did not decide."""
+    """The part of it spent on elements that FP64 did not decide."""
     waiting: float
-    """After the step: for a checkpoint, where it did not fit beside the computation."""
+    """The time spent waiting after the step for a checkpoint that was not finished in the background."""
     entries: int = 0
-    """In the step's rounding log."""
+    """The number of entries in the step's rounding log."""
 
 
 OnCommit = Callable[[Commit], None]
-"""Told of each checkpoint once it is safe, in order, between two steps: with `overlap`, of later ones."""
+"""Called for each checkpoint once it is safe, in order and between two steps (later ones, with `overlap`)."""
 OnProgress = Callable[[Progress], None]
 Tamper = Callable[[int], Observer | None]
-"""For a step, what a cheat puts in place of honest values (None: nothing)."""
+"""Maps a step to the observer with which a cheat replaces honest values (None: nothing is replaced)."""
 
 
 def honest(_step: int) -> Observer | None:
-    """The tampering of an honest party."""
     return None
 
 
 class Worker:
-    """Computes a run into its directory, from the last checkpoint that is whole."""
+    """Computes a run into its directory, continuing from the last complete checkpoint."""
 
     def __init__(
         self,
@@ -74,13 +73,13 @@ class Worker:
         overlap: bool = True,
         logs: CommittedLogs | None = None,
     ) -> None:
-        """`key` is the trainer's; without one this is an auditor's replay, which no diverging run may stop.
+        """`key` is the trainer's. Without a key this is an auditor's replay, which continues even if the run diverges.
 
-        A trainer whose run diverges and who wants its reward nevertheless (the program is what was agreed on) sets
-        `stop_if_not_finite` to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while the next
-        step is computed, which takes memory for one more state. logs: under policy `logged` an auditor's, those of the
-        trainer, which are followed and copied; without, logs are made. Raises `ConfigurationError` for an interpreter
-        that computes by other rules than the job's.
+        stop_if_not_finite: a trainer whose run diverges, and who claims the reward nevertheless because the program is
+        what was agreed on, sets this to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while
+        the next step is computed, which takes memory for one more state. logs: for an auditor under policy `logged`,
+        the trainer's logs, which are followed and copied; without them, logs are recorded. Raises `ConfigurationError`
+        for an interpreter that follows other rules than the job's.
         """
         interpreter.check_job(run.job)
         self.run = run
@@ -89,21 +88,22 @@ class Worker:
         self._on_progress = on_progress
         self._on_commit = on_commit
         self._tamper = tamper
-        # SAFETY: an auditor goes on. Else a cheat whose true run diverges commits any finite state and is never caught.
+        # SAFETY: an auditor must go on. Otherwise a cheat whose true run diverges could commit any finite state and
+        # never be caught.
         self._check_finite = stop_if_not_finite and key is not None
         self._keep = keep
         self._overlap = overlap
         self._logs = logs
         self.log_report = LogReport()
-        """What the logs that were followed came to."""
+        """The combined report of the logs that were followed."""
 
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
 
-        Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`, and `CannotCheck` where the trainer's
-        logs are not those it committed; in each case everything committed so far stays valid and a later call resumes.
-        With `overlap`, what goes wrong with a checkpoint is raised after a later step: before the next checkpoint, at
-        the latest.
+        Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`, and `CannotCheck` if the trainer's logs
+        are not those it committed. In each case everything committed so far stays valid, and a later call resumes. With
+        `overlap`, an error in committing a checkpoint is raised after a later step, at the latest before the next
+        checkpoint.
         """
         with self.run.lock():
             step = self.run.last_complete()
@@ -117,7 +117,7 @@ class Worker:
         return self.root()
 
     def root(self) -> Digest:
-        """Root of the run tree over the checkpoints so far."""
+        """The root of the run tree over the checkpoints so far."""
         frontier = Frontier()
         for digest in self.run.record_digests(self.run.recorded()):
             frontier.append(digest)
@@ -133,7 +133,7 @@ class Worker:
             self.interpreter, state, data, range(step + 1, last + 1), sums=journal.before, observe=self._tamper,
             check_finite=self._check_finite, donate=lambda: not committer.in_flight,
         )  # fmt: skip
-        del state  # its memory may become that of the next one
+        del state  # its memory may be reused for the next state
         started, resolving = time.perf_counter(), stats.seconds_resolving
         for step, result, sums in computed:
             journal.after(step, sums)
@@ -173,7 +173,7 @@ class Worker:
                 self._on_commit(commit)
 
     def _settle(self, committer: Committer, error: BaseException) -> None:
-        """When the computation stops: the checkpoint in flight is still finished, and told of, or what became of it."""
+        """Finishes the checkpoint in flight after an error and reports it, or notes its failure on the error."""
         try:
             self._told(committer.wait())
         except Exception as other:  # a second error must not hide the first

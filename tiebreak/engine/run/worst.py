@@ -1,8 +1,8 @@
-"""How much longer sums take over hostile data than over ordinary data, on this machine.
+"""Measures how much longer sums take over hostile data than over ordinary data, on this machine.
 
-Finite data can be made so that no fast way decides a sum: exact ties, near ties at any depth, terms that cancel. A
-client who knows the order of its data can aim them at one step, so windows and clocks must be sized by this factor.
-Each case is one instruction over ordinary data and over each hostile pattern, in turns, in one process.
+Finite data can be chosen so that no fast path decides a sum: exact ties, near ties at any depth, terms that cancel. A
+client who knows the order of its data can aim them at one step, so windows and clocks must allow for this factor. Each
+case runs one instruction over ordinary data and over each hostile pattern, in turns, in one process.
 """
 
 import time
@@ -20,11 +20,11 @@ from tiebreak.engine.native import pure_path
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
 Pattern = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
-"""(rows, terms, randomness) -> f32 left factors (rows, terms) and right factors (terms,)."""
+"""(rows, terms, randomness) -> f32 left factors of shape (rows, terms) and right factors of shape (terms,)."""
 
 
 def _spread(terms: int, left: Sequence[float], right: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """A few terms first and last among zeros, so that no way of cutting a sum brings them together."""
+    """Spreads a few terms evenly among zeros, so that no way of splitting the sum brings them together."""
     a, b = torch.zeros(terms), torch.ones(terms)
     count = min(len(left), terms)
     at = torch.linspace(0, terms - 1, count).long()
@@ -41,7 +41,7 @@ def _fixed(left: Sequence[float], right: Sequence[float]) -> Pattern:
 
 
 def _cancelling(low: int, high: int, *, rest: float) -> Pattern:
-    """Every term and its negative, with exponents of both factors drawn from low ... high, and a rest at the end."""
+    """Every term and its negative, plus a remainder; the exponents of both factors are drawn from low ... high."""
 
     def made(rows: int, terms: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         half = terms // 2
@@ -62,7 +62,7 @@ def _cancelling(low: int, high: int, *, rest: float) -> Pattern:
 
 
 def _deep(left: float, right: float) -> Pattern:
-    """1 + 2^-24, a pair that cancels far below, and what then decides."""
+    """1 + 2^-24, a pair that cancels far below, and a term that decides the rounding."""
     return _fixed((1, 2.0**-12, 2.0**-100, -(2.0**-100), left), (1, 2.0**-12, 2.0**-100, 2.0**-100, right))
 
 
@@ -81,7 +81,7 @@ PATTERNS: Final[dict[str, Pattern]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One instruction; `operands` makes its data of a pattern, or ordinary ones of None."""
+    """One instruction; `operands` makes its data from a pattern, or ordinary data if that is None."""
 
     name: str
     instruction: Instruction
@@ -109,13 +109,13 @@ def product(batches: int, m: int, k: int, n: int) -> Case:
 
 
 def plain(rows: int, k: int, *, columns: bool = False) -> Case:
-    """Sums along rows, or of columns."""
+    """Sums along rows or columns."""
 
     def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
         if pattern is None:
             return [torch.randn(rows * k, generator=generator)]
         a, b = pattern(rows, k, generator)
-        terms = a * b  # may round or underflow, for every row alike
+        terms = a * b  # may round or underflow, but equally in every row
         return [(terms.T if columns else terms).reshape(-1)]
 
     access = Access(0, 0, (1, rows) if columns else (k, 1))
@@ -130,7 +130,8 @@ def convolution(images: int, channels: int, side: int, filters: int) -> Case:
         shape = (images * channels * area, filters * channels * 9)
         if pattern is None:
             return [torch.randn(size, generator=generator) for size in shape]
-        # Along the channels; of a filter only the middle is not zero, so that no sum has a tie nine times.
+        # The pattern runs along the channels. Only the middle of a filter is not zero, so that no tie occurs nine times
+        # in a sum.
         a, b = pattern(1, channels, generator)
         filter_ = torch.zeros(filters, channels, 9)
         filter_[:, :, 4] = b
@@ -144,7 +145,7 @@ def convolution(images: int, channels: int, side: int, filters: int) -> Case:
 
 
 def scatter(sources: int, outputs: int, width: int) -> Case:
-    """Rows of `width` added to the outputs that an index names, each output getting equally many."""
+    """Rows of `width` added to the outputs that an index names; every output gets the same number of rows."""
     each = sources // outputs
 
     def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
@@ -167,24 +168,27 @@ CASES: Final = (
     plain(4096, 64, columns=True), scatter(4096, 64, 64),
 )  # fmt: skip
 PIECES: Final = 64
-"""Of an operand that is hostile in part."""
+"""The number of pieces into which a partly hostile operand is divided."""
 QUICK: Final = (CASES[0], CASES[4], CASES[7], CASES[10])
-"""What `tiebreak doctor --worst` looks at."""
+"""The cases that `tiebreak doctor --worst` runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """How much longer one case takes over one pattern."""
+    """The slowdown of one case under one pattern."""
 
     case: str
     pattern: str
     factor: float
     seconds: float
-    """Over ordinary data."""
+    """The best time over ordinary data."""
 
 
 def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float = 1.0) -> Iterator[Factor]:
-    """The factor of each pattern, best time against best time, taking turns. share: of the first operand's rows."""
+    """The factor of each pattern: the best time over it divided by the best time over ordinary data, measured in turns.
+
+    share: the part of the first operand's rows that is hostile.
+    """
     generator = torch.Generator().manual_seed(1)
     ordinary = case.operands(None, generator)
     data = {name: _mixed(ordinary, case.operands(pattern, generator), share) for name, pattern in PATTERNS.items()}
@@ -202,7 +206,7 @@ def measure(case: Case, *, compiled: bool = True, repeats: int = 5, share: float
 
 
 def _mixed(ordinary: Sequence[Tensor], hostile: list[Tensor], share: float) -> list[Tensor]:
-    """Hostile operands of whose first one only a share of the pieces, rows or a little more, are hostile."""
+    """The hostile operands, with ordinary data in all but a share of the pieces of the first one."""
     if share == 1:
         return hostile
     first = hostile[0].clone()
@@ -214,7 +218,7 @@ def _mixed(ordinary: Sequence[Tensor], hostile: list[Tensor], share: float) -> l
 
 
 def worst(*, compiled: bool = True, repeats: int = 3) -> Factor:
-    """The largest factor of a few cases, on one thread: seconds."""
+    """The largest factor of a few cases, measured on one thread."""
     with limited(1):
         found = [f for case in QUICK for f in measure(case, compiled=compiled, repeats=repeats)]
     return max(found, key=lambda factor: factor.factor)
