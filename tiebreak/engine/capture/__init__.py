@@ -1,6 +1,6 @@
-"""From a PyTorch model and loss to instructions. Nothing else in the engine knows torch's tracing.
+"""Turns a PyTorch model and loss into instructions. No other part of the engine knows torch's tracing.
 
-`tracing` makes one flat graph of ATen calls, forward and backward, on tensors without data (`undecomposed`: which
-operators torch must leave whole); `folding` computes what no parameter, batch or draw decides; `step` lowers the rest
-by the rules of `tiebreak.engine.lowering` and reports, with `hints`, what has no rule.
+`tracing` makes one flat graph of ATen calls, forward and backward, on tensors without data (`undecomposed` lists the
+operators that torch must leave whole). `folding` computes everything that no parameter, batch or random draw decides.
+`step` lowers the rest by the rules of `tiebreak.engine.lowering` and reports, with `hints`, what has no rule.
 """

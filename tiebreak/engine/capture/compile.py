@@ -1,4 +1,4 @@
-"""From a task to what travels: the program, the initial state and the data, as tensors by name."""
+"""Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ OPTIMIZER = "optimizer."
 """Prefix of the optimizer's entries in the state."""
 
 TELEMETRY = "telemetry.loss"
-"""State entry that holds the losses of the steps since the last checkpoint: it makes every one of them binding."""
+"""The state entry that holds the losses since the last checkpoint, which makes every one of them binding."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A captured task. `state` is the initial state; `data` everything else the steps read."""
+    """A captured task. `state` is the initial state; `data` is everything else that the steps read."""
 
     program: Program
     state: dict[str, Tensor]
@@ -70,7 +70,7 @@ def compile_task(task: Task) -> Compiled:
 
 
 def _batch(b: Builder, task: Task) -> list[Ref]:
-    """The step's batches, one after the other: example numbers by the keyed shuffle of each epoch, then gathers."""
+    """The step's batches in order: example numbers from each epoch's keyed shuffle, then gathers of the examples."""
     size = task.batch.size
     chosen_B = _examples(b, size * task.accumulation, task.examples)
     parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
@@ -78,16 +78,20 @@ def _batch(b: Builder, task: Task) -> list[Ref]:
 
 
 def _examples(b: Builder, drawn: int, count: int) -> Ref:
-    """Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count; i64 of shape (drawn,)."""
+    """The example numbers of a step's draws, i64 of shape (drawn,).
+
+    Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count.
+    """
     size, n = b.const(drawn, DType.I64), b.const(count, DType.I64)
     draw_B = b.add(b.mul(b.step(), size), b.iota((drawn,), (1,)))
     return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
 
 
 def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
-    """The ring of the last `interval` losses with this step's at position step mod interval.
+    """The ring of the last `interval` losses, with this step's at position step mod interval.
 
-    A head commits the state of a checkpoint only; with this entry in it, the losses between two checkpoints too.
+    A head commits to the states of checkpoints only. With this entry in the state, it also commits to the losses
+    between them.
     """
     held = b.state(TELEMETRY, DType.F32, (interval,))
     b.origin = "telemetry"

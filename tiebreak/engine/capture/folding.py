@@ -1,8 +1,9 @@
-"""Constant folding at capture: what depends on no parameter, buffer, batch or random draw is computed once, by torch.
+"""Constant folding at capture: torch computes once whatever depends on no parameter, buffer, batch or random draw.
 
-The result becomes part of the agreed job: one number read everywhere, an `iota`, or data named `constant.N`. Integers
-and bools are exact. Floats that went through torch's functions (rotary embeddings' frequencies, say) are whatever this
-machine's torch computed: nobody computes them again, the client's bytes are what counts, as for the initial weights.
+The result becomes part of the agreed job: one number that is read everywhere, an `iota`, or data named `constant.N`.
+Integers and bools are exact. Floats that went through torch's functions (such as the frequencies of rotary embeddings)
+are whatever this machine's torch computed. Nobody computes them again: as with the initial weights, the client's bytes
+are what counts.
 
 Constants that cost a program nothing (a full tensor, a range, views of those) are left to their lowering rules.
 """
@@ -18,13 +19,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 MAX_ELEMENTS: Final = 1 << 26
-"""Larger constants are not computed at capture, but in each step."""
+"""Larger constants are computed in each step instead of at capture."""
 _FILLED: Final = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
                   "empty": 0, "empty_like": 0, "new_empty": 0, "empty_permuted": 0, "empty_strided": 0,
                   "new_empty_strided": 0}  # fmt: skip
-"""Operators whose result depends on a shape only, and what it is full of (unset memory: zeros, as everywhere here)."""
+"""The fill value of operators whose result depends on a shape only (unset memory counts as zeros)."""
 _FULL: Final = ("full", "full_like", "new_full", "scalar_tensor")
-"""Those whose last argument is what the result is full of."""
+"""Operators whose last argument is the fill value."""
 _VIEWS: Final = frozenset({
     "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
     "alias", "detach", "clone", "lift_fresh_copy",
@@ -32,13 +33,13 @@ _VIEWS: Final = frozenset({
 
 
 def _name(node: fx.Node) -> str:
-    """`full` of `aten.full.default`; empty for anything but an ATen call."""
+    """The operator's name, such as `full` for `aten.full.default`; empty for anything but an ATen call."""
     return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A folded tensor, without its repetitions: `base` is expanded to `shape` where it has size 1."""
+    """A folded tensor without its repetitions: `base` is expanded to `shape` along dims of size 1."""
 
     base: Tensor
     shape: tuple[int, ...]
@@ -60,7 +61,7 @@ class Folded:
         self._known.clear()
 
     def covers(self, node: fx.Node) -> bool:
-        """Whether a node is part of a constant and needs no instruction of its own."""
+        """Whether a node is part of a constant, and so needs no instruction of its own."""
         return node in self._constant and node not in self._free and node not in self.values
 
     def _classify(self) -> None:
@@ -90,14 +91,14 @@ class Folded:
         return _name(node) in _FILLED or _name(node) in _FULL or _name(node) == "arange"
 
     def _read(self) -> Iterator[fx.Node]:
-        """Constants that cost something and that something that is not constant, or the output, reads."""
+        """The constants that cost something and are read by a node that is not constant, or by the output."""
         for node in self._module.graph.nodes:
             costs = node in self._constant and node not in self._free
             if costs and not self._constant.issuperset(node.users):
                 yield node
 
     def _value(self, node: fx.Node) -> Any:
-        """What torch computes. Iterative over the inputs, which stand earlier in the graph."""
+        """The value that torch computes for a node. Iterative, because a chain of inputs may be long."""
         waiting = [node]
         while waiting:
             last = waiting[-1]
@@ -123,7 +124,7 @@ class Folded:
 
 
 def _reads(node: fx.Node) -> bool:
-    """Whether a node reads the elements of its inputs, not only their shape."""
+    """Whether a node reads the elements of its inputs, and not only their shape."""
     return _name(node) not in _FILLED and _name(node) not in _FULL
 
 
@@ -134,11 +135,11 @@ def _sizes(node: fx.Node) -> int:
 
 
 def _canonical(tensor: Tensor) -> Constant:
-    """Without repetition along any dim."""
+    """The constant without repetition along any dim."""
     base = tensor
     for d, size in enumerate(tensor.shape if tensor.numel() else ()):
         first = base.narrow(d, 0, 1)
         if size > 1 and (tensor.stride(d) == 0 or bool((base == first).all())):
             base = first
-    # Memory of its own, and without the strides of 0 that contiguous() keeps where sizes are 1.
+    # The copy has memory of its own, without the strides of 0 that contiguous() keeps where sizes are 1.
     return Constant(torch.empty(base.shape, dtype=base.dtype).copy_(base), tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""What to do about operators and dtypes that have no exact form here, for the report at capture."""
+"""Advice on operators and dtypes that have no exact form here, for the report at capture."""
 
 from typing import Final
 
@@ -36,7 +36,7 @@ HINTS: Final[dict[str, str]] = {
     "_native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
     "_flash_attention": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
 }  # fmt: skip
-"""By operator, without its overload."""
+"""Advice by operator name, without the overload."""
 
 _NARROW = "results are rounded to float32 here; train without autocast, .half() or .bfloat16()"
 DTYPE_HINTS: Final[dict[torch.dtype, str]] = {
@@ -51,11 +51,11 @@ _ELSE_DTYPE: Final = "use float32, int64 or bool"
 
 
 def operator_hint(operator: str) -> str:
-    """What to do about an operator, given as `topk.default`."""
+    """The advice on an operator, given as `topk.default`."""
     base = operator.partition(".")[0]
     return HINTS.get(base) or HINTS.get(base.removesuffix("_backward").removesuffix("_forward"), _ELSE)
 
 
 def dtype_hint(dtype: torch.dtype) -> str:
-    """What to do about a dtype."""
+    """The advice on a dtype."""
     return DTYPE_HINTS.get(dtype, _ELSE_DTYPE)

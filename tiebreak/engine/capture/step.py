@@ -1,7 +1,7 @@
-"""Capture: a task's training step, forward and backward, traced as one graph of ATen calls and lowered to instructions.
+"""Capture: traces a task's training step, forward and backward, as one graph of ATen calls, and lowers it.
 
-Tracing is `tiebreak.engine.capture.tracing`'s, constants are computed by `tiebreak.engine.capture.folding`, the rules
-are in `tiebreak.engine.lowering`.
+`tiebreak.engine.capture.tracing` traces, `tiebreak.engine.capture.folding` computes constants, and the rules for
+lowering to instructions are in `tiebreak.engine.lowering`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from tiebreak.protocol.errors import ConfigurationError
 
 @dataclass
 class StepGraph:
-    """Refs of one traced step: loss, gradient by parameter, new value by mutated buffer, constants as data.
+    """The refs of one traced step: loss, gradients by parameter, new values of mutated buffers, and constants as data.
 
     A parameter that the loss does not depend on, or that is frozen, has no gradient.
     """
@@ -38,7 +38,7 @@ class StepGraph:
 
 
 class _Constants:
-    """Puts folded tensors into a program: as one number, as an `iota`, or as data `constant.N`, equal ones once."""
+    """Puts folded tensors into a program: as one number, an `iota`, or data `constant.N`; equal ones share data."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -46,7 +46,7 @@ class _Constants:
         self.data: dict[str, Tensor] = {}
 
     def ref(self, constant: Constant) -> Ref:
-        """The constant as a ref. Raises `NotImplementedError` where its dtype has no exact form."""
+        """The constant as a ref. Raises `NotImplementedError` if its dtype has no exact form."""
         base = _in_program_dtype(constant.base, len(constant.shape))
         dtype, b = PROTOCOL_DTYPES[base.dtype], self._builder
         if not base.numel():
@@ -70,7 +70,7 @@ class _Constants:
 
 
 def _whole(tensor: Tensor) -> Tensor | None:
-    """The tensor as integers, if each element is the f32 (but -0) or i64 of one."""
+    """The tensor as integers, if it is i64, or if every f32 is an integer (not -0) of magnitude below 2^24."""
     if tensor.dtype == torch.float32 and bool((tensor.abs() < 1 << 24).all()):
         whole = tensor.to(torch.int64)
         return whole if torch.equal(whole.to(torch.float32).view(torch.int32), tensor.view(torch.int32)) else None
@@ -78,7 +78,7 @@ def _whole(tensor: Tensor) -> Tensor | None:
 
 
 def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:
-    """Integers as i64, floats as f32: those of rank 0 rounded, as torch takes them beside f32 tensors."""
+    """Integers as i64 and floats as f32. Rank-0 floats are rounded, as torch does when they meet f32 tensors."""
     if tensor.dtype in PROTOCOL_DTYPES:
         return tensor
     if tensor.dtype in INTEGERS:
@@ -91,7 +91,7 @@ def _in_program_dtype(tensor: Tensor, rank: int) -> Tensor:
 
 
 def _affine(tensor: Tensor) -> tuple[int, ...] | None:
-    """Strides s with tensor[c] = tensor[0] + sum(c * s), if there are such."""
+    """Strides s with tensor[c] = tensor[0] + sum(c * s), if such strides exist."""
     first = int(tensor.flatten()[0])
     found, expected = [], torch.tensor(first)
     for d, size in enumerate(tensor.shape):
@@ -109,11 +109,11 @@ _IN_RANGE: Final = frozenset({
     "amax", "amin", "max", "min", "relu", "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like",
     "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
 })  # fmt: skip
-"""Operators that make no integer outside the range of their operands' dtype."""
+"""Operators that yield no integer outside the range of their operands' dtype."""
 
 
 class _Lowering:
-    """Walks the traced graph once, node by node; what cannot be lowered is collected and reported together."""
+    """Walks the traced graph once, node by node; collects everything that cannot be lowered and reports it together."""
 
     def __init__(self, builder: Builder, joint: JointGraph, folded: Folded) -> None:
         self.builder = builder
@@ -124,7 +124,7 @@ class _Lowering:
         self.constants = _Constants(builder)
 
     def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
-        """Refs by node. Raises `ConfigurationError` that lists every operator without a rule."""
+        """The refs by node. Raises a `ConfigurationError` that lists every operator without a rule."""
         waiting = iter(inputs)
         for node in self.joint.module.graph.nodes:
             if node.op == "placeholder":
@@ -132,7 +132,7 @@ class _Lowering:
             elif node in self.folded.values:
                 self._guarded(node, partial(self.constants.ref, self.folded.values[node]))
             elif self.folded.covers(node):
-                self.values[node] = None  # inside a constant: nothing reads it, or only its shape
+                self.values[node] = None  # a node inside a constant: nothing reads it, or only its shape is read
             elif node.op == "call_function":
                 self._call(node)
         if self.problems:
@@ -168,7 +168,7 @@ class _Lowering:
             self._fail(node, str(error))
 
     def _in_range(self, node: fx.Node, value: Any) -> Any:
-        """Integers of narrow dtypes are i64 here; what may overflow wraps around as in torch."""
+        """Wraps an integer of a narrow dtype, which is an i64 here, as torch wraps it if the operator may overflow."""
         dtype = getattr(node.meta["val"], "dtype", None)
         if dtype not in INTEGERS or not isinstance(value, Ref) or _name(node).partition(".")[0] in _IN_RANGE:
             return value
@@ -192,7 +192,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether every value of one dtype is one of another, narrow one."""
+    """Whether every value of `source` is a value of `dtype`, a narrow dtype."""
     if source == torch.bool:
         return True
     if source not in INTEGERS:
@@ -220,13 +220,13 @@ def _contains_failure(arguments: Any) -> bool:
 
 @dataclass(frozen=True)
 class Traced:
-    """A step as torch traced it; it may be lowered more than once, each time over other refs."""
+    """A step as torch traced it. It can be lowered several times, each time over other refs."""
 
     joint: JointGraph
     folded: Folded
 
     def lower(self, builder: Builder, batch: Sequence[Ref], state: Callable[[str], Ref]) -> StepGraph:
-        """As `capture`, of what is traced already."""
+        """Like `capture`, for a step that is traced already."""
         joint = self.joint
         lowering = _Lowering(builder, joint, self.folded)
         values = lowering.run([*map(state, (*joint.parameters, *joint.buffers)), *batch])
@@ -240,7 +240,7 @@ class Traced:
 
 
 def trace_step(model: nn.Module, loss: Callable[..., Tensor], example: Sequence[Tensor]) -> Traced:
-    """Traces a step, to be lowered. example: tensors of the batch's shapes and dtypes."""
+    """Traces a step so that it can be lowered. example: tensors with the batch's shapes and dtypes."""
     joint = trace(model, loss, example)
     return Traced(joint, Folded(joint.module))
 
@@ -251,9 +251,9 @@ def capture(
 ) -> StepGraph:  # fmt: skip
     """Lowers one step into `builder`.
 
-    batch: refs of the step's batch; of several batches, one after the other, if the step accumulates gradients.
-    example: tensors of the same shapes and dtypes as one batch, for tracing. state: the ref of a parameter or buffer by
-    name. Raises `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
+    batch: the refs of the step's batch; if the step accumulates gradients, those of its batches one after the other.
+    example: tensors of the shapes and dtypes of one batch, for tracing. state: gives the ref of a parameter or buffer
+    by name. Raises a `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
     """
     traced = trace_step(model, loss, example)
     steps: list[StepGraph] = []
@@ -268,7 +268,7 @@ def capture(
 
 
 def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:
-    """Means of losses and of gradients, added in the order of the batches; the last batch's buffers."""
+    """The mean loss and mean gradients, added in the order of the batches, with the last batch's buffers."""
     b.origin = "accumulation"
     count = b.const(float(len(steps)))
     gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}

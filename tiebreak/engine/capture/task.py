@@ -1,7 +1,7 @@
-"""What a training job is made of, in words a PyTorch user knows: a model, a loss, an optimizer, data, a batch.
+"""A training job in terms that a PyTorch user knows: a model, a loss, an optimizer, data and a batch.
 
-A `Task` is what capture reads and what the plain FP32 loop trains. It is made by code that only its author runs; what
-travels to others is the program captured from it, its initial state and its data as bytes.
+Capture reads a `Task`, and the plain FP32 loop trains one. Only its author runs the code that makes it; other parties
+receive the program captured from it, and its initial state and data as bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,11 +44,11 @@ class Rows:
     names: tuple[str, ...]
 
     def arrays(self) -> tuple[str, ...]:
-        """Names of the data it reads."""
+        """The names of the data that it reads."""
         return self.names
 
     def count(self, data: Mapping[str, Tensor]) -> int:
-        """How many examples the data hold."""
+        """The number of examples in the data."""
         rows = {name: data[name].shape[0] if data[name].ndim else 0 for name in self.names}
         require(len(set(rows.values())) == 1, "arrays with equally many rows", rows)
         return min(rows.values())
@@ -75,7 +75,7 @@ class Windows:
         return (self.name,)
 
     def count(self, data: Mapping[str, Tensor]) -> int:
-        """How many whole windows the tokens hold."""
+        """The number of whole windows in the tokens."""
         tokens = data[self.name]
         require(tokens.ndim == 1, f"one dimension in {self.name}", tuple(tokens.shape))
         return max(0, (tokens.shape[0] - self.length) // self.stride + 1)
@@ -91,11 +91,11 @@ Examples = Rows | Windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """How a step's batch is drawn: `size` examples, without replacement in each epoch, in an order drawn from the seed.
+    """A step's batch: `size` examples, without replacement within an epoch, in an order drawn from the seed.
 
-    Draw number g = (step - 1) * size + j (step from 1, j the place in the batch) is example order(g mod n) of epoch
-    g // n, n the number of examples; a batch may span two epochs. With accumulation A, size in this is A * size, and
-    the step's batches are its consecutive parts.
+    Draw number g = (step - 1) * size + j (step from 1, j the place in the batch) is example order(g mod n) of epoch g
+    // n, where n is the number of examples; a batch may span two epochs. With gradient accumulation over A batches,
+    `size` in this formula stands for A * size, and the step's batches are consecutive parts of the draws.
     """
 
     size: int
@@ -108,26 +108,26 @@ class Batch:
 Loss = Callable[..., Tensor]
 """loss(model, *batch) -> f32 of rank 0."""
 Evaluation = Callable[[nn.Module], dict[str, float]]
-"""evaluate(model) -> metrics by name. Draws nothing from training's random stream and trains on nothing it measures."""
+"""evaluate(model) -> metrics by name. It must not draw from training's random stream, nor train on what it measures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
     """One training job.
 
-    model: initialised, float32, in training mode; its parameters and buffers are the initial state, as bytes.
+    model: initialised, float32, in training mode. The bytes of its parameters and buffers are the initial state.
     loss: see `Loss`. It may use only the model and the batch.
-    schedule: factor of the optimizer's lr for each step, as with `LambdaLR` (`tiebreak.engine.optimizers.rates` has
-    the usual ones); None means 1 throughout.
-    accumulation: batches that one step adds up, each through the model for itself (batch norm's statistics and dropout
-    masks are each one's own), before the optimizer is asked once: a step takes accumulation * batch.size examples.
-    Gradients are added in the batches' order and divided by their number; so is the loss.
-    clip: see `Clip`; of the gradients so divided.
-    average: decay of a moving average of the trained parameters, which the state holds beside them as `average.NAME`.
+    schedule: the factor of the optimizer's lr for each step, as with `LambdaLR` (`tiebreak.engine.optimizers.rates` has
+    the usual schedules); None means 1 throughout.
+    accumulation: the number of batches per step. Each goes through the model separately (with its own batch norm
+    statistics and dropout masks), and the optimizer runs once: a step takes accumulation * batch.size examples.
+    Gradients are added in the order of the batches and divided by their number; so is the loss.
+    clip: see `Clip`; applies to the gradients after this division.
+    average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
     data: arrays by name, float32 or int64, on the CPU. Everything the batch reads must be here.
     seed: of the example order and of dropout.
-    checkpoint_interval: steps between two checkpoints that are signed (k of the specification).
-    evaluate: see `Evaluation`; runs outside the job, on data that the job need not hold.
+    checkpoint_interval: steps between two signed checkpoints (k of the specification).
+    evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it.
     """
 
     name: str
@@ -184,15 +184,15 @@ class Task:
 
     @property
     def examples(self) -> int:
-        """How many examples one epoch has."""
+        """The number of examples in one epoch."""
         return self.batch.examples.count(self.data)
 
     def learning_rates(self) -> Tensor:
-        """The learning rate of every step, float32 [steps]: the table that becomes data of the job."""
+        """The learning rate of every step, float32 [steps]; this table becomes data of the job."""
         factors = (1.0,) * self.steps if self.schedule is None else self.schedule
         return torch.tensor([self.optimizer.lr * f for f in factors], dtype=torch.float64).to(torch.float32)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """Copies of parameters and buffers by name, tied ones once (under their first name)."""
+        """Copies of the parameters and buffers by name; tied ones appear once, under their first name."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {name: tensor.detach().clone() for name, tensor in named}

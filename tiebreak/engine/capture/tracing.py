@@ -1,10 +1,10 @@
-"""A training step, forward and backward, as one flat graph of ATen calls with the module that each comes from.
+"""Traces a training step, forward and backward, as one flat graph of ATen calls, with the module of each call.
 
-The only module that touches torch's tracing internals (`tiebreak.engine.capture.undecomposed` helps it). Tested with
-torch 2.13.0; the program that is made of the graph no longer depends on torch's version.
+Apart from its helper `tiebreak.engine.capture.undecomposed`, this is the only module that touches torch's tracing
+internals. It is tested with torch 2.13.0; the program made from the graph no longer depends on torch's version.
 
-The graph is traced on fake tensors: nothing is computed and no parameter is copied. While it is, torch says what it
-says inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
+The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
+as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
 paths that do not depend on data.
 """
 
@@ -27,17 +27,17 @@ from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
 from tiebreak.protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13.0",)
-"""torch versions whose tracing this module is tested on."""
+"""The torch versions that this module's tracing is tested on."""
 _PATH: Final = "module"
-"""Key of a node's annotation."""
+"""The key of a node's annotation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointGraph:
-    """What torch traced. The graph's inputs are the parameters, the buffers, then the batch.
+    """The traced graph. Its inputs are the parameters, then the buffers, then the batch.
 
-    Each tuple names nodes of the graph, or holds None where there is none: `parameters` and `buffers` are the model's
-    names in the inputs' order, `gradients` belong to the parameters in the same order.
+    Each tuple names nodes of the graph, or holds None where there is none. `parameters` and `buffers` are the model's
+    names in the order of the inputs; `gradients` belong to the parameters, in the same order.
     """
 
     module: fx.GraphModule
@@ -46,16 +46,16 @@ class JointGraph:
     loss: fx.Node
     gradients: tuple[fx.Node | None, ...]
     mutated: dict[str, fx.Node]
-    """New value by buffer."""
+    """The new value of each mutated buffer."""
 
     def origin(self, node: fx.Node) -> str:
-        """`module.path:node` of the module whose forward (or whose forward's backward) makes the node; for people."""
+        """`module.path:node`, for messages: the module whose forward, or whose backward, makes the node."""
         path = node.meta.get("custom", {}).get(_PATH, "")
         return f"{path}:{node.name}" if path else node.name
 
 
 class LossModule(nn.Module):
-    """The loss over a model as one module, so that `functional_call` can put other tensors in the model's place."""
+    """A loss over a model as one module, so that `functional_call` can replace the model's tensors."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -63,13 +63,12 @@ class LossModule(nn.Module):
         self._loss = loss
 
     def forward(self, *batch: Tensor) -> Tensor:
-        """The loss of a batch."""
         return self._loss(self.model, *batch)
 
 
 @contextmanager
 def as_export() -> Iterator[None]:
-    """torch says that it is compiling and exporting."""
+    """Makes torch report that it is compiling and exporting."""
     before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
     try:
@@ -80,9 +79,9 @@ def as_export() -> Iterator[None]:
 
 @contextmanager
 def _paths(model: nn.Module) -> Iterator[None]:
-    """Nodes are annotated with the path of the innermost submodule whose forward makes them.
+    """Annotates nodes with the path of the innermost submodule whose forward makes them.
 
-    Nodes of the backward pass get the annotation of the forward node that they are the gradient of.
+    A node of the backward pass gets the annotation of the forward node whose gradient it computes.
     """
     handles, entered = [], list[str]()
 
@@ -111,9 +110,9 @@ def _paths(model: nn.Module) -> Iterator[None]:
 def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> JointGraph:
     """Traces `loss(model, *batch)` and its gradients. Raises `ConfigurationError` for a step that is not one graph."""
     _check_version()
-    parameters = dict(model.named_parameters())  # tied ones once: they have one gradient
+    parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
-    # Imported here, for it brings torch._dynamo and takes seconds: who trains or audits needs none of it.
+    # Imported here because it loads torch._dynamo, which takes seconds that training and auditing need not spend.
     from torch._functorch.aot_autograd import _aot_export_function  # noqa: PLC0415
 
     names = [f"model.{name}" for name in (*parameters, *buffers)]
@@ -123,7 +122,8 @@ def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
         tensors = dict(zip(names, flat[: len(names)], strict=True))
         return (_checked(functional_call(wrapped, tensors, flat[len(names) :])),)
 
-    # Tensors that the model or the loss closes over (masks, class weights) are constants; torch needs this mode then.
+    # Tensors that the model or the loss closes over (masks, class weights) are constants, for which torch needs this
+    # mode.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
     with sdpa_kernel(SDPBackend.MATH), kept_whole(), as_export(), _paths(model), _data_dependence(), tracing(context):
         graph, metadata, _, _ = _aot_export_function(
@@ -131,16 +131,16 @@ def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
             (*parameters.values(), *buffers.values(), *batch),
             decompositions=decompositions(),
             num_params_buffers=len(names),
-            no_tangents=True,  # the one output is the loss, its gradient is 1
+            no_tangents=True,  # the only output is the loss, whose gradient is 1
             trace_joint=True,
         )
-    assert isinstance(graph, fx.GraphModule)  # the joint trace makes one
+    assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
     _only_inputs(graph.graph, len(names) + len(batch))
     return _joint(graph, metadata.mutated_inp_runtime_indices, tuple(parameters), tuple(buffers))
 
 
 def _only_inputs(graph: fx.Graph, count: int) -> None:
-    """Takes out tangents, which the gradient of one loss does not need, and what nothing reads."""
+    """Removes the tangents, which the gradient of one loss does not need, and all inputs that nothing reads."""
     for tangent in graph.find_nodes(op="placeholder")[count:]:
         graph.erase_node(tangent)  # raises if anything reads it
     graph.eliminate_dead_code()
@@ -149,7 +149,7 @@ def _only_inputs(graph: fx.Graph, count: int) -> None:
 def _joint(
     graph: fx.GraphModule, mutated: Sequence[int], parameters: tuple[str, ...], buffers: tuple[str, ...]
 ) -> JointGraph:
-    """The outputs: new values of mutated inputs, the loss, a gradient (or None) for each input."""
+    """Names the outputs: the new values of mutated inputs, the loss, and a gradient (or None) for each input."""
     (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
     inputs = [*parameters, *buffers]
@@ -177,7 +177,7 @@ def _checked(loss: Any) -> Tensor:
 
 @contextmanager
 def _data_dependence() -> Iterator[None]:
-    """What torch raises where the values of tensors would decide what is computed, or the shape of a result."""
+    """Catches what torch raises when tensor values would decide what is computed, or the shape of a result."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # noqa: PLC0415 (brings sympy)
 
     try:

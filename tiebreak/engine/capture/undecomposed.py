@@ -1,7 +1,8 @@
-"""Keeps torch from taking operators apart that have a better rule of their own (`lowering.registry.WHOLE`).
+"""Keeps torch from decomposing operators that have a better rule of their own (`lowering.registry.WHOLE`).
 
-torch takes an operator apart in two places: through the table of decompositions given to the tracer, and, for some,
-through a Python kernel that runs before autograd does. Internals of torch, like those of `tiebreak.engine.capture`.
+torch decomposes an operator in two places: through the table of decompositions given to the tracer and, for some
+operators, through a Python kernel that runs before autograd. Like `tiebreak.engine.capture.tracing`, this uses
+internals of torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +17,9 @@ from torch._ops import OpOverload
 from tiebreak.engine.lowering import WHOLE
 
 _EARLY = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-"""Kernels under these keys take an operator apart before its backward is chosen."""
+"""Kernels under these keys decompose an operator before its backward is chosen."""
 _COMPILED = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Operators that torch must take apart by its compiled code: the Python form leaves out the dropout between layers."""
+"""Operators that torch must decompose with compiled code, because the Python form omits the dropout between layers."""
 
 
 def _packet(operator: str) -> str:
@@ -26,7 +27,7 @@ def _packet(operator: str) -> str:
 
 
 def _names() -> list[str]:
-    """Operators, without their overloads, that keep away from torch's Python decompositions."""
+    """The operators, without overloads, that bypass torch's Python decompositions."""
     return sorted({_packet(name) for name in WHOLE} | set(_COMPILED))
 
 
@@ -42,9 +43,9 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    """While this runs, operators of `WHOLE` reach the tracer as they are, in every overload.
+    """While active, the operators of `WHOLE` reach the tracer undecomposed, in every overload.
 
-    oneDNN is off: its recurrent layers could not be taken apart.
+    oneDNN is switched off, because its recurrent layers could not be decomposed.
     """
     saved: dict[OpOverload, dict[Any, Any]] = {}
     onednn = torch._C._get_mkldnn_enabled()  # by these two: `torch.backends.mkldnn.flags` sets TF32 too, with a warning

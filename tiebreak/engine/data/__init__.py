@@ -1,4 +1,4 @@
-"""Datasets that stay on the disk: array files opened without being read, mapped tensors, ids computed in one pass.
+"""Datasets that stay on disk: array files that are opened without being read, mapped tensors, ids computed in one pass.
 
     tokens = open_array("corpus/tokens.npy").tensor()     # int64, on the mapped file
     Task(data={"tokens": tokens}, ...)

@@ -40,7 +40,7 @@ class StorageError(ConfigurationError):
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raises what the disk has against writing there as `StorageError`."""
+    """Turns errors of the disk while writing there into `StorageError`."""
     try:
         yield
     except OSError as error:
@@ -59,7 +59,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What changes when a file does. Times are in nanoseconds; `changed` is set by the system alone."""
+    """File attributes that change when the file does. Times are in nanoseconds; only the system can set `changed`."""
 
     device: int
     inode: int
@@ -69,12 +69,11 @@ class Stamp:
 
     @classmethod
     def of(cls, file: FileIO) -> "Stamp":
-        """That of an open file."""
         found = os.fstat(file.fileno())
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def same_bytes(self, other: "Stamp") -> bool:
-        """Whether nobody wrote into the file in between. A new name or mode of it changes `changed` alone."""
+        """Whether nobody wrote into the file in between. A new name or mode of the file changes only `changed`."""
         return replace(self, changed=0) == replace(other, changed=0)
 
 
@@ -87,7 +86,7 @@ def _expect(path: Path, kind: int, found: os.stat_result) -> os.stat_result:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[FileIO, Stamp]]:
-    """A plain file (or what a link to one leads to), open for reading. Raises `EncodingError` for anything else."""
+    """Opens a plain file (or the target of a link to one) for reading. Raises `EncodingError` for anything else."""
     with _reading(path):
         _expect(path, stat.S_IFREG, path.stat())
         with FileIO(os.open(path, os.O_RDONLY | _OPEN)) as file:
@@ -98,14 +97,14 @@ def opened(path: Path) -> Iterator[tuple[FileIO, Stamp]]:
 class Folder:
     """An open folder, to be closed by `with`.
 
-    Raises `EncodingError` for what is not a plain file, or cannot be read, and `StorageError` where the disk refuses to
-    write.
+    Raises `EncodingError` for anything that is not a plain file or cannot be read, and `StorageError` if the disk
+    refuses to write.
     """
 
     def __init__(self, path: Path, *inside: str, to_write: bool = False) -> None:
-        """The folder that a path leads to, or one inside of it, to which no link may lead.
+        """Opens the folder at a path, or a folder inside it, which must not be reached through a link.
 
-        to_write: a folder that is not there is the disk's fault, and not that of whoever sent it.
+        to_write: blames a missing folder on the disk (`StorageError`) and not on the sender of the files.
         """
         opening = storing if to_write else _reading
         self.path = path
@@ -123,7 +122,7 @@ class Folder:
 
     @classmethod
     def make(cls, path: Path) -> "Folder":
-        """The folder that a path leads to, made with its parents unless it is there."""
+        """Opens the folder at a path, after making it and its parents if necessary."""
         with storing(path):
             path.mkdir(parents=True, exist_ok=True)
         return cls(path)
@@ -135,17 +134,17 @@ class Folder:
         os.close(self._handle)
 
     def add(self, name: str) -> None:
-        """Makes a folder in this one, which must be new."""
+        """Makes a folder in this one. The name must be new."""
         with storing(self.path / name):
             os.mkdir(name, dir_fd=self._handle)
 
     def names(self) -> list[str]:
-        """What the folder holds, in order."""
+        """The sorted names of the folder's content."""
         with _reading(self.path):
             return sorted(os.listdir(self._handle))  # noqa: PTH208 - of the descriptor
 
     def holds(self, name: str) -> bool:
-        """Whether there is anything of this name."""
+        """Whether anything of this name exists."""
         try:
             self._status(name)
         except FileNotFoundError:
@@ -160,7 +159,10 @@ class Folder:
                     _expect(self.path / entry.name, stat.S_IFREG, self._status(entry.name))
 
     def size(self, name: str, limit: int | None = None) -> int:
-        """Bytes of a plain file. Raises `EncodingError` if it is missing, larger than `limit`, or something else."""
+        """The size of a plain file in bytes.
+
+        Raises `EncodingError` if it is missing, larger than `limit`, or not a plain file.
+        """
         path = self.path / name
         with _reading(path):
             size = _expect(path, stat.S_IFREG, self._status(name)).st_size
@@ -170,7 +172,7 @@ class Folder:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[tuple[FileIO, Stamp]]:
-        """A plain file, open for reading."""
+        """Opens a plain file for reading."""
         with _reading(self.path / name), self._open(name, os.O_RDONLY) as file:
             yield file, Stamp.of(file)
 
@@ -181,13 +183,13 @@ class Folder:
 
     @contextmanager
     def changing(self, name: str, *, make: bool = False) -> Iterator[FileIO]:
-        """A plain file, open to be changed in place. make: an empty one, if there is none of this name."""
+        """Opens a plain file to be changed in place. make: creates an empty one if there is none of this name."""
         with storing(self.path / name), self._open_to_change(name, make=make) as file:
             yield file
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[FileIO]:
-        """A new file that takes this name, durably, when the block succeeds; until then the old one stays."""
+        """A new file that takes this name, durably, when the block succeeds; until then the old file stays."""
         part = f".{name}.part"
         with storing(self.path / name):
             if self.holds(name):
@@ -203,18 +205,18 @@ class Folder:
                 self.remove(part)
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file whole or not at all."""
+        """Writes a whole file or nothing."""
         with self.replacing(name) as file:
             write_whole(file, memoryview(content))
 
     def remove(self, name: str) -> None:
-        """Removes a name, if it is there: of a link the link, of a file with other names this one."""
+        """Removes a name if it exists: of a link only the link, of a file with several names only this one."""
         with storing(self.path / name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._handle)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while a process writes into the folder. Raises `StateError` where another holds it."""
+        """Held while a process writes into the folder. Raises `StateError` if another process holds it."""
         with storing(self.path):
             file = self._open_to_change(".lock", make=True)
         with file:
@@ -251,7 +253,7 @@ class Folder:
 
 
 def read_exactly(file: FileIO, into: memoryview) -> int:
-    """Fills the buffer from where the file stands; returns the bytes read, fewer only at the file's end."""
+    """Fills the buffer from the file's position; returns the bytes read, fewer only at the end of the file."""
     done = 0
     while done < len(into) and (count := file.readinto(into[done:])):
         done += count
@@ -259,19 +261,19 @@ def read_exactly(file: FileIO, into: memoryview) -> int:
 
 
 def write_whole(file: FileIO, data: memoryview) -> None:
-    """Writes all of it: the system writes at most 2 GiB at once, and less when the disk fills up."""
+    """Writes all of the data: one call of the system writes at most 2 GiB, and less when the disk fills up."""
     while data:
         data = data[file.write(data) or 0 :]
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all. Raises `StorageError`."""
+    """Writes a whole file or nothing. Raises `StorageError`."""
     with storing(path), Folder(path.parent) as folder:
         folder.write(path.name, content)
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """Reads a file (or what a link to one leads to) of at most `limit` bytes. Raises `EncodingError`."""
+    """Reads a file (or the target of a link to one) of at most `limit` bytes. Raises `EncodingError`."""
     with opened(path) as (file, stamp):
         return _whole(path, file, stamp, limit)
 

@@ -1,7 +1,7 @@
-"""Types of the elements that array files hold, and what each becomes in a job: f32 or i64 (or bool, as it is).
+"""The element types of array files, and the type that each becomes in a job: f32 or i64 (bools may stay as they are).
 
-Names are those of safetensors. Conversions are exact, but for F64: it is rounded to nearest, ties to even. A U64 that
-no i64 is, is refused.
+Names are those of safetensors. Conversions are exact, except that an F64 is rounded to nearest, ties to even. A U64
+beyond the range of i64 is refused.
 """
 
 from enum import StrEnum
@@ -35,32 +35,32 @@ class Element(StrEnum):
 
     @property
     def size(self) -> int:
-        """Bytes of one."""
+        """The size of one element in bytes."""
         return self.numpy.itemsize
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """One as numpy stores it, little-endian; a BF16 as a u16 and a bool as a u8."""
+        """The little-endian numpy type in which an element is stored; u16 for a BF16 and u8 for a bool."""
         return _STORED[self]
 
     @property
     def committed(self) -> DType | None:
-        """What it is in a job, if its bytes are what a job commits to."""
+        """Its type in a job, if a job commits to these bytes as they are."""
         return _COMMITTED.get(self)
 
     @property
     def converted(self) -> DType:
-        """What it becomes when it is imported: a task takes f32 and i64."""
+        """Its type after import: a task takes f32 and i64."""
         return DType.F32 if self in (Element.F64, Element.F32, Element.F16, Element.BF16) else DType.I64
 
     def read(self, data: bytes | memoryview, *, big_endian: bool = False) -> Array:
-        """The elements as they are stored, 1-d; a BF16 as the u16 of its bits."""
+        """The elements as stored, 1-d; a BF16 as the u16 of its bits."""
         return np.frombuffer(data, dtype=self.numpy.newbyteorder(">") if big_endian else self.numpy)
 
     def convert(self, stored: Array) -> Array:
-        """The elements that `read` gave, as little-endian f32 or i64 of the same shape; bools become 0 and 1.
+        """Converts what `read` returned to little-endian f32 or i64 of the same shape; bools become 0 and 1.
 
-        Raises `EncodingError` for bools that are neither and for what no i64 is.
+        Raises `EncodingError` for bools other than 0 and 1, and for integers beyond the range of i64.
         """
         if self == Element.BF16:
             return (stored.astype("<u4") << np.uint32(16)).view("<f4")
@@ -68,7 +68,7 @@ class Element(StrEnum):
             raise EncodingError(f"expected bools of 0 and 1, got {stored.max()}")
         if self == Element.U64 and stored.size and stored.max() >= 1 << 63:
             raise EncodingError(f"expected integers below 2^63, got {stored.max()}")
-        with np.errstate(over="ignore", invalid="ignore"):  # an F64 may become infinite; what takes it refuses that
+        with np.errstate(over="ignore", invalid="ignore"):  # an F64 may become infinite; a task refuses that
             return stored.astype("<f4" if self.converted == DType.F32 else "<i8")
 
 
@@ -96,7 +96,7 @@ _NUMPY: Final = {
 
 
 def of_numpy(description: str) -> tuple[Element, bool]:
-    """The element of numpy's type string, such as `<f4`, and whether it is big-endian. Raises `EncodingError`."""
+    """The element of a numpy type string such as `<f4`, and whether it is big-endian. Raises `EncodingError`."""
     order, kind = description[:1], description[1:]
     if order not in ("<", ">", "|") or kind not in _NUMPY or (order == "|" and _NUMPY[kind].size > 1):
         known = ", ".join(sorted(_NUMPY))

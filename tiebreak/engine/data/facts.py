@@ -1,9 +1,9 @@
 """What must be known of an array before a job takes it: its id, and whether it is finite. Computed once, then cached.
 
-One pass over the file, in blocks. The cache is keyed by everything that says which bytes these are: the real path,
-device, inode, size, time of modification and time of change of the file (the last can be set by the system alone), and
-place, type and shape of the array in it. A file so young that another write could leave those times as they are is not
-cached. Who may write into the cache may say what the id is, so it is a folder of this user alone.
+This takes one pass over the file, in blocks. The cache key is everything that identifies the bytes: the file's real
+path, device, inode, size, time of modification and time of change (which only the system can set), and the position,
+type and shape of the array in it. A file that changed so recently that another write could leave these times the same
+is not cached. Anyone who can write into the cache can forge an id, so the cache is a folder of this user alone.
 """
 
 import json
@@ -30,15 +30,15 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
 SETTLED_NS: Final = 2_000_000_000
-"""Two writes less than this apart may carry the same time: the coarsest file system counts in 2 s."""
+"""Two writes closer together than this may carry the same time: the coarsest file system counts in 2 s."""
 MAX_ENTRY_BYTES: Final = 1024
-"""An entry has about 200. Nested deeper than this allows, JSON can exhaust the C stack of its parser."""
+"""An entry has about 200 bytes. Longer JSON could be nested so deeply that it exhausts the C stack of the parser."""
 MAX_ENTRIES: Final = 4096
 ELEMENTS: Final = 1 << 22
-"""Of a tensor in memory, looked at together."""
+"""The number of elements of a tensor in memory that are examined at a time."""
 
 OnBytes = Callable[[int], None]
-"""Told how many bytes more were read."""
+"""Called with the number of bytes read since the last call."""
 
 
 def _silent(_: int) -> None:
@@ -47,20 +47,20 @@ def _silent(_: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What one pass over an array finds. `not_finite`: how many of its floats are infinite or NaN."""
+    """The result of one pass over an array. `not_finite` counts the floats that are infinite or NaN."""
 
     identity: Digest
     not_finite: int
 
 
 class FactsCache:
-    """Facts by file, kept in a folder. An entry that is damaged or of another file is a miss."""
+    """Facts by file, kept in a folder. An entry that is damaged or belongs to another file is a miss."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = cache_directory() / "data" if folder is None else folder
 
     def get(self, array: ArrayFile) -> Facts | None:
-        """What is known of exactly these bytes."""
+        """The facts about exactly these bytes, if they are cached."""
         key = _key(array)
         path = self._path(key)
         try:
@@ -77,9 +77,9 @@ class FactsCache:
         return Facts(identity=Digest(identity), not_finite=not_finite)
 
     def put(self, array: ArrayFile, facts: Facts, now: int) -> bool:
-        """Keeps facts, unless the file changed so shortly before `now` (nanoseconds) that its times prove nothing.
+        """Caches facts, unless the file changed so shortly before `now` (nanoseconds) that its times prove nothing.
 
-        Returns whether they are kept; a cache that cannot be written is none.
+        Returns whether they are cached; a cache that cannot be written is ignored.
         """
         if now - max(array.stamp.modified, array.stamp.changed) < SETTLED_NS:
             return False
@@ -112,15 +112,15 @@ class FactsCache:
 
 
 def _key(array: ArrayFile) -> str:
-    """A digest of what the module's text names."""
+    """The digest of what the module's docstring lists."""
     place = array.offset, str(array.element), array.shape
     return sha256(repr((os.fspath(array.path.resolve()), astuple(array.stamp), place)).encode()).hexdigest()
 
 
 def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent) -> Facts:
-    """The id of an array of f32, i64 or bool and whether it is finite; from the cache if that is given and knows it.
+    """The id of an array of f32, i64 or bool and whether it is finite; taken from the cache if it is there.
 
-    Raises `EncodingError` for bools other than 0 and 1, `StateError` if the file changes meanwhile,
+    Raises `EncodingError` for bools other than 0 and 1, `StateError` if the file changes meanwhile, and
     `ConfigurationError` for elements that have to be converted first.
     """
     if array.committed is None:
@@ -149,7 +149,7 @@ def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBy
 def data_identities(
     tensors: Mapping[str, Tensor], *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent
 ) -> dict[str, Digest]:
-    """As `tensors.identities`; mapped arrays are read from their files, or not if the cache knows them."""
+    """Like `tensors.identities`, but mapped arrays are read from their files, or not at all if the cache knows them."""
     files = {name: array for name, tensor in tensors.items() if (array := source_of(tensor)) is not None}
     ids = identities({name: tensor for name, tensor in tensors.items() if name not in files})
     ids |= {name: examine(array, cache=cache, on_bytes=on_bytes).identity for name, array in files.items()}
@@ -157,7 +157,7 @@ def data_identities(
 
 
 def not_finite(tensor: Tensor) -> int:
-    """How many numbers of a float32 tensor on the CPU are infinite or NaN; for a mapped array from the cache."""
+    """The number of infinities and NaN in a float32 tensor on the CPU; for a mapped array, from the cache."""
     if (array := source_of(tensor)) is not None:
         return examine(array, cache=FactsCache()).not_finite
     flat = tensor.detach().reshape(-1)
@@ -166,7 +166,7 @@ def not_finite(tensor: Tensor) -> int:
 
 
 def _not_finite(words: "np.ndarray[Any, np.dtype[np.float32]]") -> int:
-    """Counts in parts that stay in the cache of a core."""
+    """Counts in pieces that fit into the cache of a core."""
     part = 1 << 16
     return sum(
         found.size - int(np.count_nonzero(np.isfinite(found)))

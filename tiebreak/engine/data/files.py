@@ -1,9 +1,9 @@
 """Arrays that stay in their files: where the bytes are, reading them in blocks, and tensors on mapped memory.
 
-Whatever passes over a whole array once (hashing, checking, converting) reads it in blocks, so that a file of any size
-costs 16 MiB and a file cut short in the meantime is an error. Only what training reads here and there is mapped. The
-mapping is shared and read-only: it takes no memory of its own, whatever its size, since the system may drop its pages
-at any time. Writing into such a tensor ends the process, and so does reading what somebody has cut off the file since.
+A pass over a whole array (hashing, checking, converting) reads it in blocks, so that a file of any size takes 16 MiB of
+memory, and a file that is cut short meanwhile is an error. Only the scattered reads of training use a mapping. The
+mapping is shared and read-only. Whatever its size, it takes no memory of its own, because the system may drop its pages
+at any time. Writing into such a tensor ends the process, and so does reading a part that was cut off the file.
 """
 
 import mmap
@@ -27,14 +27,14 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateErr
 from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_RANK, DType
 
 BLOCK_BYTES: Final = 1 << 24
-"""Of one read. A multiple of every element's size and of a subtree of the chunk tree."""
+"""The size of one read: a multiple of every element's size and of a subtree of the chunk tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFile:
-    """An array in a file: row-major from byte `offset` on. Checked against the file's size when made.
+    """An array in a file, row-major from byte `offset` on. Checked against the file's size when made.
 
-    `name`: within the file, where that holds several. `stamp`: of the file when its header was read.
+    `name`: its name within a file that holds several arrays. `stamp`: that of the file when its header was read.
     """
 
     path: Path
@@ -59,18 +59,18 @@ class ArrayFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
+        """The size of the array in bytes."""
         return prod(self.shape) * self.element.size
 
     @property
     def committed(self) -> DType | None:
-        """What it is in a job as it stands; None if it has to be converted."""
+        """Its type in a job as it stands; None if it has to be converted."""
         return None if self.big_endian else self.element.committed
 
     def blocks(self) -> Iterator[memoryview]:
-        """The bytes, in order, in blocks of 16 MiB (the last one shorter). Each is overwritten by the next.
+        """The bytes, in order, in blocks of 16 MiB (the last one shorter). Each block is overwritten by the next.
 
-        Raises `EncodingError` if the file cannot be read, `StateError` if it is another one or changes meanwhile.
+        Raises `EncodingError` if the file cannot be read, and `StateError` if it was replaced or changes meanwhile.
         """
         with self._opened() as file:
             file.seek(self.offset)
@@ -84,10 +84,10 @@ class ArrayFile:
             self._check_stamp(Stamp.of(file))
 
     def tensor(self) -> Tensor:
-        """The array as a tensor on the mapped file, float32, int64 or bool. Nothing is read yet, but for bools.
+        """The array as a tensor on the mapped file, float32, int64 or bool. Only bools are read at once, to check them.
 
-        Do not write into it. Raises `ConfigurationError` for elements that have to be converted first, `StateError`
-        if the file has changed, `EncodingError` for bools other than 0 and 1.
+        The tensor must not be written to. Raises `ConfigurationError` for elements that have to be converted first,
+        `StateError` if the file has changed, and `EncodingError` for bools other than 0 and 1.
         """
         if self.committed is None or self.offset % self.element.size:
             got = (
@@ -107,7 +107,7 @@ class ArrayFile:
             mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
         array = np.frombuffer(mapping, self.element.numpy, prod(self.shape), self.offset - start)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is not, and stays so
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is read-only, on purpose
             tensor = torch.from_numpy(array.reshape(self.shape))
         if self.committed == DType.BOOL:
             tensor = tensor.view(torch.bool)
@@ -115,7 +115,7 @@ class ArrayFile:
         return tensor
 
     def check_unchanged(self) -> None:
-        """Raise `StateError` if the file was written to since it was opened, `EncodingError` if it is gone."""
+        """Raises `StateError` if the file was written to since it was opened, and `EncodingError` if it is gone."""
         with self._opened():
             pass
 
@@ -133,7 +133,7 @@ class ArrayFile:
 
 
 def check_bools(what: object, data: memoryview) -> None:
-    """Raise `EncodingError` unless every byte is 0 or 1: torch loads any byte as a bool, but no proof may open one."""
+    """Raises `EncodingError` unless every byte is 0 or 1: torch loads any byte as a bool, but no proof may open one."""
     greatest = int(np.frombuffer(data, np.uint8).max(initial=0))
     if greatest > 1:
         raise EncodingError(f"{what}: expected bools of 0 and 1, got {greatest}")
@@ -143,16 +143,16 @@ _SOURCES: Final = WeakTensorKeyDictionary()
 
 
 def source_of(tensor: Tensor) -> ArrayFile | None:
-    """The array that a mapped tensor is, whole; None for a view of one and for every other tensor."""
+    """The array behind a mapped tensor, if the tensor is the whole array; otherwise None."""
     found = _SOURCES.get(tensor)  # type: ignore[no-untyped-call]
     assert found is None or isinstance(found, ArrayFile)
     return found
 
 
 def check_unchanged(tensors: Iterable[Tensor]) -> None:
-    """Raise `StateError` if somebody wrote into the file of a mapped tensor since it was opened.
+    """Raises `StateError` if the file of a mapped tensor was written to since it was opened.
 
-    What was computed with it since may be another run's: nothing of it may be signed.
+    Results computed from it since may belong to another run, so none of them may be signed.
     """
     arrays = {array.path: array for tensor in tensors if (array := source_of(tensor)) is not None}
     for array in arrays.values():

@@ -1,4 +1,4 @@
-"""Array files: .npy, .safetensors and raw bytes. Headers are hostile until checked; nothing is unpickled."""
+"""Array files: .npy, .safetensors and raw bytes. Headers count as hostile until checked; nothing is unpickled."""
 
 import ast
 import json
@@ -36,10 +36,10 @@ def open_array(
     shape: tuple[int, ...] | None = None,
     offset: int = 0,
 ) -> ArrayFile:
-    """The array in a .npy file, the entry `name` of a .safetensors file, or raw bytes of any other file.
+    """Opens the array in a .npy file, the entry `name` of a .safetensors file, or the raw bytes of any other file.
 
-    Raw bytes need `dtype`, a type string of numpy's such as `<f4`; without `shape` they are one dimension to the file's
-    end. Raises `EncodingError` for a file that is not what it should be, `ConfigurationError` for missing arguments.
+    Raw bytes need `dtype`, a numpy type string such as `<f4`; without `shape` they are one dimension up to the file's
+    end. Raises `EncodingError` for a malformed file and `ConfigurationError` for missing arguments.
     """
     path = Path(path)
     if dtype is not None:
@@ -57,7 +57,7 @@ def open_array(
 
 
 def open_raw(path: Path, dtype: str, shape: tuple[int, ...] | None = None, offset: int = 0) -> ArrayFile:
-    """Raw elements from byte `offset` on; without `shape` to the end of the file."""
+    """Raw elements from byte `offset` on; without `shape`, up to the end of the file."""
     element, big_endian = of_numpy(dtype)
     with opened(path) as (_, stamp):
         pass
@@ -110,7 +110,7 @@ def _npy_header(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def open_safetensors(path: Path) -> dict[str, ArrayFile]:
-    """The arrays of a .safetensors file, by name. They must cover its data without gap or overlap."""
+    """The arrays of a .safetensors file by name. They must cover its data without gap or overlap."""
     with opened(path) as (file, stamp):
         return _safetensors(path, file, stamp)
 
@@ -154,8 +154,8 @@ def _entry(path: Path, name: str, entry: Any, start: int, stamp: Stamp) -> Array
 
 
 def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as safetensors, whole or not at all, straight from their memory. Raises `StorageError`."""
-    # Widest first: so each tensor is aligned to its elements. Names break ties, so equal tensors give equal files.
+    """Writes tensors as one whole safetensors file or nothing, straight from their memory. Raises `StorageError`."""
+    # Widest first, which aligns each tensor to its elements; then by name, so that equal tensors give equal files.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     described, end = {}, 0
     for entry in order:
@@ -172,9 +172,10 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> N
 
 
 def read_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
-    """Reads exactly the tensors of `spec`; the header is checked against it before any of them is made.
+    """Reads exactly the tensors of `spec`; the header is checked against it before any tensor is made.
 
-    Raises `EncodingError` for a file that is missing, truncated, oversized, or holds other names, dtypes or shapes.
+    Raises `EncodingError` for a file that is missing, truncated or oversized, or that holds other names, dtypes or
+    shapes.
     """
     with folder.reading(name) as (file, stamp):
         entries = _of_spec(folder.path / name, file, stamp, spec)
@@ -191,10 +192,10 @@ def read_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
 
 
 def map_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:
-    """As `read_tensors`, but the tensors stay in the file, which has to stay as it is: nobody may write into either."""
+    """Like `read_tensors`, but the tensors stay in the file. Neither may be written to while they are in use."""
     with folder.reading(name) as (file, stamp):
         entries = _of_spec(folder.path / name, file, stamp, spec)
-    # SAFETY: each is opened once more by its path, and refused unless that is still the file of this stamp.
+    # SAFETY: each file is opened once more by its path, and refused unless it is still the file of this stamp.
     return {entry: entries[entry].tensor() for entry in spec}
 
 

@@ -1,7 +1,7 @@
-"""Chunk trees by the compiled hasher, hashing.c, which keeps several streams of SHA-256 going on each core.
+"""Chunk trees by the compiled hasher, hashing.c, which interleaves several streams of SHA-256 on each core.
 
-Where there is no kernel, `tiebreak.protocol.hashing.PLAIN` computes the same bytes. A kernel whose bytes differ from
-its when it is loaded is not used.
+Without the kernel, `tiebreak.protocol.hashing.PLAIN` computes the same bytes. A kernel that disagrees with it on a test
+when it is loaded is not used.
 """
 
 import ctypes
@@ -21,12 +21,12 @@ from tiebreak.protocol.tags import EMPTY, Tag
 _SOURCE: Final = Path(__file__).with_name("hashing.c")
 _HEIGHTS: Final = 64
 MAX_RECORD_BYTES: Final = 111
-"""With tag, padding and length that makes two blocks of SHA-256."""
+"""With tag, padding and length, such a record fills two blocks of SHA-256."""
 SERIAL_BYTES: Final = 1 << 20
-"""Up to which one thread is as fast as several."""
+"""Up to this size one thread is as fast as several."""
 LEAST_BYTES: Final = 1 << 14
 LEAST_NODES: Final = 64
-"""What is worth a call of the kernel: bytes of data, nodes or records of a level."""
+"""The least input that is worth a call of the kernel: bytes of data, or nodes or records of a level."""
 
 
 class _Piece(ctypes.Structure):
@@ -43,15 +43,15 @@ class Kernel:
 
     library: ctypes.CDLL
     span: int
-    """Chunks of one piece of work at most: a power of two."""
+    """The most chunks in one piece of work: a power of two."""
 
     @property
     def implementation(self) -> str:
-        """Which instructions it uses."""
+        """The name of the instructions that it uses."""
         return bytes(self.library.implementation()).decode()
 
     def roots(self, inputs: Sequence[Data], threads: int) -> list[bytes]:
-        """The root of the chunk tree of each input, hashed by so many threads."""
+        """The root of the chunk tree of each input."""
         piece_bytes = self.span * CHUNK_BYTES
         counts = [-(-data.view.nbytes // piece_bytes) for data in inputs]
         out = np.empty((sum(counts), DIGEST_BYTES), dtype=np.uint8)
@@ -82,14 +82,13 @@ class Kernel:
         return out.tobytes()
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
-        """As `Hasher.parent_level`."""
         count = len(below) // DIGEST_BYTES
         out = ctypes.create_string_buffer((count + 1) // 2 * DIGEST_BYTES)
         self.library.parents(below, count, empty, out)
         return out.raw
 
     def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
-        """As `Hasher.record_level`, of records of at most `MAX_RECORD_BYTES`."""
+        """`Hasher.record_level` for records of at most `MAX_RECORD_BYTES`."""
         if not 1 <= width <= MAX_RECORD_BYTES or len(records) % width:
             expected = f"expected records of one width, 1 to {MAX_RECORD_BYTES} bytes"
             raise ValueError(f"{expected}, got {len(records)} bytes of records of {width}")
@@ -99,7 +98,7 @@ class Kernel:
         return out.raw
 
     def _top(self, level: bytes) -> bytes:
-        """The root above nodes of the height of a whole piece (or the one node there is)."""
+        """The root above nodes of the height of a whole piece (or the node itself if there is only one)."""
         height = _depth(self.span)
         while len(level) > DIGEST_BYTES:
             level = self.parent_level(level, _empties()[height * DIGEST_BYTES : (height + 1) * DIGEST_BYTES])
@@ -107,7 +106,10 @@ class Kernel:
         return level
 
     def _run(self, work: list[_Piece], threads: int, memory: object) -> None:
-        """Each thread takes the next piece until there are none. `memory` is what the pieces point into."""
+        """Runs the pieces; each thread takes the next one until none is left.
+
+        `memory` keeps alive what they point into.
+        """
         pieces, taken = (_Piece * len(work))(*work), ctypes.c_int64(0)
 
         def run(held: object = memory) -> None:  # noqa: ARG001 - held as long as any thread runs, whatever interrupts us
@@ -125,38 +127,37 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class CompiledHasher:
-    """`Hasher` by the kernel, on `threads` cores. Short levels are hashed in Python: calling the kernel costs more."""
+    """`Hasher` by the kernel, on `threads` cores.
+
+    Short levels are hashed in Python, where a call of the kernel costs more.
+    """
 
     kernel: Kernel
     threads: int
 
     def roots(self, inputs: Sequence[Data]) -> list[bytes]:
-        """As `Hasher.roots`."""
         return self.kernel.roots(inputs, self.threads)
 
     def leaf_level(self, data: Data) -> bytes:
-        """As `Hasher.leaf_level`."""
         return PLAIN.leaf_level(data) if data.view.nbytes < LEAST_BYTES else self.kernel.leaf_level(data, self.threads)
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
-        """As `Hasher.parent_level`."""
         short = len(below) < LEAST_NODES * DIGEST_BYTES
         return (PLAIN if short else self.kernel).parent_level(below, empty)
 
     def record_level(self, tag: Tag, records: bytes, width: int) -> bytes:
-        """As `Hasher.record_level`."""
         plain = len(records) < LEAST_NODES * width or width > MAX_RECORD_BYTES
         return (PLAIN if plain else self.kernel).record_level(tag, records, width)
 
 
 def hasher(threads: int = 1) -> Hasher:
-    """The fastest hasher of this machine, on so many threads."""
+    """The fastest hasher of this machine, with this many threads."""
     found = kernel()
     return PLAIN if found is None else CompiledHasher(found, threads)
 
 
 def kernel() -> Kernel | None:
-    """The kernel, or None: no compiler, switched off, or it does not compute what `PLAIN` computes."""
+    """The kernel, or None if there is no compiler, it is switched off, or it disagrees with `PLAIN`."""
     library = load(_SOURCE).library
     return None if library is None else _checked(library)
 
@@ -176,7 +177,7 @@ def _checked(library: ctypes.CDLL) -> Kernel | None:
 
 
 def agrees(found: Kernel) -> bool:
-    """Whether a kernel computes what `PLAIN` computes, on each way through it; NaN among the data."""
+    """Whether a kernel agrees with `PLAIN` on every code path, with NaN among the data."""
     words = np.arange(found.span * CHUNK_BYTES // 4 + 1200, dtype=np.uint32) * np.uint32(2654435761)
     words[::301] = 0xFFC00001
     view = memoryview(words.astype("<u4").view(np.uint8).data)
@@ -192,7 +193,7 @@ def agrees(found: Kernel) -> bool:
 
 @cache
 def _empties() -> bytes:
-    """The empty root of each height."""
+    """The root of an empty tree of each height."""
     roots = [bytes(EMPTY)]
     while len(roots) < _HEIGHTS:
         roots += [PLAIN.parent_level(roots[-1], roots[-1])]

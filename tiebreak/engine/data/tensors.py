@@ -1,4 +1,4 @@
-"""Torch tensors as the protocol's bytes: row-major, little-endian, one NaN."""
+"""Torch tensors as the protocol's bytes: row-major, little-endian, with one canonical NaN."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -18,12 +18,13 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
 Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
-"""Name -> (dtype, shape)."""
+"""Dtype and shape by name."""
 
 
 def canonical(tensor: Tensor) -> Tensor:
-    """The tensor, with every NaN (whatever its payload) replaced by the one NaN. Copies only if there is a NaN."""
-    # A sum of anything with a NaN is a NaN: one pass that writes nothing. Infinities may give one too; then look.
+    """The tensor with every NaN, whatever its payload, replaced by the canonical one. Copies only if there is a NaN."""
+    # A sum with a NaN in it is NaN, so one pass without writing usually suffices. Infinities may also give NaN; then
+    # look.
     if tensor.dtype != torch.float32 or not bool(torch.isnan(tensor.sum())):
         return tensor
     nan = torch.isnan(tensor)
@@ -39,7 +40,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The tensor's data as it is: a view of its memory if that is the CPU's and contiguous."""
+    """The tensor's own bytes, without changing NaN: a view of its memory if it is contiguous and on the CPU."""
     array = tensor.detach().to("cpu").contiguous().numpy()
     if array.dtype.byteorder == ">":  # pragma: no cover - no supported device is big-endian
         array = array.astype(array.dtype.newbyteorder("<"))
@@ -47,7 +48,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 def plain_bytes(tensor: Tensor) -> memoryview:
-    """As `tensor_bytes`, by numpy alone: torch would start threads of its own for a thread beside the main one."""
+    """Like `tensor_bytes`, but with numpy alone: beside the main thread, torch would start threads of its own."""
     data = memory_of(tensor)
     if tensor.dtype != torch.float32:
         return data
@@ -57,7 +58,10 @@ def plain_bytes(tensor: Tensor) -> memoryview:
 
 
 def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
-    """The inverse of `tensor_bytes`; refuses wrong lengths, bools other than 0 and 1, and other NaNs."""
+    """The inverse of `tensor_bytes`.
+
+    Refuses wrong lengths, bools other than 0 and 1, and NaN other than the canonical one.
+    """
     expected = prod(shape) * dtype.size
     if len(data) != expected:
         raise EncodingError(f"expected {expected} bytes for {dtype.name} {tuple(shape)}, got {len(data)}")
@@ -72,12 +76,11 @@ def from_bytes(data: bytes, dtype: DType, shape: Sequence[int]) -> Tensor:
 
 
 def identity(tensor: Tensor) -> Digest:
-    """The tensor's id."""
     return identities({"": tensor})[""]
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor, by name; hashed together, by as many threads as torch has."""
+    """The id of each tensor by name. They are hashed together, by as many threads as torch has."""
     entries = [
         TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=memory_of(tensor))
         for tensor in tensors.values()
@@ -86,9 +89,9 @@ def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
 
 
 def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:
-    """Raise `EncodingError` unless names, dtypes and shapes are those of `spec`, and bools are 0 or 1.
+    """Raises `EncodingError` unless names, dtypes and shapes are those of `spec`, and bools are 0 or 1.
 
-    Torch loads any byte as a bool, but no proof may open another one (SPEC section 9).
+    Torch loads any byte as a bool, but no proof may open a value other than 0 or 1 (SPEC section 9).
     """
     if sorted(tensors) != sorted(spec):
         missing, extra = sorted(set(spec) - set(tensors)), sorted(set(tensors) - set(spec))
