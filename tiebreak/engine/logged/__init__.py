@@ -1,4 +1,4 @@
-"""Policy `logged` (SPEC section 5.1), the paper's: the trainer records how it rounded near ties, the auditor follows.
+"""Policy `logged` of the paper (SPEC section 5.1): the trainer records how it rounded near ties, the auditor follows.
 
 `recording` is the paper's Algorithm 4 (`log`), `following` its Algorithm 2 (`audit`), `calibration` its Algorithm 3
 (`threshold`); Algorithm 1 (`train`) is the loop of `tiebreak.engine.run.train`.

@@ -1,20 +1,21 @@
-"""Algorithm 3 of the paper (`threshold`): how far one computation of a sum may be from another.
+"""Algorithm 3 of the paper (`threshold`): how far two computations of the same sum may differ.
 
-The paper searches, for each type of layer, a tau between two bounds such that random inputs of the layer's shape,
-computed in permuted orders, never round differently without having been logged. Here the same is done with every
-logged sum of the real program, on its real operands, for several steps; in permuted orders, with the compiled kernels
-and without, with different numbers of threads, on each device at hand.
+For each type of layer, the paper searches between two bounds for a tau such that random inputs of the layer's shape,
+computed in permuted orders, never round differently without having been logged. Here the same is done with every logged
+sum of the real program, on its real operands, for several steps: in permuted orders, with and without the compiled
+kernels, with different numbers of threads, and on each available device.
 
-What is better. tau is a share of 2^exponent of the result. Where a result of 1 comes out of terms of 10^6, computations
-differ by 10^6 times as many of these units, so one cancellation takes a tau that logs everything, or breaks one that
-does not. The threshold kappa here is in units of the element's own error, u times N, N the norm of its terms, which the
-kernels compute along with the sum: a small number for all elements alike. And the exact sum is at hand, so values are
-compared with it as well as with each other. What distance in the paper's unit would cover the same divergences is
-measured and reported beside it (`KindEvidence.of_exponent`).
+This differs from the paper in two ways. First, its tau is a share of 2^exponent of the result. If a result of 1 comes
+from terms of 10^6, computations differ by 10^6 times as many of these units, so a single cancellation needs a tau that
+logs everything, or breaks one that does not. The threshold kappa here is in units of the element's own error, u times
+N, where N is the norm of its terms, which the kernels compute along with the sum: one small number fits all elements.
+Second, the exact sum is available, so values are compared with it as well as with each other. The distance in the
+paper's unit that would cover the same divergences is measured and reported too (`KindEvidence.of_exponent`).
 
-The *tolerance* 2^-n of a job says how near to a middle a log decides. It is chosen narrow, for there a trainer is free
-in what it logs: n is the largest with which a given share of the elements would still be logged if they were open. The
-others, those that cancel most, are computed exactly where they are open: that takes time, and no log.
+The *tolerance* 2^-n of a job says how near to a middle a log decides. It is chosen narrow, because within it a trainer
+is free in what it logs: n is the largest value with which a given share of the elements would still be logged if they
+were open. The other elements, those that cancel most, are computed exactly where they are open, which takes time but no
+log.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,30 +37,31 @@ from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Sum
 
 LOW: Final = 1.0
 HIGH: Final = 2.0**40
-"""Between which thresholds are searched, in units of u times the norm: none is below one rounding of the whole."""
+"""The bounds of the search for thresholds, in units of u times the norm. None is below one rounding of the whole."""
 FRACTION: Final = 4
-"""Steps of the search in a power of two."""
+"""The number of search steps in a power of two."""
 MARGIN: Final = 8.0
-"""Times the threshold found. A machine that was not measured may diverge more; a log grows by as much."""
+"""The factor on the threshold found, since a machine that was not measured may diverge more. Logs grow as much."""
 MAX_MARGIN: Final = 2.0**20
 SMALLEST: Final = LEAST / UNIT
-"""The arithmetic takes no threshold below this."""
+"""The smallest threshold that the arithmetic takes."""
 SHARE: Final = 0.99
 SLACK: Final = 18
-"""Where nothing was measured, 2^-n is so many powers of two above the error of one rounding in a gap."""
+"""Without measurements, 2^-n is this many powers of two above the error of one rounding in a gap."""
 
 OnProgress = Callable[[int, int], None]
-"""Told how many sums of how many are compared."""
+"""Called with the number of sums compared so far and in total."""
 
 
 class CalibrationError(ConfigurationError):
-    """No threshold within the bounds covers what was seen."""
+    """No threshold within the bounds covers the divergences seen."""
 
 
 def threshold(low: float, high: float, covers: Callable[[float], bool]) -> float:
-    """Algorithm 3: the smallest threshold, of those `FRACTION` to a power of two from `low` to `high`, that covers.
+    """Algorithm 3: the smallest threshold that covers, among `FRACTION` per power of two from `low` to `high`.
 
-    covers: whether one covers every divergence seen; then all above it do. Raises `CalibrationError` if none does.
+    covers: whether a threshold covers every divergence seen; if so, all larger ones do. Raises `CalibrationError` if
+    none does.
     """
     first, last = ceil(FRACTION * log2(low)), floor(FRACTION * log2(high))
     if not covers(2 ** (last / FRACTION)):
@@ -80,7 +82,7 @@ class Calibration:
     """Compares every logged sum of some programs in several settings, and derives a policy."""
 
     def __init__(self, settings: Sequence[Setting], *, precision: int, seed: int = 0) -> None:
-        """Raises `ConfigurationError` for what no policy can have, or if nothing can be compared."""
+        """Raises `ConfigurationError` for settings that no policy can have, or if there is nothing to compare."""
         self._proven = proven_policy(precision)
         if len(settings) < 2:
             raise ConfigurationError(f"expected at least two settings to compare, got {len(settings)}")
@@ -99,7 +101,7 @@ class Calibration:
         steps: int,
         on_progress: OnProgress = lambda *_: None,
     ) -> None:
-        """Runs the first steps of a program under policy `exact`, and each of its logged sums in every setting."""
+        """Runs the first steps of a program under policy `exact`, computing each logged sum in every setting."""
         interpreter = Interpreter(program, Arithmetic(precision=self._proven.precision))
         now, there = interpreter.to_device(state), interpreter.place_data(data)
         count, done = steps * sum(sum_kind(instruction) is not None for instruction in program.body), 0
@@ -116,10 +118,10 @@ class Calibration:
         self.steps += steps
 
     def policy(self, *, margin: float = MARGIN, share: float = SHARE, environment: Sequence[str] = ()) -> LoggedPolicy:
-        """Thresholds that cover what was seen, times the margin, and the narrowest tolerances that leave the share.
+        """Thresholds that cover what was seen, times the margin, and the narrowest tolerances for the share.
 
-        A kind of which no sum was seen keeps the proven bound. environment: lines for the evidence. Raises
-        `CalibrationError`.
+        share: the part of the elements that must stay loggable. A kind of sum that was not seen keeps the proven bound.
+        environment: lines for the evidence. Raises `CalibrationError`.
         """
         if not 1 <= margin <= MAX_MARGIN:
             raise ConfigurationError(f"expected a margin of 1 to {MAX_MARGIN:g}, got {margin}")
@@ -153,7 +155,7 @@ class Calibration:
 
 
 def proven_policy(precision: int) -> LoggedPolicy:
-    """The policy that rests on no measurement: thresholds are the proven bounds. Logs are larger, nothing can fail."""
+    """The policy without measurements: its thresholds are the proven bounds. Logs are larger, but nothing can fail."""
     slack = -round(log2(UNIT)) - (precision - (MAX_PRECISION - FRACTION_BITS)) - SLACK
     tolerance = min(max(slack, MIN_TOLERANCE), MAX_TOLERANCE)
     return LoggedPolicy(

@@ -1,9 +1,9 @@
-"""The logs that a run published, each checked against its committed record before anything follows it.
+"""The logs that a run published, each checked against its committed record before it is followed.
 
-Numbered plan: (1) every step of the segment has a log in the run's files that can be one of the program; (2) the tree
-over the step logs has the log root of the segment's record, which a signed head or the party's own record file commits;
-(3) a log that is read again is still the same. Where one of these fails, nobody can say what the right run is: that is
-`CannotCheck`, and no proof of fraud.
+Numbered plan: (1) every step of the segment has a log in the run's files that is possible for the program; (2) the tree
+over the step logs has the log root of the segment's record, which a signed head or the party's own record file commits
+to; (3) a log that is read again is still the same. If one of these fails, nobody can say what the right run is: that
+raises `CannotCheck` and is no proof of fraud.
 """
 
 from collections.abc import Callable
@@ -22,29 +22,29 @@ from tiebreak.protocol.tags import Digest
 
 
 class LogSource(Protocol):
-    """Where the logs of a run are: a run directory, perhaps a stranger's."""
+    """The holder of a run's logs: a run directory, perhaps a stranger's."""
 
     @property
     def path(self) -> object:
-        """Where it is, for messages."""
+        """The location, for messages."""
 
     @property
     def job(self) -> Job:
-        """The job."""
+        """The signed job."""
 
     @property
     def program(self) -> Program:
-        """Its program."""
+        """The job's program."""
 
     def step_log(self, step: int) -> StepLog:
-        """The log of a step. Raises `VerificationError` for one that is not there or cannot be one."""
+        """The log of a step. Raises `VerificationError` for one that is missing or impossible for the program."""
 
 
 class CommittedLogs:
-    """Step logs of one run, in whatever order. Of the segment in use 32 bytes a step are held, of logs nothing."""
+    """Step logs of one run, in any order. Holds 32 bytes per step of the segment in use, and no logs."""
 
     def __init__(self, run: LogSource, record_of: Callable[[int], StepRecord]) -> None:
-        """record_of: the committed record of a checkpoint (from 0)."""
+        """record_of: gives the committed record of a checkpoint (numbered from 0)."""
         self._run = run
         self._record_of = record_of
         self._checkpoint: int | None = None
@@ -52,11 +52,11 @@ class CommittedLogs:
 
     @property
     def path(self) -> object:
-        """Where they are."""
+        """The location of the logs, for messages."""
         return self._run.path
 
     def step_log(self, step: int) -> StepLog:
-        """The log of a step, which is what was committed. Raises `CannotCheck`."""
+        """The committed log of a step. Raises `CannotCheck`."""
         job = self._run.job
         checkpoint = job.checkpoint_of(step)
         self._check(checkpoint)
@@ -69,13 +69,13 @@ class CommittedLogs:
         return log
 
     def follower(self, step: int, arithmetic: Arithmetic) -> Follower | None:
-        """Who follows the log of a step; None under policy `exact`. Raises `CannotCheck`."""
+        """A follower of a step's log; None under policy `exact`. Raises `CannotCheck`."""
         if not self._run.job.is_logged:
             return None
         return Follower(self._run.program, self.step_log(step), self._run.job, arithmetic, step)
 
     def log_root(self, checkpoint: int) -> Digest:
-        """The log root of a segment, whose logs are there; zero under policy `exact`. Raises `CannotCheck`."""
+        """The log root of a segment whose logs are there; zero under policy `exact`. Raises `CannotCheck`."""
         if not self._run.job.is_logged:
             return ZERO_DIGEST
         self._check(checkpoint)

@@ -1,10 +1,10 @@
 """The paper's encoding of a step's rounding log, for comparison: a base-3 digit for every element, five in a byte.
 
-Digits as in the paper (algorithm 4): 0 down, 1 nothing, 2 up. The elements of all logged sums stand in program order;
-byte k holds elements 5k to 5k + 4, the first with weight 81, the last with weight 1. What is left of the last byte says
-nothing. There is no header: the program says how long the file is, and whoever keeps it, which step's it is.
+The digits are those of Algorithm 4: 0 down, 1 nothing, 2 up. The elements of all logged sums stand in program order;
+byte k holds elements 5k to 5k + 4, the first with weight 81, the last with weight 1. Unused digits of the last byte are
+1. There is no header: the program gives the length of the file, and its keeper knows which step it belongs to.
 
-Files are written and read in blocks, whose cost goes with their bytes and the entries in them, not with the elements.
+Files are written and read in blocks, at a cost per byte and per entry and not per element.
 """
 
 from collections.abc import Iterator
@@ -29,24 +29,24 @@ _Bytes = NDArray[np.uint8]
 
 
 def naive_bytes(program: Program) -> int:
-    """A byte for every element: what the paper's packing is measured against."""
+    """The size with one byte per element, to which the paper's packing is compared."""
     return Places.of(program).total
 
 
 def dense_bytes(program: Program) -> int:
-    """Five elements in a byte."""
+    """The size with five elements per byte."""
     return -(-naive_bytes(program) // DIGITS)
 
 
 def write_dense(log: StepLog, program: Program, step: int, file: BinaryIO) -> None:
-    """Writes the log of a step. Raises `LogError` for one that cannot be a log of the program."""
+    """Writes the log of a step. Raises `LogError` for one that is impossible for the program."""
     log.check(program, step)
     places, size = Places.of(program), dense_bytes(program)
     for first in range(0, size, BLOCK_BYTES):
         block = np.full(min(BLOCK_BYTES, size - first), NOTHING, dtype=np.uint8)
         for place, up in _within(log, places, first * DIGITS, (first + len(block)) * DIGITS):
             change = np.where(up, 1, -1) * _WEIGHTS[place % DIGITS]
-            np.add.at(block, place // DIGITS, change.astype(np.uint8))  # modulo 256; the sum of all is within 242
+            np.add.at(block, place // DIGITS, change.astype(np.uint8))  # modulo 256, but the final sum is within 242
         file.write(block.data)
 
 
@@ -66,7 +66,7 @@ def read_dense(file: BinaryIO, program: Program, step: int) -> StepLog:
 
 
 def _within(log: StepLog, places: Places, first: int, last: int) -> Iterator[tuple[Integers, Mask]]:
-    """Places and directions of the entries whose place is in this range, counted from its begin."""
+    """The places, relative to `first`, and directions of the entries whose place is in this range."""
     low, high = np.searchsorted(places.starts, (first, last), side="right")
     for k in range(max(int(low) - 1, 0), min(int(high), len(places.values))):
         entries = log.entries.get(int(places.values[k]))
@@ -77,7 +77,7 @@ def _within(log: StepLog, places: Places, first: int, last: int) -> Iterator[tup
 
 
 def _entries_in(block: _Bytes, first: int, places: Places, step: int) -> Iterator[tuple[int, Entries]]:
-    """What a block says, `first` being the number of its first byte."""
+    """The entries of a block whose first byte has number `first`."""
     said = np.flatnonzero(block != NOTHING)
     wrong = np.flatnonzero(block[said] > MAX_BYTE)
     if wrong.size:

@@ -1,4 +1,4 @@
-"""How far apart the values of one sum are, computed in several settings, in units of each element's own error."""
+"""How far apart the values of one sum are in several settings, in units of each element's own error."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -22,27 +22,27 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind, sum_kind
 
 SAMPLE: Final = 1 << 16
-"""Elements of one sum that are compared, in one step."""
+"""The number of elements of one sum that are compared in one step."""
 EXACT: Final = 16
-"""Of those, compared with the exact sum: so many at random, and so many of those that diverge most."""
+"""The number of these that are compared with the exact sum: so many at random, and so many that diverge most."""
 REPORTED: Final = 1 << 20
-"""Elements of a sum up to which all are looked at; of a larger one, those that lie nearest to a middle."""
+"""Sums of up to this many elements are examined in full; of larger ones, the elements nearest to a middle."""
 EVERYTHING: Final = 2.0**60
-"""A threshold within which every element lies near a middle."""
+"""A threshold so large that every element lies near a middle."""
 BINS: Final = 256
 _LEAST_EXPONENT: Final = -126
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Sum = Callable[[Instruction, Sequence[Tensor]], None]
-"""Told of a logged sum and of what it reads."""
+"""Called with a logged sum and its operands."""
 _LOWER: Final[Floats] = np.ldexp(1.0, np.arange(-(BINS // 2), BINS // 2))
 """The lower ends of the bins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to compute a sum. order: seed of the order of its terms; None: their own."""
+    """One way to compute a sum. order: the seed of the order of its terms; None keeps their own order."""
 
     device: str = "cpu"
     compiled: bool = True
@@ -61,10 +61,10 @@ class Setting:
 def settings_of(
     orders: int, *, threads: Sequence[int], compiled: bool, devices: Sequence[str] = (), seed: int = 0
 ) -> tuple[Setting, ...]:
-    """On each kernel and device the terms' own order and `orders` permuted ones, seeds from `seed` + 1 on.
+    """On each kernel and device, the terms' own order and `orders` permuted ones, with seeds from `seed` + 1 on.
 
-    threads: numbers of them, each for the terms' own order, and by turns for the others. compiled: whether there are
-    compiled kernels; without them, too, in any case. devices: beside the CPU.
+    threads: thread counts; each is used with the terms' own order, and they take turns for the permuted ones. compiled:
+    whether to use the compiled kernels in addition to the pure path. devices: those besides the CPU.
     """
     found = []
     for kernel in (True, False) if compiled else (False,):
@@ -79,31 +79,31 @@ def settings_of(
 
 @dataclass
 class Seen:
-    """What was seen of one kind of sum; `counts` and `divergence` by bins of gap / (u times the norm)."""
+    """The observations of one kind of sum; `counts` and `divergence` are by bins of gap / (u times the norm)."""
 
     total: int = 0
-    """Elements of all sums, computed but not all compared."""
+    """The elements of all sums, whether or not they were compared."""
     elements: int = 0
     exact: int = 0
     error: float = 0.0
     of_gap: float = 0.0
     of_exponent: float = 0.0
     counts: Floats = field(default_factory=lambda: np.zeros(BINS))
-    """Elements, estimated from those that were compared. Bin k: 2^(k - 128) <= ratio < 2^(k - 127)."""
+    """The number of elements, estimated from those that were compared. Bin k: 2^(k - 128) <= ratio < 2^(k - 127)."""
     divergence: Floats = field(default_factory=lambda: np.zeros(BINS))
-    """The largest."""
+    """The largest divergence in each bin."""
 
     @property
     def largest(self) -> float:
-        """The largest distance from each other, or from the exact sum, in units of u times the norm."""
+        """The largest distance between two values, or from the exact sum, in units of u times the norm."""
         return max(float(self.divergence.max()), self.error)
 
     def covered_by(self, kappa: float) -> bool:
-        """Whether no two values, and no value and the exact sum, are further apart than the threshold says."""
+        """Whether no two values, and no value and the exact sum, are further apart than the threshold."""
         return self.largest <= kappa
 
     def tolerance(self, kappa: float, share: float) -> int:
-        """The largest n at which that share of the elements with which a log is possible at all (n = 2) is loggable."""
+        """The largest n at which this share of the elements that can be logged at all (at n = 2) is loggable."""
         possible = float(self.counts[_loggable(kappa, MIN_TOLERANCE)].sum())
         narrow = (
             n
@@ -113,7 +113,7 @@ class Seen:
         return next(narrow, MIN_TOLERANCE)
 
     def evidence(self, kappa: float, tolerance: int) -> KindEvidence:
-        """As the policy file has it, with the shares that a threshold and a tolerance make."""
+        """The evidence for the policy file, with the shares that result from a threshold and a tolerance."""
         open_ = self.counts * np.minimum(1.0, 2 * kappa / (1.5 * _LOWER))  # a middle lies within e on either side
         loggable, every = _loggable(kappa, tolerance), max(1, self.total)
         return KindEvidence(
@@ -129,13 +129,13 @@ class Seen:
 
 
 def _loggable(kappa: float, tolerance: int) -> NDArray[np.bool_]:
-    """Bins whose elements have an error that is small against the tolerance: e <= 2^-n gap / 2."""
+    """The bins whose elements have an error that is small against the tolerance: e <= 2^-n gap / 2."""
     small: NDArray[np.bool_] = kappa * 2.0 ** (tolerance + 1) <= _LOWER
     return small
 
 
 class Operands:
-    """An observer of the interpreter that tells of each logged sum with the values that it reads."""
+    """An observer of the interpreter that reports each logged sum with the values that it reads."""
 
     def __init__(self, program: Program, tell: Sum) -> None:
         self._body, self._tell = program.body, tell
@@ -161,7 +161,7 @@ class Operands:
 
 
 class Comparison:
-    """Computes sums in several settings, and adds what is seen to the `Seen` of their kind."""
+    """Computes sums in several settings, and adds the observations to the `Seen` of their kind."""
 
     def __init__(self, settings: Sequence[Setting], precision: int, seed: int) -> None:
         self.seen = {kind: Seen() for kind in SumKind}
@@ -172,9 +172,9 @@ class Comparison:
         self._made: dict[tuple[Setting, float], Arithmetic] = {}
 
     def compare(self, instruction: Instruction, operands: Sequence[Tensor]) -> None:
-        """One logged sum. Operands are on the CPU."""
+        """Compares one logged sum. Its operands are on the CPU."""
         kind = sum_kind(instruction)
-        assert kind is not None  # the caller asks
+        assert kind is not None  # the caller has checked that it is a logged sum
         seen, sampling = self.seen[kind], self._sampling(instruction.numel)
         seen.total += instruction.numel
         elements, values, units, each = self._values(instruction, operands, sampling)
@@ -198,7 +198,7 @@ class Comparison:
                 seen.error = max(seen.error, _error(values[:, at], units[:, at], total))
 
     def _sampling(self, numel: int) -> float:
-        """The threshold within which elements are reported: all, or about `REPORTED` of well conditioned ones."""
+        """The threshold within which elements are reported: all of them, or about `REPORTED` well-conditioned ones."""
         if numel <= REPORTED:
             return EVERYTHING
         fraction_bits = self._precision - (MAX_PRECISION - FRACTION_BITS)
@@ -207,7 +207,7 @@ class Comparison:
     def _values(
         self, instruction: Instruction, operands: Sequence[Tensor], sampling: float
     ) -> tuple[Integers, Floats, Floats, float]:
-        """Elements, c and u times the norm of each in each setting, and how many elements one stands for."""
+        """Elements, c and u times the norm of each in each setting, and how many elements each one represents."""
         chosen: Integers = np.empty(0, np.int64)
         found: list[NearTies] = []
         each = 1.0
@@ -230,7 +230,7 @@ class Comparison:
     def _near(
         self, setting: Setting, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
     ) -> NearTies | None:
-        """What one setting reports of a sum."""
+        """The elements that one setting reports of a sum."""
         found: list[NearTies] = []
         with nullcontext() if setting.compiled else pure_path(), limited(setting.threads):
             arithmetic = self._made.get((setting, sampling))
@@ -244,13 +244,13 @@ class Comparison:
 
 
 def _only(near: NearTies, elements: Integers) -> NearTies:
-    """Of some reported elements, those that are named; each of them is among them."""
+    """The report restricted to some of its elements."""
     at = np.searchsorted(near.elements, elements)
     return NearTies(elements, near.values[at], near.errors[at])
 
 
 def _gaps(magnitudes: Floats, precision: int) -> tuple[Floats, Floats]:
-    """Of FP64 magnitudes: the gap between the neighbours of that precision, and 2^exponent."""
+    """For FP64 magnitudes, the gap between the neighbours of that precision, and 2^exponent."""
     exponents = np.ldexp(1.0, np.maximum(np.frexp(magnitudes)[1] - 1, _LEAST_EXPONENT))
     return exponents * 2.0 ** -(precision - (MAX_PRECISION - FRACTION_BITS)), exponents
 

@@ -1,4 +1,4 @@
-"""All elements of all logged sums of a program in one row, in program order: the order of logs in files."""
+"""The order of logs in files: all elements of all logged sums of a program in one sequence, in program order."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from tiebreak.protocol.program.step_log import Entries, Integers, Mask
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """The k-th logged sum is value `values[k]`; its elements stand at `starts[k]` up to `starts[k + 1]`."""
+    """The k-th logged sum is value `values[k]`; its elements have places `starts[k]` to `starts[k + 1] - 1`."""
 
     values: Integers
     starts: Integers
 
     @classmethod
     def of(cls, program: Program) -> "Places":
-        """Those of a program. Its limits keep the number of elements below 2^60."""
+        """The places of a program. The limits on programs keep the number of elements below 2^60."""
         logged = [(value, body.numel) for value, body in enumerate(program.body) if sum_kind(body) is not None]
         starts = np.zeros(len(logged) + 1, dtype=np.int64)
         np.cumsum([numel for _, numel in logged], out=starts[1:])
@@ -27,25 +27,25 @@ class Places:
 
     @property
     def total(self) -> int:
-        """Elements in all."""
+        """The number of elements in all."""
         return int(self.starts[-1])
 
     def start(self, value: int) -> int:
-        """Where the elements of a logged sum begin."""
+        """The place of a logged sum's first element."""
         return int(self.starts[np.searchsorted(self.values, value)])
 
     def split(self, place: Integers, up: Mask) -> Iterator[tuple[int, Entries]]:
-        """Entries by place, ascending, as entries by value."""
+        """Splits entries by place, ascending, into entries by value."""
         sums = np.searchsorted(self.starts, place, side="right") - 1
         first = np.flatnonzero(np.diff(sums, prepend=-1))
         for a, b in zip(first.tolist(), [*first[1:].tolist(), len(place)], strict=False):
             k = int(sums[a])
-            # Copies of the directions: a view would keep what it is a part of.
+            # The directions are copied because a view would keep the whole array alive.
             yield int(self.values[k]), Entries(place[a:b] - self.starts[k], up[a:b].copy())
 
 
 def joined(pieces: Sequence[Entries]) -> Entries:
-    """Consecutive pieces of one value's entries as one."""
+    """Joins consecutive pieces of one value's entries."""
     if len(pieces) == 1:
         return pieces[0]
     elements = np.concatenate([piece.elements for piece in pieces])

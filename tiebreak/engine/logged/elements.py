@@ -16,7 +16,7 @@ _SIGN: Final = np.uint32(SIGN)
 
 
 def bits_of(result: Tensor, elements: Integers) -> Bits:
-    """The bits of some elements (row-major numbers) of a contiguous f32 tensor, on whatever device."""
+    """The bits of some elements (row-major numbers) of a contiguous f32 tensor, on any device."""
     flat = result.view(-1)
     return flat[_index(result, elements)].cpu().numpy().view(np.uint32)
 
@@ -29,14 +29,14 @@ def put_bits(result: Tensor, elements: Integers, bits: Bits) -> None:
 
 
 def went_up(bits: Bits, values: Doubles) -> Mask:
-    """Which of some FP64 values, none of them a number of the precision, were rounded up: away from zero."""
+    """Which of some FP64 values were rounded up, away from zero. None may be a number of the precision itself."""
     rounded = np.abs(bits.view(np.float32).astype(np.float64))
     went: Mask = rounded > np.abs(values)
     return went
 
 
 def toward(bits: Bits, values: Doubles, up: Mask, precision: int) -> Bits:
-    """Of the two neighbours of each value, of which `bits` are one, the one that `up` says. A zero is +0."""
+    """Of the two neighbours of each value, one of which is `bits`, the one that `up` selects. A zero is +0."""
     step = np.uint32(1 << (MAX_PRECISION - precision))
     own = went_up(bits, values)
     magnitude = bits & ~_SIGN

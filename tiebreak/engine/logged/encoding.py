@@ -2,15 +2,15 @@
 
     header   u8 format = 1 ‖ u64 step ‖ u64 entries
     block    u8 width ‖ width planes of the gaps ‖ the directions
-    part     u24 length ‖ bytes: as they are if the length is that of the plain bytes, else one Zstandard frame
+    part     u24 length ‖ bytes: plain if the length is that of the plain bytes, else one Zstandard frame
 
 Headers are big-endian. Entries stand in the order of their places (`Places`); a block holds 65,536 of them, the last
-one the rest. The gap of an entry is the number of elements between it and the entry before. Plane k holds byte k of the
-gaps, the lowest first, as many as the block's greatest gap has; the last part holds a bit for each entry, 1 for up, the
-first in the highest bit. Frames have no magic number and state their size.
+one the rest. The gap of an entry is the number of elements between it and the previous entry. Plane k holds byte k of
+the gaps, the lowest first, for as many planes as the block's largest gap has bytes. The last part holds a bit for each
+entry, 1 for up, the first in the highest bit. Frames have no magic number and state their size.
 
-So an element that stands twice, out of order, or in an instruction that is not logged cannot be written at all.
-Whatever the bytes say, decoding allocates no more than a block and the entries of one value.
+The format cannot express an element that appears twice, out of order, or in an instruction that is not logged. For any
+input, decoding allocates no more than a block and the entries of one value.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,18 +33,18 @@ BLOCK: Final = 1 << 16
 _LEVEL: Final = 1
 _FRAMES: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
 _WINDOW: Final = 1 << 16
-"""What a frame may ask to be held of itself: all of a part, the greatest there is."""
+"""The largest window that a frame may ask for: that of the largest part."""
 _Gaps = NDArray[np.uint64]
 _Block = tuple[Integers, Mask]
 
 
 def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:
-    """The log of a step. Raises `LogError` for one that cannot be a log of the program."""
+    """Encodes the log of a step. Raises `LogError` for one that is impossible for the program."""
     return encode_entries(log.entries.items(), program, step)
 
 
 def encode_entries(entries: Iterable[tuple[int, Entries]], program: Program, step: int) -> bytes:
-    """As `encode_sparse`, value by value: holds one value's entries and what is encoded already."""
+    """Like `encode_sparse`, but value by value: holds one value's entries and the bytes encoded so far."""
     places, packer, parts, count = Places.of(program), _Packer(), [b""], 0
     before = -1
     for place, up in _blocks(_placed(entries, program, places, step)):
@@ -55,15 +55,16 @@ def encode_entries(entries: Iterable[tuple[int, Entries]], program: Program, ste
 
 
 def decode_sparse(data: bytes, program: Program, step: int) -> StepLog:
-    """The log of a step: one that `StepLog.check` finds nothing wrong with.
+    """Decodes the log of a step. The result passes `StepLog.check`.
 
-    Raises `LogError` for an entry beyond the last element, `EncodingError` for bytes that are no log of this step.
+    Raises `LogError` for an entry beyond the last element, and `EncodingError` for bytes that are not a log of this
+    step.
     """
     return StepLog(dict(decode_entries(BytesIO(data), len(data), program, step)))
 
 
 def decode_entries(file: BinaryIO, length: int, program: Program, step: int) -> Iterator[tuple[int, Entries]]:
-    """As `decode_sparse`, from the next `length` bytes of a file, value by value: holds one value's entries."""
+    """Like `decode_sparse`, from the next `length` bytes of a file, value by value: holds one value's entries."""
     places, source = Places.of(program), _Source(file, length, step)
     source.expect("format", FORMAT, 1)
     source.expect("step", step, 8)
@@ -83,7 +84,7 @@ def decode_entries(file: BinaryIO, length: int, program: Program, step: int) -> 
 
 
 def max_sparse_bytes(program: Program) -> int:
-    """No log of the program takes more, however many entries it has."""
+    """An upper bound on the size of any log of the program."""
     places = Places.of(program)
     parts = _width(places.total) + 1
     return HEADER_BYTES + (places.total // BLOCK + 1) * (1 + 4 * parts) + places.total * parts
@@ -104,7 +105,7 @@ def _placed(entries: Iterable[tuple[int, Entries]], program: Program, places: Pl
 
 
 def _blocks(pieces: Iterable[_Block]) -> Iterator[_Block]:
-    """The same entries in pieces of exactly one block, the last one excepted."""
+    """The same entries in pieces of exactly one block, except the last."""
     held, count = list[_Block](), 0
     for place, up in pieces:
         held.append((place, up))
@@ -122,7 +123,7 @@ def _concatenated(pieces: list[_Block]) -> _Block:
 
 
 class _Packer:
-    """Makes blocks. One compressor for all of them: making one takes longer than a small block."""
+    """Makes blocks with one shared compressor: creating one takes longer than compressing a small block."""
 
     def __init__(self) -> None:
         settings = zstandard.ZstdCompressionParameters.from_level(_LEVEL, format=_FRAMES, write_content_size=True)
@@ -141,14 +142,14 @@ class _Packer:
 
 
 class _Source:
-    """The bytes of one log, of which none is believed."""
+    """The bytes of one log, which are not trusted."""
 
     def __init__(self, file: BinaryIO, length: int, step: int) -> None:
         self._file, self._length, self._rest, self._step = file, length, length, step
         self._decompressor = zstandard.ZstdDecompressor(format=_FRAMES, max_window_size=_WINDOW)
 
     def error(self, rule: str) -> EncodingError:
-        """An error that says of which step's log it is."""
+        """An error that names the step of the log."""
         return EncodingError(
             f"encoded rounding log of step {self._step}, up to byte {self._length - self._rest}: {rule}"
         )
@@ -182,7 +183,7 @@ class _Source:
 
     def _decompressed(self, packed: bytes, size: int) -> bytes:
         try:
-            # What a frame says of itself is what would be allocated, so it is read before anything else.
+            # The frame's header determines what would be allocated, so it is checked before anything else.
             stated = zstandard.get_frame_parameters(packed, format=_FRAMES)
             if stated.content_size != size:
                 raise self.error(f"expected a frame of {size} bytes, got one of {stated.content_size}")
@@ -197,11 +198,11 @@ class _Source:
 
 
 def _placed_blocks(source: _Source, count: int, places: Places, step: int) -> Iterator[_Block]:
-    """Places and directions by the block, ascending and all below the number of elements."""
+    """Places and directions by block, ascending and all below the number of elements."""
     before = -1
     for first in range(0, count, BLOCK):
         gaps, up = _read_block(source, min(BLOCK, count - first), _width(places.total))
-        # In floating point first: a sum that is within twice the bound there cannot have left 64 bits.
+        # In floating point first: a sum within twice the bound there cannot have overflowed 64 bits.
         beyond = float(gaps.sum(dtype=np.float64)) > 2.0 * places.total
         place = np.cumsum(gaps.astype(np.int64) + 1) + before
         if beyond or place[-1] >= places.total:
@@ -228,7 +229,7 @@ def _read_block(source: _Source, count: int, limit: int) -> tuple[_Gaps, Mask]:
 
 
 def _out_of_range(gaps: _Gaps, before: int, places: Places, step: int) -> LogError:
-    """Names the first element beyond the end as one of the last logged sum."""
+    """An error that names the first element beyond the end, counted as one of the last logged sum."""
     place = before
     for gap in gaps.tolist():
         place += gap + 1
@@ -240,5 +241,5 @@ def _out_of_range(gaps: _Gaps, before: int, places: Places, step: int) -> LogErr
 
 
 def _width(greatest: int) -> int:
-    """Bytes of a gap up to this one."""
+    """The number of bytes for a gap up to this one."""
     return max(1, (greatest.bit_length() + 7) // 8)

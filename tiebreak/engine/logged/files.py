@@ -3,12 +3,12 @@
     header   "TBLOGS01" ‖ job id ‖ u64 first step of the segment
     frame    u64 step ‖ u64 length ‖ u32 CRC-32 of step, length and log ‖ the log (tiebreak.engine.logged.encoding)
 
-One frame for each step, in order. Whatever a trainer says about a step is in its head, which commits to the log's tree;
-the checksum only tells a broken disk from a lie. A process that was killed may leave part of a frame behind: it counts
-as not written. A log whose head is not signed yet is worth nothing, so a segment that is trained again starts its file
-again, whole (`LogFile.create`).
+There is one frame per step, in order. A trainer's claims are in its head, which commits to the log's tree; the checksum
+only tells a faulty disk from a lie. A killed process may leave part of a frame behind, which counts as not written. A
+log whose head is not signed yet is worth nothing, so a segment that is trained again starts a new file
+(`LogFile.create`).
 
-Looking for a step reads the frames' headers and nothing else; reading one holds the entries of one value.
+Finding a step reads only the frames' headers; reading a log holds the entries of one value.
 """
 
 import os
@@ -47,21 +47,21 @@ class Segment:
 
     @classmethod
     def of(cls, job: Job, checkpoint: int) -> "Segment":
-        """That of a checkpoint (from 0)."""
+        """The segment of a checkpoint (numbered from 0)."""
         return cls(job_id=job.id, first=job.first_step(checkpoint), last=job.last_step(checkpoint))
 
     def path(self, logs: Path) -> Path:
-        """Where its file is: named by its last step, as the checkpoint's state is."""
+        """The path of its file, which is named by its last step, as the checkpoint's state is."""
         return logs / f"{self.last:012d}.log"
 
     @property
     def header(self) -> bytes:
-        """What its file begins with."""
+        """The header of its file."""
         return MAGIC + self.job_id + unsigned(self.first, 8)
 
 
 class LogFile:
-    """One segment's file. Made by `create`, opened again by `open`; one process at a time writes into it."""
+    """One segment's file, made by `create` or reopened by `open`. Only one process at a time may write into it."""
 
     def __init__(self, path: Path, program: Program, segment: Segment) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class LogFile:
 
     @classmethod
     def create(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
-        """A new file without logs, instead of any that is there. Raises `StorageError`."""
+        """Makes a file without logs, replacing an existing one. Raises `StorageError`."""
         logs = cls(path, program, segment)
         with logs._folder(to_write=True) as folder:
             folder.write(path.name, segment.header)
@@ -82,7 +82,7 @@ class LogFile:
 
     @classmethod
     def open(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
-        """A file that is there, perhaps a stranger's. Raises `EncodingError`."""
+        """Opens an existing file, perhaps a stranger's. Raises `EncodingError`."""
         logs = cls(path, program, segment)
         with logs._reading() as file:
             logs._check_header(file.read(FILE_HEADER_BYTES))
@@ -91,19 +91,19 @@ class LogFile:
 
     @property
     def steps(self) -> range:
-        """The steps whose logs are there, whole, when last looked at."""
+        """The steps whose logs were complete when last looked at."""
         return range(self.segment.first, self.segment.first + len(self._frames))
 
     @property
     def torn(self) -> int:
-        """Bytes of a frame that is not whole, after the last one that is."""
+        """The number of bytes of an incomplete frame at the end."""
         return self._size - self._end
 
     def append(self, step: int, log: StepLog) -> None:
-        """Adds the log of the next step; what is torn is cut off first. Durable after `sync`.
+        """Adds the log of the next step, after cutting off an incomplete frame. Durable after `sync`.
 
-        Raises `LogError` for a log that the program cannot have, `StorageError` if the disk refuses; then the file is
-        as before.
+        Raises `LogError` for a log that is impossible for the program, and `StorageError` if the disk refuses; then the
+        file is as before.
         """
         if step != self.steps.stop or step > self.segment.last:
             raise StateError(f"{self.path}: expected the log of {self._next()}, got that of step {step}")
@@ -122,26 +122,25 @@ class LogFile:
         self._end = self._size = self._end + len(frame)
 
     def sync(self) -> None:
-        """Makes all that was appended durable: before a record commits to it."""
+        """Makes all appended logs durable; to be called before a record commits to them."""
         with self._folder(to_write=True) as folder, folder.changing(self.path.name) as file:
             os.fsync(file.fileno())
 
     def read(self, step: int) -> StepLog:
-        """The log of a step, one that `StepLog.check` finds nothing wrong with. Raises as `entries` does."""
+        """The log of a step, which passes `StepLog.check`. Raises the errors of `entries`."""
         return StepLog(dict(self.entries(step)))
 
     def entries(self, step: int) -> Iterator[tuple[int, Entries]]:
         """The log of a step, value by value.
 
-        Raises `EncodingError` for a file that has no such log or a broken one, `LogError` for a log that the program
-        cannot have.
+        Raises `EncodingError` if the log is missing or broken, and `LogError` if it is impossible for the program.
         """
         if not self.segment.first <= step <= self.segment.last:
             raise StateError(
                 f"{self.path}: expected a step from {self.segment.first} to {self.segment.last}, got {step}"
             )
         if step not in self.steps:
-            self._scan()  # it may have grown
+            self._scan()  # the file may have grown
         if step not in self.steps:
             torn = f", and {self.torn} bytes of a frame that is not whole" if self.torn else ""
             raise EncodingError(
@@ -170,11 +169,11 @@ class LogFile:
             yield buffered
 
     def _folder(self, *, to_write: bool = False) -> Folder:
-        # The folder of the run, through whatever link the user named it by, and the one of its logs, through none.
+        # The user may name the run's folder through a link, but the folder of its logs must not be one.
         return Folder(self.path.parent.parent, self.path.parent.name, to_write=to_write)
 
     def _scan(self) -> None:
-        """Finds the frames after those known."""
+        """Finds the frames after the known ones."""
         with self._reading() as file:
             self._size = os.fstat(file.fileno()).st_size
             while self._end < self._size:
@@ -195,7 +194,7 @@ class LogFile:
                 self._end += _FRAME.size + length
 
     def _frame(self, head: bytes, expected: int) -> tuple[int, int]:
-        """Length and checksum of a frame."""
+        """The length and the checksum of a frame."""
         step, length, checksum = _FRAME.unpack(head.ljust(_FRAME.size, b"\0"))
         if step != expected:
             raise EncodingError(f"{self.path}: expected the log of step {expected}, got one of step {step}")

@@ -1,18 +1,19 @@
-"""Algorithm 2 of the paper (`audit`), for one step: replay in the compute format, and follow the trainer's log.
+"""Algorithm 2 of the paper (`audit`) for one step: replay in the compute format, and follow the trainer's log.
 
-The paper's auditor takes a logged direction where its own rounding went the other way. A log that it always believed
-could steer a run, an ulp at a time; so here it is taken only where the sum is near its middle, as SPEC section 5.1 says
-(and `tiebreak.protocol.program.rounding` computes), which leaves one right result for each element:
+The paper's auditor takes a logged direction wherever its own rounding went the other way. A log that was always
+believed could steer a run, one ulp at a time. Here it is taken only where the sum is near its middle, as SPEC section
+5.1 defines (and `tiebreak.protocol.program.rounding` computes), which leaves one right result for each element:
 
-1. An entry, and the element is *open* (the auditor's own value lies within its error of the middle, and that error is
-   small against the tolerance): the sum is near, so the entry's direction is taken.
-2. An entry, and the element is not open: the exact sum decides. Near: taken. Else it has no effect: *elsewhere*.
-3. No entry, and the element is open: the exact sum, rounded to nearest. Where the auditor's value lies within half of
-   its error, so that the trainer's must have been open too, the log did not say what it should have (*missing*); near
-   the edge the trainer's value was clear.
-4. Neither: the arithmetic's own result.
+1. There is an entry and the element is *open* (the auditor's own value lies within its error of the middle, and that
+   error is small against the tolerance): the sum is near, so the entry's direction is taken.
+2. There is an entry and the element is not open: the exact sum decides. If it is near, the direction is taken;
+   otherwise the entry has no effect (*elsewhere*).
+3. There is no entry and the element is open: the exact sum, rounded to nearest. If the auditor's value lies within half
+   of its error, the trainer's must have been open too, so the log lacks an entry (*missing*); near the edge, the
+   trainer's value may have been clear.
+4. There is no entry and the element is not open: the arithmetic's own result.
 
-Neither finding convicts anybody. A trainer whose results are not those of its log is convicted by its roots.
+Neither finding is proof of fraud. A trainer whose results are not those of its log is convicted by its roots.
 """
 
 from collections.abc import Sequence
@@ -43,26 +44,26 @@ from tiebreak.protocol.program.rounding import (
 from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
 MAX_FINDINGS: Final = 100
-"""Kept of a step, or of an audit, by number; the rest is only counted, for a hostile log may be all findings."""
+"""The number of findings kept of a step or an audit. The rest are only counted: a hostile log may be all findings."""
 SCREENED_FROM: Final = 256
-"""Entries of one value that are not open, from which on they are screened first."""
+"""From this many entries of one value that are not open, they are screened first."""
 _EXACT_AT_ONCE: Final = 1 << 12
-"""Elements whose exact sums are held at once."""
+"""The number of elements whose exact sums are held at once."""
 _NO_ENTRIES: Final = Entries(np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
 class FindingKind(StrEnum):
-    """What an auditor noticed about an entry."""
+    """An auditor's observation about an entry."""
 
     ELSEWHERE = "elsewhere"
-    """An entry of an element that is not near a middle, and so without effect."""
+    """An entry for an element that is not near a middle, which has no effect."""
     MISSING = "missing"
-    """No entry of an element so near a middle that no machine can tell how it is rounded."""
+    """No entry for an element so near a middle that its rounding differs between machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing about a step's log. Element: row-major, in the result of the instruction."""
+    """An observation about a step's log. element: row-major, in the result of the instruction."""
 
     kind: FindingKind
     step: int
@@ -76,10 +77,10 @@ class Finding:
 
 @dataclass(kw_only=True)
 class LogReport:
-    """What following logs came to, of one step or many.
+    """The outcome of following the logs of one step or several.
 
-    entries: in the logs. needed: of those, where the direction taken is not the auditor's own rounding. elsewhere,
-    missing: findings, of which `findings` holds the first.
+    entries: those in the logs. needed: the entries whose direction differs from the auditor's own rounding. elsewhere,
+    missing: the number of findings of each kind, of which `findings` holds the first.
     """
 
     steps: int = 0
@@ -90,7 +91,7 @@ class LogReport:
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, other: "LogReport") -> None:
-        """Counts another report in."""
+        """Adds the counts and findings of another report."""
         self.steps += other.steps
         self.entries += other.entries
         self.needed += other.needed
@@ -99,7 +100,7 @@ class LogReport:
         self.findings += other.findings[: MAX_FINDINGS - len(self.findings)]
 
     def found(self, finding: Finding) -> None:
-        """Counts one finding in."""
+        """Adds one finding."""
         if finding.kind == FindingKind.ELSEWHERE:
             self.elsewhere += 1
         else:
@@ -109,10 +110,10 @@ class LogReport:
 
 
 class Follower:
-    """Follows the log of one step: `interpreter.Sums` of an auditor, and of whoever computes a step again."""
+    """Follows the log of one step: the `interpreter.Sums` of an auditor, and of anyone who computes a step again."""
 
     def __init__(self, program: Program, log: StepLog, job: Job, arithmetic: Arithmetic, step: int) -> None:
-        """Raises `LogError` for a log that cannot be one of the program."""
+        """Raises `LogError` for a log that is impossible for the program."""
         log.check(program, step)
         self.log = log
         self._job = job
@@ -124,7 +125,7 @@ class Follower:
     def settle(
         self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """Makes the result what SPEC section 5.1 says it is with this log."""
+        """Changes the result to what SPEC section 5.1 prescribes for this log."""
         entries = self.log.entries.get(value, _NO_ENTRIES)
         if not len(entries) and not len(near):
             return
@@ -140,10 +141,11 @@ class Follower:
         self._decide(replace(exact, at_edge=True), near.elements[at_edge], None)
 
     def _expected_entries(self, kind: SumKind | None, result: Tensor, near: NearTies) -> Mask:
-        """Which open elements lie so near their middle that a trainer's value must have been open, too.
+        """The open elements so near their middle that a trainer's value must have been open too.
 
-        Of a value within half of e no other machine's is further than e, if e is twice what machines differ by: a
-        calibrated threshold is. A proven one is wider than any trainer's need be: nothing is to be expected then.
+        If e is at least twice the distance between machines, as with a calibrated threshold, then no other machine's
+        value is further than e from the middle when the auditor's is within e/2. A proven threshold is wider than a
+        trainer's need be, so nothing is expected then.
         """
         logging = self._arithmetic.options.logging
         if kind is None or logging is None or logging.thresholds.get(kind) is None:
@@ -155,7 +157,10 @@ class Follower:
         return inner
 
     def _judge(self, exact: "_Exact", elements: Integers, up: Mask) -> None:  # (2)
-        """Entries of elements that are not open; of many, only those that screening leaves are summed exactly."""
+        """Settles entries of elements that are not open.
+
+        If there are many, only those that screening leaves are summed exactly.
+        """
         tolerance = self._rounding(exact).tolerance
         if len(elements) >= SCREENED_FROM and tolerance:
             self._screen = self._screen or Screen(self._arithmetic)
@@ -175,7 +180,7 @@ class Follower:
         self.report.elsewhere += len(elements[MAX_FINDINGS:])
 
     def _take(self, result: Tensor, elements: Integers, values: Doubles, up: Mask) -> None:  # (1)
-        """Takes the directions of elements that are near a middle; values: FP64, between the same neighbours."""
+        """Takes the directions of elements that are near a middle. values: FP64, between the same neighbours."""
         own = bits_of(result, elements)
         taken = toward(own, values, up, self._job.precision)
         differs = taken != own
@@ -225,14 +230,14 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class _Exact:
-    """A logged sum of which single elements are summed exactly."""
+    """A logged sum, single elements of which are summed exactly."""
 
     instruction: Instruction
     operands: Sequence[Tensor]
     result: Tensor
     value: int
     at_edge: bool = False
-    """Whether a missing entry of these elements is nothing to tell of."""
+    """Whether a missing entry for these elements is not worth reporting."""
 
 
 def _direction(up: bool) -> Direction:

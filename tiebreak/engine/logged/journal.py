@@ -1,10 +1,10 @@
-"""The rounding logs of a run while it is computed: what each step records or follows, on disk before its record is.
+"""The rounding logs of a run in progress: each step's log, recorded or followed, is on disk before its record.
 
-A step that nobody has logged yet is recorded (Algorithm 4). Everything else is followed (Algorithm 2): an auditor's
-steps with the trainer's logs, of which it keeps a copy, for a dispute needs them; and, by trainer and auditor alike,
-steps of segments that have a record already, with the log that is there, which is never written again.
+A step that nobody has logged yet is recorded (Algorithm 4). All others are followed (Algorithm 2): an auditor follows
+the trainer's logs, and keeps a copy because a dispute needs them. Trainer and auditor alike follow the existing log of
+a segment that already has a record; such a log is never rewritten.
 
-Logs of a segment without a record are made again from its first step on, whatever a crash left of them.
+The logs of a segment without a record are made again from its first step on, regardless of what a crash left behind.
 """
 
 from tiebreak.engine.arithmetic import Arithmetic
@@ -21,7 +21,10 @@ from tiebreak.protocol.tags import Digest
 
 
 class Journal:
-    """Of one call of `Worker.work`, which starts at the first step of a segment. Holds 32 bytes a step of a segment."""
+    """The journal of one `Worker.work`, which starts at the first step of a segment.
+
+    Holds 32 bytes per step of a segment.
+    """
 
     def __init__(self, run: RunDirectory, arithmetic: Arithmetic, logs: CommittedLogs | None) -> None:
         """logs: those of the trainer, for its auditor; None for the trainer."""
@@ -34,7 +37,7 @@ class Journal:
         self.report = LogReport()
 
     def before(self, step: int) -> Recorder | Follower | None:
-        """What settles the logged sums of a step; None under policy `exact`."""
+        """The object that settles the logged sums of a step; None under policy `exact`."""
         if not self._run.job.is_logged:
             return None
         if self._is_recorded(step):
@@ -42,7 +45,7 @@ class Journal:
         return Recorder() if self._theirs is None else self._follow(step, self._theirs.step_log(step))
 
     def after(self, step: int, sums: Recorder | Follower | None) -> None:
-        """Keeps the log of a step that was computed. Raises `StorageError`."""
+        """Stores the log of a computed step. Raises `StorageError`."""
         if sums is None:
             return
         if isinstance(sums, Follower):

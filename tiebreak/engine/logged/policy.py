@@ -1,9 +1,9 @@
-"""The policy file: the thresholds and tolerances of a run of policy `logged`, and what they were measured on.
+"""The policy file: the thresholds and tolerances of a run of policy `logged`, and the measurements behind them.
 
-A job fixes the precision and the tolerances, for they say what a result *is* (SPEC section 5.1). The thresholds say
-only how a party computes: how far its own value may be from the exact sum. Whoever computes with thresholds too small
-for its machine gets wrong values and loses by them, so a party believes its own measurement, or the proven bounds, and
-not a stranger's file. JSON, at most 64 KiB, fields in any order and no others:
+A job fixes the precision and the tolerances, because they define what a result *is* (SPEC section 5.1). The thresholds
+only say how a party computes: how far its own value may be from the exact sum. A party whose thresholds are too small
+for its machine gets wrong values and loses by them, so it should rely on its own measurement or on the proven bounds,
+and not on a stranger's file. JSON, at most 64 KiB, fields in any order and no others:
 
     version     1
     precision   16 ... 32, as in the job
@@ -13,7 +13,7 @@ not a stranger's file. JSON, at most 64 KiB, fields in any order and no others:
                 tolerance: n of the job, 0 or 2 ... 64
     evidence    null, or what `tiebreak.engine.logged.calibration` measured: the fields of `Evidence`
 
-The file's name for people is its digest: SHA-256 of its shortest encoding, fields in the order above.
+People refer to a file by its digest: SHA-256 of its shortest encoding, with the fields in the order above.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from tiebreak.protocol.strict_json import parse_json
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 16
 MAX_DEPTH: Final = 8
-"""Of brackets: a deeper file can exhaust the C stack of the JSON parser."""
+"""The most nested brackets: a deeper file can exhaust the C stack of the JSON parser."""
 MAX_LIST: Final = 256
 MAX_TEXT: Final = 200
 MAX_THRESHOLD: Final = 2.0**60
@@ -44,13 +44,13 @@ _NAMES: Final = {kind.name.lower(): kind for kind in SumKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindEvidence:
-    """What was measured of one kind of sum.
+    """The measurements of one kind of sum.
 
-    elements: compared between settings. exact: of those, compared with the exact sum too. divergence: the largest, in
-    units of u times the element's norm; error: the largest from an exact sum, in the same units. of_gap: the largest
-    divergence as a share of the gap at the element. of_exponent: as a share of 2^exponent of the element, in which the
-    paper's tau counts. logged: share of all elements that the policy logs; resolved: share that is open and computed
-    exactly instead.
+    elements: the number compared between settings. exact: how many of them were also compared with the exact sum.
+    divergence: the largest, in units of u times the element's norm. error: the largest distance from an exact sum, in
+    the same units. of_gap: the largest divergence as a share of the gap at the element. of_exponent: the same as a
+    share of 2^exponent of the element, the unit of the paper's tau. logged: the share of all elements that the policy
+    logs. resolved: the share that is open but computed exactly instead.
     """
 
     elements: int
@@ -65,7 +65,7 @@ class KindEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a calibration did. programs: roots of the programs, hex. settings, environment: one line each."""
+    """The record of a calibration. programs: roots of the programs, hex. settings, environment: one line each."""
 
     programs: tuple[str, ...]
     steps: int
@@ -80,7 +80,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedPolicy:
-    """Thresholds and tolerances of each kind of sum. Raises `ConfigurationError` for what cannot be computed with."""
+    """Thresholds and tolerances by kind of sum. Raises `ConfigurationError` for values that cannot be computed with."""
 
     precision: int
     thresholds: Mapping[SumKind, float | None]
@@ -107,30 +107,30 @@ class LoggedPolicy:
 
     @property
     def tolerances_packed(self) -> int:
-        """The job's field."""
+        """The tolerances as the job's field."""
         return pack_tolerances(dict(self.tolerances))
 
     @property
     def proven(self) -> bool:
-        """Whether every threshold is the proven bound, so that nothing rests on a measurement."""
+        """Whether every threshold is the proven bound, so that nothing depends on a measurement."""
         return all(threshold is None for threshold in self.thresholds.values())
 
     @property
     def digest(self) -> str:
-        """Names the policy, evidence included: hex."""
+        """The hex digest that identifies the policy, evidence included."""
         return hashlib.sha256(json.dumps(self._as_data(), separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
     def logging(self) -> Logging:
-        """As the arithmetic takes it."""
+        """The settings for the arithmetic."""
         return Logging(thresholds=dict(self.thresholds), tolerances=dict(self.tolerances))
 
     def encode(self) -> bytes:
-        """The file."""
+        """The bytes of the policy file."""
         return json.dumps(self._as_data(), indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, name: str = "policy") -> "LoggedPolicy":
-        """The inverse of `encode`, of bytes that may be a stranger's. Raises `EncodingError`."""
+        """Decodes a file that may be a stranger's. Raises `EncodingError`."""
         top = _Object(name, _parse(name, data))
         if (version := top.integer("version", 0, 1 << 16)) != VERSION:
             raise EncodingError(f"{name}: expected version {VERSION}, got {version}")
@@ -159,11 +159,11 @@ class LoggedPolicy:
 
     @classmethod
     def load(cls, path: Path) -> "LoggedPolicy":
-        """Reads a policy file. Raises `EncodingError` for one that is missing, no plain file, or not as above."""
+        """Reads a policy file. Raises `EncodingError` for one that is missing, malformed or not a plain file."""
         return cls.decode(read_file(path, MAX_BYTES), str(path))
 
     def save(self, path: Path) -> None:
-        """Writes a policy file, whole or not at all. Raises `StorageError`."""
+        """Writes the whole policy file or nothing. Raises `StorageError`."""
         write_file(path, self.encode())
 
     def _as_data(self) -> dict[str, Any]:
@@ -204,12 +204,12 @@ def _parse(name: str, data: bytes) -> Any:
         raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
     try:
         return parse_json(data, MAX_DEPTH)
-    except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
+    except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError, or integers of thousands of digits
         raise EncodingError(f"{name}: expected JSON, got something else: {error}") from error
 
 
 class _Object:
-    """A JSON object of which every field is taken once, and none is left over."""
+    """A JSON object. Every field must be taken once, and none may be left over."""
 
     def __init__(self, name: str, data: Any) -> None:
         if not isinstance(data, dict):
@@ -226,21 +226,21 @@ class _Object:
         return EncodingError(f"{self._name}, {key}: expected {expected}, got {str(found)[:MAX_TEXT]!r}")
 
     def integer(self, key: str, low: int, high: int) -> int:
-        """low <= it <= high."""
+        """An integer from low to high."""
         value = self._take(key)
         if type(value) is not int or not low <= value <= high:
             raise self._wrong(key, f"an integer from {low} to {high}", value)
         return value
 
     def number(self, key: str, high: float = float("inf")) -> float:
-        """Finite, 0 <= it <= high."""
+        """A finite number from 0 to high."""
         value = self._take(key)
         if type(value) not in (int, float) or not 0 <= value <= min(high, 2.0**1023) or not isfinite(value):
             raise self._wrong(key, f"a number from 0 to {high}", value)
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A number, or null."""
+        """A number or null."""
         if key in self._left and self._left[key] is None:
             self._left.pop(key)
             return None
@@ -251,7 +251,7 @@ class _Object:
         return self._check_text(key, self._take(key))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of such."""
+        """A list of printable ASCII strings."""
         value = self._take(key)
         if not isinstance(value, list) or len(value) > MAX_LIST:
             raise self._wrong(key, f"a list of at most {MAX_LIST}", value)
@@ -263,20 +263,20 @@ class _Object:
         return value
 
     def inner(self, key: str) -> "_Object":
-        """An object in it."""
+        """A nested object."""
         return _Object(f"{self._name}, {key}", self._take(key))
 
     def optional(self, key: str) -> "_Object | None":
-        """An object in it, or null."""
+        """A nested object or null."""
         value = self._take(key)
         return None if value is None else _Object(f"{self._name}, {key}", value)
 
     def has(self, key: str) -> bool:
-        """Whether a field is there."""
+        """Whether there is such a field."""
         return key in self._left
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """Raises an error if a field was not taken."""
         if self._left:
             raise EncodingError(f"{self._name}: expected no other fields, got {min(self._left)[:MAX_TEXT]!r}")
 

@@ -1,16 +1,17 @@
-"""Which of many entries lie near a middle, without their exact sums: a log of all elements must not stall its auditor.
+"""Tells which of many entries lie near a middle without exact sums: a log of all elements must not stall its auditor.
 
-Summing one element exactly takes as long as some thousand terms of a matrix product, so whoever logs every element of a
-large one could keep auditors busy for longer than anybody waits. The sum is computed once more in FP64 instead, with c
-and N >= Sigma|terms| of every element. With e = coefficient(2 K + 16) N (`tiebreak.engine.arithmetic.ziv`; no order
-of summation rounds more often), g the gap around c and m its middle, the exact sum is
+Summing one element exactly takes as long as some thousand terms of a matrix product, so a trainer that logs every
+element of a large product could keep auditors busy for longer than anyone waits. Instead the sum is computed once more
+in FP64, giving c and N >= Sigma|terms| for every element. With e = coefficient(2 K + 16) N
+(`tiebreak.engine.arithmetic.ziv`; no order of summation rounds more often), the gap g around c and its middle m, the
+exact sum is
 
     near    if ||c| - m| + e < 2^-n g: then it lies between the same neighbours;
-    far     if ||c| - m| - e > 2^-n g and e < g/8: should it lie beyond a neighbour, it is by less than g/8, and there,
-            with a gap g' of at least g/2, further than g'/4 >= 2^-n g' from the middle.
+    far     if ||c| - m| - e > 2^-n g and e < g/8: even if it lies beyond a neighbour, it is less than g/8 beyond, where
+            the gap g' is at least g/2, and so further than g'/4 >= 2^-n g' from the middle.
 
-The few that are neither, those whose e is zero or not finite, and those near the greatest numbers, where the gaps end,
-are left to exact sums.
+Exact sums decide the few elements that are neither, those whose e is zero or not finite, and those near the greatest
+numbers, where the gaps end.
 """
 
 from collections.abc import Sequence
@@ -32,12 +33,12 @@ from tiebreak.protocol.program.step_log import Integers, Mask
 THRESHOLD: Final = 2.0**60
 _GREATEST: Final = 2.0**127
 _SLACK: Final = 1 + 2.0**-40
-"""More than the roundings of these few FP64 operations."""
+"""More than the rounding errors of these few FP64 operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """Of some elements: c, which are near, which are far."""
+    """For some elements: c, and masks of those that are near and those that are far."""
 
     values: Doubles
     near: Mask
@@ -55,7 +56,7 @@ class Screen:
     def screen(
         self, instruction: Instruction, operands: Sequence[Tensor], elements: Integers, tolerance: int
     ) -> Screened:
-        """elements: ascending numbers, row-major. tolerance: n, at least 2."""
+        """Screens elements. elements: ascending row-major numbers. tolerance: n, at least 2."""
         values, errors = self._computed(instruction, operands, elements)
         gaps = self._round.gaps(torch.from_numpy(values)).numpy()
         magnitude = np.abs(values)
@@ -70,7 +71,7 @@ class Screen:
     def _computed(
         self, instruction: Instruction, operands: Sequence[Tensor], elements: Integers
     ) -> tuple[Doubles, Doubles]:
-        """c and e of some elements; where they are not known, 0 and infinity."""
+        """c and e of some elements; 0 and infinity where they are not known."""
         values, errors = np.zeros(len(elements)), np.full(len(elements), np.inf)
         found: list[NearTies] = []
         self._arithmetic.execute(instruction, operands, 0, found.append)
