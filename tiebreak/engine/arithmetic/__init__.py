@@ -1,4 +1,4 @@
-"""Executes one instruction exactly in torch; near ties apart, where policy `logged` wants them."""
+"""Executes one instruction exactly in torch, except for near ties that policy `logged` reports."""
 
 from tiebreak.engine.arithmetic.execute import Arithmetic, Options
 from tiebreak.engine.arithmetic.near_ties import Logging, NearTies

@@ -1,7 +1,7 @@
-"""Memory for large results that is used again: fresh memory costs a page fault for every 4 KiB.
+"""Reuses the memory of large results: fresh memory costs a page fault for every 4 KiB.
 
-A buffer goes back to the pool when the last tensor over it dies, whoever holds that and whichever thread drops it, so
-users need not know about the pool. What nobody asked for during a whole step is freed.
+A buffer returns to the pool when the last tensor over it dies, regardless of who holds that tensor or which thread
+drops it, so callers need not know about the pool. A buffer that was not used during a whole step is freed.
 """
 
 import weakref
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 SMALL: Final = 1 << 18
-"""Bytes below which the allocator itself keeps memory."""
+"""Below this many bytes the allocator itself reuses memory."""
 _ALIGNMENT: Final = 64
 
 Block = npt.NDArray[np.uint8]
 
 
 class Buffers:
-    """A pool of CPU memory, by exact size. Used by one thread at a time; returns may come from any."""
+    """A pool of CPU memory, by exact size. One thread at a time may take buffers; any thread may return them."""
 
     def __init__(self) -> None:
         self._idle: dict[int, deque[tuple[int, Block]]] = {}
@@ -54,7 +54,7 @@ class Buffers:
         lent[key] = weakref.ref(lease, returned), block
 
     def end_step(self) -> None:
-        """Frees what lay idle since before the step that now ends."""
+        """Frees the buffers that have been idle since before the step that now ends."""
         for idle in self._idle.values():
             for _ in range(len(idle)):
                 since, block = idle.popleft()
@@ -64,5 +64,5 @@ class Buffers:
 
     @property
     def idle_bytes(self) -> int:
-        """Memory held for nobody."""
+        """The number of bytes in idle buffers."""
         return sum(block.nbytes for idle in self._idle.values() for _, block in tuple(idle))

@@ -1,8 +1,8 @@
 """`map` (SPEC 4.4) in native torch operations. IEEE hardware rounds f32 add, sub, mul and div correctly.
 
-What must not appear here: a Python scalar or a CPU scalar tensor as divisor (CUDA multiplies by the reciprocal),
-`alpha`, `addcmul`, `addcdiv`, `lerp` and anything else that contracts into FMA, in-place writes to operands. Operands
-come as broadcastable views, of which one has the result's shape; `out` is new, contiguous and of the result's dtype.
+This module must not use a Python scalar or a CPU scalar tensor as a divisor (CUDA multiplies by the reciprocal),
+`alpha`, `addcmul`, `addcdiv`, `lerp` or anything else that contracts into FMA, nor write to operands in place. Operands
+are broadcastable views, one of which has the result's shape; `out` is new, contiguous and of the result's dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 Kernel = Callable[[Sequence[Tensor], Tensor], None]
-"""Writes the function of some operands into `out`."""
+"""Writes a function of the operands into `out`."""
 
 _I64_MAX: Final = (1 << 63) - 1
 _I64_MIN: Final = -(1 << 63)
@@ -33,7 +33,7 @@ def _copy(x: Sequence[Tensor], out: Tensor) -> None:
 
 
 def _plus_zero(function: Callable[..., Tensor]) -> Kernel:
-    """f32 max and min: a result that is zero is +0."""
+    """f32 max and min, whose zero results are made +0."""
 
     def kernel(x: Sequence[Tensor], out: Tensor) -> None:
         function(*x, out=out)
@@ -52,7 +52,7 @@ def _sqrt(x: Sequence[Tensor], out: Tensor) -> None:
 
 def _floordiv(x: Sequence[Tensor], out: Tensor) -> None:
     a, b = x
-    # Division by 0 and of -2^63 by -1 traps on CPUs: both are kept from the hardware.
+    # Division by 0, and of -2^63 by -1, traps on CPUs, so neither reaches the hardware.
     safe = torch.where((b == 0) | (b == -1), 1, b)
     quotient = torch.div(a, safe, rounding_mode="floor")
     quotient = torch.where(b == -1, a.neg(), quotient)
@@ -66,7 +66,7 @@ def _mod(x: Sequence[Tensor], out: Tensor) -> None:
 
 
 def _f32_to_i64(x: Sequence[Tensor], out: Tensor) -> None:
-    # A cast of NaN or of what does not fit is undefined in C++: only what fits is cast.
+    # In C++ a cast of NaN, or of a value that does not fit, is undefined, so only values that fit are cast.
     value = x[0]
     limit = torch.full((), 2.0**63, dtype=torch.float32, device=value.device)
     fits = value.abs() < limit
@@ -126,5 +126,5 @@ _CASTS: Final[dict[tuple[torch.dtype, DType], Kernel]] = {
 
 
 def kernel_of(function: MapFunction, source: torch.dtype, result: DType) -> Kernel:
-    """The kernel of a function that is not transcendental; `source` is the dtype of the first operand."""
+    """The kernel of a function that is not transcendental. `source` is the dtype of the first operand."""
     return _CASTS[source, result] if function == MapFunction.CAST else _FUNCTIONS[function]

@@ -1,11 +1,11 @@
 """Chains of elementwise instructions in one compiled pass (elementwise.c), without memory for intermediate results.
 
-A chain is made ready once: its instructions become code for a small register machine that works through tiles of
-contiguous elements. Operands that a chain reads element by element are used where they lie, scalars as one element;
-whatever is broadcast, strided or reversed is first copied into the tile, through its access map.
+A chain is prepared once: its instructions become code for a small register machine that works through tiles of
+contiguous elements. Operands that a chain reads element by element are used in place, and scalars as one element;
+operands that are broadcast, strided or reversed are first copied into the tile through their access map.
 
-The pure twin is `Arithmetic.execute`, instruction by instruction; it runs where there is no C compiler, on other
-devices than CPUs, and where each value is observed.
+The pure twin is `Arithmetic.execute`, instruction by instruction. It runs if there is no C compiler, on devices other
+than CPUs, and when each value is observed.
 """
 
 import ctypes
@@ -30,31 +30,31 @@ from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Access, DType, Instruction, IotaParams, MapFunction, Opcode, RandomParams
 
 TILES_PER_TURN: Final = 32
-"""Tiles that a thread takes at a time."""
+"""The number of tiles that a thread takes at a time."""
 _MAX_REGISTERS: Final = 512
 _REGISTER_WORDS: Final = 3
 _OPERATION_WORDS: Final = 6
 _STAGGER: Final = 320
-"""Bytes between scratch registers, so that equal places of two do not share their low address bits."""
+"""Bytes between scratch registers, so that equal positions in two registers differ in their low address bits."""
 _RESOLVED: Final = (MapFunction.EXP, MapFunction.TANH)
-"""Functions that need exact results where FP64 cannot decide, by the kernel's number for them."""
+"""Functions that need exact results where FP64 cannot decide; the position is the kernel's number for them."""
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint32)
 
 
 class Exact(Protocol):
-    """What decides where FP64 cannot."""
+    """Decides results that FP64 cannot."""
 
     @property
     def precision(self) -> int:
-        """Bits of results."""
+        """The number of bits of a result."""
 
     def exact_bits(self, function: MapFunction, bits: int) -> int:
-        """The bits of the rounded exact result, for the bits of the argument."""
+        """The bits of the rounded exact result for the bits of an argument."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The loaded library, its operations by name, and the elements of a tile."""
+    """The loaded library, its operations by name, and the number of elements in a tile."""
 
     library: ctypes.CDLL
     codes: Mapping[str, int]
@@ -62,12 +62,12 @@ class Kernel:
 
 
 def build() -> Build:
-    """The compiled library, or why there is none."""
+    """The compiled library, or the reason why there is none."""
     return load(Path(__file__).with_name("elementwise.c"))
 
 
 def kernel() -> Kernel | None:
-    """The kernel, unless there is none on this machine or it is switched off."""
+    """The kernel, or None if this machine has none or it is switched off."""
     library = build().library
     return None if library is None else _kernel(library)
 
@@ -83,7 +83,7 @@ def _kernel(library: ctypes.CDLL) -> Kernel:
 
 
 class Turns:
-    """Parts of 0 ... size - 1, each given to one of the threads that iterate."""
+    """Divides 0 ... size - 1 into parts, each of which goes to one of the iterating threads."""
 
     def __init__(self, size: int, step: int) -> None:
         self._size, self._step = size, step
@@ -97,12 +97,12 @@ class Turns:
             yield begin, min(begin + self._step, self._size)
 
     def threads(self) -> int:
-        """Threads that find work."""
+        """The number of threads that find work."""
         return min(torch.get_num_threads(), -(-self._size // self._step))
 
 
 def all_finite(found: Kernel, tensor: Tensor) -> bool:
-    """Whether a contiguous f32 CPU tensor holds neither infinities nor NaN: one pass, no temporary."""
+    """Whether a contiguous f32 CPU tensor holds neither infinities nor NaN. One pass without a temporary."""
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"expected a contiguous f32 tensor on a CPU, got {tensor.dtype} on {tensor.device}")
     address, turns = tensor.data_ptr(), Turns(tensor.numel(), found.tile * TILES_PER_TURN)
@@ -121,21 +121,21 @@ class Member:
     exported: bool
     """Whether its result is used outside the chain."""
     sealed: bool
-    """Whether its result is committed: NaN becomes the one NaN, and it is found out whether all is finite."""
+    """Whether its result is committed: NaN becomes canonical, and the kernel notes whether all elements are finite."""
     replaces: int | None = None
-    """The value, read in place by this chain and by nothing after it, whose memory the result may have."""
+    """The value whose memory the result may reuse: this chain reads it in place, and nothing reads it afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The exported results of a chain by value number, and of the sealed ones whether all elements are finite."""
+    """The exported results of a chain by value number; for the sealed ones, whether all elements are finite."""
 
     tensors: dict[int, Tensor]
     finite: dict[int, bool]
 
 
 class Chains:
-    """What makes and runs the chains of one `Arithmetic`."""
+    """Makes and runs the chains of one `Arithmetic`."""
 
     def __init__(self, found: Kernel, exact: Exact, stats: Stats) -> None:
         self.kernel, self.stats, self.buffers = found, stats, Buffers()
@@ -147,14 +147,14 @@ class Chains:
         self.resolver = _Resolver(resolve)
 
     def make(self, members: tuple[Member, ...]) -> "Chain":
-        """A chain made ready. `members` are in program order and of one number of elements.
+        """Prepares a chain. `members` are in program order and have the same number of elements.
 
         An operand that is a member's result must be read in place (`tiebreak.engine.run.schedule.reads_in_place`).
         """
         return Chain(self, members)
 
     def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-        """The result of one instruction, a chain of its own: what qualification and tests compare."""
+        """Runs one instruction as a chain of its own, for qualification and tests."""
         types = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
         read = [operands[access.value] for access in instruction.operands]
         member = Member(
@@ -174,7 +174,7 @@ class Chain:
     def __init__(self, chains: Chains, members: tuple[Member, ...]) -> None:
         self._chains = chains
         self._numel = members[0].instruction.numel
-        # SAFETY: every register is a run of as many elements.
+        # SAFETY: every register is a run of this many elements.
         if any(m.instruction.numel != self._numel for m in members):
             raise ValueError(
                 f"expected members of {self._numel} elements, got {[m.instruction.numel for m in members]}"
@@ -191,7 +191,10 @@ class Chain:
         self._sealed, self._resolved = tuple(writer.sealed.items()), tuple(writer.resolved)
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> Result:
-        """Executes the chain on the values that it reads. Results may overwrite those of `given` that they replace."""
+        """Executes the chain on the values that it reads.
+
+        Results may overwrite the values in `given` that they replace.
+        """
         tensors = [self._checked(values[number], number, *kind) for number, kind in self._inputs]
         made = {
             number: values[old].view(shape)
@@ -208,7 +211,7 @@ class Chain:
         return Result(made, {number: not any(own[at] for own in counters) for number, at in self._sealed})
 
     def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
-        """Runs all tiles; the counters of each thread."""
+        """Runs all tiles; returns the counters of each thread."""
         found, code, resolver = self._chains.kernel, self._code, self._chains.resolver
         turns = Turns(self._numel, found.tile * TILES_PER_TURN)
 
@@ -236,14 +239,14 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Register:
-    """Where a register lies."""
+    """The location of a register."""
 
     pointer: int
-    """Number of the tensor, inputs before outputs; -1: scratch."""
+    """The number of the tensor, inputs before outputs; -1 for scratch."""
     offset: int
-    """Bytes from the tensor's first element."""
+    """The offset from the tensor's first element, in bytes."""
     step: int
-    """Bytes from one element to the next; 0: one element for all."""
+    """The number of bytes from one element to the next; 0 if one element stands for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,19 +259,19 @@ class _Operation:
 
 @dataclass
 class _Code:
-    """The code of a chain: registers and operations as elementwise.c has them."""
+    """The code of a chain: registers and operations as elementwise.c expects them."""
 
     registers: list[_Register] = field(default_factory=list)
     operations: list[_Operation] = field(default_factory=list)
     counters: int = 0
 
     def register(self, pointer: int, offset: int, step: int) -> int:
-        """The number of a new register."""
+        """Adds a register and returns its number."""
         self.registers.append(_Register(pointer, offset, step))
         return len(self.registers) - 1
 
     def count(self, number: int) -> int:
-        """The place of some new counters."""
+        """Adds counters and returns their place."""
         self.counters += number
         return self.counters - number
 
@@ -290,7 +293,10 @@ class _Code:
         return np.array([*words, *parameters, 0], dtype=np.int64)
 
     def _slots(self) -> dict[int, int]:
-        """A slot for each scratch register, free again once nothing reads it. Operands and result never share one."""
+        """Assigns a slot to each scratch register, free again once nothing reads it.
+
+        Operands and result never share one.
+        """
         last = {r: k for k, op in enumerate(self.operations) for r in (op.result, *op.operands)}
         slots: dict[int, int] = {}
         free: list[int] = []
@@ -312,7 +318,7 @@ class _Writer:
         self.code = _Code()
         self._precision = precision
         self.inputs: dict[int, tuple[DType, int]] = {}
-        """Values read from outside, in the order of their pointers: dtype and elements."""
+        """The values read from outside, in the order of their pointers: dtype and number of elements."""
         self.outputs = tuple(m for m in members if m.exported)
         self.sealed: dict[int, int] = {}
         self.resolved: list[tuple[MapFunction, int]] = []
@@ -326,7 +332,7 @@ class _Writer:
         self._pointers = {value: k for k, value in enumerate((*self.inputs, *(m.number for m in self.outputs)))}
         for m in members:
             self._member(m)
-        # A result that may overwrite an operand is stored when the tile has read all of that.
+        # A result that may overwrite an operand is stored after the tile has read all of that operand.
         for m in self.outputs:
             if m.replaces is not None:
                 result = self.code.register(self._pointers[m.number], 0, m.instruction.dtype.size)
@@ -360,7 +366,8 @@ class _Writer:
         function = MapFunction(i.function)
         operands = [self._operand(i, access, t) for access, t in zip(i.operands, m.operand_dtypes, strict=True)]
         scalar = [i.numel > 1 and self.code.registers[r].step == 0 for r in operands]
-        # The kernel has no loops for one operand that is a scalar, two of two, or the condition of `where`.
+        # The kernel has no loops for a scalar as the only operand, two scalars of two, or a scalar condition of
+        # `where`.
         if scalar[0] and (all(scalar[:2]) or function == MapFunction.WHERE):
             operands[0] = self._spread(operands[0], m.operand_dtypes[0], i.numel)
         parameters: tuple[int, ...] = ()
@@ -374,7 +381,7 @@ class _Writer:
         self.code.operations.append(_Operation(name, result, operands, parameters))
 
     def _operand(self, i: Instruction, access: Access, dtype: DType) -> int:
-        """The register of an operand; loads it first where elements do not lie one after the other."""
+        """The register of an operand, which is loaded first if its elements are not contiguous."""
         if access.value in self._made:
             return self._made[access.value]
         dims = coalesce(i.shape, [access.strides])
@@ -391,20 +398,20 @@ class _Writer:
         return self._loaded[key]
 
     def _scalar(self, access: Access, dtype: DType) -> int:
-        """The register of one element, which a `random` reads with all strides 0."""
+        """The register of a single element, which a `random` instruction reads with all strides 0."""
         if access.value in self._made:
             return self._made[access.value]
         return self.code.register(self._pointers[access.value], access.offset * dtype.size, 0)
 
     def _spread(self, scalar: int, dtype: DType, numel: int) -> int:
-        """A register with one element everywhere."""
+        """A register with the same element at every position."""
         register = self.code.register(-1, 0, dtype.size)
         self._emit(f"LOAD{dtype.size}", register, (scalar,), (1, numel, 0))
         return register
 
 
 def _box(dims: Sequence[Dim]) -> tuple[int, ...]:
-    """Rank, sizes and strides; a single element is a box of rank 1."""
+    """Rank, sizes and strides. A single element is a box of rank 1."""
     if not dims:
         return 1, 1, 0
     return len(dims), *(dim.size for dim in dims), *(dim.strides[0] for dim in dims)

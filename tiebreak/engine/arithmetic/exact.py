@@ -1,18 +1,18 @@
-"""Exact sums in fixed point: what every sum that nothing else decides falls back on, in torch, on any device.
+"""Exact sums in fixed point, in torch on any device: the fallback of every sum that nothing else decides.
 
-Terms are FP64 numbers, exact products of two f32 or f32 themselves: multiples of 2^-298 below 2^256. A sum of them is
-kept as *digits* of some bits, signed 64-bit integers with room for carries (Neal's small superaccumulator, 2015, for
+Terms are FP64 numbers: exact products of two f32, or f32 themselves, which are multiples of 2^-298 below 2^256. A sum
+of terms is kept as *digits*, signed 64-bit integers with room for carries (Neal's small superaccumulator, 2015, for
 many elements at once).
 
-**Terms.** With S = 1.5 * 2^(52 + g), fl(fl(p + S) - S) is p rounded to a multiple of 2^g, for |p| < 2^(51 + g), and
-what remains is exact and at most 2^(g - 1). Taking g down a fixed grid of 32 bits, each step moves the remainders'
-highest digit into the sums; steps at which nothing remains are left out.
+**Terms.** With S = 1.5 * 2^(52 + g), fl(fl(p + S) - S) is p rounded to a multiple of 2^g, for |p| < 2^(51 + g), and the
+remainder is exact and at most 2^(g - 1). As g goes down a fixed grid of 32 bits, each step moves the highest digit of
+the remainders into the sums; the loop skips steps without remainders.
 
-**Matrices.** A tile of a matrix product of which many elements are undecided is computed as a whole, modulo primes
-below 2^22: residues are at most 2^21, so 2^10 of their products add exactly in FP64, in any order, and each prime costs
-one fast matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is
-sum(y_i M / p_i) - q M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so that q is the nearest integer to
-sum(y_i / p_i). There are as many primes as the range of the data's exponents needs: 27 at most.
+**Matrices.** A tile of a matrix product with many undecided elements is computed as a whole, modulo primes below 2^22:
+residues are at most 2^21, so 2^10 of their products add exactly in FP64, in any order, and each prime costs one fast
+matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is sum(y_i M / p_i) - q
+M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so q is the nearest integer to sum(y_i / p_i). The number of
+primes depends on the range of the data's exponents, and is at most 27.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,29 +35,29 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 ROW_BUDGET: Final = 1 << 20
-"""Terms read at once."""
+"""The number of terms read at once."""
 CACHED: Final = 1 << 15
-"""Terms added at once on a CPU, so that they stay in its cache."""
+"""The number of terms added at once on a CPU, which keeps them in its cache."""
 LEAST: Final = -298
 """Terms are multiples of 2^LEAST."""
 _BITS: Final = 32
 _DIGITS: Final = 20
-"""506 + 48 bits, 2^31 terms and a sign."""
+"""Enough for 506 + 48 bits, 2^31 terms and a sign."""
 _EXPONENT: Final = 0x7FF
 
 Exact = tuple[int, int] | None
-"""(n, e) of the exact sum n * 2^e; None where a term is not finite."""
+"""(n, e) of the exact sum n * 2^e; None if a term is not finite."""
 
 
 class Digits:
-    """Exact sums of some elements: digits of `bits` bits, the lowest of weight 2^least, i64 (digits, U)."""
+    """Exact sums of some elements, as i64 digits (digits, U) of `bits` bits, the lowest of weight 2^least."""
 
     def __init__(self, values: Tensor, bits: int = _BITS, least: int = LEAST) -> None:
         self.values, self.bits, self.least = values, bits, least
 
     @classmethod
     def zeros(cls, elements: int, device: torch.device) -> "Digits":
-        """No terms yet."""
+        """Sums without terms."""
         return cls(torch.zeros((_DIGITS, elements), dtype=torch.int64, device=device))
 
     def add(self, terms: Tensor) -> None:
@@ -74,7 +74,7 @@ class Digits:
     def rounded(self, rounded: Round) -> Tensor:
         """RN of each sum, f32 (U,); zero is +0.
 
-        The leading digits, 31 bits or more of them, and a last bit that says whether anything follows, round like all.
+        The leading digits, 31 bits or more, and a sticky bit for everything below them round like the whole sum.
         """
         used = self.values.ne(0).any(1).nonzero().view(-1)
         if not len(used):
@@ -88,7 +88,7 @@ class Digits:
             head = torch.where(taken, (head << self.bits) | digit, head)
             place += ~taken
             sticky |= ~taken & (digit != 0)
-        # At most 62 bits: 53 or fewer for FP64, the last of which stands for all that follow.
+        # At most 62 bits: up to 53 for FP64, the last of which is the sticky bit.
         cut = head >= 1 << 52
         sticky |= cut & (head & 1023 != 0)
         head = torch.where(cut, head & -1024, head) | torch.where(cut, 1024, 1) * sticky
@@ -97,7 +97,7 @@ class Digits:
         return rounded(torch.where(negative, -value, value)).add_(0.0)
 
     def _carried(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Digits of the absolute values, the lowest first, each in 0 ... 2^bits - 1; and which were negative."""
+        """The digits of the absolute values, lowest first, each in 0 ... 2^bits - 1; and which values are negative."""
         mask, carry = (1 << self.bits) - 1, torch.zeros_like(values[0])
         for digit in values:
             carry = (digit + carry) >> self.bits
@@ -120,30 +120,29 @@ class Digits:
 
 _PRIME_BITS: Final = 22
 _BLOCK: Final = 1 << 10
-"""Products of residues that add exactly."""
+"""The number of products of residues that add exactly."""
 TILE: Final = 1 << 18
-"""Elements of a result computed at once."""
+"""The number of elements of a result that are computed at once."""
 
 
 @dataclass(frozen=True)
 class _Basis:
-    """Primes p_i whose product M exceeds some number of bits; digits of 22 bits."""
+    """Primes p_i whose product M exceeds some number of bits; numbers are kept as digits of 22 bits."""
 
     primes: tuple[int, ...]
 
     @cached_property
     def modulus(self) -> int:
-        """M."""
         return prod(self.primes)
 
     @cached_property
     def inverses(self) -> tuple[int, ...]:
-        """(M / p_i)^-1 mod p_i."""
+        """(M / p_i)^-1 mod p_i for each prime."""
         return tuple(pow(self.modulus // p, -1, p) for p in self.primes)
 
     @cached_property
     def digits(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each M / p_i (digits, primes), and of M (digits,); and 1 / p_i (primes,). FP64."""
+        """The digits of each M / p_i (digits, primes) and of M (digits,), and 1 / p_i (primes,), in FP64."""
         count = -(-self.modulus.bit_length() // _PRIME_BITS)
         mask = (1 << _PRIME_BITS) - 1
         rows = [[n >> (_PRIME_BITS * d) & mask for d in range(count)] for n in self._weights()]
@@ -176,42 +175,45 @@ def _basis(bits: int) -> _Basis:
 
 @dataclass(frozen=True)
 class Factors:
-    """An operand of a matrix product as integers times powers of two: finite f32, in FP64, any shape."""
+    """An operand of a matrix product as integers times powers of two: finite f32 values in FP64, any shape."""
 
     whole: Tensor
-    """Below 2^24, signed."""
+    """Signed integers below 2^24 in magnitude."""
     bit: Tensor
-    """Each times 2^(low + bit - 149), i64."""
+    """The exponents: each number is `whole` times 2^(low + bit - 149); i64."""
     low: int
     high: int
-    """Least and greatest bit of those that are not zero."""
+    """The greatest bit of the numbers that are not zero; `low` is the least."""
 
     @classmethod
     def of(cls, x: Tensor) -> "Factors":
-        """Values that are not finite are taken as zero."""
+        """Converts values; those that are not finite become zero."""
         x = torch.where(x.isfinite(), x, 0.0)
         bit = ((x.view(torch.int64) >> 52 & _EXPONENT) - (1023 - 126)).clamp_min_(0)
         whole = torch.ldexp(x, 149 - bit)
         used = bit[whole != 0]
         low, high = (int(used.min()), int(used.max())) if used.numel() else (0, 0)
-        return cls(whole, (bit - low).clamp_(0, high - low), low, high)  # of zeros any
+        return cls(whole, (bit - low).clamp_(0, high - low), low, high)  # the bit of a zero is arbitrary
 
     def modulo(self, p: int, factor: int = 1) -> Tensor:
-        """Residues of each times a factor, at most p / 2, FP64."""
+        """The residues of the numbers times a factor: at most p / 2, FP64."""
         powers = [factor * pow(2, n, p) % p for n in range(self.high - self.low + 1)]
         table = torch.tensor([n if n <= p // 2 else n - p for n in powers], dtype=torch.float64)
         return _reduce(table.to(self.whole.device)[self.bit].mul_(self.whole), p)
 
 
 def _reduce(x: Tensor, p: int) -> Tensor:
-    """x mod p, of integers below 2^53 in FP64, in place: at most p / 2, and a little more where rounding said so."""
+    """x mod p for integers below 2^53 in FP64, in place.
+
+    At most p / 2, or slightly more if the quotient was rounded.
+    """
     return x.sub_((x * (1 / p)).round_().mul_(p))
 
 
 def multiply_exactly(a: Tensor, b: Tensor, rounded: Round) -> Tensor:
     """RN of the exact products (Bt, M, K) x (Bt, K, N) of f32 values in FP64: f32 (Bt, M, N).
 
-    Elements with a term that is not finite are left undefined.
+    Elements with a term that is not finite are undefined.
     """
     out = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=torch.float32, device=a.device)
     rows = max(1, TILE // (a.shape[0] * b.shape[2]))
@@ -252,14 +254,14 @@ class _Terms:
 
     @property
     def count(self) -> int:
-        """Terms of an element, K."""
+        """The number of terms of an element, K."""
         return prod(self.instruction.reduction)
 
     @cached_property
     def _dims(self) -> tuple[list[Dim], list[Dim]]:
         i, rank = self.instruction, len(self.instruction.shape)
         strides = [access.strides for access in i.operands]
-        # Also along what the index must match, which neighbours may share with other dims.
+        # The match strides count as another operand, so that dims are merged only where these allow it too.
         extra = [i.params.match] if isinstance(i.params, ScatterParams) else []
         output = coalesce(i.shape, [*(s[:rank] for s in strides), *extra])
         return output, coalesce(i.reduction, [s[rank:] for s in strides])
@@ -281,11 +283,11 @@ class _Terms:
 
 
 Read = Callable[[Tensor, int, int], Tensor]
-"""(elements, begin, end) -> their terms begin ... end - 1, FP64 (U, end - begin)."""
+"""(elements, begin, end) -> terms begin ... end - 1 of these elements, FP64 (U, end - begin)."""
 
 
 def add_elements(read: Read, elements: Tensor, terms: int, budget: int = ROW_BUDGET) -> tuple[Digits, Tensor]:
-    """Exact sums of some elements (i64 numbers), and which of them have finite terms alone."""
+    """The exact sums of some elements (i64 numbers), and a mask of those with only finite terms."""
     total, finite = Digits.zeros(len(elements), elements.device), torch.ones_like(elements, dtype=torch.bool)
     step = max(1, min(terms, budget // max(1, len(elements))))
     for begin in range(0, terms, step):
@@ -301,7 +303,7 @@ def add_elements(read: Read, elements: Tensor, terms: int, budget: int = ROW_BUD
 def exact_sums(instruction: Instruction, operands: Sequence[Tensor], elements: Sequence[int] | Integers) -> list[Exact]:
     """The exact sums of some elements (row-major numbers) of an f32 `reduce` sum or a `scatter_sum`.
 
-    `operands`: the whole tensor that each operand reads, in the operands' order, as `Arithmetic.execute` takes them.
+    `operands`: for each operand the whole tensor that it reads, in order, as for `Arithmetic.execute`.
     """
     if sum_kind(instruction) is None:
         raise ValueError(f"expected an f32 sum, got {instruction.opcode.name} {instruction.function}")

@@ -1,4 +1,7 @@
-"""One instruction on one device, bit for bit what SPEC sections 4 to 7 say; near ties as policy `logged` wants them."""
+"""Executes one instruction on one device, bit for bit as SPEC sections 4 to 7 say.
+
+Near ties under policy `logged` are the exception: the caller can collect them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,33 +36,33 @@ from tiebreak.protocol.program.rounding import sum_kind
 
 Operands = Sequence[Tensor]
 Compiled = Callable[[Operands, int, Collector | None], Tensor]
-"""An instruction made ready: (operands, step, what takes the near ties of a logged sum) -> result."""
+"""A prepared instruction: (operands, step, collector of a logged sum's near ties) -> result."""
 
 MAX_PLANS: Final = 1 << 20
 FP64_ELEMENTS: Final = {"cpu": 1 << 22}
-"""FP64 elements of one thing held at once, by kind of device."""
+"""The number of FP64 elements of one tensor that are held at once, by kind of device."""
 FP64_ELEMENTS_ELSEWHERE: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an `Arithmetic` was made with."""
+    """The options of an `Arithmetic`."""
 
     device: torch.device
     permuted: bool
-    """Every reduction takes its terms in a random order. Never changes a bit; audits use it to show that."""
+    """Takes the terms of every reduction in random order. This never changes a bit; audits use it to show that."""
     fp64_elements: int
     precision: int
-    """Bits to which sums and transcendentals are rounded."""
+    """The number of bits to which sums and transcendentals are rounded."""
     logging: Logging | None
-    """How near ties are found; None: policy `exact`."""
+    """How near ties are found; None under policy `exact`."""
 
 
 class Arithmetic:
-    """Executes instructions exactly on a device, but for near ties that the caller takes.
+    """Executes instructions exactly on a device, except for near ties that the caller collects.
 
-    f32 NaNs in results may have any payload (no result depends on one): make them canonical when hashing. Results are
-    contiguous and new; operands are never written. An instance is used by one thread at a time.
+    NaN in an f32 result may have any payload, because no result depends on it; make it canonical before hashing.
+    Results are contiguous and new; operands are never written to. Only one thread at a time may use an instance.
     """
 
     def __init__(
@@ -84,13 +87,13 @@ class Arithmetic:
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
         found = chains.kernel() if device.type == "cpu" else None
         self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
-        """What runs chains of elementwise instructions in one pass; None where they run one by one."""
+        """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
         room = None if self.chains is None else self.chains.buffers
         self._sums = SumRunner(shuffled, room, rounded)
 
     @property
     def device(self) -> torch.device:
-        """Where operands live and results are made."""
+        """The device of operands and results."""
         return self.options.device
 
     def execute(
@@ -102,19 +105,18 @@ class Arithmetic:
     ) -> Tensor:
         """The result of a validated instruction other than `source` state or data and `commit`.
 
-        `operands`: for each operand the whole tensor it reads, contiguous, on the device. `step` counts from 0: it is
-        what `source` step yields (SPEC's s - 1). Returns a contiguous tensor of the instruction's shape and dtype.
-        Plans are kept per instruction object.
+        `operands`: for each operand the whole tensor that it reads, contiguous, on the device. `step` counts from 0: it
+        is what `source` step yields (SPEC's s - 1). Returns a contiguous tensor of the instruction's shape and dtype.
+        Plans are cached per instruction object.
 
-        With `logging` and `near`, elements of a sum with a tolerance that are open
-        (`tiebreak.engine.arithmetic.near_ties`) hold
-        RN(c), and `near` is called with all of them, if there are any; everything else is RN(exact) as ever.
+        With `logging` and `near`, open elements of a sum with a tolerance (`tiebreak.engine.arithmetic.near_ties`) hold
+        RN(c), and `near` is called with all of them, if there are any; every other element is RN(exact) as usual.
         """
         found = self._compiled.get(id(instruction))
         if found is None or found[0] is not instruction:
             if len(self._compiled) >= MAX_PLANS:
                 self._compiled.clear()
-            # The instruction is kept alive, so its id stays its own.
+            # Keeping the instruction alive keeps its id unique.
             found = self._compiled[id(instruction)] = (instruction, self._compile(instruction, operands))
         logging, kind = self.options.logging, None if near is None else sum_kind(instruction)
         if near is None or logging is None or kind is None or not logging.logs(kind):
@@ -128,7 +130,7 @@ class Arithmetic:
     def exact_sums(
         self, instruction: Instruction, operands: Operands, elements: Sequence[int] | Integers
     ) -> list[Exact]:
-        """n and e of the exact sums n * 2^e of some elements of a sum, by their numbers; None: not finite."""
+        """(n, e) of the exact sum n * 2^e for some elements of a sum, by number; None for one that is not finite."""
         return exact_sums(instruction, operands, elements)
 
     def _compile(self, i: Instruction, operands: Operands) -> Compiled:
@@ -159,7 +161,7 @@ class Arithmetic:
         function = MapFunction(i.function)
         views = tuple(View.of_access(access, i.shape) for access in i.operands)
         shape, device = i.shape, self.device
-        # Some operand must have the result's whole shape, or torch would make the result smaller.
+        # One operand must have the result's whole shape; otherwise torch would return a smaller result.
         widths = zip(*(view.sizes for view in views), strict=True)
         widen = any(max(sizes) != n for sizes, n in zip(widths, shape, strict=True))
         if function in TRANSCENDENTALS:

@@ -1,4 +1,4 @@
-"""max, argmax, gather, window, iota and constants: instructions that select and never round."""
+"""max, argmax, gather, window, iota and constants: instructions that select elements and never round."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -22,7 +22,7 @@ from tiebreak.protocol.program.isa import (
 )
 
 FEW_POSITIONS = 16
-"""Positions of a reduction that are compared one after the other."""
+"""Reductions of up to this many positions compare them one after the other."""
 _UNSIGNED = 1 << 64
 
 
@@ -31,7 +31,7 @@ def _signed(bits: int) -> int:
 
 
 def filled(shape: Sequence[int], dtype: DType, bits: int, device: torch.device) -> Tensor:
-    """A tensor of one element, given by its bits as in `SourceConst`."""
+    """A tensor filled with one element, given by its bits as in `SourceConst`."""
     if dtype == DType.F32:
         pattern = bits - (1 << 32) if bits >> 31 else bits
         return torch.full(tuple(shape), pattern, dtype=torch.int32, device=device).view(torch.float32)
@@ -41,13 +41,12 @@ def filled(shape: Sequence[int], dtype: DType, bits: int, device: torch.device) 
 
 
 def constant(instruction: Instruction, device: torch.device) -> Tensor:
-    """A `source` const."""
     assert isinstance(instruction.params, SourceConst)
     return filled((), instruction.dtype, instruction.params.bits, device)
 
 
 def iota(instruction: Instruction, device: torch.device) -> Tensor:
-    """An `iota`; wraps."""
+    """An `iota`, which wraps around."""
     params, shape = instruction.params, instruction.shape
     assert isinstance(params, IotaParams)
     result = torch.full(shape, params.offset, dtype=torch.int64, device=device)
@@ -63,7 +62,8 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     rank = len(shape)
     x = View.of_access(access, instruction.index_space).on(operands[0])
     dims = tuple(range(rank, x.dim()))
-    # A dim the operand ignores repeats its element: it is size 1 here, and the first position of it is right.
+    # A dim that the operand ignores repeats its element. It has size 1 here, and its first position is the right
+    # answer.
     if instruction.function == ReduceFunction.MAX:
         found = x.amax(dims) if dims else x.clone()
         if found.dtype == torch.float32:
@@ -76,7 +76,7 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
-    """As `_first_greatest`, position by position: kernels that reduce short dims are many times slower."""
+    """`_first_greatest`, one position at a time: torch's reductions over short dims are many times slower."""
     best: Tensor | None = None
     first = torch.zeros(x.shape[:rank], dtype=torch.int64, device=x.device)
     places: Iterator[tuple[int, ...]] = product(*(range(n) for n in x.shape[rank:]))
@@ -95,7 +95,7 @@ def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
 
 
 def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) -> Tensor:
-    """Row-major index of the first NaN, else of the first greatest. torch.argmax does not promise which of equals."""
+    """The row-major index of the first NaN, else of the first of the greatest; torch.argmax promises no order."""
     if not dims:
         return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     positions = torch.zeros((1,) * len(reduction), dtype=torch.int64, device=x.device)
@@ -112,11 +112,11 @@ def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) 
 
 
 def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-    """A `gather`; where the index is out of bounds NaN, 0 or false."""
+    """A `gather`; out-of-bounds indices give NaN, 0 or false."""
     params, shape = instruction.params, instruction.shape
     assert isinstance(params, GatherParams)
     table, index = operands
-    if table.device != index.device:  # the device has no room for the table
+    if table.device != index.device:  # the table did not fit on the device
         return gather(instruction, (table, index.to(table.device))).to(index.device)
     j = View.of_access(instruction.operands[1], shape).on(index)
     outside = (j < 0) | (j >= params.bound)
@@ -124,7 +124,7 @@ def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     access = instruction.operands[0]
     tail = _row_dims(instruction)
     if tail is not None:
-        # The index ignores the last dims and the table map the others: whole rows are taken.
+        # The index ignores the last dims and the table map ignores the others, so whole rows are taken.
         row = shape[tail:]
         sizes, strides = (params.bound, *row), (params.index_stride, *access.strides[tail:])
         rows = View.of(access.offset, sizes, strides)
@@ -145,7 +145,7 @@ def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _row_dims(instruction: Instruction) -> int | None:
-    """First of the trailing dims that only the table map reads, if the leading ones are read by the index alone."""
+    """The first of the trailing dims that only the table map reads, if only the index reads the leading ones."""
     table, index = instruction.operands
     shape = instruction.shape
     tail = len(shape)

@@ -1,14 +1,14 @@
-r"""Sums that lie near the middle between two neighbours, as policy `logged` needs to see them (SPEC section 5.1).
+r"""Sums near the middle between two neighbours, as policy `logged` needs them (SPEC section 5.1).
 
-An engine computes a sum as c with an error of at most e (or, with a calibrated threshold, of e as far as calibration
-has seen): e = coefficient * N, N >= \Sigma|terms| or the product of the norms of both factors. The element is *open* if
-c - e and c + e round to different numbers. Where e is small against the job's tolerance, e <= 2^-n * gap / 2, c is
-kept, rounded, and reported: x, the exact sum, then lies within 2e <= 2^-n * gap of the middle, which is what SPEC 5.1
-asks of an entry. Where it is not, cancellation has left c too inaccurate, and the element is settled exactly.
+An engine computes a sum as c with an error of at most e (with a calibrated threshold, as far as calibration has seen):
+e = coefficient * N, where N >= \Sigma|terms| or N is the product of the norms of both factors. The element is *open* if
+c - e and c + e round to different numbers. If e is small against the job's tolerance, e <= 2^-n * gap / 2, then c is
+kept, rounded, and reported: the exact sum x lies within 2e <= 2^-n * gap of the middle, as SPEC 5.1 requires of an
+entry. Otherwise cancellation has left c too inaccurate, and the element is settled exactly.
 
-**On a grid.** Many plain sums of f32 are exactly a middle. Where all terms are multiples of 2^(E+k-52), with |terms| <
-2^E and K <= 2^k (k > 0), all partial sums in any order are exact in FP64, so no two machines differ: such an element
-is settled and not reported. The test depends on nothing but the terms and K, so all parties agree on it.
+**On a grid.** Many plain sums of f32 are exactly a middle. If all terms are multiples of 2^(E+k-52), with |terms| < 2^E
+and K <= 2^k (k > 0), all partial sums in any order are exact in FP64, so no two machines differ: such an element is
+settled and not reported. This test depends only on the terms and K, so all parties agree on it.
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ class Logging:
     """How sums are computed and tested under policy `logged`."""
 
     thresholds: Mapping[SumKind, float | None]
-    """kappa of each kind: e = kappa * u * N. None: the proven bound."""
+    """kappa of each kind, with e = kappa * u * N. None stands for the proven bound."""
     tolerances: Mapping[SumKind, int]
-    """n of each kind; 0: never logged."""
+    """n of each kind; 0 if the kind is never logged."""
     everything: bool = False
-    """For calibration: every element whose e is not 0 and reaches a middle is reported, whatever its tolerance."""
+    """For calibration: report every element whose e is not 0 and reaches a middle, regardless of its tolerance."""
 
     def __post_init__(self) -> None:
         for kind in SumKind:
@@ -54,7 +54,7 @@ class Logging:
 
     @classmethod
     def reporting_all(cls, threshold: float = 2.0**60) -> "Logging":
-        """For calibration: c of every element, with e = threshold * u * N."""
+        """For calibration: reports c of every element, with e = threshold * u * N."""
         return cls(dict.fromkeys(SumKind, threshold), dict.fromkeys(SumKind, MIN_TOLERANCE), everything=True)
 
     def logs(self, kind: SumKind) -> bool:
@@ -62,20 +62,20 @@ class Logging:
         return bool(self.tolerances.get(kind, 0))
 
     def collector(self, kind: SumKind) -> "Collector":
-        """What one sum of a kind is computed with."""
+        """The collector for one sum of a kind."""
         limit = _EVERYTHING if self.everything else 2.0 ** -(self.tolerances[kind] + 1)
         return Collector(self.thresholds.get(kind), limit, grid=not self.everything)
 
 
 @dataclass(frozen=True)
 class NearTies:
-    """Elements of one result that are open and were left rounded from c: by number (row-major), ascending."""
+    """The open elements of one result that were left as rounded from c, by row-major number, ascending."""
 
     elements: Integers
     values: Floats
-    """c"""
+    """The computed sums c."""
     errors: Floats
-    """e"""
+    """Their errors e."""
 
     def __len__(self) -> int:
         return len(self.elements)
@@ -83,17 +83,17 @@ class NearTies:
 
 @dataclass
 class Collector:
-    """Takes the near ties of one instruction while it is computed."""
+    """Collects the near ties of one instruction while it is computed."""
 
     threshold: float | None
     limit: float
-    """Open elements are reported up to an error of this times the gap around them."""
+    """Open elements are reported if their error is at most this times the gap around them."""
     grid: bool
-    """Whether elements whose terms lie on a grid are settled instead."""
+    """Whether elements whose terms lie on a grid are settled instead of reported."""
     _found: list[tuple[Integers, Floats, Floats]] = field(default_factory=list)
 
     def coefficient(self, proven: float) -> float:
-        """What times N is e: the threshold's, or the proven one. Where the result is exact, that is 0."""
+        """The factor with e = factor * N: the threshold's, or the proven one. An exact result keeps 0."""
         return proven if self.threshold is None or not proven else max(self.threshold * UNIT, LEAST)
 
     def add(self, elements: Integers, values: Floats, errors: Floats) -> None:
@@ -103,11 +103,11 @@ class Collector:
 
     @property
     def count(self) -> int:
-        """Elements reported so far."""
+        """The number of elements reported so far."""
         return sum(len(elements) for elements, _, _ in self._found)
 
     def found(self) -> NearTies | None:
-        """All of them in order; None if there are none."""
+        """All reported elements in order; None if there are none."""
         if not self._found:
             return None
         elements, values, errors = (np.concatenate(parts) for parts in zip(*self._found, strict=True))

@@ -1,10 +1,10 @@
-"""Rounding FP64 to f32 numbers of b bits (1 sign, 8 exponent, b - 9 fraction bits): to nearest, ties to even.
+"""Rounds FP64 to f32 numbers of b bits (1 sign, 8 exponent, b - 9 fraction bits): to nearest, ties to even.
 
-A normal result keeps b - 9 of the 52 fraction bits: adding half of the last kept bit's weight, less one unit unless
-that bit is set, and cutting the rest off rounds the magnitude, carries into the exponent included; 2^128 then becomes
-infinity, as FP32 does too. Below 2^-126 the spacing is fixed, 2^(-126-(b-9)): adding 1.5 * 2^52 times that and taking
-it off again rounds to it, but for the sign of a zero. Infinities come out as they are; a NaN is kept apart, for its
-payload might carry into the sign.
+A normal result keeps b - 9 of the 52 fraction bits. Adding half of the last kept bit's weight, less one unit unless
+that bit is set, and truncating the rest rounds the magnitude, including a carry into the exponent; 2^128 becomes
+infinity, as in FP32. Below 2^-126 the spacing is fixed, 2^(-126-(b-9)): adding and subtracting 1.5 * 2^52 times the
+spacing rounds to it, except for the sign of a zero. Infinities stay as they are. A NaN is handled separately, because
+its payload might carry into the sign.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ _EXPONENT_MASK: Final = 0x7FF << 52
 
 
 class Round:
-    """`round(x)`: FP64 numbers of any shape and device to f32 of some precision, new."""
+    """`round(x)`: rounds FP64 numbers of any shape and device to a new f32 tensor of some precision."""
 
     def __init__(self, precision: int = MAX_PRECISION) -> None:
         if not MIN_PRECISION <= precision <= MAX_PRECISION:
@@ -27,7 +27,7 @@ class Round:
         self.precision = precision
 
     def __call__(self, x: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """Rounded; a result that is zero keeps the sign."""
+        """Rounds; a zero result keeps its sign."""
         if self.precision == MAX_PRECISION:
             return x.to(torch.float32, memory_format=memory_format)
         drop = 61 - self.precision
@@ -40,6 +40,6 @@ class Round:
         return torch.where(x.isnan(), x, rounded).to(torch.float32, memory_format=memory_format)
 
     def gaps(self, c: Tensor) -> Tensor:
-        """Between the two neighbours around each finite FP64 number, of this precision."""
+        """The gap between the two neighbours, of this precision, around each finite FP64 number."""
         power = (c.contiguous().view(torch.int64) & _EXPONENT_MASK).view(torch.float64)
         return power.clamp_min_(_LEAST_NORMAL).mul_(2.0 ** (9 - self.precision))

@@ -21,24 +21,24 @@ _ROUNDS: Final = 10
 _SHUFFLE_ROUNDS: Final = 8
 _SHUFFLE_MARK: Final = 1 << 31
 TABLE: Final = 1 << 14
-"""Permutations up to this length are made whole."""
+"""Permutations of up to this length are computed whole."""
 TABLES: Final = 4
-"""Epochs of one instruction for which that is worth it."""
+"""A permutation is computed whole if an instruction needs at most this many epochs."""
 _PIECE: Final = 1 << 14
-"""Blocks made at once on a CPU; their words, of 8 bytes each, stay in a core's cache."""
+"""The number of blocks made at once on a CPU: their words, of 8 bytes each, stay in a core's cache."""
 _PIECE_ELSEWHERE: Final = 1 << 20
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """The four words of the blocks at some counters; i64 tensors of unsigned 32-bit values that broadcast."""
+    """The four words of the blocks at the counters; i64 tensors of unsigned 32-bit values that broadcast."""
     if counter[0].device.type == "cpu":
         return _philox_cpu(counter, (int(key[0].item()), int(key[1].item())))
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # An i64 product wraps to the right 64 bits; the shift is arithmetic, so the high word is masked.
+        # An i64 product wraps to the right 64 bits. The shift is arithmetic, so the high word is masked.
         p0, p1 = c0 * _M0, c2 * _M1
         c0, c1 = (p1 >> 32).bitwise_and_(_MASK) ^ c1 ^ k0, p1.bitwise_and_(_MASK)
         c2, c3 = (p0 >> 32).bitwise_and_(_MASK) ^ c3 ^ k1, p0.bitwise_and_(_MASK)
@@ -47,7 +47,7 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
 
 def _philox_cpu(counter: Words, key: tuple[int, int]) -> Words:
-    """`philox` with half the calls: (c0, c2) and (c1, c3) are each one array, and products are unsigned."""
+    """`philox` with half the calls: (c0, c2) and (c1, c3) form one array each, and products are unsigned."""
     shape = np.broadcast_shapes(*(tuple(word.shape) for word in counter))
     even, odd, spare = (np.empty((2, *shape), dtype=np.uint64) for _ in range(3))
     even[0], odd[0], even[1], odd[1] = (word.numpy() for word in counter)
@@ -94,7 +94,7 @@ def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
 
 
 class Shuffles:
-    """`shuffle` instructions on one device. Small permutations are made whole, once per epoch, and remembered."""
+    """`shuffle` instructions on one device. Small permutations are computed whole, once per epoch, and cached."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[int, int, ShuffleParams], Tensor] = OrderedDict()

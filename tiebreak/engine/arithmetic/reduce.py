@@ -1,14 +1,14 @@
 """`reduce` sum: plain sums and sums of products, correctly rounded (the bound: `tiebreak.engine.arithmetic.ziv`).
 
-The dims of the index space fall into groups by what reads them: *batch* (output; both operands, or the only one), *m*
-(output; only the first), *n* (output; only the second), *free* (output; none: computed once and expanded), *k*
-(summed; both or the only one), *ra*, *rb* (summed; only the first, only the second: summed before multiplying, one
-more rounding on the way of a term), *times* (summed; none: a factor). So every contraction becomes one batched matrix
-product of shapes (Bt, M, K) and (Bt, K, N) in FP64, whatever views it reads; without m and n it is a product and a
-sum along K.
+The dims of the index space fall into groups, according to the operands that read them: *batch* (output; both operands,
+or the only one), *m* (output; only the first), *n* (output; only the second), *free* (output; none: computed once and
+expanded), *k* (summed; both or the only one), *ra*, *rb* (summed; only the first, only the second: summed before
+multiplying, which adds one rounding to the path of a term), *times* (summed; none: a factor). Every contraction thus
+becomes one batched matrix product of shapes (Bt, M, K) and (Bt, K, N) in FP64, whatever views it reads; without m and n
+it is a product and a sum along K.
 
-What is materialised in FP64 is bounded: a large instruction is cut along K into *slabs* whose results are added, and
-along output dims into *parts*.
+The FP64 memory is bounded: a large instruction is cut along K into *slabs*, whose results are added, and along output
+dims into *parts*.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,19 @@ from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide, decide_
 from tiebreak.protocol.program.isa import Instruction, row_major
 
 BLOCK = 256
-"""Terms multiplied at once where K is long: the bound is (BLOCK + number of blocks) u instead of K u."""
+"""The number of terms multiplied at once if K is long: the bound is (BLOCK + number of blocks) u instead of K u."""
 MAX_BLOCKS = 64
 SMALL_OUTPUT, SMALL_BLOCK = 1 << 12, 64
 SLAB = 1 << 12
-"""Terms from which on an instruction is cut along K before it is cut along its output."""
+"""From this many terms on, an instruction is cut along K before it is cut along its output."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The dims of a (part of an) index space by what reads them; each carries one stride per operand."""
+    """The dims of an index space, or a part of one, grouped by the operands that read them.
+
+    Each dim has one stride per operand.
+    """
 
     batch: tuple[Dim, ...]
     m: tuple[Dim, ...]
@@ -52,7 +55,7 @@ class Groups:
 
     @classmethod
     def of(cls, output: Sequence[Dim], reduction: Sequence[Dim], limit: int) -> "Groups":
-        """Classifies coalesced dims. Only-one-operand reductions of more than `limit` terms are treated as k."""
+        """Classifies coalesced dims. Reductions that only one operand reads count as k beyond `limit` terms."""
 
         def pick(dims: Sequence[Dim], *reads: bool) -> tuple[Dim, ...]:
             return tuple(d for d in dims if tuple(s != 0 for s in d.strides) == reads)
@@ -71,11 +74,11 @@ class Groups:
 
     @property
     def result(self) -> tuple[Dim, ...]:
-        """Dims of the result as computed: batch, m, n."""
+        """The dims of the result as computed: batch, m, n."""
         return self.batch + self.m + self.n
 
     def read_by(self, operand: int) -> tuple[tuple[Dim, ...], ...]:
-        """The groups an operand is loaded in: batch, m or n, k, ra or rb."""
+        """The groups in which an operand is loaded: batch, m or n, k, ra or rb."""
         return (self.batch, self.m, self.k, self.ra) if operand == 0 else (self.batch, self.n, self.k, self.rb)
 
 
@@ -92,7 +95,7 @@ class Load:
     """All dims with their full sizes."""
     shape: tuple[int, int, int, int]
     k_outside: tuple[int, ...]
-    """If not empty: the order of dims in which it is copied, because its own dims have the longer runs in memory.
+    """If not empty, the order of dims in which the operand is copied, because its own dims are longer runs in memory.
 
     Matrix products take either layout.
     """
@@ -100,20 +103,20 @@ class Load:
 
 @dataclass(frozen=True)
 class Part:
-    """A part small enough to be computed at once, up to slabs along K."""
+    """A part small enough to be computed at once, except for slabs along K."""
 
     groups: Groups
     starts: tuple[int, ...]
-    """Offset of each operand."""
+    """The offset of each operand."""
     output: tuple[int, ...]
-    """Coalesced output dims, of which `spread` has the free ones as 1."""
+    """The coalesced output dims; in `spread`, the free ones have size 1."""
     spread: tuple[int, ...]
     reduction: tuple[Dim, ...]
     """All reduction dims in row-major order, for reading single terms again."""
     slab: int
-    """Positions of the first k dim that are computed at once."""
+    """The number of positions of the first k dim that are computed at once."""
     placed: tuple[int, ...]
-    """Which output dim each of the dims (batch, m, n) is."""
+    """The output dim of each of the dims (batch, m, n)."""
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -127,12 +130,12 @@ class Part:
 
     @cached_property
     def terms(self) -> int:
-        """K of SPEC: all terms of an element."""
+        """K of SPEC: the number of terms of an element."""
         return _size(self.reduction)
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a plain matrix product: of rows and columns, and not of what was summed or counted before."""
+        """Whether it is a plain matrix product of rows and columns, without groups ra, rb or times."""
         groups = self.groups
         return bool(groups.m or groups.n) and not (groups.ra or groups.rb) and groups.times == 1
 
@@ -142,7 +145,10 @@ class Part:
         return list(np.unravel_index(elements, sizes)) if sizes else []
 
     def numbers(self, elements: Tensor, origin: "Origin") -> tuple[Integers, Integers]:
-        """Where elements (row-major numbers) stand in the whole result, and which of them each is: some stand often."""
+        """The places of elements (row-major numbers) in the whole result, and which element each is.
+
+        An element can occur in several places.
+        """
         found = np.full(len(elements), origin.first)
         for coordinate, at in zip(self.coordinates(elements.cpu().numpy()), self.placed, strict=True):
             found += coordinate * origin.strides[at]
@@ -152,7 +158,7 @@ class Part:
 
     @cached_property
     def slabs(self) -> tuple[tuple[Load, ...], ...]:
-        """For each slab how the operands are loaded."""
+        """For each slab, how the operands are loaded."""
         k = self.groups.k
         if not k:
             return (tuple(self._load(o, start, 1) for o, start in enumerate(self.starts)),)
@@ -184,18 +190,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a part of the output lies in the whole one: the number of its first element, and the strides there."""
+    """The position of a part in the whole output: the number of its first element, and its strides there."""
 
     first: int
     strides: tuple[int, ...]
 
     @classmethod
     def of(cls, root: "Part | Split") -> "Origin":
-        """Of the whole output itself."""
+        """The origin of the whole output."""
         return cls(0, row_major(root.output if isinstance(root, Part) else root.shape))
 
     def along(self, dim: int, first: int) -> "Origin":
-        """Of the part that starts at a coordinate of a dim."""
+        """The origin of the part that starts at a coordinate of a dim."""
         return Origin(self.first + first * self.strides[dim], self.strides)
 
 
@@ -224,7 +230,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Split:
-    """The output is cut along one (coalesced) output dim: (first coordinate, size, plan) of each piece."""
+    """An output cut along one (coalesced) dim: (first coordinate, size, plan) of each piece."""
 
     shape: tuple[int, ...]
     dim: int
@@ -239,13 +245,13 @@ class SumPlan:
     shape: tuple[int, ...]
     root: Part | Split
     swapped: bool
-    """The second operand is taken first, so that M <= N: BLAS is several times faster for long rows of the result."""
+    """Whether the operands are swapped so that M <= N: BLAS is several times faster for long rows of the result."""
     native: NativePlan | None
-    """How the compiled kernel computes it."""
+    """The plan of the compiled kernel."""
 
 
 def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
-    """The plan of a `reduce` sum (f32) that holds at most about `limit` FP64 elements of each thing."""
+    """The plan of a `reduce` sum (f32) that holds at most about `limit` elements of each FP64 tensor."""
     rank = len(instruction.shape)
     accesses = instruction.operands
     own = [prod(n for n, s in zip(instruction.shape, a.strides, strict=False) if s) for a in accesses]
@@ -260,7 +266,7 @@ def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
 
 def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limit: int) -> Part | Split:
     groups = Groups.of(output, reduction, limit)
-    # The longest k dim first: slabs are cut along it. Any order of terms is right.
+    # The longest k dim comes first, because slabs are cut along it. Any order of terms is right.
     k = tuple(sorted(groups.k, key=lambda d: -d.size)) if _size(groups.k) > SLAB else groups.k
     groups = Groups(groups.batch, groups.m, groups.n, k, groups.ra, groups.rb, groups.times)
     loads = [tuple(d for group in groups.read_by(o) for d in group) for o in range(len(starts))]
@@ -282,7 +288,7 @@ def _plan(output: list[Dim], reduction: list[Dim], starts: tuple[int, ...], limi
 
 
 def _placed(output: list[Dim]) -> tuple[int, ...]:
-    # Dims may be equal as values, so positions are matched group by group, each group being in output order.
+    # Different dims may compare equal, so positions are matched group by group; each group is in output order.
     operands = len(output[0].strides) if output else 1
     wanted = [(True, True), (True, False), (False, True)] if operands == 2 else [(True,)]
     return tuple(
@@ -306,16 +312,22 @@ def _split(
 
 @dataclass(frozen=True)
 class SumRunner:
-    """Computes planned sums. `shuffled`: every reduction's terms are taken in a random order, drawn from it."""
+    """Computes planned sums.
+
+    With `shuffled`, the terms of every reduction are taken in a random order drawn from it.
+    """
 
     shuffled: torch.Generator | None = None
     buffers: Buffers | None = None
-    """Where the compiled kernel takes the memory of its results from."""
+    """The source of memory for the compiled kernel's results."""
     rounded: Round = field(default_factory=Round)
     rooms: dict[str, Tensor] = field(default_factory=dict)
 
     def run(self, plan: SumPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None) -> Tensor:
-        """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
+        """The result, f32, contiguous, of the instruction's shape.
+
+        `near` collects open elements that are not settled.
+        """
         if plan.native is not None and operands[0].device.type == "cpu" and (library := build().library) is not None:
             out = (
                 torch.empty(plan.shape, dtype=torch.float32)
@@ -330,9 +342,9 @@ class SumRunner:
     def bounded(
         self, part: Part, operands: Sequence[Tensor], near: Collector | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """C of a part, FP64 (Bt, M, N), and e: like C, or the factors (Bt, M) and (Bt, N) of an outer product."""
+        """C of a part, FP64 (Bt, M, N), and e: like C, or as factors (Bt, M) and (Bt, N) of an outer product."""
         flat = not part.groups.m and not part.groups.n
-        total: list[Tensor] = []  # C, then Σ|terms| or the squares of both operands' norms
+        total: list[Tensor] = []  # C, then Σ|terms| or the squared norms of both operands
         deepest = 0
         for loads in part.slabs:
             loaded = [
@@ -348,12 +360,12 @@ class SumRunner:
         part: Part, total: Sequence[Tensor], roundings: int, near: Collector | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         groups, c = part.groups, total[0]
-        # Summing ra and rb first rounds on the way of each term, and makes products inexact.
+        # Summing ra and rb first adds a rounding to the path of each term, and makes products inexact.
         roundings += _size(groups.ra) + _size(groups.rb)
         if groups.times > 1:
             c = c.mul_(float(groups.times))
             roundings += 1
-        # One exact term: the bound is 0, and 0 times a non-finite size is NaN.
+        # A single exact term has bound 0, and 0 times a non-finite size would be NaN.
         factor = coefficient(roundings) if part.terms > 1 else 0.0
         factor = (factor if near is None else near.coefficient(factor)) * groups.times
         if len(total) == 2:
@@ -361,7 +373,7 @@ class SumRunner:
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
 
     def exact(self, part: Part, operands: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """Some rows of a part that is a product, f32 (Bt, rows, N); undefined where a term is not finite."""
+        """Some rows of a part that is a product, f32 (Bt, rows, N); undefined if a term is not finite."""
         loaded: tuple[list[Tensor], list[Tensor]] = ([], [])
         for loads in part.slabs:
             for load, base, found in zip(loads, operands, loaded, strict=True):
@@ -370,7 +382,7 @@ class SumRunner:
         return multiply_exactly(a[:, rows], b.transpose(1, 2), self.rounded)
 
     def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Uninitialised FP64. On CPUs the same memory for each role: fresh pages cost more than the work."""
+        """Uninitialised FP64. On CPUs, each role reuses its memory, because fresh pages cost more than the work."""
         if device.type != "cpu":
             return torch.empty(shape, dtype=torch.float64, device=device)
         count = prod(shape)
@@ -380,7 +392,7 @@ class SumRunner:
         return room[:count].view(shape)
 
     def _load(self, load: Load, base: Tensor, role: str) -> tuple[Tensor, Tensor]:
-        """An operand as FP64 (Bt, M or N, K) and a tensor of at least its terms' absolute values, up to signs."""
+        """An operand as FP64 (Bt, M or N, K), and bounds on the absolute values of its terms, up to signs."""
         read = load.view.on(base)
         if load.view.sizes != load.wide:
             read = read.expand(load.wide)
@@ -406,7 +418,7 @@ class SumRunner:
         return torch.randperm(count, generator=self.shuffled, device=self.shuffled.device).to(device)
 
     def _along(self, loaded: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, Tensor], int]:
-        """No m, no n: (C, sum of absolute terms), each (Bt, 1), and the additions on the way of a term."""
+        """Sums without m and n: (C, sum of absolute terms), each (Bt, 1), and the additions on a term's path."""
         (x, x_size), *rest = loaded
         terms = self._mix(x * rest[0][0] if rest else x, 2)
         sizes = x_size * rest[0][1] if rest and (x is not x_size or rest[0][0] is not rest[0][1]) else terms
@@ -423,7 +435,7 @@ class SumRunner:
     def _product(
         self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
     ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-        """(C (Bt, M, N), squared norms (Bt, M) and (Bt, N)) and the additions on the way of a term."""
+        """(C (Bt, M, N), squared norms (Bt, M) and (Bt, N)) and the number of additions on a term's path."""
         (a, a_size), (b, b_size) = left, right
         squares = self._squares(a_size), self._squares(b_size)
         if self.shuffled is not None:
@@ -471,7 +483,7 @@ class _Run:
 
 
 def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
-    """(Bt, M, K) times (Bt, K, N) in FP64, K in plainly added blocks; and the additions on the way of a term."""
+    """(Bt, M, K) times (Bt, K, N) in FP64, in blocks of K that are added plainly; and the additions per term."""
     batch, m, k = a.shape
     n = b.shape[2]
     if k == 1:

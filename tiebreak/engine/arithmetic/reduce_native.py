@@ -1,8 +1,8 @@
 """The compiled twin of `tiebreak.engine.arithmetic.reduce` on CPUs: plans for reduce.c, and threads that run them.
 
-A sum of products over groups of dims (`tiebreak.engine.arithmetic.reduce.Groups`) reads each operand at the sum of
-one offset per
-group, so a plan is a handful of offset tables. Nothing is held in FP64 but one block of the output and its panels.
+A sum of products over groups of dims (`tiebreak.engine.arithmetic.reduce.Groups`) reads each operand at the sum of one
+offset per group, so a plan consists of a few offset tables. Only one block of the output and its panels are held in
+FP64.
 """
 
 import ctypes
@@ -30,15 +30,15 @@ from tiebreak.protocol.program.isa import Instruction
 _SOURCE: Final = Path(__file__).with_name("reduce.c")
 _KC, _CHUNK, _CHAINS = 192, 512, 32  # as in reduce.c
 BLOCK: Final = 512
-"""Rows and columns of a block at most; it stays in cache with its panels."""
+"""The most rows and columns of a block, which stays in cache with its panels."""
 SMALL: Final = 1 << 18
-"""Multiplications up to which one thread is faster than several."""
+"""Up to this many multiplications, one thread is faster than several."""
 LONG: Final = 4096
-"""Terms of a sum from which on shorter panels pay."""
+"""From this many terms on, shorter panels pay."""
 MAX_TABLE: Final = 1 << 24
-"""Entries of the tables of a plan at most: 128 MiB."""
+"""The most entries in the tables of a plan: 128 MiB."""
 SHUFFLED_RUNS: Final = 1 << 20
-"""Pieces into which the terms of one sum are cut for taking them in a random order, at most."""
+"""The most pieces into which the terms of a sum are cut to be taken in random order."""
 
 
 class _Contraction(ctypes.Structure):
@@ -52,7 +52,7 @@ class _Contraction(ctypes.Structure):
 
 
 class Progress(ctypes.Structure):
-    """`progress` of exact.h: what threads share, and what they count."""
+    """`progress` of exact.h: state that threads share, and their counters."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("next", "undecided", "twice", "wrong", "nanoseconds", "logged")),
@@ -63,7 +63,7 @@ class Progress(ctypes.Structure):
     ]
 
     def add_to(self, counts: Counts, threads: int) -> None:
-        """Adds what was counted, `threads` threads having worked."""
+        """Adds the counters of a run on `threads` threads."""
         counts.undecided += self.undecided
         counts.logged += self.logged
         counts.undecided_twice += self.twice
@@ -74,7 +74,7 @@ class Progress(ctypes.Structure):
 _NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
 """`near_tie` of exact.h."""
 NEAR_ROOM: Final = 1 << 12
-"""Near ties that there is room for at first, beside one for every 16 elements."""
+"""The initial room for near ties, in addition to one for every 16 elements."""
 
 
 def run_kernel(
@@ -84,9 +84,9 @@ def run_kernel(
     terms: int,
     near: Collector | None,
 ) -> Progress:
-    """Computes `out` by `compute`, which is False where memory ran out; what was counted.
+    """Fills `out` by calling `compute`, which returns False if memory ran out; returns the counters.
 
-    `terms`: those of an element, by the instruction's definition. What is near a tie goes to `near`, if that is given.
+    `terms`: the number of terms of an element, by the instruction's definition. Near ties go to `near`, if it is given.
     """
     grid = max(1, (terms - 1).bit_length()) if near is not None and near.grid else 0
     room, limit = 0, 0.0
@@ -106,11 +106,11 @@ def run_kernel(
             found = held[: progress.logged]
             near.add(found["place"].copy(), found["c"].copy(), found["e"].copy())
             return progress
-        room = progress.logged  # the same elements are near again: everything is computed as before
+        room = progress.logged  # the second run finds the same near ties
 
 
 def build() -> Build:
-    """The compiled kernel, or why there is none."""
+    """The compiled kernel, or the reason why there is none."""
     return load(_SOURCE)
 
 
@@ -124,10 +124,10 @@ def _kernels(library: ctypes.CDLL) -> tuple[Callable[..., int], Callable[..., in
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand: where its batches, its own rows and its terms start; `step` from an output of a run to the next."""
+    """Where an operand's batches, own rows and terms start; `step` leads from an output of a run to the next."""
 
     index: int
-    """Which operand of the instruction."""
+    """The position among the instruction's operands."""
     batch: Integers
     own: Integers
     k: Integers
@@ -143,7 +143,7 @@ class NativePlan:
     shape: tuple[int, ...]
     operands: tuple[Operand, ...]
     out: tuple[Integers, Integers, Integers]
-    """Places of (batch, m, n); without m and n, output o is at place o."""
+    """The places of (batch, m, n); without m and n, output o is at place o."""
     sizes: tuple[int, int, int, int]
     """Batches, M, N, K."""
     run_k: int
@@ -151,12 +151,12 @@ class NativePlan:
 
     @property
     def matrix(self) -> bool:
-        """Whether it is a matrix product; else each output has its own terms."""
+        """Whether it is a matrix product; otherwise each output has its own terms."""
         return len(self.out[0]) > 0
 
 
 def plan_native(instruction: Instruction) -> NativePlan | None:
-    """The plan of a `reduce` sum (f32), or None where the pure path has to do: terms or outputs that nothing reads."""
+    """The plan of a `reduce` sum (f32), or None if the pure path must run: for terms or outputs that nothing reads."""
     rank = len(instruction.shape)
     accesses = instruction.operands
     output = coalesce(instruction.shape, [a.strides[:rank] for a in accesses])
@@ -175,12 +175,12 @@ def plan_native(instruction: Instruction) -> NativePlan | None:
 
 
 def _places(dims: Sequence[Dim], operand: int) -> Integers:
-    """Offsets of the coordinates of some dims, row-major."""
+    """The offsets of the coordinates of some dims, row-major."""
     return offsets_of([(d.size, d.strides[operand]) for d in dims])
 
 
 def offsets_of(steps: Sequence[tuple[int, int]]) -> Integers:
-    """Sums of coordinate * stride over a box of (size, stride), row-major."""
+    """The sums of coordinate * stride over a box of (size, stride), row-major."""
     place = np.zeros((1,), dtype=np.int64)
     for size, stride in steps:
         place = (place[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
@@ -188,8 +188,8 @@ def offsets_of(steps: Sequence[tuple[int, int]]) -> Integers:
 
 
 def check_reach(tensor: Tensor, reach: tuple[int, int]) -> None:
-    """Raise `ValueError` unless the least and the greatest place read lie inside a contiguous tensor."""
-    # SAFETY: the kernels trust their tables. Validation of the program has checked the same; this costs nothing.
+    """Raises `ValueError` unless the least and the greatest place read lie inside a contiguous tensor."""
+    # SAFETY: the kernels trust their tables. Validating the program has checked the same, but this costs nothing.
     if reach[0] < 0 or reach[1] >= tensor.numel() or not tensor.is_contiguous():
         raise ValueError(f"expected places 0 ... {tensor.numel() - 1} of a contiguous tensor, got {reach}")
 
@@ -199,7 +199,7 @@ def _size(dims: Sequence[Dim]) -> int:
 
 
 def _plan_flat(instruction: Instruction, output: list[Dim], reduction: list[Dim]) -> NativePlan | None:
-    """Every output dim is read by every operand."""
+    """The plan if every operand reads every output dim."""
     run_k = reduction[-1].size if reduction and all(s == 1 for s in reduction[-1].strides) else 1
     run_batch = output[-1].size if output and all(s == 1 for s in output[-1].strides) else 1
     k = reduction[:-1] if run_k > 1 else reduction
@@ -219,7 +219,10 @@ def _plan_flat(instruction: Instruction, output: list[Dim], reduction: list[Dim]
 
 
 def _plan_matrix(instruction: Instruction, output: list[Dim], reduction: list[Dim]) -> NativePlan | None:
-    """Rows are read by one operand, columns by the other: by the one that reads the innermost dim, if there is one."""
+    """The plan if one operand reads the rows and the other the columns.
+
+    The operand that reads the innermost dim, if there is one, is the one of the columns.
+    """
     accesses, inner = instruction.operands, output[-1].strides
     first = 1 if inner[0] and not inner[1] else 0
     a, b = first, 1 - first
@@ -252,7 +255,7 @@ def run_native(
 ) -> None:
     """Writes the result into `out`: f32, contiguous, of the instruction's shape.
 
-    The terms are taken in random order if `shuffled`. With `near`, open elements may be left to it.
+    With `shuffled`, the terms are taken in random order. `near` collects open elements that are not settled.
     """
     read = [operands[o.index] for o in plan.operands]
     for operand, tensor in zip(plan.operands, read, strict=True):
@@ -283,7 +286,7 @@ def run_native(
 
 
 def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator | None) -> list[Integers]:
-    """Points `task` to the tables; what is returned must outlive it."""
+    """Points `task` to the tables. The returned arrays must outlive it."""
     terms, run = [o.k for o in plan.operands], plan.run_k
     if shuffled is not None:
         terms, run = _shuffle(terms, run, shuffled)
@@ -304,7 +307,7 @@ def _set_tables(task: _Contraction, plan: NativePlan, shuffled: torch.Generator 
 
 
 def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
-    """The terms in a random order: run by run, where runs are cut into as short ones as `SHUFFLED_RUNS` allows."""
+    """The terms in random order, run by run; runs are cut as short as `SHUFFLED_RUNS` allows."""
     small = [c for c in range(1, isqrt(run) + 1) if run % c == 0]
     divisors = (*small, *(run // c for c in reversed(small)))
     cut = next((c for c in divisors if len(terms[0]) * (run // c) <= SHUFFLED_RUNS), run)
@@ -314,7 +317,7 @@ def _shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> 
 
 
 def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Floats]:
-    """Chooses blocks and parts so that every thread has work, and the bound; the memory of the parts."""
+    """Chooses the bound, and blocks and parts that give every thread work; returns the memory of the parts."""
     wanted = 1 if threads == 1 else 4 * threads
     if matrix:
         task.block_m, task.block_n = min(BLOCK, task.m), min(2 * BLOCK, task.n)
@@ -337,9 +340,9 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> list[Floats]:
 
 
 def _set_panels(task: _Contraction) -> int:
-    """Chooses how many terms are added at once; roundings on the way of a term through a part.
+    """Chooses how many terms are added at once; returns the roundings on a term's path through a part.
 
-    Short panels cost a little speed; where there are many, the closer bound saves more on undecided elements.
+    Short panels cost a little speed, but where there are many, the closer bound saves more on undecided elements.
     """
     terms = ceil(task.k / task.parts)
     task.kc = min(terms, _KC if terms <= LONG else _KC // 2)

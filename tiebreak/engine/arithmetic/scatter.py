@@ -41,15 +41,15 @@ class ScatterPlan:
     order: tuple[int, ...]
     """Permutation that takes (keyed, matched, row) dims to output order."""
     native: NativeScatter | None
-    """How the compiled kernel computes it."""
+    """The plan of the compiled kernel."""
 
     @cached_property
     def box(self) -> int:
-        """Outputs an index can address."""
+        """The number of outputs that an index can address."""
         return prod(self.matched)
 
     def numbers(self, keys: Tensor, elements: Tensor) -> tuple[Integers, Integers]:
-        """Where elements, numbered over (keys, row), stand in the result, and which of them each is."""
+        """The places in the result of elements numbered over (keys, row), and which element each is."""
         width = prod(self.row)
         at = elements.cpu().numpy()
         sizes = (*self.keyed, *self.matched, *self.row)
@@ -57,7 +57,7 @@ class ScatterPlan:
         coordinates = np.unravel_index(places, sizes) if sizes else ()
         strides = row_major(self.shape)
         found = np.zeros_like(at)
-        # Dim d of the result is number order[d] of (keyed, matched, row).
+        # Dim d of the result is dim order[d] of (keyed, matched, row).
         for stride, number in zip(strides, self.order, strict=True):
             found += coordinates[number] * stride
         return found, np.arange(len(at))
@@ -103,7 +103,7 @@ class _Reader:
     count: Tensor
     """i64 (keys,)."""
     terms: int
-    """The greatest count."""
+    """The largest count."""
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         width = self.rows.shape[1]
@@ -117,7 +117,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class ScatterRunner:
-    """Computes planned scatter sums. `shuffled`: sources are taken in a random order, drawn from it."""
+    """Computes planned scatter sums. With `shuffled`, sources are taken in a random order drawn from it."""
 
     shuffled: torch.Generator | None = None
     rounded: Round = field(default_factory=Round)
@@ -125,7 +125,10 @@ class ScatterRunner:
     def run(
         self, plan: ScatterPlan, operands: Sequence[Tensor], counts: Counts, near: Collector | None = None
     ) -> Tensor:
-        """The result, f32, contiguous, of the instruction's shape. With `near`, open elements may be left to it."""
+        """The result, f32, contiguous, of the instruction's shape.
+
+        `near` collects open elements that are not settled.
+        """
         source, index = operands
         if plan.native is not None and source.device.type == "cpu" and (library := build().library) is not None:
             precision = self.rounded.precision
@@ -140,7 +143,7 @@ class ScatterRunner:
         return shaped.permute(plan.order).contiguous()
 
     def _matching(self, plan: ScatterPlan, source: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Key (sources,) and f32 rows (sources, row elements) of the sources whose index is inside the box."""
+        """The key (sources,) and the f32 rows (sources, row elements) of the sources whose index is inside the box."""
         j = plan.index.on(index).expand((*plan.keyed, *plan.summed)).reshape(-1)
         rows = plan.source.on(source).expand((*plan.keyed, *plan.summed, *plan.row)).reshape(len(j), prod(plan.row))
         inside = (j >= 0) & (j < plan.box)
@@ -163,7 +166,7 @@ class ScatterRunner:
         e = torch.zeros_like(c)
         c.index_add_(0, which, wide)
         e.index_add_(0, which, wide.abs_())
-        # As `ziv.coefficient(count)`; one term is exact, and 0 times a non-finite size is NaN.
+        # Like `ziv.coefficient(count)`, but a single term is exact, and 0 times a non-finite size would be NaN.
         several = (count + 3).to(torch.float64) * coefficient(-2)
         if near is not None and near.threshold is not None:
             several = torch.full_like(several, near.coefficient(1.0))
@@ -177,6 +180,6 @@ class ScatterRunner:
                 result, undecided, c, lambda at: e.view(-1)[at], reader,
                 places=partial(plan.numbers, keys), count=prod(plan.summed),
             )  # fmt: skip
-        found.elements = 0  # all output elements are counted, also those that no source reaches
+        found.elements = 0  # all output elements count, including those that no source reaches
         counts += found
         out[keys] = result

@@ -22,7 +22,7 @@ from tiebreak.protocol.program.isa import Instruction, ScatterParams
 
 _SOURCE: Final = Path(__file__).with_name("scatter.c")
 BLOCK: Final = 256
-"""Row elements of a task at least, where several threads share the work."""
+"""The least number of row elements per task when several threads share the work."""
 
 
 class _Scatter(ctypes.Structure):
@@ -37,7 +37,7 @@ class _Scatter(ctypes.Structure):
 
 
 def build() -> Build:
-    """The compiled kernel, or why there is none."""
+    """The compiled kernel, or the reason why there is none."""
     return load(_SOURCE)
 
 
@@ -57,7 +57,7 @@ class NativeScatter:
 
 
 def plan_native(instruction: Instruction) -> NativeScatter | None:
-    """The plan of a validated `scatter_sum`, or None where its tables would be too large."""
+    """The plan of a validated `scatter_sum`, or None if its tables would be too large."""
     params, shape = instruction.params, instruction.shape
     assert isinstance(params, ScatterParams)
     source, index = instruction.operands
@@ -93,9 +93,9 @@ def run_native(
     library: ctypes.CDLL, plan: NativeScatter, source: Tensor, index: Tensor, counts: Counts,
     shuffled: torch.Generator | None, precision: int = MAX_PRECISION, near: Collector | None = None,
 ) -> Tensor:  # fmt: skip
-    """The result, f32, contiguous, of the instruction's shape. Sources are taken in random order if `shuffled`.
+    """The result, f32, contiguous, of the instruction's shape. With `shuffled`, sources are taken in random order.
 
-    With `near`, open elements may be left to it.
+    `near` collects open elements that are not settled.
     """
     for tensor, reach in zip((source, index), plan.reach, strict=True):
         check_reach(tensor, reach)

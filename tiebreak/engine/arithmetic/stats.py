@@ -1,25 +1,28 @@
-"""How often the fast path was not enough, counted exactly per kind of instruction."""
+"""Exact counts, per kind of instruction, of how often the fast path was not enough."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Counts:
-    """Exact counts of output elements."""
+    """Counts of output elements."""
 
     elements: int = 0
-    """Computed in all."""
+    """All elements computed."""
     undecided: int = 0
-    """Not decided by the first Ziv test (in FP64)."""
+    """Elements that the first Ziv test (in FP64) did not decide."""
     undecided_twice: int = 0
-    """Summed exactly: not decided in doubled precision either, or undecided among many."""
+    """Elements summed exactly: not decided in doubled precision either, or undecided among many."""
     logged: int = 0
-    """Not decided by the first test and reported as near ties, to be logged, instead of settled."""
+    """Elements that the first test did not decide, and that were reported as near ties instead of settled."""
     double_rounded: int = 0
     """Elements that FP64-then-round would have got wrong: the rounded FP64 value is not the exact result's rounding."""
 
     seconds_resolving: float = 0.0
-    """Time spent on the undecided, as if all threads shared it equally. Not part of `Stats.as_dict`: it is no count."""
+    """Time spent on undecided elements, as if all threads shared it equally.
+
+    Not in `Stats.as_dict`, since it is no count.
+    """
 
     def __iadd__(self, other: "Counts") -> "Counts":
         self.elements += other.elements
@@ -38,14 +41,14 @@ class Stats:
     kinds: dict[str, Counts] = field(default_factory=dict)
 
     def of(self, kind: str) -> Counts:
-        """The counts of a kind, made when first asked for."""
+        """The counts of a kind; created on first use."""
         counts = self.kinds.get(kind)
         if counts is None:
             counts = self.kinds[kind] = Counts()
         return counts
 
     def merge(self, other: "Stats") -> None:
-        """Adds another's counts."""
+        """Adds the counts of another."""
         for kind, counts in other.kinds.items():
             mine = self.of(kind)
             mine += counts
@@ -56,7 +59,7 @@ class Stats:
         return sum(counts.seconds_resolving for counts in self.kinds.values())
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Plain data, kinds in alphabetical order."""
+        """The counts as plain data, kinds in alphabetical order."""
         return {
             kind: {
                 "elements": c.elements,

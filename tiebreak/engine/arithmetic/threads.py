@@ -22,7 +22,7 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's t
 
 
 def together(work: Callable[[], T], threads: int) -> list[T]:
-    """Calls `work` on `threads` threads at once, this one among them; every result. Raises what any of them raises."""
+    """Calls `work` on `threads` threads at once, including this one; returns all results. Raises if any call raises."""
     if threads <= 1:
         return [work()]
     others = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
@@ -31,7 +31,7 @@ def together(work: Callable[[], T], threads: int) -> list[T]:
 
 @contextmanager
 def limited(count: int) -> Iterator[None]:
-    """torch computes with so many threads inside, and with as many as before after."""
+    """Limits torch to this many threads inside the block, and restores the old number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

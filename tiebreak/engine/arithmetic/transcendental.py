@@ -1,8 +1,8 @@
-"""exp, log, tanh, erf, sin, cos, to b bits: FP64 with a relative bound, Ziv's test, integers for what it leaves.
+"""exp, log, tanh, erf, sin and cos to b bits: FP64 with a relative bound, Ziv's test, and integers for the rest.
 
-Every supported backend computes these in FP64 within a few ulp; the bound is 16 ulp of 2^-52 each, plus the roundings
-of y (1 -+ d). Results whose FP64 value overflows or is subnormal are far outside the range of f32 and round to
-infinity or zero at both ends; exact zeros keep their sign.
+Every supported backend computes these in FP64 within a few ulp. The bound is 16 ulp of 2^-52 each, plus the roundings
+of y (1 -+ d). Results whose FP64 value overflows or is subnormal are far outside the range of f32, and both ends of the
+interval round to infinity or zero; exact zeros keep their sign.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 _RELATIVE: Final = 17 * 2.0**-52
 """16 ulp and the roundings of the two products."""
 _PIECE: Final = 1 << 16
-"""Elements computed at once: the FP64 temporaries stay in cache."""
+"""The number of elements computed at once: the FP64 temporaries stay in cache."""
 
 FP64: Final[dict[MapFunction, Callable[[Tensor], Tensor]]] = {
     MapFunction.EXP: torch.exp,
@@ -33,7 +33,7 @@ FP64: Final[dict[MapFunction, Callable[[Tensor], Tensor]]] = {
 
 
 class Transcendentals:
-    """The functions on one device; integer results are remembered by operand bits."""
+    """The functions on one device. Integer results are cached by operand bits."""
 
     def __init__(self, precision: int = MAX_PRECISION) -> None:
         self.precision = precision

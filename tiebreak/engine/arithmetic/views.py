@@ -1,7 +1,7 @@
 """Access maps (SPEC 4.2) as strided torch views, and the index arithmetic around them.
 
-Dims that an operand ignores (stride 0) stay of size 1 in its view, so broadcasting does the rest and no copy is larger
-than what is really read. torch has no negative strides: such dims are read forward and flipped (a copy).
+A dim that an operand ignores (stride 0) keeps size 1 in its view. Broadcasting does the rest, so no copy is larger than
+the data that is really read. torch has no negative strides, so such dims are read forward and flipped (a copy).
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class View:
         return cls.of(access.offset, dims, access.strides)
 
     def on(self, base: Tensor) -> Tensor:
-        """The view of a contiguous base tensor; bounds were checked when the program was validated."""
+        """The view of a contiguous base tensor. Validating the program has checked the bounds."""
         if self.whole and base.shape == self.sizes:
             return base
         view = base.as_strided(self.sizes, self.strides, base.storage_offset() + self.offset)
@@ -51,28 +51,28 @@ class View:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether a base tensor of these sizes is read as it is."""
+        """Whether the view is all of a base tensor of these sizes, in order."""
         plain = tuple(0 if n == 1 else stride for n, stride in zip(self.sizes, row_major(self.sizes), strict=True))
         return self.offset == 0 and not self.flips and self.strides == plain
 
     @cached_property
     def numel(self) -> int:
-        """Elements read."""
+        """The number of elements read."""
         return prod(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of an index space: its size, and each operand's stride along it."""
+    """One dim of an index space: its size, and the stride of each operand along it."""
 
     size: int
     strides: tuple[int, ...]
 
 
 def coalesce(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dim]:
-    """The index space with dims of size 1 dropped and neighbours merged where every operand reads them as one.
+    """The index space without dims of size 1, and with neighbours merged if every operand reads them as one dim.
 
-    `strides` has one sequence per operand. Row-major numbering of coordinates is unchanged.
+    `strides` has one sequence per operand. The row-major numbering of coordinates does not change.
     """
     dims: list[Dim] = []
     for size, steps in zip(sizes, zip(*strides, strict=True), strict=True):
@@ -103,7 +103,7 @@ def offsets(elements: Tensor, sizes: Sequence[int], strides: Sequence[int], offs
 def read_rows(
     base: Tensor, starts: Tensor, sizes: Sequence[int], strides: Sequence[int], begin: int, end: int
 ) -> Tensor:
-    """Elements begin ... end-1 (row-major in the box of `sizes`) of the rows starting at `starts`; (U, end-begin)."""
+    """Elements begin ... end-1 (row-major in the box of `sizes`) of the rows at `starts`; shape (U, end-begin)."""
     flat = base.reshape(-1)
     if not sizes or all(stride == 0 for stride in strides):
         return flat[starts][:, None].expand(len(starts), end - begin)

@@ -46,23 +46,23 @@ from tiebreak.engine.arithmetic.stats import Counts
 
 UNIT: Final = 2.0**-53
 ROW_BUDGET: Final = 1 << 20
-"""Terms read at once for undecided elements (times a dozen FP64 temporaries)."""
+"""The number of terms read at once for undecided elements (times a dozen FP64 temporaries)."""
 PIECE: Final = 1 << 18
-"""Terms of one element read at once."""
+"""The number of terms of one element read at once."""
 CACHED: Final = 1 << 16
-"""Elements tested at once on a CPU."""
+"""The number of elements tested at once on a CPU."""
 _MIN_PRODUCT_EXPONENT: Final = -298
 
 Errors = Callable[[Tensor], Tensor]
 """e of some elements (i64 numbers), FP64."""
 Places = Callable[[Tensor], tuple[Integers, Integers]]
-"""Where some elements (i64 numbers, U of them) stand in the result: (numbers there, which of the U each is)."""
+"""Places of elements (i64 numbers, U of them) in the result: (numbers there, which of the U each is)."""
 DENSE: Final = 8
-"""Where one in so many elements is undecided, all of them are summed exactly at once."""
+"""If one element in this many is undecided, all undecided ones are summed exactly at once."""
 
 
 def coefficient(roundings: int) -> float:
-    """(n + 3) u (1 + 2^-16): times a bound of the sum of absolute terms it bounds the error, see above."""
+    """(n + 3) u (1 + 2^-16): this factor times a bound on the sum of absolute terms bounds the error, see above."""
     return (roundings + 3) * UNIT * (1 + 2.0**-16)
 
 
@@ -71,7 +71,7 @@ class TermReader(Protocol):
 
     @property
     def terms(self) -> int:
-        """Terms of an element, K."""
+        """The number of terms of an element, K."""
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         """Terms begin ... end-1 of some elements (i64 numbers, U of them), exact: FP64 (U, end - begin)."""
@@ -85,7 +85,7 @@ def decide(c: Tensor, e: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
 
 
 def decide_outer(c: Tensor, left: Tensor, right: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
-    """`decide` for c (Bt, M, N) and e = left (Bt, M) x right (Bt, N), in pieces that stay in a CPU's cache."""
+    """`decide` for c (Bt, M, N) and e = left (Bt, M) x right (Bt, N), in pieces that fit into a CPU's cache."""
     batch, m, n = c.shape
     if c.device.type != "cpu" or c.numel() <= CACHED:
         return _decide_outer(c, left[:, :, None], right[:, None, :], rounded)
@@ -101,7 +101,7 @@ def decide_outer(c: Tensor, left: Tensor, right: Tensor, rounded: Round) -> tupl
 
 
 def _decide_outer(c: Tensor, left: Tensor, right: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
-    # With or without FMA: that leaves a rounding out.
+    # The bound holds with or without FMA, which only omits a rounding.
     high = rounded(torch.addcmul(c, left, right), torch.contiguous_format)
     undecided = rounded(torch.addcmul(c, left, right, value=-1)).ne(high)
     return high.add_(0.0), undecided
@@ -133,7 +133,7 @@ def _power(exponent: Tensor) -> Tensor:
 
 
 def _peak(pieces: Iterable[Tensor]) -> Tensor:
-    """The greatest absolute term of each element."""
+    """The largest absolute term of each element."""
     return torch.stack([piece.abs().amax(1) for piece in pieces]).amax(0)
 
 
@@ -148,7 +148,7 @@ def _pieces(reader: TermReader, elements: Tensor) -> Iterator[Tensor]:
 
 
 def doubled(reader: TermReader, elements: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
-    """Sums of some elements' terms in doubled precision: (f32 results, mask of the still undecided), each (U,)."""
+    """Sums some elements' terms in doubled precision: (f32 results, mask of those still undecided), each (U,)."""
     k = max(1, (reader.terms - 1).bit_length())
     pieces = [reader.read(elements, 0, reader.terms)] if reader.terms <= PIECE else None
     peak = _peak(pieces or _pieces(reader, elements))
@@ -156,7 +156,7 @@ def doubled(reader: TermReader, elements: Tensor, rounded: Round) -> tuple[Tenso
     first = _power(above + k)[:, None]
     if pieces is not None:
         high = (pieces[0] + first).sub_(first)
-        if bool(high.eq(pieces[0]).all()):  # nothing is left: exact. So it is for most plain sums, whose ties are many
+        if bool(high.eq(pieces[0]).all()):  # nothing is left: exact. So it is for most plain sums, many of them ties
             return rounded(high.sum(1)).add_(0.0), torch.zeros_like(peak, dtype=torch.bool)
     second = _power(above + (2 * k - 52))[:, None]
     sums = torch.zeros((4, len(elements)), dtype=torch.float64, device=elements.device)
@@ -176,7 +176,7 @@ def doubled(reader: TermReader, elements: Tensor, rounded: Round) -> tuple[Tenso
 
 
 def on_grid(reader: TermReader, elements: Tensor, count: int) -> Tensor:
-    """Which elements' terms, `count` by definition, add exactly in any order (`arithmetic.near_ties`)."""
+    """The elements whose terms (`count` of them by definition) add exactly in any order (`arithmetic.near_ties`)."""
     if not len(elements):
         return torch.zeros((0,), dtype=torch.bool, device=elements.device)
     found = []
@@ -191,12 +191,12 @@ def on_grid(reader: TermReader, elements: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Settler:
-    """What is done with undecided elements."""
+    """Settles undecided elements."""
 
     rounded: Round
     counts: Counts
     near: Collector | None = None
-    """Where open elements are reported."""
+    """Collects the open elements that are reported."""
 
     def settle(
         self,
@@ -210,11 +210,11 @@ class Settler:
         count: int,
         whole: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Puts the exact results of the undecided elements into `result` (f32, contiguous), or reports them.
+        """Writes the exact results of undecided elements into `result` (f32, contiguous), or reports them to `near`.
 
         Elements are numbered row-major over `result`, `undecided` and `c`. Those with an error that is not finite are
-        NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: terms of an element by the instruction's
-        definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
+        NaN. Reads at most about `ROW_BUDGET` terms at a time. `count`: the number of terms of an element by the
+        instruction's definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
         """
         self.counts.elements += result.numel()
         if not bool(undecided.any()):
@@ -244,7 +244,7 @@ class Settler:
             self._put(flat, fp64, chunk, values)
 
     def _whole_rows(self, shape: torch.Size, elements: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """The elements (i64 numbers) of a product (Bt, M, N) out of exact rows, if the rows they are in have many."""
+        """Elements (i64 numbers) of a product (Bt, M, N) from exact rows; None if these rows have too few of them."""
         batch, m, n = shape
         row = elements.div(n, rounding_mode="floor")
         rows, at = torch.unique(row.remainder(m), return_inverse=True)
@@ -275,7 +275,7 @@ class Settler:
         places: Places,
         count: int,
     ) -> Tensor:
-        """Reports the open elements that may be left as they are; the others."""
+        """Reports the open elements that may be left as they are; returns the others."""
         c, e = fp64[elements], errors(elements)
         logged = (e <= self.rounded.gaps(c).mul_(near.limit)) & c.isfinite()  # false for NaN
         if near.grid:
