@@ -1,4 +1,4 @@
-"""The three types of a program's values, as torch has them."""
+"""The three dtypes of a program's values, and their torch counterparts."""
 
 from typing import Final
 

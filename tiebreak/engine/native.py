@@ -1,12 +1,11 @@
-"""Compiled accelerators: optional C kernels, built on this machine when first asked for and kept by content.
+"""Compiled accelerators: optional C kernels, built on this machine on first use and cached by content.
 
-Each kernel is one C file, with headers, beside the Python module that uses it, and has a pure twin that computes the
-same bytes: where there is no C compiler, or `TIEBREAK_NATIVE=0` is set, the twin is what runs. Nothing is downloaded;
-what is compiled is only what this package holds. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else
-`~/.cache/tiebreak`.
+Each kernel is one C file, with headers, beside the Python module that uses it. It has a pure twin that computes the
+same bytes, and that runs if there is no C compiler or `TIEBREAK_NATIVE=0` is set. Nothing is downloaded; only sources
+in this package are compiled. The cache is `$TIEBREAK_CACHE`, else `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
 
-Kernels are called through `ctypes`, which releases the interpreter's lock, so threads of Python run them in parallel.
-They are compiled without contraction of multiplications and additions and without any "fast math".
+Kernels are called through `ctypes`, which releases the interpreter's lock, so Python threads run them in parallel. They
+are compiled without contracting multiplications and additions, and without any "fast math".
 """
 
 import ctypes
@@ -27,28 +26,28 @@ from typing import Final
 FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 """`-fno-trapping-math` lets comparisons vectorise; exception flags are never read."""
 TUNE: Final = ("-march=native", "-mcpu=native", "")
-"""Tried in this order: what x86 compilers, then others understand."""
+"""Tried in this order: the option of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
 SWITCH: Final = "TIEBREAK_NATIVE"
-"""The variable that switches compiled kernels off when it is 0."""
+"""The environment variable that switches compiled kernels off when it is 0."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What became of one kernel: the loaded library, or the reason why the pure twin is used."""
+    """The outcome of building one kernel: the loaded library, or the reason why the pure twin is used."""
 
     library: ctypes.CDLL | None
     reason: str
 
 
 def enabled() -> bool:
-    """Whether compiled kernels are wanted: unless `TIEBREAK_NATIVE` is 0."""
+    """Whether compiled kernels may be used: unless `TIEBREAK_NATIVE` is 0."""
     return os.environ.get(SWITCH, "1") != "0"
 
 
 @contextmanager
 def pure_path() -> Iterator[None]:
-    """Without compiled kernels: every one asks the variable when it is used."""
+    """Runs the block without compiled kernels. It works at once, because the variable is read at every use."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "0"
     try:
@@ -61,14 +60,14 @@ def pure_path() -> Iterator[None]:
 
 
 def load(source: Path) -> Build:
-    """The library compiled from one C file; built now if the cache does not hold it."""
+    """The library compiled from a C file, which is built now if the cache does not hold it."""
     if not enabled():
         return Build(None, f"switched off by {SWITCH}=0")
     return _load(source)
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels (and other derived files) are kept; may not exist yet."""
+    """The folder of compiled kernels and other derived files, which may not exist yet."""
     if explicit := os.environ.get("TIEBREAK_CACHE"):
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -91,7 +90,7 @@ def _load(source: Path) -> Build:
 
 
 def _compiler() -> tuple[str, ...] | None:
-    """The command line of the C compiler: `CC`, else the first that is on PATH."""
+    """The command line of the C compiler: `CC`, else the first one on PATH."""
     if wanted := os.environ.get("CC"):
         command = tuple(shlex.split(wanted))
         return command if command and shutil.which(command[0]) else None
@@ -100,7 +99,7 @@ def _compiler() -> tuple[str, ...] | None:
 
 
 def _private(directory: Path) -> Path:
-    """The directory, made for this user alone. What others could write there would be loaded as code."""
+    """Makes a directory for this user alone: whatever others could write there would be loaded as code."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
@@ -116,7 +115,7 @@ def _key(source: Path, compiler: tuple[str, ...]) -> str:
 
 
 def _processor() -> bytes:
-    """What decides which machine code runs here: a home directory may be shared by different machines."""
+    """Identifies the machine code that this processor runs, because different machines may share a home directory."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
@@ -124,7 +123,7 @@ def _processor() -> bytes:
 
 
 def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:
-    """Compiles into a new file, then renames it: another process never sees half a library."""
+    """Compiles into a new file and renames it, so that no other process sees half a library."""
     problem = ""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name

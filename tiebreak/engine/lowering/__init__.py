@@ -1,4 +1,4 @@
-"""Lowering: a table from ATen operators to instructions. Importing the package fills the table."""
+"""Lowering: the table from ATen operators to instructions. Importing the package fills the table."""
 
 from tiebreak.engine.lowering import (
     convolution,

@@ -1,4 +1,4 @@
-"""Builds programs: views cost nothing, equal instructions are emitted once, dead ones are dropped.
+"""Builds programs: views cost nothing, equal instructions are emitted once, and unused ones are dropped.
 
 A `Ref` is a lazily read tensor: a value and an affine access map over its row-major data. Permuting, slicing, expanding
 and most reshaping change only the map. `Builder` turns operations on refs into instructions (SPEC section 4).
@@ -36,7 +36,7 @@ Scalar = float | int | bool
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor of `shape` read from value `value` at offset + sum(c * stride), in elements."""
+    """A tensor of `shape`: coordinate c is read from value `value` at offset + sum(c * stride), in elements."""
 
     value: int
     dtype: DType
@@ -46,22 +46,22 @@ class Ref:
 
     @property
     def rank(self) -> int:
-        """Number of dims."""
+        """The number of dims."""
         return len(self.shape)
 
     def dim(self, d: int) -> int:
-        """A dim index, counted from the end if negative, as a non-negative one."""
+        """The index of a dim as a non-negative number; negative ones count from the end."""
         if not -self.rank <= d < max(self.rank, 1):
             raise ValueError(f"expected a dim of a rank-{self.rank} tensor, got {d}")
         return d % self.rank if self.rank else 0
 
     def permute(self, order: Sequence[int]) -> "Ref":
-        """Dims in a new order."""
+        """Puts the dims in a new order."""
         dims = [self.dim(d) for d in order]
         return replace(self, shape=tuple(self.shape[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
 
     def expand(self, shape: Sequence[int]) -> "Ref":
-        """Broadcast to `shape` (-1 keeps a dim), new dims on the left."""
+        """Broadcasts to `shape` (-1 keeps a dim); new dims are on the left."""
         lead = len(shape) - self.rank
         old = (1,) * lead + self.shape
         strides = (0,) * lead + self.strides
@@ -72,20 +72,20 @@ class Ref:
         return replace(self, shape=new, strides=kept)
 
     def unsqueeze(self, d: int) -> "Ref":
-        """A dim of size 1 before position d."""
+        """Inserts a dim of size 1 before position d."""
         d = d if d >= 0 else d + self.rank + 1
         return replace(
             self, shape=(*self.shape[:d], 1, *self.shape[d:]), strides=(*self.strides[:d], 0, *self.strides[d:])
         )
 
     def squeeze(self, dims: Sequence[int]) -> "Ref":
-        """Without those of `dims` that have size 1."""
+        """Drops those of `dims` that have size 1."""
         drop = {self.dim(d) for d in dims}
         keep = [d for d in range(self.rank) if d not in drop or self.shape[d] != 1]
         return self.permute(keep)
 
     def slice(self, d: int, start: int, stop: int, step: int = 1) -> "Ref":
-        """Elements start, start + step, ... below stop of dim d (Python rules for negatives)."""
+        """Elements start, start + step, ... below stop of dim d; negative numbers as in Python."""
         d = self.dim(d)
         span = range(self.shape[d])[start:stop:step]
         shape = (*self.shape[:d], len(span), *self.shape[d + 1 :])
@@ -93,29 +93,29 @@ class Ref:
         return replace(self, shape=shape, strides=strides, offset=self.offset + span.start * self.strides[d])
 
     def select(self, d: int, index: int) -> "Ref":
-        """Without dim d, at one index of it."""
+        """Drops dim d by reading it at one index."""
         d = self.dim(d)
         index = range(self.shape[d])[index]
         return self.slice(d, index, index + 1).squeeze([d])
 
     def flip(self, d: int) -> "Ref":
-        """Dim d backwards."""
+        """Reverses dim d."""
         d = self.dim(d)
         strides = (*self.strides[:d], -self.strides[d], *self.strides[d + 1 :])
         return replace(self, strides=strides, offset=self.offset + (self.shape[d] - 1) * self.strides[d])
 
     def access(self) -> Access:
-        """The access map over this ref's own coordinates; size-1 dims normalised to stride 0."""
+        """The access map over this ref's own coordinates. Dims of size 1 get stride 0."""
         return self.access_over(self.shape, self.strides)
 
     def access_over(self, dims: Sequence[int], strides: Sequence[int]) -> Access:
-        """A map of another index space, from this ref's offset; size-1 dims normalised to stride 0."""
+        """A map of another index space, from this ref's offset. Dims of size 1 get stride 0."""
         normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
         return Access(self.value, self.offset, normal)
 
 
 def scalar_bits(value: Scalar, dtype: DType) -> int:
-    """The constant's bits; a float is rounded once, to nearest, from FP64 to FP32."""
+    """The bits of a constant. A float is rounded once, to nearest, from FP64 to FP32."""
     if dtype == DType.BOOL:
         return int(bool(value))
     if dtype == DType.I64:
@@ -128,7 +128,7 @@ def scalar_bits(value: Scalar, dtype: DType) -> int:
 
 
 class Builder:
-    """Collects instructions. `origin` is stamped on what is emitted next (a module path, for people)."""
+    """Collects instructions. `origin` (a module path, for messages) is attached to the instructions emitted next."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -139,7 +139,7 @@ class Builder:
         self._state: dict[str, Ref] = {}
 
     def emit(self, instruction: Instruction) -> Ref:
-        """The value of an instruction, emitted only if an equal one is not there yet."""
+        """The value of an instruction, which is emitted only if there is no equal one yet."""
         number = self._known.get(instruction)
         if number is None:
             number = len(self.instructions)
@@ -155,16 +155,19 @@ class Builder:
         return self.emit(Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=params))
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: DType = DType.F32) -> Ref:
-        """A constant read at every coordinate of `shape`; costs no memory."""
+        """A constant read at every coordinate of `shape`, which takes no memory."""
         return self.const(value, dtype).expand(tuple(shape))
 
     def constant_value(self, ref: Ref) -> int | None:
-        """The bits of a ref that reads one constant everywhere, else None."""
+        """The bits of a ref that reads one constant everywhere; otherwise None."""
         params = self.instructions[ref.value].params
         return params.bits if isinstance(params, SourceConst) else None
 
     def affine(self, ref: Ref) -> tuple[int, tuple[int, ...]] | None:
-        """Offset and strides of the i64 values that a ref of a constant or an `iota` reads, if they are affine."""
+        """Offset and strides of the i64 values that a ref reads, if they are an affine function of the coordinates.
+
+        This is known for refs of a constant or an `iota`; None for others.
+        """
         instruction = self.instructions[ref.value]
         match instruction.params:
             case SourceConst(bits=bits) if ref.dtype == DType.I64:
@@ -178,11 +181,11 @@ class Builder:
         return None
 
     def step(self) -> Ref:
-        """The number of the step, from 0; i64 of rank 0."""
+        """The number of the step, counted from 0; i64 of rank 0."""
         return self.emit(Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=DType.I64))
 
     def state(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
-        """A tensor of the state before the step. Its slot is filled in by `finish`."""
+        """A tensor of the state before the step. `finish` sets its slot."""
         return self._named(self._state, SourceKind.STATE, name, dtype, shape)
 
     def data(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
@@ -204,7 +207,7 @@ class Builder:
     # elementwise
 
     def map(self, function: MapFunction, *operands: Ref, dtype: DType | None = None) -> Ref:
-        """Elementwise function of broadcast operands; `dtype` of the result defaults to the last operand's."""
+        """An elementwise function of broadcast operands. The result's dtype defaults to that of the last operand."""
         shape = broadcast(*(operand.shape for operand in operands))
         return self.emit(
             Instruction(
@@ -217,19 +220,15 @@ class Builder:
         )
 
     def add(self, x: Ref, y: Ref) -> Ref:
-        """x + y."""
         return self.map(MapFunction.ADD, x, y)
 
     def sub(self, x: Ref, y: Ref) -> Ref:
-        """x - y."""
         return self.map(MapFunction.SUB, x, y)
 
     def mul(self, x: Ref, y: Ref) -> Ref:
-        """x * y."""
         return self.map(MapFunction.MUL, x, y)
 
     def div(self, x: Ref, y: Ref) -> Ref:
-        """x / y."""
         return self.map(MapFunction.DIV, x, y)
 
     def scale(self, x: Ref, factor: Scalar) -> Ref:
@@ -241,15 +240,15 @@ class Builder:
         return self.map(function, x, y, dtype=DType.BOOL)
 
     def where(self, condition: Ref, x: Ref, y: Ref) -> Ref:
-        """x where the condition holds, else y."""
+        """x where the condition holds, otherwise y."""
         return self.map(MapFunction.WHERE, condition, x, y)
 
     def cast(self, x: Ref, dtype: DType) -> Ref:
-        """x in another dtype; x itself if it has it."""
+        """x in another dtype; x itself if it already has that dtype."""
         return x if x.dtype == dtype else self.map(MapFunction.CAST, x, dtype=dtype)
 
     def copy(self, x: Ref) -> Ref:
-        """x laid out row-major, whole: x itself if it already is a value."""
+        """x laid out whole in row-major order; x itself if it is a whole value already."""
         base = self.instructions[x.value]
         if (
             base.shape == x.shape
@@ -260,7 +259,10 @@ class Builder:
         return self.map(MapFunction.COPY, x)
 
     def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
-        """The same elements in row-major order as another shape (one dim may be -1); copies only if it must."""
+        """The same elements in row-major order with another shape (one dim may be -1).
+
+        Copies only if no view can do it.
+        """
         sizes = list(shape)
         if -1 in sizes:
             sizes[sizes.index(-1)] = prod(x.shape) // -prod(sizes)
@@ -295,7 +297,7 @@ class Builder:
         )
 
     def reduce_dims(self, function: ReduceFunction, dims: Sequence[int], *operands: Ref, keepdim: bool = False) -> Ref:
-        """Reduces `dims` (empty: all) of one ref, or of the product of two of the same shape."""
+        """Reduces `dims` (empty: all) of one ref, or of the product of two refs of the same shape."""
         x = operands[0]
         chosen = sorted({x.dim(d) for d in dims}) if dims else list(range(x.rank))
         kept = [d for d in range(x.rank) if d not in chosen]
@@ -308,24 +310,24 @@ class Builder:
         return self.reshape(result, [1 if d in chosen else x.shape[d] for d in range(x.rank)]) if keepdim else result
 
     def sum(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
-        """Exact sum over dims."""
+        """The exact sum over `dims` (empty: all)."""
         return self.reduce_dims(ReduceFunction.SUM, dims, x, keepdim=keepdim)
 
     def dot(self, x: Ref, y: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
-        """Exact sum over dims of x * y."""
+        """The exact sum of x * y over `dims` (empty: all)."""
         return self.reduce_dims(ReduceFunction.SUM, dims, x, y, keepdim=keepdim)
 
     def max(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
-        """Greatest over dims."""
+        """The maximum over `dims` (empty: all)."""
         return self.reduce_dims(ReduceFunction.MAX, dims, x, keepdim=keepdim)
 
     def mean(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
-        """Sum over dims, divided by the number of terms."""
+        """The sum over `dims` (empty: all), divided by the number of terms."""
         total = self.sum(x, dims, keepdim=keepdim)
         return self.div(total, self.const(float(prod(x.shape) // prod(total.shape))))
 
     def matmul(self, a: Ref, b: Ref) -> Ref:
-        """(..., m, k) times (..., k, n), leading dims broadcast."""
+        """(..., m, k) times (..., k, n); leading dims are broadcast."""
         lead = broadcast(a.shape[:-2], b.shape[:-2])
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         if b.shape[-2] != k:
@@ -338,7 +340,7 @@ class Builder:
     # indexed
 
     def gather(self, table: Ref, index: Ref, dim_stride: int, bound: int, table_strides: Sequence[int]) -> Ref:
-        """table at its map (strides over index's coordinates) + index * dim_stride, 0 <= index < bound."""
+        """`table` at its map (strides over index's coordinates) + index * dim_stride, 0 <= index < bound."""
         return self.emit(
             Instruction(
                 opcode=Opcode.GATHER,
@@ -350,7 +352,7 @@ class Builder:
         )
 
     def rows(self, table: Ref, index: Ref) -> Ref:
-        """table[index]: rows of the first dim of `table`, for an index of any shape."""
+        """table[index]: rows along the first dim of `table`, for an index of any shape."""
         row = table.shape[1:]
         spread = index
         for _ in row:
@@ -360,7 +362,7 @@ class Builder:
         return self.gather(table, spread, table.strides[0], table.shape[0], strides)
 
     def scatter_rows(self, source: Ref, index: Ref, rows: int) -> Ref:
-        """Exact sums into `rows` rows: out[v] = sum of source[i...] over index[i...] = v."""
+        """Exact sums in `rows` rows: out[v] is the sum of source[i...] over all i with index[i...] = v."""
         lead, row = source.shape[: index.rank], source.shape[index.rank :]
         shape, reduction = (rows, *row), lead
         lead_strides, row_strides = source.strides[: index.rank], source.strides[index.rank :]
@@ -372,7 +374,7 @@ class Builder:
     def scatter(
         self, shape: Sequence[int], reduction: Sequence[int], source: Access, index: Access, match: Sequence[int]
     ) -> Ref:
-        """A `scatter_sum` given by its maps."""
+        """A `scatter_sum` given by its access maps."""
         return self.emit(
             Instruction(
                 opcode=Opcode.SCATTER_SUM,
@@ -401,7 +403,7 @@ class Builder:
         fill: Scalar = 0,
         outside: Ref | None = None,
     ) -> Ref:
-        """`inside` from `lo` on, every `step`-th element, in a tensor of `shape`; around it `fill` or `outside`."""
+        """`inside` from `lo` on, at every `step`-th element, in a tensor of `shape`; `fill` or `outside` around it."""
         steps = tuple(step) if step is not None else (1,) * len(lo)
         hi = tuple(a + (n - 1) * s + 1 for a, n, s in zip(lo, inside.shape, steps, strict=True))
         operands = [inside.access()] if outside is None else [inside.access(), outside.expand(tuple(shape)).access()]
@@ -418,7 +420,7 @@ class Builder:
         )
 
     def cat(self, parts: Sequence[Ref], d: int) -> Ref:
-        """Parts one after the other along dim d."""
+        """The parts one after the other along dim d."""
         d = parts[0].dim(d)
         total = sum(part.shape[d] for part in parts)
         shape = (*parts[0].shape[:d], total, *parts[0].shape[d + 1 :])
@@ -435,7 +437,7 @@ class Builder:
     # randomness
 
     def random(self, shape: Sequence[int]) -> Ref:
-        """Uniform f32 in [0, 1), fresh in every step; keyed by the job's seed."""
+        """Uniform f32 in [0, 1), drawn anew in every step; the key is the job's seed."""
         seed, step = self.seed(), self.step()
         zeros = (0,) * len(shape)
         operands = (Access(seed.value, 0, zeros), Access(step.value, 0, zeros))
@@ -450,7 +452,7 @@ class Builder:
         )
 
     def shuffle(self, index: Ref, epoch: Ref, n: int) -> Ref:
-        """The job's permutation of 0 ... n-1 of the given epoch, at each index."""
+        """The job's permutation of 0 ... n-1 in the given epoch, at each index."""
         seed = self.seed()
         operands = (index.access(), Access(seed.value, 0, (0,) * index.rank), epoch.expand(index.shape).access())
         return self.emit(
@@ -472,9 +474,9 @@ class Builder:
         return self._streams - 1
 
     def finish(self, state: dict[str, Ref], loss: Ref) -> Program:
-        """The program whose new state is `state`; unused instructions are dropped, slots and numbers are final.
+        """The program whose new state is `state`. Drops unused instructions and fixes slots and value numbers.
 
-        The whole new state is committed and the loss stands last in the body.
+        The whole new state is committed, and the loss is the last value of the body.
         """
         whole = {name: self.copy(state[name]) for name in sorted(state)}
         live = self._live([ref.value for ref in whole.values()] + [loss.value])
@@ -528,7 +530,7 @@ def _renumbered(
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape of tensors that are broadcast together."""
+    """The common shape to which tensors are broadcast."""
     rank = max(len(shape) for shape in shapes)
     result = []
     for sizes in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):

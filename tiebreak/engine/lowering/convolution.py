@@ -12,12 +12,12 @@ from tiebreak.protocol.program.isa import MAX_RANK, ReduceFunction
 
 
 def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
-    """Dim d split into (groups, size / groups)."""
+    """Splits dim d into (groups, size / groups)."""
     return c.b.reshape(x, (*x.shape[:d], groups, x.shape[d] // groups, *x.shape[d + 1 :]))
 
 
 def _padded(c: Context, x: Ref, padding: Sequence[int]) -> Ref:
-    """x with zeros around its spatial dims."""
+    """Puts zeros around the spatial dims of x."""
     if not any(padding):
         return x
     lo = (0, 0, *padding)
@@ -52,7 +52,7 @@ def convolution(
 
 
 def spread(values: Sequence[int], space: int) -> tuple[int, ...]:
-    """One value per spatial dim, from one for all or one for each."""
+    """Returns one value per spatial dim, given one for all or one for each."""
     return tuple(values) * space if len(values) == 1 else tuple(values)
 
 
@@ -65,7 +65,7 @@ def _correlate(
     dilation: Sequence[int],
     groups: int,
 ) -> Ref:
-    """x is (N, G*C, space), already padded; weight (G*O, C, kernel); shape the result's, (N, G*O, space)."""
+    """Correlates x, (N, G*C, space) and already padded, with weight, (G*O, C, kernel); `shape` is (N, G*O, space)."""
     x_NGC = _grouped(c, x, 1, groups)
     w_GOC = _grouped(c, weight, 0, groups)
     n, outs, space = shape[0], shape[1] // groups, shape[2:]
@@ -97,9 +97,9 @@ def input_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Ref:
-    """Gradient of the input, `shape` = (N, G*C, space); grad is (N, G*O, space'), weight (G*O, C, kernel).
+    """The gradient of the input, of `shape` (N, G*C, space); grad is (N, G*O, space'), weight (G*O, C, kernel).
 
-    One contraction over all phases of the stride, or, where that has no form, over a gradient spread with zeros.
+    Takes one contraction over all phases of the stride or, if that has no form, over a gradient spread with zeros.
     """
     dilation = [1 if k == 1 else e for k, e in zip(weight.shape[2:], dilation, strict=True)]
     phases = [
@@ -117,28 +117,28 @@ def input_gradient(
 class Phase:
     """One spatial dim of a strided input gradient.
 
-    Input position i takes part in output y through kernel tap i + padding - y * stride (for stride 1: through those
-    that are multiples of the dilation; for stride > 1 the dilation is 1). Written as i = a * stride + r - skipped, it
-    reads tap r + stride * t - front in output y = a - t * dilation + const. Phases r that no tap reaches are zero, and
-    not `kept`.
+    Input position i contributes to output y through kernel tap i + padding - y * stride (for stride 1: only through
+    multiples of the dilation; for stride > 1 the dilation is 1). Written as i = a * stride + r - skipped, it reads tap
+    r + stride * t - front in output y = a - t * dilation + const. Phases r that no tap reaches are zero, and are not
+    `kept`.
     """
 
     stride: int
     dilation: int
     size: int
-    """Of the input."""
+    """The size of the input."""
     taps: int
-    """Values of t."""
+    """The number of values of t."""
     kept: int
-    """Phases that have taps."""
+    """The number of phases that have taps."""
     count: int
-    """Values of a."""
+    """The number of values of a."""
     skipped: int
-    """Positions of the first a that lie in front of the input."""
+    """The number of positions of the first a that lie before the input."""
     front: int
-    """Zeros that the kernel needs in front."""
+    """The number of zeros that the kernel needs in front."""
     before: int
-    """Zeros that the gradient needs in front (negative: outputs to drop)."""
+    """The number of zeros that the gradient needs in front (negative: outputs to drop)."""
     after: int
 
     @classmethod
@@ -167,7 +167,7 @@ class Phase:
 
 
 def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase]) -> tuple[Ref, Ref]:
-    """The gradient with all outputs that some input position asks for, the weight with whole rows of phases."""
+    """The gradient with every output that some input position reads, and the weight with whole rows of phases."""
     for d, phase in enumerate(phases, start=2):
         grad = grad.slice(d, max(0, -phase.before), grad.shape[d] - max(0, -phase.after))
     lo = (0, 0, *(max(0, phase.before) for phase in phases))
@@ -209,13 +209,13 @@ def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], gro
 
 
 def _interleaved(c: Context, sums: Ref, shape: tuple[int, ...], phases: Sequence[Phase]) -> Ref:
-    """The phases side by side, with zeros for those that no tap reaches."""
+    """The phases interleaved, with zeros for those that no tap reaches."""
     lead = sums.rank - sum(1 + (phase.kept > 1) for phase in phases)
     apart = [n for phase in phases for n in (phase.count, phase.kept)]
     sums = c.b.reshape(sums, (*sums.shape[:lead], *apart))
     if any(phase.kept < phase.stride for phase in phases):
         whole = [n for phase in phases for n in (phase.count, phase.stride)]
-        if sums.rank > MAX_RANK:  # groups and channels as one
+        if sums.rank > MAX_RANK:  # merges groups and channels
             sums = c.b.reshape(sums, (shape[0], shape[1], *apart))
         sums = c.b.window((*sums.shape[: sums.rank - len(whole)], *whole), sums, (0,) * sums.rank)
     joined = c.b.reshape(sums, (shape[0], shape[1], *(phase.count * phase.stride for phase in phases)))
@@ -234,10 +234,10 @@ def _spread_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Ref:
-    """As `input_gradient`: correlate the spread gradient with the flipped kernel.
+    """`input_gradient` by correlating the spread gradient with the flipped kernel.
 
-    The spread gradient holds grad[y] at position y * stride + (k - 1) * dilation - padding of a tensor of size
-    space + (k - 1) * dilation; positions outside are dropped.
+    The spread gradient holds grad[y] at position y * stride + (k - 1) * dilation - padding of a tensor of size space +
+    (k - 1) * dilation; positions outside are dropped.
     """
     kernel = weight.shape[2:]
     lo, sizes = [0, 0], list(grad.shape[:2])

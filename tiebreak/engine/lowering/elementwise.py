@@ -64,7 +64,7 @@ def fmod(c: Context, x: Operand, y: Operand) -> Ref:
 
 
 def _quotient(c: Context, x: Ref, y: Ref) -> Ref:
-    """x div y of integers, towards zero."""
+    """The quotient of integers, rounded towards zero."""
     b, zero = c.b, c.b.const(0, DType.I64)
     size = b.map(MapFunction.FLOORDIV, b.map(MapFunction.ABS, x), b.map(MapFunction.ABS, y))
     opposite = b.compare(MapFunction.NE, b.compare(MapFunction.LT, x, zero), b.compare(MapFunction.LT, y, zero))
@@ -191,7 +191,7 @@ def power(c: Context, x: Ref, exponent: Scalar) -> Ref:
 
 
 def _common(x: Operand, y: Operand) -> DType:
-    """The dtype in which two operands are compared: the greater of the two in bool < i64 < f32."""
+    """The dtype in which two operands are compared: the greater one in bool < i64 < f32."""
     order = {DType.BOOL: 0, DType.I64: 1, DType.F32: 2}
     kinds = [v.dtype if isinstance(v, Ref) else DType.F32 if isinstance(v, float) else DType.I64 for v in (x, y)]
     return max(kinds, key=order.__getitem__)

@@ -52,7 +52,10 @@ def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
 
 @dataclass(frozen=True)
 class _Indexed:
-    """x under index tensors of one shape: `dims` are those that they index; `moved` is x with those in front."""
+    """x under index tensors of one shape.
+
+    `dims` are the dims that they index; `moved` is x with those dims in front.
+    """
 
     c: Context
     x: Ref
@@ -62,7 +65,7 @@ class _Indexed:
 
     @classmethod
     def of(cls, c: Context, x: Ref, indices: Sequence[Ref | None]) -> "_Indexed | None":
-        """None if nothing is indexed. Raises `NotImplementedError` for a mask."""
+        """Returns None if nothing is indexed. Raises `NotImplementedError` for a mask."""
         used = {d: index for d, index in enumerate(indices) if index is not None}
         if any(index.dtype != DType.I64 for index in used.values()):
             raise NotImplementedError("indexing by a mask: the shape of its result depends on data; use `where`")
@@ -79,7 +82,10 @@ class _Indexed:
 
     @property
     def _order(self) -> list[int]:
-        """Where the dims of (index dims, rest) stand in torch's result: in place if the indexed dims are adjacent."""
+        """The places of the dims (index dims, rest) in torch's result.
+
+        The index dims stay in place if the indexed dims are adjacent, and go in front otherwise.
+        """
         lead = list(range(len(self.shape)))
         rest = list(range(len(self.shape), len(self.shape) + len(self.rest)))
         adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
@@ -87,15 +93,15 @@ class _Indexed:
         return [*rest[:before], *lead, *rest[before:]]
 
     def placed(self, rows: Ref) -> Ref:
-        """A result of dims (index dims, rest) in torch's order of dims."""
+        """Permutes a result of dims (index dims, rest) to torch's order of dims."""
         return rows.permute(self._order)
 
     def unplaced(self, values: Ref) -> Ref:
-        """The inverse."""
+        """The inverse of `placed`."""
         return values.permute([self._order.index(d) for d in range(len(self._order))])
 
     def view(self) -> Ref | None:
-        """x read at places that are an affine function of the coordinates, if they are known to be."""
+        """x as a view, if the places read are known to be an affine function of the coordinates."""
         moved, offset, strides = self.moved, self.x.offset, [0] * len(self.shape)
         for index, stride, size in zip(self.indices, moved.strides, moved.shape, strict=False):
             if (places := self.c.b.affine(index)) is None:
@@ -113,7 +119,7 @@ class _Indexed:
                    (*strides, *moved.strides[len(self.dims):]), offset)  # fmt: skip
 
     def row(self) -> Ref:
-        """Numbers of rows in row-major order of the indexed dims; -1, which is no row, for an index out of range."""
+        """Row numbers in row-major order of the indexed dims; -1, which is no row, for an index out of range."""
         b, zero = self.c.b, self.c.b.const(0, DType.I64)
         row, right = zero, b.const(True, DType.BOOL)
         for index, size in zip(self.indices, self.moved.shape, strict=False):
@@ -126,7 +132,7 @@ class _Indexed:
 
 
 def _from_end(c: Context, index: Ref, size: int) -> Ref:
-    """An index with negative ones counted from the end."""
+    """Replaces negative indices, which count from the end, by non-negative ones."""
     negative = c.b.compare(MapFunction.LT, index, c.b.const(0, DType.I64))
     return c.b.where(negative, c.b.add(index, c.b.const(size, DType.I64)), index)
 

@@ -29,7 +29,7 @@ def _affine(c: Context, x: Ref, weight: Ref | None, bias: Ref | None) -> Ref:
 
 
 def _centred(c: Context, x: Ref) -> tuple[Ref, Ref, Ref, int]:
-    """x less its mean by channel (dim 1), that mean, the sum of squares of what is left, and the number of terms."""
+    """x minus its mean by channel (dim 1), that mean, the sum of squares of the difference, and the number of terms."""
     dims = [0, *range(2, x.rank)]
     mean = c.b.mean(x, dims)
     centred = c.b.sub(x, _per_channel(mean, x.rank))

@@ -18,7 +18,7 @@ Sizes = tuple[int, ...]
 def _windows(
     c: Context, x: Ref, out: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, fill: float
 ) -> Ref:
-    """A view (lead, out, kernel) of x padded with `fill` as far as the last window reaches."""
+    """A view (lead, out, kernel) of x, padded with `fill` as far as the last window reaches."""
     rank = len(kernel)
     lead, space = x.shape[:-rank], x.shape[-rank:]
     reach = [(o - 1) * s + (k - 1) * e + 1 for o, s, k, e in zip(out, stride, kernel, dilation, strict=True)]
@@ -67,7 +67,7 @@ def _max_pool(
 
 
 def _greatest(c: Context, view: Ref, kernel: Sizes, corner: Ref, steps: Sequence[int]) -> tuple[Ref, Ref]:
-    """Greatest of each window of a view (..., kernel) and its index: corner + sum of kernel coordinates * steps."""
+    """The maximum of each window of a view (..., kernel), and its index: corner + sum of kernel coordinates * steps."""
     b = c.b
     dims, access = view.shape[: -len(kernel)], view.access()
     values = b.reduce(ReduceFunction.MAX, dims, kernel, access)
@@ -96,7 +96,7 @@ def _unpool(c: Context, grad: Ref, indices: Ref, shape: Sizes, rank: int) -> Ref
 def max_pool2d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Ref:
     """Each gradient goes to the element that its window chose."""
     indices = arguments[-1]
-    assert isinstance(indices, Ref)  # the last argument of both operators
+    assert isinstance(indices, Ref)  # the last argument of both operators is a tensor
     return _unpool(c, grad, indices, x.shape, 2)
 
 
@@ -104,7 +104,7 @@ def max_pool2d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Re
 def max_pool3d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Ref:
     """Each gradient goes to the element that its window chose."""
     indices = arguments[-1]
-    assert isinstance(indices, Ref)  # the last argument of both operators
+    assert isinstance(indices, Ref)  # the last argument of both operators is a tensor
     return _unpool(c, grad, indices, x.shape, 3)
 
 
@@ -116,7 +116,7 @@ def _clamped_ramp(c: Context, size: int, step: int, offset: int, low: int, high:
 
 
 def _outer(c: Context, parts: Sequence[Ref]) -> Ref:
-    """The product of vectors (A,), (B,), ... as (A, B, ...)."""
+    """The outer product of vectors (A,), (B,), ... as (A, B, ...)."""
     product: Ref | None = None
     for part in parts:
         product = part if product is None else c.b.mul(product.unsqueeze(-1), part)
@@ -127,7 +127,7 @@ def _outer(c: Context, parts: Sequence[Ref]) -> Ref:
 def _divisor(
     c: Context, out: Sizes, space: Sizes, k: Sizes, s: Sizes, p: Sizes, counts_padding: bool, fixed: int | None
 ) -> Ref:
-    """How many elements each window is divided by, f32: torch's rule, parts outside the padding never count."""
+    """The divisor of each window, f32, by torch's rule: parts beyond the padding never count."""
     if fixed is not None:
         return c.b.const(float(fixed))
     inside = all(
@@ -206,11 +206,11 @@ def _avg_pool_backward(
 
 
 def _summed_windows(c: Context, share: Ref, shape: Sizes, k: Sizes, s: Sizes, p: Sizes) -> Ref:
-    """For each element of `shape` the sum of the shares of the windows that hold it."""
+    """For each element of `shape`, the sum of the shares of the windows that contain it."""
     rank = len(k)
     lead, space = shape[:-rank], shape[-rank:]
     out = share.shape[-rank:]
-    if k == s and not any(p):  # windows side by side: every element is in at most one
+    if k == s and not any(p):  # windows side by side: each element is in at most one
         for d in range(rank):
             share = share.unsqueeze(len(lead) + 2 * d + 1)
         apart = [n for o, a in zip(out, k, strict=True) for n in (o, a)]
@@ -225,7 +225,7 @@ def _summed_windows(c: Context, share: Ref, shape: Sizes, k: Sizes, s: Sizes, p:
 
 
 def _bounds(c: Context, size: int, out: int) -> tuple[Ref, Ref]:
-    """First element of each of `out` adaptive windows over `size` elements, and the one after its last; i64 (out,)."""
+    """The first element of each of `out` adaptive windows over `size` elements, and the last plus 1; i64 (out,)."""
     count = c.b.const(out, DType.I64)
     first = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,)), count)
     end = c.b.map(MapFunction.FLOORDIV, c.b.iota((out,), (size,), size + out - 1), count)
@@ -243,7 +243,7 @@ def _belongs(c: Context, size: int, out: int) -> Ref:
 
 
 def _masks(c: Context, space: Sizes, out: Sizes) -> tuple[Ref, Ref]:
-    """Membership (out, space) of all dims at once, and the sizes (out) of the windows; f32."""
+    """The membership (out, space) in all dims together, and the sizes (out) of the windows; f32."""
     rank = len(space)
     mask: Ref | None = None
     for d, (n, o) in enumerate(zip(space, out, strict=True)):
@@ -261,7 +261,7 @@ def _masks(c: Context, space: Sizes, out: Sizes) -> tuple[Ref, Ref]:
 
 
 def _weighted(c: Context, x: Ref, mask: Ref, shape: Sizes, rank: int) -> Ref:
-    """sum over the space of x (lead, space) times mask (out, space), as (lead, out)."""
+    """The sum over the space of x (lead, space) times mask (out, space), as (lead, out)."""
     lead, space = x.shape[:-rank], x.shape[-rank:]
     whole = (*shape, *space)
     zeros = (0,) * rank
@@ -271,7 +271,7 @@ def _weighted(c: Context, x: Ref, mask: Ref, shape: Sizes, rank: int) -> Ref:
 
 
 def _divides(space: Sizes, out: Sizes) -> Sizes | None:
-    """The kernel with which adaptive pooling is plain pooling, if it is."""
+    """The kernel that makes adaptive pooling plain pooling; None if the sizes do not divide."""
     if any(n % o for n, o in zip(space, out, strict=True)):
         return None
     return tuple(n // o for n, o in zip(space, out, strict=True))
@@ -336,7 +336,7 @@ def adaptive_max_pool(c: Context, x: Ref, out: Sequence[int]) -> tuple[Ref, Ref]
         step = b.const(stride, DType.I64)
         place = b.add(place.unsqueeze(-1).unsqueeze(-1), b.mul(inside, step))
         corner = b.add(corner.unsqueeze(-1), b.mul(first, step))
-    # place is (out, kernel) of each dim in turn; all outs come first
+    # dims alternate between (out, kernel) here; all outs must come first
     place = place.permute([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
     x = b.copy(x)
     wide = (*lead, *out, *kernel)

@@ -1,4 +1,4 @@
-"""The table from ATen operator to instructions. Each rule takes refs and plain Python values as ATen does."""
+"""The table from ATen operators to instructions. Each rule takes refs and plain Python values, as the operator does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ INTEGERS: Final[dict[torch.dtype, tuple[int, int]]] = {
     torch.int8: (-(1 << 7), 8),
     torch.uint8: (0, 8),
 }
-"""Narrower integers, which are i64 in programs: the least value, and the bits after which they wrap around."""
+"""Narrow integer types, which are i64 in programs: the least value, and the number of bits after which they wrap."""
 
 
 def element_type(dtype: torch.dtype) -> DType | None:
-    """What a torch dtype is in programs; None if it is nothing."""
+    """The program dtype for a torch dtype; None if there is none."""
     return DType.I64 if dtype in INTEGERS else PROTOCOL_DTYPES.get(dtype)
 
 
@@ -32,25 +32,25 @@ def _known(dtype: torch.dtype) -> DType:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may use: the builder and the traced result (a fake tensor, or a tuple of them)."""
+    """What a rule may use: the builder, and the traced result (a fake tensor, or a tuple of them)."""
 
     b: Builder
     result: Any
 
     @property
     def dtype(self) -> DType:
-        """Dtype of the (first) result."""
+        """The dtype of the (first) result."""
         first = self.result[0] if isinstance(self.result, tuple | list) else self.result
         return _known(first.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the (first) result."""
+        """The shape of the (first) result."""
         first = self.result[0] if isinstance(self.result, tuple | list) else self.result
         return tuple(first.shape)
 
     def ref(self, value: Ref | Scalar, dtype: DType | None = None) -> Ref:
-        """A ref of the result's dtype (or of `dtype`) from a ref or a Python number."""
+        """Turns a ref or a Python number into a ref of the result's dtype (or of `dtype`)."""
         wanted = self.dtype if dtype is None else dtype
         return self.b.cast(value, wanted) if isinstance(value, Ref) else self.b.const(value, wanted)
 
@@ -58,13 +58,13 @@ class Context:
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: Final[dict[str, Rule]] = {}
-"""`overload name -> rule`, for instance `add.Tensor`."""
+"""Rules by overload name, such as `add.Tensor`."""
 WHOLE: Final[set[str]] = set()
-"""Operators with a rule that torch must not take apart first."""
+"""Operators that torch must not decompose because they have a rule."""
 
 
 def lowers(*operators: str, whole: bool = False) -> Callable[[R], R]:
-    """Registers a rule for ATen overloads. `whole`: the rule goes before torch's own decomposition."""
+    """Registers a rule for ATen overloads. `whole`: the rule takes precedence over torch's own decomposition."""
 
     def register(rule: R) -> R:
         for operator in operators:

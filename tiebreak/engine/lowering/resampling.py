@@ -1,7 +1,7 @@
 """Operators that read or add elements at computed places: interpolation, borders, rolling, unfolding.
 
-What torch computes as floating positions is a ratio of integers here, so which element is read is never in doubt.
-Spatial dims are the last ones.
+Positions that torch computes in floating point are ratios of integers here, so it is never in doubt which element is
+read. Spatial dims are the last ones.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction, ro
 
 Sizes = tuple[int, ...]
 FINEST_SCALE = 1 << 12
-"""A scale factor is the nearest fraction with at most this denominator (0.7 is 7/10)."""
+"""The largest denominator of a scale factor, which is rounded to the nearest such fraction (0.7 is 7/10)."""
 
 
 def _i64(c: Context, value: int) -> Ref:
@@ -30,7 +30,7 @@ def _clamp(c: Context, index: Ref, high: int) -> Ref:
 
 
 def _places(c: Context, indices: Sequence[Ref], space: Sizes) -> Ref:
-    """Row-major index into `space` from one index (out,) per dim, i64 (outs)."""
+    """The row-major index into `space`, from one index (out,) per dim; i64 (outs)."""
     place: Ref | None = None
     for index, stride in zip(indices, row_major(space), strict=True):
         scaled = index if stride == 1 else c.b.mul(index, _i64(c, stride))
@@ -40,7 +40,7 @@ def _places(c: Context, indices: Sequence[Ref], space: Sizes) -> Ref:
 
 
 def _pick(c: Context, x: Ref, indices: Sequence[Ref]) -> Ref:
-    """x[..., i, j, ...] for an index (out,) per spatial dim, in bounds: one gather."""
+    """x[..., i, j, ...] for an in-bounds index (out,) per spatial dim: one gather."""
     rank = len(indices)
     space = x.shape[-rank:]
     x = c.b.copy(x)
@@ -49,7 +49,7 @@ def _pick(c: Context, x: Ref, indices: Sequence[Ref]) -> Ref:
 
 
 def _put(c: Context, grad: Ref, indices: Sequence[Ref], shape: Sizes) -> Ref:
-    """The transpose of `_pick`: each element of `shape` gets the exact sum of what was read from it."""
+    """The transpose of `_pick`: each element of `shape` gets the exact sum of everything that was read from it."""
     rank = len(indices)
     place = _places(c, indices, shape[-rank:])
     out = grad.shape[-rank:]
@@ -64,7 +64,7 @@ def _put(c: Context, grad: Ref, indices: Sequence[Ref], shape: Sizes) -> Ref:
 
 
 def _ratio(size: int, out: int, scale: float | None) -> Fraction:
-    """Input elements per output element."""
+    """The number of input elements per output element."""
     if scale:
         return 1 / Fraction(scale).limit_denominator(FINEST_SCALE)
     return Fraction(size, out)
@@ -79,7 +79,7 @@ def _nearest(c: Context, size: int, out: int, scale: float | None, centred: bool
 
 
 def _repeats(space: Sizes, out: Sizes, scales: Sequence[float | None]) -> Sizes | None:
-    """How often each element comes, if every element comes equally often."""
+    """How often each element occurs, if all of them occur equally often."""
     ratios = [_ratio(n, o, s) for n, o, s in zip(space, out, scales, strict=True)]
     if any(r.numerator != 1 or o != n * r.denominator for n, o, r in zip(space, out, ratios, strict=True)):
         return None
@@ -139,7 +139,7 @@ for _rank in (1, 2, 3):
 
 
 def _position(c: Context, size: int, out: int, scale: float | None, align: bool) -> tuple[Ref, int]:
-    """Where each output element lies among the inputs, as numerators i64 (out,) over one denominator; clamped."""
+    """The position of each output element among the inputs: numerators i64 (out,) over one denominator, clamped."""
     if align:
         steps = max(out - 1, 1)
         return c.b.iota((out,), (size - 1 if out > 1 else 0,)), steps
@@ -150,7 +150,7 @@ def _position(c: Context, size: int, out: int, scale: float | None, align: bool)
 
 
 def _tents(c: Context, size: int, out: int, scale: float | None, align: bool) -> Ref:
-    """Weight of input i in output o, max(0, 1 - |position(o) - i|), correctly rounded; f32 (out, size)."""
+    """The weight of input i in output o, max(0, 1 - |position(o) - i|), correctly rounded; f32 (out, size)."""
     position, whole = _position(c, size, out, scale, align)
     away = c.b.map(MapFunction.ABS, c.b.sub(position.unsqueeze(1), c.b.iota((size,), (whole,))))
     near = c.b.map(MapFunction.MAX, c.b.sub(_i64(c, whole), away), _i64(c, 0))
@@ -170,7 +170,7 @@ def _along(c: Context, x: Ref, matrix: Ref, d: int) -> Ref:
 def _linear(
     c: Context, x: Ref, space: Sizes, out: Sizes, align: bool, scales: Sequence[float | None], transposed: bool
 ) -> Ref:
-    """Interpolation (or its transpose) of one dim after the other: shrinking dims first, growing ones last."""
+    """Interpolates (or applies the transpose) one dim at a time: shrinking dims first, growing ones last."""
     rank = len(out)
     factors = list(zip(range(x.rank - rank, x.rank), space, out, scales, strict=True))
     for d, n, o, s in sorted(factors, key=lambda f: f[1] / f[2] if transposed else f[2] / f[1]):
@@ -202,7 +202,7 @@ for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"
 
 
 def _border(c: Context, x_space: Sizes, padding: Sequence[int], reflect: bool) -> list[Ref]:
-    """For each spatial dim which input element stands where; `padding` as in torch, last dim first."""
+    """For each spatial dim, the input element at each place. `padding` is as in torch, last dim first."""
     found = []
     for d, n in enumerate(x_space):
         at = 2 * (len(x_space) - 1 - d)

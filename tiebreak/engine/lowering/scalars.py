@@ -1,7 +1,7 @@
-"""Scalar functions that are several instructions: rounding to integers, exp and log near their zeros, activations.
+"""Scalar functions that take several instructions: rounding to integers, exp and log near their zeros, activations.
 
-Each instruction rounds once, so what stands here *is* the definition; the sequences are chosen so that the result keeps
-full relative precision (a few ulp) wherever the function itself is well conditioned.
+Each instruction rounds once, so these sequences *are* the definition. They are chosen so that the result keeps full
+relative precision (a few ulp) wherever the function itself is well conditioned.
 """
 
 import math
@@ -11,11 +11,11 @@ from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 _WHOLE = float(1 << 23)
-"""From here on every f32 is an integer."""
+"""From here on, every f32 is an integer."""
 
 
 def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
-    """An i64 as an integer of so many bits, the least of which is `low`, wraps around: congruent mod 2^bits."""
+    """Wraps an i64 around like an integer of so many bits whose least value is `low`: congruent mod 2^bits."""
     least, size = b.const(low, DType.I64), b.const(1 << bits, DType.I64)
     return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
 
@@ -49,7 +49,7 @@ def isinf(c: Context, x: Ref) -> Ref:
 
 
 def _if_fraction(c: Context, x: Ref, rounded: Ref) -> Ref:
-    """`rounded` where x may have a fraction, else x (also infinities and NaN)."""
+    """`rounded` where x may have a fraction, otherwise x (including infinities and NaN)."""
     return c.b.where(_less(c, c.b.map(MapFunction.ABS, x), c.b.const(_WHOLE)), rounded, x)
 
 

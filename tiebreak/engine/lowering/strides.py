@@ -1,11 +1,11 @@
-"""Strided reads of row-major data: when another shape, or the steps along the data's own dims, describe the same."""
+"""Strided reads of row-major data: whether another shape, or steps along the data's dims, describe the same read."""
 
 from tiebreak.protocol.program.isa import row_major, unravel
 
 
 def view_strides(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides that read `new` over the same elements in the same order, or None if no affine map does."""
-    groups: list[tuple[int, int]] = []  # (size, stride) of maximal runs that one stride covers
+    groups: list[tuple[int, int]] = []  # (size, stride) of the maximal runs that one stride covers
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
             continue
@@ -32,9 +32,10 @@ def view_strides(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[in
 def walked(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, base: tuple[int, ...]
 ) -> tuple[tuple[int, ...], list[tuple[int, int] | None]] | None:
-    """Where a strided read of row-major data of shape `base` starts, and the (dim, step) each of its dims moves along.
+    """The start of a strided read of row-major data of shape `base`, and the (dim, step) along which each dim moves.
 
-    None for a dim that does not move; None for all if some dim moves along several, or past the end of one.
+    A dim that does not move has None. The whole result is None if a dim moves along several dims of `base`, or past the
+    end of one.
     """
     flat, start = row_major(base), unravel(offset, base)
     low, high, moves = list(start), list(start), list[tuple[int, int] | None]()

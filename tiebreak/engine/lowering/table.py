@@ -37,7 +37,7 @@ _FAMILIES = {
 
 
 def _calls(rule: object) -> tuple[set[str], list[object]]:
-    """Names of the builder's methods that a function calls, and the functions it mentions."""
+    """The names of the builder's methods that a function calls, and the functions that it mentions."""
     if not inspect.isfunction(rule):
         return set(), []
     tree = ast.parse(textwrap.dedent(inspect.getsource(rule)))
@@ -70,12 +70,12 @@ def families(rule: Rule) -> list[str]:
 
 
 def _words(text: str | None) -> str:
-    """A docstring on one line, without its final stop, safe in a table."""
+    """A docstring on one line, without its final full stop, escaped for a table."""
     return " ".join((text or "").split()).removesuffix(".").replace("|", "\\|")
 
 
 def _refusals(rule: Rule) -> list[str]:
-    """What the rule's own code refuses: the messages of its `NotImplementedError`s."""
+    """What the rule refuses: the messages of the `NotImplementedError`s in its code."""
     source = inspect.getsource(rule) if inspect.isfunction(rule) else ""
     found = []
     for piece in source.split("NotImplementedError(")[1:]:
@@ -86,7 +86,7 @@ def _refusals(rule: Rule) -> list[str]:
 
 
 def rows() -> dict[str, list[tuple[str, str, str]]]:
-    """For each module of rules its (operators, families, meaning), operators that share all that on one row."""
+    """By module of rules: (operators, families, meaning), with one row for all operators that share the last two."""
     together: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
     for operator, rule in RULES.items():
         refused = "; ".join(_refusals(rule))
@@ -101,7 +101,7 @@ def rows() -> dict[str, list[tuple[str, str, str]]]:
 
 
 def table() -> str:
-    """The whole page, Markdown."""
+    """The whole page as Markdown."""
     lines = [_HEAD.format(count=len(RULES))]
     for module, found in rows().items():
         lines += [f"## {module.capitalize()}", "", "| operator | instructions | meaning |", "| --- | --- | --- |"]
@@ -111,7 +111,7 @@ def table() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the page, or with --check compares it; 1 if it differs, 2 if the arguments are not understood."""
+    """Writes the page, or with --check compares it. Returns 1 if it differs and 2 for invalid arguments."""
     paths = [a for a in arguments if a != "--check"]
     if len(paths) != 1 or paths[0].startswith("-"):
         print("usage: python -m tiebreak.engine.lowering.table FILE [--check]", file=sys.stderr)
