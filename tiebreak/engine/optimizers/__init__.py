@@ -1,4 +1,4 @@
-"""Optimizers as instructions. Nothing here calls `pow`: powers of the betas are state, multiplied once a step."""
+"""Optimizers as instructions. They never call `pow`: powers of the betas are state, multiplied once per step."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ __all__ = ["Update", "tables", "update"]
 
 
 def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
-    """Data entries that the optimizer reads, beside the learning rates."""
+    """The data entries that the optimizer reads in addition to the learning rates."""
     return {TABLE: second_moment_weights(steps, optimizer.beta2_decay)} if isinstance(optimizer, Adafactor) else {}
 
 
@@ -27,7 +27,8 @@ def update(
 ) -> Update:
     """Emits the optimizer's step for every parameter that has a gradient; the others stay as they are.
 
-    rate: this step's learning rate without the groups' factors. steps: of the job, the length of tables.
+    rate: this step's learning rate without the groups' factors. steps: the number of steps of the job, which is the
+    length of tables.
     """
     result = Update(parameters=dict(parameters))
     trained = [_trained(builder, optimizer, rate, n, p, gradients[n]) for n, p in parameters.items() if n in gradients]

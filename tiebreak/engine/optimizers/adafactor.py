@@ -1,15 +1,15 @@
-"""Adafactor as in `torch.optim.Adafactor`: 6 elementwise instructions and 4 sums an element of a matrix.
+"""Adafactor as in `torch.optim.Adafactor`: 6 elementwise instructions and 4 sums per element of a matrix.
 
-For a matrix g, w = t^beta2_decay (a table, see `second_moment_weights`) and rate the learning rate:
+For a matrix g, with w = t^beta2_decay (a table, see `second_moment_weights`) and rate the learning rate:
 
     row += w * (mean of g^2 over columns - row)      col += w * (mean of g^2 over rows - col)
     v = row / max(mean of row, eps1) * col           u = g / sqrt(max(v, eps1^2))
     step = max(eps2, RMS(p)) * min(rate, 1 / sqrt(t)) / max(1, RMS(u) / d)
     p = p * (1 - rate * weight_decay) - u * step
 
-Tensors of more dims are stacks of matrices (the last two dims), a vector keeps v itself. Sums of squares are exact and
-rounded once. torch multiplies row by col before it divides, which underflows where gradients are below 1e-11; here row
-/ mean comes first. The squares themselves underflow where gradients are below 1e-23: there eps1 rules, as in torch.
+Tensors of more dims are stacks of matrices (the last two dims); a vector keeps v itself. Sums of squares are exact and
+rounded once. torch multiplies row by col before it divides, which underflows for gradients below 1e-11; here row / mean
+comes first. The squares themselves underflow for gradients below 1e-23; there eps1 dominates, as in torch.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from tiebreak.engine.optimizers.update import Trained, Update, sum_of_squares
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 TABLE = "second_moment_weight"
-"""Data entry: f32 [steps], the weight of the newest squared gradient."""
+"""The data entry f32 [steps] with the weight of the newest squared gradient."""
 
 
 def second_moment_weights(steps: int, decay: float) -> Tensor:
     """t^decay for t = 1 ... steps, correctly rounded, f32 [steps]: whoever makes the table gets the same bytes.
 
-    FP64 powers decide wherever 2^-40 more or less (far beyond any library's error) gives the same FP32 number; for the
-    few others 50 decimal digits do.
+    An FP64 power is used if changing it by 2^-40 (far beyond any library's error) gives the same FP32 number; otherwise
+    50 decimal digits decide.
     """
     powers = torch.arange(1, steps + 1, dtype=torch.float64) ** decay
     low, high = ((powers * (1 + e)).float() for e in (-(2.0**-40), 2.0**-40))
@@ -43,7 +43,7 @@ def second_moment_weights(steps: int, decay: float) -> Tensor:
 
 
 def _nearest(exact: Decimal, low: float, high: float) -> float:
-    """Whichever of two neighbouring FP32 numbers is nearer."""
+    """The nearer of two neighbouring FP32 numbers."""
     return low if exact < (Decimal(low) + Decimal(high)) / 2 else high
 
 
@@ -69,12 +69,12 @@ def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[Trained], 
 
 
 def _rms(b: Builder, x: Ref, unit: float = 1.0) -> Ref:
-    """Root of the mean square in some unit: root of the exact sum, divided by the root of the count times the unit."""
+    """The root mean square in some unit: root of the exact sum, divided by the root of the count times the unit."""
     return b.div(b.map(MapFunction.SQRT, sum_of_squares(b, x)), b.const(sqrt(prod(x.shape)) * unit))
 
 
 def _towards(b: Builder, key: str, new: Ref, weight: Ref, result: Update) -> Ref:
-    """The entry moved towards `new` by a share of the difference."""
+    """The entry moved towards `new` by the share `weight` of the difference."""
     held = result.moment(b, key, new.shape)
     moved = result.state[key] = b.add(held, b.mul(b.sub(new, held), weight))
     return moved

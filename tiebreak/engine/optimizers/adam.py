@@ -1,14 +1,14 @@
-"""Adam and AdamW: 12 elementwise instructions a parameter, 1 (AdamW) or 2 (Adam) more with weight decay.
+"""Adam and AdamW: 12 elementwise instructions per parameter, plus 1 (AdamW) or 2 (Adam) with weight decay.
 
 With b1, b2 the betas as FP32 numbers and t the step from 1:
 
     m = b1 * m + (1 - b1) * g                  v = b2 * v + (1 - b2) * (g * g)
     p = p - rate * sqrt(1 - b2^t) / (1 - b1^t) * (m / (sqrt(v) + eps * sqrt(1 - b2^t)))
 
-which is torch's p - rate / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps), numerator and denominator times sqrt(1 -
-b2^t) (Kingma and Ba, end of section 2): one root and one division are left per element. The powers of the betas are
-state, multiplied once a step: no `pow`. 1 - b is that of the FP32 number b (exact from 1/2 on), so that the weights of
-a moving average and its correction agree.
+This is torch's p - rate / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps) with numerator and denominator multiplied
+by sqrt(1 - b2^t) (Kingma and Ba, end of section 2), which leaves one root and one division per element. The powers of
+the betas are state, multiplied once per step, so `pow` is not needed. 1 - b is computed from the FP32 number b (exact
+from 1/2 on), so that the weights of a moving average agree with its correction.
 """
 
 from collections.abc import Sequence

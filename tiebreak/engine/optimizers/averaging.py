@@ -1,4 +1,4 @@
-"""A moving average of the parameters beside them: 3 elementwise instructions a parameter; training does not read it."""
+"""A moving average beside the parameters: 3 elementwise instructions per parameter. Training does not read it."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,9 @@ AVERAGE = "average."
 def averaged(b: Builder, decay: float, before: Mapping[str, Ref], after: Mapping[str, Ref]) -> dict[str, Ref]:
     """average + (1 - decay) * (parameter after the step - average), by state entry.
 
-    before: the parameters in the state before the step, for their shapes. Starts from the initial parameters, as
-    `torch.optim.swa_utils.AveragedModel` with `get_ema_avg_fn(decay)` does if it is updated once before training.
+    before: the parameters in the state before the step, for their shapes. The average starts from the initial
+    parameters, like `torch.optim.swa_utils.AveragedModel` with `get_ema_avg_fn(decay)` if it is updated once before
+    training.
     """
     found = {}
     for name, p in before.items():

@@ -1,4 +1,4 @@
-"""Gradient clipping: by value 2 elementwise instructions a gradient, by norm 1 and an exact sum."""
+"""Gradient clipping: by value, 2 elementwise instructions per gradient; by norm, 1 and an exact sum."""
 
 from functools import reduce
 
@@ -12,9 +12,9 @@ MARGIN = 1e-6
 
 
 def clipped(b: Builder, clip: Clip, gradients: dict[str, Ref]) -> dict[str, Ref]:
-    """The gradients, clipped, by name. One that is not finite makes all NaN under a norm: the step then stops the run.
+    """The clipped gradients by name. When clipping by norm, one that is not finite makes all NaN, which stops the run.
 
-    (torch, whose norm would be infinite, makes finite gradients zero and infinite ones NaN.)
+    (torch differs: if its norm is infinite, finite gradients become zero and infinite ones NaN.)
     """
     b.origin = "clip"
     if clip.value is not None:
@@ -31,8 +31,8 @@ def clipped(b: Builder, clip: Clip, gradients: dict[str, Ref]) -> dict[str, Ref]
 def total_norm(b: Builder, gradients: dict[str, Ref]) -> Ref:
     """The 2-norm of all gradients, f32 of rank 0.
 
-    Each gradient's sum of squares is exact and rounded once; these are added one after the other, in the model's order
-    of parameters; the root is correctly rounded.
+    Each gradient's sum of squares is exact and rounded once. These sums are added one after the other, in the model's
+    order of parameters, and the root is correctly rounded.
     """
     squares = [sum_of_squares(b, g) for g in gradients.values()]
     return b.map(MapFunction.SQRT, reduce(b.add, squares))

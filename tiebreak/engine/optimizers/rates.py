@@ -1,8 +1,8 @@
-"""Learning-rate schedules: the factors of a job's rate, step by step. They become a table, which is data of the job.
+"""Learning-rate schedules: the factors of a job's rate, step by step, in a table that becomes data of the job.
 
 Every schedule begins with a warm-up of `warmup` steps, (s + 1) / (warmup + 1) for s = 0, 1, ...; factor 1 is reached in
-step `warmup` (from 0). What follows ends in the last step. Only correctly rounded operations and integers are used (no
-cosine of a C library), so that whoever makes the table again gets the same bytes.
+step `warmup` (from 0). The part after the warm-up ends in the last step. Only integers and correctly rounded operations
+are used (no cosine of a C library), so that everyone who makes the table gets the same bytes.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from tiebreak.engine.optimizers.settings import require
 
 Factors = tuple[float, ...]
 _BITS: Final = 160
-"""Of the fixed point that cosines are computed in; a step loses less than 2 of its last units."""
+"""The fraction bits of the fixed point for cosines; each step loses less than 2 units in the last place."""
 
 
 def constant(steps: int, warmup: int = 0) -> Factors:
-    """1 after the warm-up."""
+    """Stays at 1 after the warm-up."""
     return _warmed(steps, warmup, [1.0] * (steps - warmup))
 
 
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factors:
-    """Falls from 1 in equal parts to `floor` at the last step."""
+    """Falls linearly from 1 to `floor` at the last step."""
     _check(steps, warmup, floor)
     fall = [1.0 - (1.0 - floor) * s / max(1, steps - 1 - warmup) for s in range(steps - warmup)]
     return _warmed(steps, warmup, fall)
@@ -58,7 +58,7 @@ def step_decay(steps: int, milestones: Sequence[int], gamma: float = 0.1, warmup
 
 
 def one_cycle(steps: int, warmup: int, start: float = 1 / 25, final: float = 1 / 25e4) -> Factors:
-    """Along half a cosine from `start` up to 1 in step `warmup`, along another down to `final` (`OneCycleLR`)."""
+    """Rises along half a cosine from `start` to 1 in step `warmup`, then falls along one to `final` (`OneCycleLR`)."""
     _check(steps, warmup, final)
     require(isfinite(start) and 0 <= start <= 1, "0 <= start <= 1", start)
     rise = _half_cosine(start, 1.0, warmup + 1)[:-1] if warmup else []
@@ -76,13 +76,13 @@ def _warmed(steps: int, warmup: int, after: Sequence[float]) -> Factors:
 
 
 def _half_cosine(first: float, last: float, count: int) -> list[float]:
-    """`count` values from `first` to `last`: last + (first - last) * (1 + cos) / 2, each operation rounded."""
+    """`count` values from `first` to `last`: last + (first - last) * (1 + cos) / 2, with each operation rounded."""
     shares = [((1 << _BITS) + c) / (2 << _BITS) for c in _cosines(count - 1)] if count > 1 else [1.0]
     return [last + (first - last) * share for share in shares]
 
 
 def _cosines(n: int) -> list[int]:
-    """cos(pi k / n) in units of 2^-160, k = 0 ... n: by the addition theorem from the first angle."""
+    """cos(pi k / n) in units of 2^-160 for k = 0 ... n, from the first angle by the addition theorem."""
     angle = _pi() // n
     turn_c, turn_s = _series(angle, 0), _series(angle, 1)
     c, s, found = 1 << _BITS, 0, []
@@ -93,7 +93,7 @@ def _cosines(n: int) -> list[int]:
 
 
 def _series(x: int, odd: int) -> int:
-    """The series of cos (0) or sin (1) at x, in fixed point."""
+    """The series of cos (odd = 0) or sin (odd = 1) at x, in fixed point."""
     term = x if odd else 1 << _BITS
     total, k, sign = 0, odd, 1
     while term:

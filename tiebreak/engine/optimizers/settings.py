@@ -1,7 +1,7 @@
-"""What a user writes down about the update: optimizer, parameter groups, gradient clipping.
+"""The user's settings of the update: optimizer, parameter groups, gradient clipping.
 
-Every number here becomes an FP32 constant of the program: the float64 that Python read, rounded once to nearest. Those
-that FP32 would turn into another setting (an eps of zero, a beta of one) are refused.
+Every number here becomes an FP32 constant of the program: Python's float64, rounded once to nearest. A number that FP32
+would turn into a different setting (an eps of zero, a beta of one) is refused.
 """
 
 import struct
@@ -21,13 +21,13 @@ MIN_EPS: Final = 2.0**-126
 
 
 def require(condition: bool, expected: str, got: object) -> None:
-    """Raises `ConfigurationError` that says what was expected and what came."""
+    """Raises a `ConfigurationError` that says what was expected and what came, unless the condition holds."""
     if not condition:
         raise ConfigurationError(f"expected {expected}, got {got!r}")
 
 
 def f32(value: float) -> float:
-    """The FP32 number nearest to a float64; infinite where FP32 has none."""
+    """The FP32 number nearest to a float64; infinite beyond the range of FP32."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -41,24 +41,24 @@ def require_count(value: object, expected: str) -> None:
 
 
 def require_number(value: object, expected: str, condition: Callable[[float], bool]) -> None:
-    """Requires a finite number (also in FP32) that fulfils the condition."""
+    """Requires a number that is finite (in FP32 too) and fulfils the condition."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     require(number and isfinite(f32(value)) and condition(value), expected, value)  # type: ignore[arg-type]
 
 
 def _require_tuple(values: object, kind: type, expected: str, length: int | None = None) -> None:
-    """Requires a tuple of one type of things, of that length (None: any)."""
+    """Requires a tuple of elements of one type, of the given length (None: any)."""
     whole = isinstance(values, tuple) and len(values) == (len(values) if length is None else length)
     require(whole and all(isinstance(v, kind) for v in values), expected, values)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Parameters that are trained otherwise: names that match one of the patterns, as in `fnmatch` (`*.bias`).
+    """Parameters with settings of their own: their names match one of the patterns, as in `fnmatch` (`*.bias`).
 
-    A parameter belongs to the first group of the optimizer that matches it; without one, it has the optimizer's own
-    settings. lr_factor multiplies the learning rate (0: the parameter stays as it is). weight_decay
-    replaces the optimizer's; None keeps it.
+    A parameter belongs to the first group of the optimizer that matches it; if none does, it has the optimizer's own
+    settings. lr_factor multiplies the learning rate (0: the parameter stays as it is). weight_decay replaces the
+    optimizer's; None keeps it.
     """
 
     match: tuple[str, ...]
@@ -73,12 +73,12 @@ class Group:
             require_number(self.weight_decay, "weight_decay >= 0 in a group", lambda x: x >= 0)
 
     def matches(self, name: str) -> bool:
-        """Whether one of the patterns is the name's."""
+        """Whether one of the patterns matches the name."""
         return any(fnmatchcase(name, pattern) for pattern in self.match)
 
 
 def no_decay(model: nn.Module) -> Group:
-    """The usual exception from weight decay: parameters of fewer than two dims, i.e. biases and norms' gains."""
+    """The usual exception from weight decay: parameters of fewer than two dims, such as biases and gains of norms."""
     names = [name for name, parameter in model.named_parameters() if parameter.ndim < 2]
     require(bool(names), "parameters of fewer than two dims (biases, norms)", "none")
     return Group(match=tuple(escape(name) for name in names), weight_decay=0.0)
@@ -101,7 +101,7 @@ def _check_adam(betas: tuple[float, float], eps: float) -> None:
 class SGD:
     """`torch.optim.SGD`: buf = momentum * buf + (1 - dampening) * (grad + weight_decay * p); p -= lr * buf.
 
-    As there, dampening does not touch the first step. `lr` is the base rate that the task's schedule multiplies.
+    As in torch, dampening does not affect the first step. `lr` is the base rate, which the task's schedule multiplies.
     """
 
     lr: float
@@ -124,7 +124,7 @@ class SGD:
 class Adam:
     """`torch.optim.Adam`: weight decay is added to the gradient (L2). No amsgrad.
 
-    `lr` is the base rate that the task's schedule multiplies.
+    `lr` is the base rate, which the task's schedule multiplies.
     """
 
     lr: float
@@ -140,7 +140,10 @@ class Adam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """`torch.optim.AdamW` (decoupled weight decay, no amsgrad). `lr` is the base rate that the schedule multiplies."""
+    """`torch.optim.AdamW` (decoupled weight decay, no amsgrad).
+
+    `lr` is the base rate, which the task's schedule multiplies.
+    """
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -157,9 +160,9 @@ class AdamW:
 class Adafactor:
     """`torch.optim.Adafactor`: second moments kept as a row and a column, steps relative to the parameter's own size.
 
-    lr: the greatest relative step; the step is min(lr, 1 / sqrt(t)) * max(eps[1], RMS(p)). The schedule multiplies lr.
-    beta2_decay: the newest squared gradient weighs t ** beta2_decay. eps: (floor of the second moment's root, None for
-    FP32's 2^-23; floor of RMS(p)). d: updates of a root mean square beyond d are scaled down to it.
+    lr: the largest relative step; the step is min(lr, 1 / sqrt(t)) * max(eps[1], RMS(p)). The schedule multiplies lr.
+    beta2_decay: the newest squared gradient has weight t ** beta2_decay. eps: (floor of the second moment's root, None
+    for FP32's 2^-23; floor of RMS(p)). d: an update whose root mean square exceeds d is scaled down to it.
 
     `transformers.Adafactor` is another algorithm: it adds eps[0] (1e-30) to squared gradients instead of bounding the
     second moment, may keep a first moment, and with `relative_step` has lr = min(1e-2, 1 / sqrt(t)) by default.
@@ -187,7 +190,7 @@ Optimizer = SGD | Adam | AdamW | Adafactor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """Gradient clipping, before the optimizer reads them: by value, then by global norm; each may be left out.
+    """Gradient clipping before the optimizer: by value, then by global norm; either may be left out.
 
     value: `torch.nn.utils.clip_grad_value_`. norm: `torch.nn.utils.clip_grad_norm_` (the 2-norm over all gradients).
     """
@@ -203,7 +206,7 @@ class Clip:
 
 
 def group_of(optimizer: Optimizer, name: str) -> Group | None:
-    """The group of a parameter: the first that matches."""
+    """The first group that matches a parameter; None if none does."""
     return next((group for group in optimizer.groups if group.matches(name)), None)
 
 

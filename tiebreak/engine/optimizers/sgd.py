@@ -1,4 +1,4 @@
-"""SGD with momentum: 2 elementwise instructions a parameter, 2 more with weight decay, 2 to 4 more with momentum."""
+"""SGD with momentum: 2 elementwise instructions per parameter, plus 2 with weight decay and 2 to 4 with momentum."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,10 @@ from tiebreak.protocol.program.isa import DType, MapFunction
 
 
 def sgd(b: Builder, o: SGD, trained: Sequence[Trained], result: Update) -> None:
-    """buf = momentum * buf + g; p -= rate * buf (or g + momentum * buf with Nesterov), g with weight decay added."""
+    """Emits one step: buf = momentum * buf + g; p -= rate * buf, or rate * (g + momentum * buf) with Nesterov.
+
+    g includes weight decay.
+    """
     for p in trained:
         b.origin = f"optimizer:{p.name}"
         g = p.gradient
@@ -25,6 +28,6 @@ def sgd(b: Builder, o: SGD, trained: Sequence[Trained], result: Update) -> None:
 
 
 def _share(b: Builder, dampening: float) -> Ref:
-    """1 in the first step, as in torch, then 1 - dampening."""
+    """The weight of the gradient in the buffer: 1 in the first step, as in torch, then 1 - dampening."""
     first = b.compare(MapFunction.EQ, b.step(), b.const(0, DType.I64))
     return b.where(first, b.const(1.0), b.const(1 - dampening))

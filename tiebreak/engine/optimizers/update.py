@@ -1,4 +1,4 @@
-"""What every optimizer reads and leaves behind."""
+"""The inputs and outputs that all optimizers share."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from tiebreak.protocol.program.isa import DType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A parameter that has a gradient of its own shape. rate: f32 of rank 0, its learning rate in this step."""
+    """A parameter with a gradient of the same shape. rate: its learning rate in this step, f32 of rank 0."""
 
     name: str
     value: Ref
@@ -22,7 +22,7 @@ class Trained:
 
 @dataclass
 class Update:
-    """New values by state name (without the group prefix), and the initial bytes of the optimizer's own entries."""
+    """New values by state name (without the group prefix), and the initial values of the optimizer's own entries."""
 
     parameters: dict[str, Ref] = field(default_factory=dict)
     state: dict[str, Ref] = field(default_factory=dict)
@@ -39,5 +39,5 @@ class Update:
 
 
 def sum_of_squares(b: Builder, x: Ref) -> Ref:
-    """Exact, rounded once; f32 of rank 0."""
+    """The exact sum of squares, rounded once; f32 of rank 0."""
     return b.dot(x, x) if x.rank else b.mul(x, x)
