@@ -24,7 +24,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
 UNIT: Final = 2.0**-53
-"""u of FP64."""
+"""u, the unit roundoff of FP64."""
 LEAST: Final = 2.0**-52
 """The least coefficient: c - e and c + e are rounded to FP64 too, so a smaller e would be lost."""
 _EVERYTHING: Final = 2.0**600

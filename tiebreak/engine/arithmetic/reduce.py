@@ -125,7 +125,7 @@ class Part:
 
     @cached_property
     def result_shape(self) -> tuple[int, int, int]:
-        """Bt, M, N."""
+        """(Bt, M, N)."""
         return _size(self.groups.batch), _size(self.groups.m), _size(self.groups.n)
 
     @cached_property
@@ -499,7 +499,7 @@ def multiply(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
 
 
 def _errors(bounds: Sequence[Tensor], elements: Tensor) -> Tensor:
-    """e of some elements."""
+    """The errors e of some elements."""
     if len(bounds) == 1:
         return bounds[0].reshape(-1)[elements]
     left, right = bounds

@@ -43,15 +43,15 @@ def build() -> Build:
 
 @dataclass(frozen=True)
 class NativeScatter:
-    """How scatter.c computes one instruction: tables of places over keyed, summed, row and matched coordinates."""
+    """How scatter.c computes one instruction: tables of places by coordinate."""
 
     shape: tuple[int, ...]
     source: tuple[Integers, Integers, Integers]
-    """Keyed, summed, row."""
+    """Places by keyed, summed and row coordinate."""
     index: tuple[Integers, Integers]
-    """Keyed, summed."""
+    """Places by keyed and summed coordinate."""
     out: tuple[Integers, Integers, Integers]
-    """Keyed, matched, row."""
+    """Places by keyed, matched and row coordinate."""
     reach: tuple[tuple[int, int], tuple[int, int]]
     """The least and the greatest place read of the source and of the index."""
 

@@ -18,7 +18,7 @@ from tiebreak.protocol.program.isa import MapFunction
 from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 
 _RELATIVE: Final = 17 * 2.0**-52
-"""16 ulp and the roundings of the two products."""
+"""The relative error bound: 16 ulp plus the roundings of the two products."""
 _PIECE: Final = 1 << 16
 """The number of elements computed at once: the FP64 temporaries stay in cache."""
 

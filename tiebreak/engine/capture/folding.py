@@ -98,7 +98,7 @@ class Folded:
                 yield node
 
     def _value(self, node: fx.Node) -> Any:
-        """The value that torch computes for a node. Iterative, because a chain of inputs may be long."""
+        """The value that torch computes for a node. Iterative over the inputs, which precede the node in the graph."""
         waiting = [node]
         while waiting:
             last = waiting[-1]

@@ -71,7 +71,7 @@ class Windows:
         require(self.stride >= 1, "stride >= 1", self.stride)
 
     def arrays(self) -> tuple[str, ...]:
-        """Names of the data it reads."""
+        """The names of the data that it reads."""
         return (self.name,)
 
     def count(self, data: Mapping[str, Tensor]) -> int:

@@ -1,15 +1,15 @@
-"""Folders and files that a stranger may have prepared, and files that appear whole or not at all.
+"""Access to folders and files that a stranger may have prepared, and files that appear whole or not at all.
 
-A folder from elsewhere may hold a symbolic link to a file of the user's, a second name (hard link) of one, a pipe that
-blocks whoever opens it, or a device. So whatever is read from or written into such a folder goes through `Folder`:
+A stranger's folder may hold a symbolic link or a second name (hard link) for a file of the user's, a pipe that blocks
+whoever opens it, or a device. All reads and writes in such a folder therefore go through `Folder`:
 
-* every name is one component, resolved relative to the descriptor of its folder, and never through a link, so that
+* every name is a single component, resolved relative to the descriptor of its folder and never through a link, so that
   nobody can exchange a folder between a check and a use;
-* only plain files are opened, looked at before opening (opening a device may do something) and again after it;
-* a new file is created under a name that nobody has (`O_EXCL`) and takes its final name when it is whole;
-* a file is changed in place only if it has no second name: what it shares its bytes with is not ours.
+* only plain files are opened; they are checked before opening (opening a device may have effects) and again after it;
+* a new file is created under an unused name (`O_EXCL`) and takes its final name when it is complete;
+* a file is changed in place only if it has no second name, which might belong to a file that is not ours.
 
-The path that a user names may lead through links: that is the user's own choice.
+The path that a user gives may lead through links: that is the user's own choice.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ _OTHERS: Final = {
 
 
 class StorageError(ConfigurationError):
-    """The disk refused: full, read-only, or not there. What was committed before is intact."""
+    """The disk is full, read-only or missing. Everything that was committed before is intact."""
 
 
 @contextmanager

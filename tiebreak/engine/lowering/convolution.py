@@ -147,8 +147,8 @@ class Phase:
         taps = -(-kernel // stride)
         skipped, front = padding % stride, 0
         if -(-(kernel + -padding % stride) // stride) == taps and kernel >= stride:
-            # Zeros in front of the kernel cost no terms here, and no position in front of the input is computed: its
-            # sum would be over factors that are never both other than zero, and such a sum is the slowest to decide.
+            # Zeros in front of the kernel add no terms here, and positions before the input need not be computed. In
+            # the sum of such a position one factor of each term is zero, and such a sum is the slowest to decide.
             skipped, front = 0, -padding % stride
         count = -(-(size + skipped) // stride)
         first = (padding - skipped + front) // stride

@@ -34,7 +34,7 @@ class Cost:
 
 
 def cost_of(program: Program) -> Cost:
-    """The cost of one step of a validated program."""
+    """The cost of one step of a program, which must be validated."""
     kinds = Counter(instruction.opcode.name.lower() for instruction in program.body)
     return Cost(
         flops=sum(_flops(instruction) for instruction in program.body),

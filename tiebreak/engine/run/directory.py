@@ -1,4 +1,4 @@
-"""The run directory: everything of one run on disk, written so that a crash at any moment loses nothing committed.
+"""The run directory holds one run on disk, written so that a crash at any moment loses nothing that was committed.
 
     job.bin                         the signed job (tiebreak.protocol.commitments.job)
     program.tbp                     the program (SPEC 4.1)
@@ -7,13 +7,14 @@
     records.bin                     one 76-byte record per checkpoint: u64 step, state root, u32 loss bits, log root
     heads/000000000004.bin          the signed head of count 4
     logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
-    policy.json                     policy `logged`, if given: the thresholds of whoever computes the run
+    policy.json                     policy `logged`, optional: the thresholds of the party that computes the run
     metrics.jsonl                   one line per step: step, loss, seconds
-    environment.json                what computed it
+    environment.json                the software and hardware that computed it
 
-Files other than `records.bin`, `metrics.jsonl` and logs appear whole or not at all (written beside, flushed, renamed).
-A record is appended after its state and its logs are safe, a head is signed after its record is. Whatever is read back
-is checked against the record that commits it before it is used (logs: `tiebreak.engine.logged.committed`).
+Files other than `records.bin`, `metrics.jsonl` and logs appear whole or not at all: they are written under another name,
+flushed and renamed. A record is appended after its state and its logs are safe, and a head is signed after its record
+is safe. All data that are read back are checked, before use, against the record that commits to them (for logs by
+`tiebreak.engine.logged.committed`).
 """
 
 import json
