@@ -10,9 +10,9 @@ the remainders into the sums; the loop skips steps without remainders.
 
 **Matrices.** A tile of a matrix product with many undecided elements is computed as a whole, modulo primes below 2^22:
 residues are at most 2^21, so 2^10 of their products add exactly in FP64, in any order, and each prime costs one fast
-matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is sum(y_i M / p_i) - q
-M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so q is the nearest integer to sum(y_i / p_i). The number of
-primes depends on the range of the data's exponents, and is at most 27.
+matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is
+sum(y_i M / p_i) - q M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so q is the nearest integer to
+sum(y_i / p_i). The number of primes depends on the range of the data's exponents, and is at most 27.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -205,7 +205,7 @@ class Factors:
 def _reduce(x: Tensor, p: int) -> Tensor:
     """x mod p for integers below 2^53 in FP64, in place.
 
-    At most p / 2, or slightly more if the quotient was rounded.
+    The result is at most p / 2 in magnitude, or slightly more because the quotient is rounded.
     """
     return x.sub_((x * (1 / p)).round_().mul_(p))
 

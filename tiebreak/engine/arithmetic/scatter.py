@@ -1,8 +1,9 @@
 """`scatter_sum`: the exact sum of all sources whose index points at an output element (SPEC 4.3).
 
 Output dims are *matched* (the index addresses them), *keyed* (the index depends on them) or *row* (the index ignores
-them); the other dims are the reduction. With key = keyed coordinate * box + index, every source row (keyed and reduction
-coordinate) is added to the row of its key. Only keys that occur are held, so memory is proportional to the source.
+them); the other dims are the reduction. With key = keyed coordinate * box + index, every source row (keyed and
+reduction coordinate) is added to the row of its key. Only keys that occur are held, so memory is proportional to the
+source.
 """
 
 from collections.abc import Sequence

@@ -1,31 +1,32 @@
-r"""Correct rounding of FP64 sums to f32 numbers of b bits by Ziv's test, and the exact resolution of what it leaves.
+r"""Rounds FP64 sums correctly to f32 numbers of b bits by Ziv's test, and resolves exactly what the test leaves open.
 
 **The bound.** Let u = 2^-53 and let a result C be computed from exact reals t_1 ... t_K (f32 values, or products of
 two, which FP64 holds exactly: 48 bits, exponents within -298 ... 256, so nothing under- or overflows) such that no
 t_i passes through more than n FP64 roundings on its way into C. Then C = sum t_i (1 + d_i) with |d_i| <= (1+u)^n - 1,
 so |C - exact| <= g(n) T with T = sum |t_i| and g(n) = n u / (1 - n u). This holds for every order of summation, with
-blocks or without, and with FMA (which only leaves roundings out). n is K for a plain loop (K - 1 additions, 1 to
+blocks or without, and with FMA (which only omits roundings). n is K for a plain loop (K - 1 additions, 1 to
 spare), and s + b if K is cut into b blocks of at most s terms whose results are added by plain additions.
 
-**What is computed.** T is not known either, only T' or a product of norms N' >= T (1 - small): each of them went
-through at most 2K + 8 roundings. For K <= 2^32 all these relative errors, that of g's denominator and those of
-computing the bound itself are below 2^-17 together. C + e and C - e are rounded too, by at most u (|C| + e) <= 2 u T
-(1 + 2^-17): two more roundings in n. So e = (n + 3) u (1 + 2^-16) N' makes fl(C - e) <= exact <= fl(C + e).
-`coefficient(n)` is that factor. Where every term is zero, e is 0 and C is 0.
+**What is computed.** T itself is not known, but a computed T' or product of norms N' >= T (1 - small), with at most
+2K + 8 roundings. For K <= 2^32 these relative errors, that of g's denominator and those of computing the bound itself
+are below 2^-17 together. C + e and C - e are rounded too, by at most u (|C| + e) <= 2 u T (1 + 2^-17): two more
+roundings in n. So e = (n + 3) u (1 + 2^-16) N' makes fl(C - e) <= exact <= fl(C + e). `coefficient(n)` is that factor.
+If every term is zero, e is 0 and C is 0.
 
 **The test.** Rounding to b bits is monotone: if RN(fl(C - e)) = RN(fl(C + e)), that is RN(exact). Zeros of either
-sign compare equal and are made +0. A non-finite factor makes N', hence e, non-finite (products of norms: inf * 0 is
-NaN), so the test fails; that element is NaN by SPEC 5.
+sign compare equal and become +0. A non-finite factor makes N' non-finite, and so e (in products of norms, inf * 0 is
+NaN); the test then fails, and the element is NaN by SPEC 5.
 
 **Doubled precision.** The terms p_i of an undecided element are read again. With |p_i| < 2^E and K <= 2^k, let S =
 1.5 * 2^(E+k). h_i = fl(fl(p_i + S) - S) is a multiple of q = 2^(E+k-52), |h_i| <= 2^E, and p_i - h_i is exact and at
-most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The rests are split
-once more the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always all
-zero, which makes the result exact, ties included. H1 + H2 + L is then s + t, |t| <= ulp(s)/2, by TwoSum, and is
-rounded once to FP64 *to odd* before b bits, so that no second rounding to nearest sees a false tie.
+most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The remainders are
+split once more in the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always
+zero, which makes the result exact, ties included. With TwoSum, H1 + H2 + L becomes s + t, |t| <= ulp(s)/2, which is
+rounded to FP64 *to odd* before it is rounded to b bits, so that the second rounding never sees a false tie.
 
-**Exact.** What is still undecided is summed in fixed point (`tiebreak.engine.arithmetic.exact`). Where many elements of
-a result are undecided, that is done at once, and a matrix product as a whole: it takes about as long for any data.
+**Exact.** Elements that are still undecided are summed in fixed point (`tiebreak.engine.arithmetic.exact`). If many
+elements of a result are undecided, this is done at once, for a matrix product as a whole, and takes about equally long
+for any data.
 
 **Near ties.** Under policy `logged` some open elements are reported instead of settled:
 `tiebreak.engine.arithmetic.near_ties`.
