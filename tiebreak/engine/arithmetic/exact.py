@@ -133,6 +133,7 @@ class _Basis:
 
     @cached_property
     def modulus(self) -> int:
+        """The product M of the primes."""
         return prod(self.primes)
 
     @cached_property

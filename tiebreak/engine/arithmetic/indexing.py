@@ -62,8 +62,7 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     rank = len(shape)
     x = View.of_access(access, instruction.index_space).on(operands[0])
     dims = tuple(range(rank, x.dim()))
-    # A dim that the operand ignores repeats its element. It has size 1 here, and its first position is the right
-    # answer.
+    # A dim that the operand ignores repeats its element: it has size 1 here, and its first position is the answer.
     if instruction.function == ReduceFunction.MAX:
         found = x.amax(dims) if dims else x.clone()
         if found.dtype == torch.float32:

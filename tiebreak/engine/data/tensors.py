@@ -23,8 +23,8 @@ Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
 
 def canonical(tensor: Tensor) -> Tensor:
     """The tensor with every NaN, whatever its payload, replaced by the canonical one. Copies only if there is a NaN."""
-    # A sum with a NaN in it is NaN, so one pass without writing usually suffices. Infinities may also give NaN; then
-    # look.
+    # A sum with a NaN in it is NaN, so one pass without writing usually suffices. Infinities may give NaN as well, so
+    # the elements are examined if the sum is NaN.
     if tensor.dtype != torch.float32 or not bool(torch.isnan(tensor.sum())):
         return tensor
     nan = torch.isnan(tensor)

@@ -12,9 +12,9 @@
     environment.json                the software and hardware that computed it
 
 Files other than `records.bin`, `metrics.jsonl` and logs appear whole or not at all: they are written under another
-name, flushed and renamed. A record is appended after its state and its logs are safe, and a head is signed after its record
-is safe. All data that are read back are checked, before use, against the record that commits to them (for logs by
-`tiebreak.engine.logged.committed`).
+name, flushed and renamed. A record is appended after its state and its logs are safe, and a head is signed after its
+record is safe. All data that are read back are checked, before use, against the record that commits to them (for logs
+by `tiebreak.engine.logged.committed`).
 """
 
 import json
