@@ -122,8 +122,7 @@ def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
         tensors = dict(zip(names, flat[: len(names)], strict=True))
         return (_checked(functional_call(wrapped, tensors, flat[len(names) :])),)
 
-    # Tensors that the model or the loss closes over (masks, class weights) are constants, for which torch needs this
-    # mode.
+    # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
     with sdpa_kernel(SDPBackend.MATH), kept_whole(), as_export(), _paths(model), _data_dependence(), tracing(context):
         graph, metadata, _, _ = _aot_export_function(
