@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from tiebreak.engine.arithmetic.buffers import SMALL, Buffers
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, peak_bytes, plan, replacements
+from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, replacements
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -55,6 +55,36 @@ def adam(parameters: int) -> Program:
         new[f"m.{name}"] = moment
         new[name] = b.sub(entries[name], b.scale(b.div(moment, power), 0.01))
     return b.finish(new, carried)
+
+
+def peak_bytes(
+    program: Program,
+    units: Sequence[Unit],
+    fused: Callable[[Unit], bool] = lambda _: True,
+    replaced: Collection[int] = (),
+) -> int:
+    """The most memory that values other than sources take at any time, in bytes.
+
+    The intermediate results of `fused` units take no memory, nor do results that reuse `replaced` old values.
+    """
+    size = {n: 0 if i.opcode == Opcode.SOURCE else i.numel * i.dtype.size for n, i in enumerate(program.body)}
+    size |= dict.fromkeys(replaced, 0)
+    held = most = 0
+    alive: set[int] = set()
+    for unit in units:
+        if fused(unit):
+            alive.update(unit.outputs)
+            held += sum(size[n] for n in unit.outputs)
+            most = max(most, held)
+        for n, dead in zip(unit.members, unit.dying, strict=True):
+            if not fused(unit):
+                alive.add(n)
+                held += size[n]
+                most = max(most, held)
+            gone = alive.intersection(dead)
+            held -= sum(size[value] for value in gone)
+            alive -= gone
+    return most
 
 
 def test_the_optimizer_runs_as_soon_as_a_gradient_is_there() -> None:

@@ -19,7 +19,7 @@ from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.run.audit import audit_segment, compare
+from tiebreak.engine.run.audit import audit_segments, compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
@@ -255,11 +255,12 @@ def poison(step: int) -> Callable[[int, Tensor], Tensor] | None:
 def test_a_segment_audit_finds_the_segment_of_a_lie_and_only_that(new_run: NewRun) -> None:
     run = new_run("run")
     train(run, tamper=poison)
-    reports = [audit_segment(run, interpreter(run), checkpoint) for checkpoint in range(4)]
-    assert [r.agrees for r in reports] == [True, False, True, True]
-    assert (reports[1].first_step, reports[1].last_step) == (4, 6)
+    audits = [audit_segments(run, interpreter(run), [checkpoint], run.records()) for checkpoint in range(4)]
+    assert [audit.fraud is None for audit in audits] == [True, False, True, True]
+    assert audits[1].fraud is not None
+    assert (audits[1].fraud.first_step, audits[1].fraud.last_step) == (4, 6)
     with pytest.raises(ConfigurationError, match="below 4"):
-        audit_segment(run, interpreter(run), 4)
+        audit_segments(run, interpreter(run), [4], run.records())
 
 
 def test_evidence_is_tied_together_as_the_game_needs(new_run: NewRun) -> None:

@@ -19,10 +19,7 @@ class Counts:
     """Elements that FP64-then-round would have got wrong: the rounded FP64 value is not the exact result's rounding."""
 
     seconds_resolving: float = 0.0
-    """Time spent on undecided elements, as if all threads shared it equally.
-
-    Not in `Stats.as_dict`, since it is no count.
-    """
+    """Time spent on undecided elements, as if all threads shared it equally."""
 
     def __iadd__(self, other: "Counts") -> "Counts":
         self.elements += other.elements
@@ -57,16 +54,3 @@ class Stats:
     def seconds_resolving(self) -> float:
         """Time spent on undecided elements of all kinds."""
         return sum(counts.seconds_resolving for counts in self.kinds.values())
-
-    def as_dict(self) -> dict[str, dict[str, int]]:
-        """The counts as plain data, kinds in alphabetical order."""
-        return {
-            kind: {
-                "elements": c.elements,
-                "undecided": c.undecided,
-                "undecided_twice": c.undecided_twice,
-                "logged": c.logged,
-                "double_rounded": c.double_rounded,
-            }
-            for kind, c in sorted(self.kinds.items())
-        }

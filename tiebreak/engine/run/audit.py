@@ -263,18 +263,6 @@ class _SegmentAuditor:
         return self._records[self._run.job.checkpoint_of(step)]
 
 
-def audit_segment(
-    run: RunDirectory, interpreter: Interpreter, checkpoint: int, on_step: Callable[[int], None] = lambda _: None
-) -> SegmentReport:
-    """Replays the segment of one checkpoint (from 0); returns the first report that disagrees, or the segment's own.
-
-    Compares with the run's records, signed or not. Raises `CannotCheck` if no earlier state is the one that the trainer
-    committed.
-    """
-    audit = audit_segments(run, interpreter, [checkpoint], run.records(), lambda step, _: on_step(step))
-    return audit.fraud or audit.checked[-1]
-
-
 def draw_segments(total: int, sample: int, seed: bytes, run_root: Digest) -> tuple[int, ...]:
     """Draws `sample` different segments of 0 ... total-1, ascending; every choice is equally likely.
 

@@ -17,7 +17,7 @@ Everything is linear in the program's size except sorting, because programs come
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -249,33 +249,3 @@ def _with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple
         Unit(unit, tuple(n for n in unit if n in exported), tuple(tuple(dying.get(n, ())) for n in unit))
         for unit in units
     )
-
-
-def peak_bytes(
-    program: Program,
-    units: Sequence[Unit],
-    fused: Callable[[Unit], bool] = lambda _: True,
-    replaced: Collection[int] = (),
-) -> int:
-    """The most memory that values other than sources take at any time, in bytes.
-
-    The intermediate results of `fused` units take no memory, nor do results that reuse `replaced` old values.
-    """
-    size = {n: 0 if i.opcode == Opcode.SOURCE else i.numel * i.dtype.size for n, i in enumerate(program.body)}
-    size |= dict.fromkeys(replaced, 0)
-    held = most = 0
-    alive: set[int] = set()
-    for unit in units:
-        if fused(unit):
-            alive.update(unit.outputs)
-            held += sum(size[n] for n in unit.outputs)
-            most = max(most, held)
-        for n, dead in zip(unit.members, unit.dying, strict=True):
-            if not fused(unit):
-                alive.add(n)
-                held += size[n]
-                most = max(most, held)
-            gone = alive.intersection(dead)
-            held -= sum(size[value] for value in gone)
-            alive -= gone
-    return most
