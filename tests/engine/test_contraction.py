@@ -195,6 +195,7 @@ def test_a_faulty_kernel_is_caught(old: str, new: str, monkeypatch: pytest.Monke
     tiny = 0x80000001  # -2^-149
     rows = [
         [HARD],
+        [[*HARD, *[0] * 14]],
         [[ONE, HALF_ULP, tiny, *HARD[3:]]],
         [[ONE, HALF_ULP, 0x00800000]],
         [[1, 0], [tiny, 0]],

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,8 +140,7 @@ def test_the_exit_code_says_whether_it_succeeded(
     if wrong:
         lost = replace(result.disputes[0], contract=Loser.CHALLENGER)
         result = replace(result, disputes=(lost, *result.disputes[1:]))
-    module = sys.modules[tiebreak.cli["demo"].callback.__module__]  # its name in the package is the command
-    monkeypatch.setattr(module, "run_demo", lambda *_: result)
+    monkeypatch.setattr("tiebreak.demo.run.run_demo", lambda *_, **_options: result)
     assert run(tiebreak, ["demo"]) == (2 if wrong else 0)
     message = "DemoFailure: an audit disagreed or a game was decided for the wrong side; see the report\n"
     assert capsys.readouterr().err == (message if wrong else "")

@@ -69,6 +69,7 @@ _EDGES: Final[dict[DType, tuple[int, ...]]] = {
     DType.BOOL: (0, 1),
 }
 _ONE: Final = 0x3F800000
+_INFINITY: Final = 0x7F800000
 _SIGN: Final = 0x80000000
 _HARD_ROWS: Final[tuple[tuple[int, ...], ...]] = (
     (_ONE, 0x33800000),
@@ -305,6 +306,14 @@ def _sums() -> Iterator[_Case]:
         yield _Case("reduce sum", outer, ((DType.F32, turned),))
         whole = _reduce(ReduceFunction.SUM, DType.F32, (), (width * 9,), Access(0, 0, (1,)))
         yield _Case("reduce sum", whole, ((DType.F32, x),))
+        # One hard row in sixteen: few undecided elements are settled in another way than many. Once without rows that
+        # are not finite, which alone would make a kernel look at all others.
+        easy = (_ONE, *[0] * (width - 1)) * 15
+        lines = [x[r * width : (r + 1) * width] for r in range(count)]
+        for hard in (lines, [line for line in lines if all(bits & _INFINITY != _INFINITY for bits in line)]):
+            sparse = tuple(bits for line in hard for bits in (*line, *easy))
+            apart = _reduce(ReduceFunction.SUM, DType.F32, (16 * len(hard),), (width,), Access(0, 0, (width, 1)))
+            yield _Case("reduce sum", apart, ((DType.F32, sparse),), tuple(range(0, 16 * len(hard), 16)))
     wrapping = _reduce(ReduceFunction.SUM, DType.I64, (), (len(_EDGES[DType.I64]),), Access(0, 0, (1,)))
     yield _Case("reduce sum of i64", wrapping, ((DType.I64, _EDGES[DType.I64]),))
 
