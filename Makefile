@@ -32,10 +32,10 @@ setup: $(STAMP) ## Create .venv with the exact versions of constraints.txt
 demo: setup ## The whole path on real data: train, commit, audit, cheat, dispute, settle (under 5 minutes)
 	$(BIN)/tiebreak demo --output demo-output
 
-test: setup ## Everything once, in five minutes on two cores, with floors on how many ran and no unexpected skips
+test: setup ## Everything once, in seven minutes on two cores, with floors on how many ran and no unexpected skips
 	$(PYTEST) --full
 
-test-all: setup ## The tests that `make test` leaves out, in twenty minutes
+test-all: setup ## The tests that `make test` leaves out, in some twenty minutes
 	$(PYTEST) -m slow --full
 
 models: setup ## GPT-2 124M and ResNet-50 at full size: train, audit, referee (minutes; 16 GB of memory)
