@@ -12,7 +12,8 @@ import click
 
 from benchmarks.table import RESULTS, placed
 from tiebreak.api.environment import usable_cores
-from tiebreak.cli.simulate import PromiseBroken, deal, run
+from tiebreak.api.games import deal
+from tiebreak.cli.simulate import PromiseBroken, run
 from tiebreak.sim.games.mixes import ALL
 from tiebreak.sim.games.page import PAGE
 from tiebreak.sim.games.series import SUMMARY

@@ -168,10 +168,16 @@ def test_the_command_answers_before_it_imports(arguments: list[str]) -> None:
     assert len(found) < 250
 
 
-# `simulate` and `scale` list what the simulator has, so their help reads it.
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"simulate", "scale"}))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_imports_nothing_heavy(name: str) -> None:
     assert not (HEAVY - {"numpy"}) & imported_by(SEEN + f"run(main.tiebreak, [{name!r}, '--help'])")
+
+
+@pytest.mark.parametrize("arguments", [["economics", "--preset", "gpt2"], ["scale"]], ids=lambda words: words[0])
+def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
+    found = imported_by(SEEN + f"assert run(main.tiebreak, {arguments!r}) == 0")
+    assert not (HEAVY - {"numpy"}) & found
+    assert len(found) < 450
 
 
 def test_importing_the_package_imports_nothing() -> None:
@@ -217,8 +223,7 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
         name
         for name in package_modules()
         if name.startswith(("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.cli"))
-        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.api.chains"))
-        and name not in ("tiebreak.cli.simulate", "tiebreak.cli.scale", "tiebreak.cli.economics")
+        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.api.chains", "tiebreak.api.games"))
     ]
     assert len(names) > 100
     blocked = f"import sys\nfor name in {sorted(EXTRAS)!r}:\n    sys.modules[name] = None\n"

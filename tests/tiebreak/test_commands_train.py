@@ -16,7 +16,7 @@ from tests.tiebreak.parties import INTERVAL, PASSPHRASE, STEPS, Parties, doubled
 from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.retention import LAST
+from tiebreak.engine.run.retention import Keep
 
 
 def root_of(text: str) -> str:
@@ -222,12 +222,12 @@ def test_what_was_dropped_does_not_hinder_an_audit_or_a_dispute(
     cheat = doubled_weight(parties.trained(tmp_path / "honest"), 2)
     folder = parties.tampered(tmp_path / "cheating", cheat)
     cheating = RunDirectory.open(folder)
-    LAST.prune(cheating, STEPS)
+    Keep(0).prune(cheating, STEPS)
     assert cheating.kept() == [0, STEPS]
     capsys.readouterr()
     assert parties.audit(folder, tmp_path / "replay") == 2
     replay = RunDirectory.open(tmp_path / "replay")
-    LAST.prune(replay, STEPS)
+    Keep(0).prune(replay, STEPS)
     assert run(tiebreak, ["dispute", str(folder), str(tmp_path / "replay"), "--threads", "1"]) == 0
     assert "trainer loses" in capsys.readouterr().out
 

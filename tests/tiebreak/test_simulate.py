@@ -1,12 +1,12 @@
 """`tiebreak simulate`: games from the command line, and what it says and returns."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tiebreak.api import games
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.cli.simulate import PromiseBroken
 from tiebreak.protocol.errors import VerificationError
@@ -15,8 +15,6 @@ from tiebreak.sim.games.playing import ADVERSARIES, play_line
 from tiebreak.sim.games.records import RECORDS, read
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS
 from tiebreak.sim.games.summary import summarize
-
-command = import_module("tiebreak.cli.simulate")  # the package's attribute of that name is the command itself
 
 
 def simulate(*arguments: object) -> int:
@@ -50,7 +48,7 @@ def test_replay_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_broken_promise_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """No promise is broken that we know of, so this one is made up."""
-    real = command.watch_line
+    real = games.watch_line
 
     def broken(line: str) -> Any:
         world, result = real(line)
@@ -58,7 +56,7 @@ def test_a_broken_promise_is_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys
             **{name: getattr(result, name) for name in result.__slots__} | {"violations": ("9: x",)}
         )
 
-    monkeypatch.setattr(command, "watch_line", broken)
+    monkeypatch.setattr(games, "watch_line", broken)
     assert simulate("--replay", "v1 seed=7 game=1") == 2
     out, err = capsys.readouterr()
     assert "BROKEN PROMISE 9: x" in out
@@ -80,15 +78,15 @@ def playing(line: str) -> dict[str, Any]:
 def test_a_crash_is_told_at_once_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "play_json", failing)
-    monkeypatch.setattr(command, "PRELOAD", ())
+    monkeypatch.setattr(games, "play_json", failing)
+    monkeypatch.setattr(games, "PRELOAD", ())
     assert simulate("--games", 2, "--processes", 1, "--mix", "honest", "--output", tmp_path) == 2
     out, err = capsys.readouterr()
     assert err.count("BROKEN PROMISE error: ValueError: no game") == 2
     assert "2 of 2 games broke a promise" in err
     assert out.count("v1 seed=0 game=") == 2
     assert (tmp_path / VIOLATIONS).read_text().count("# error: ValueError: no game") == 2
-    monkeypatch.setattr(command, "play_json", playing)
+    monkeypatch.setattr(games, "play_json", playing)
     assert simulate("--games", 3, "--processes", 1, "--mix", "honest", "--output", tmp_path, "--resume") == 2
     out, err = capsys.readouterr()
     assert "2 of 3 games were played before" in err

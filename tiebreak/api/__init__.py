@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tiebreak.api import datasets as datasets
     from tiebreak.api import disputes as disputes
     from tiebreak.api import environment as environment
+    from tiebreak.api import games as games
     from tiebreak.api import importing as importing
     from tiebreak.api import keys as keys
     from tiebreak.api import policies as policies
@@ -32,6 +33,7 @@ _MODULES: Final = frozenset(
         "datasets",
         "disputes",
         "environment",
+        "games",
         "importing",
         "keys",
         "policies",

@@ -19,7 +19,7 @@ from torch import Tensor
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.disk import Folder, read_file
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.engine.run.cost import Cost, cost_of
@@ -144,6 +144,11 @@ def load_bundle(folder: Path) -> Bundle:
         if manifest[name] != root:
             raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of the files, got {manifest[name]}")
     return bundle
+
+
+def read_program(path: Path) -> Program:
+    """Reads a captured program. Raises `VerificationError` for a file that is too large or is none."""
+    return Program.decode(read_file(path, MAX_PROGRAM_BYTES))
 
 
 def _manifest(path: Path, data: bytes) -> dict[str, Any]:

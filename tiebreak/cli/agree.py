@@ -10,8 +10,7 @@ from tiebreak import api
 from tiebreak.cli.keyfiles import load_key
 from tiebreak.cli.options import output_option
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import MAX_SECONDS
-from tiebreak.protocol.commitments.terms import Terms, ether
+from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms, ether
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
 WEI: Final = 10**18

@@ -1,6 +1,5 @@
 """`tiebreak economics`: recommends terms of a job under which honest training and audits pay."""
 
-import json
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from tiebreak.cli.options import write_json
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import Findings, Table, agree_options, document, find, tables
@@ -65,7 +65,7 @@ def economics(preset: str | None, figures_file: Path | None, json_file: Path | N
     console = Console(width=None if Console().is_terminal else WIDTH)
     _show(console, preset, findings)
     if json_file is not None:
-        _write(json_file, document(findings))
+        write_json(json_file, document(findings))
 
 
 def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -> Figures:
@@ -99,7 +99,3 @@ def _rich(table: Table) -> RichTable:
     for row in table.rows:
         shown.add_row(*map(escape, row))
     return shown
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

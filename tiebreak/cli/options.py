@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, so that they look the same everywhere."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,8 @@ def device_option(function: AnyFunction) -> AnyFunction:
     """--device: the device to compute on."""
     text = "Torch device. It is qualified first."
     return click.option("--device", default="cpu", show_default=True, help=text)(function)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Writes the document of a --json option, in place of what the file held."""
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

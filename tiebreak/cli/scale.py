@@ -1,6 +1,5 @@
 """`tiebreak scale`: estimates what a job of any size costs, and which limit it meets first when it grows."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -11,10 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tiebreak.engine.data.disk import read_file, write_file
-from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES
+from tiebreak import api
+from tiebreak.cli.options import write_json
 from tiebreak.engine.run.retention import Keep
-from tiebreak.protocol.program.program import Program
 from tiebreak.sim.incentives.costs import (
     MOST,
     WHAT,
@@ -107,7 +105,7 @@ def scale(**options: Any) -> None:
             "limits": {direction: {"up to": at, "then": load and asdict(load)}
                        for direction, (at, load) in limits.items()},
         }  # fmt: skip
-        write_file(options["output"], (json.dumps(document, indent=1) + "\n").encode())
+        write_json(options["output"], document)
         click.echo(f"wrote {options['output']}")
 
 
@@ -123,7 +121,7 @@ def counts_from(options: dict[str, Any]) -> Counts:
     """Counts a captured program, or GPT-2 with about as many parameters as asked for, and names its source."""
     path: Path | None = options["program"]
     if path is not None:
-        counts = counts_of(Program.decode(read_file(path, MAX_PROGRAM_BYTES)))
+        counts = counts_of(api.bundle.read_program(path))
         name = str(path)
     else:
         model = transformer_near(options["parameters"], sequence=options["sequence"], batch=options["batch"])

@@ -11,22 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tiebreak.api.environment import describe, usable_cores
+from tiebreak import api
 from tiebreak.cli.options import output_option
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
-from tiebreak.sim.adversaries.base import Role
 from tiebreak.sim.games.line import MAX_GAME, MAX_SEED
-from tiebreak.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES, Mix
+from tiebreak.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES
 from tiebreak.sim.games.page import PAGE
-from tiebreak.sim.games.playing import ADVERSARIES, facts, play_json, repertoire, watch_line
-from tiebreak.sim.games.records import Head, Json
+from tiebreak.sim.games.records import Json
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series
-from tiebreak.sim.games.story import tell
 from tiebreak.sim.games.summary import violations_of
 
 MAX_PROCESSES: Final = 1024
-PRELOAD: Final = ("torch", "torch._functorch.aot_autograd", "web3")
-"""Modules that take long to import and are the same for all processes."""
 
 
 class PromiseBroken(VerificationError):
@@ -75,8 +70,8 @@ def simulate(
     elif replay is not None:
         retell(replay)
     else:
-        series = deal(seed, mix, games)
-        run(series, output, usable_cores() if processes is None else processes, resume=resume)
+        series = api.games.deal(seed, mix, games)
+        run(series, output, api.environment.usable_cores() if processes is None else processes, resume=resume)
 
 
 # ---------------------------------------------------------------- one game, and who plays
@@ -84,12 +79,9 @@ def simulate(
 
 def show_adversaries() -> None:
     """Lists all adversaries, by role."""
-    for role in Role:
-        kinds = [(name, kind) for name, kind in ADVERSARIES.items() if kind.role is role]
-        if not kinds:
-            continue
-        click.echo(f"{role.value} ({len(kinds)})")
-        for name, kind in kinds:
+    for role, kinds in api.games.adversaries().items():
+        click.echo(f"{role} ({len(kinds)})")
+        for name, kind in kinds.items():
             ends = ", ".join(sorted(end.value for end in kind.caught))
             ends = "an open weakness: the rules do not stop it" if kind.open else ends
             click.echo(f"  {name}")
@@ -99,22 +91,14 @@ def show_adversaries() -> None:
 
 def retell(line: str) -> None:
     """Plays the game that a line describes and narrates it. Raises `PromiseBroken`."""
-    world, result = watch_line(line)
-    for text in tell(world, result):
+    told, violations = api.games.retell(line)
+    for text in told:
         click.echo(text)
-    if result.violations:
-        raise PromiseBroken(f"the game {line!r} broke a promise: {'; '.join(result.violations)}")
+    if violations:
+        raise PromiseBroken(f"the game {line!r} broke a promise: {'; '.join(violations)}")
 
 
 # ---------------------------------------------------------------- many games
-
-
-def deal(seed: int, mix: str, games: int) -> Series:
-    """The games that follow from a seed. Raises `ConfigurationError` if the mix is invalid."""
-    players = repertoire()
-    dealt = Mix.parse(mix, players)
-    head = Head(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
-    return Series(head=head, mix=dealt, repertoire=players, games=games, play=play_json, preload=PRELOAD)
 
 
 def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:

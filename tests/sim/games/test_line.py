@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiebreak.protocol.commitments.terms import MAX_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.line import (
     FIELDS,
     MAX_AUDITORS,
     MAX_GAME,
-    MAX_SECONDS,
     MAX_SEED,
     MAX_WEI,
     USUAL,

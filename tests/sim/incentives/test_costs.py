@@ -13,11 +13,19 @@ from benchmarks.figures import MEASURED, STEP, cases, collect, fit
 from benchmarks.scale_workloads import INTERVAL, TRANSFORMERS, gpt
 from benchmarks.workloads import STEPS
 from tiebreak.engine.capture.compile import MODEL, compile_task
+from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives import costs as estimates
 from tiebreak.sim.incentives.costs import MOST, Means, Work, costs, first_limit, loads, transformer_work, walk
 from tiebreak.sim.incentives.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import cost
+
+
+def test_the_limits_of_a_run_directory_are_those_of_the_engine() -> None:
+    for name in ("RECORD_BYTES", "MAX_RECORDS_BYTES", "MAX_METRICS_BYTES"):
+        assert getattr(estimates, name) == getattr(directory, name)
+
 
 SMALL = (
     Transformer(layers=2, width=24, heads=3, vocabulary=37, context=15, sequence=10, batch=5),

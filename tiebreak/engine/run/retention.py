@@ -1,14 +1,16 @@
 """The checkpoints that stay on disk: every one, every m-th, or only the last.
 
-The initial state and the newest checkpoint always stay, so a run can always resume. A dropped checkpoint is computed
-again, when it is needed, from the last kept one before it.
+The initial state and the newest checkpoint stay, so a run can resume. A dropped one is computed again when needed.
 """
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:  # so that `tiebreak scale` needs no torch
+    from tiebreak.engine.run.directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Keep:
         """Whether a checkpoint (numbered from 0) stays once there is a newer one."""
         return self.every > 0 and (checkpoint + 1) % self.every == 0
 
-    def prune(self, run: RunDirectory, newest: int) -> None:
+    def prune(self, run: "RunDirectory", newest: int) -> None:
         """Drops the states before step `newest` that need not stay. The state of `newest` must be complete."""
         if self.every == 1:
             return
@@ -46,4 +48,3 @@ class Keep:
 
 
 ALL = Keep(1)
-LAST = Keep(0)

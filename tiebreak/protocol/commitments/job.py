@@ -17,6 +17,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import HEAD_TYPE, JOB_TYPE, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
+from tiebreak.protocol.commitments.terms import MAX_SECONDS
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import Fields, Packed, pack, unpack
@@ -28,8 +29,6 @@ from tiebreak.protocol.trees import depth_of
 
 PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
-MAX_SECONDS: Final = 1 << 38
-"""Upper bound of each of the job's times, so that no sum of them that occurs in a game exceeds 64 bits."""
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
 

@@ -1,6 +1,10 @@
 """The part of a job that client and trainer negotiate, as opposed to what is computed."""
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_SECONDS: Final = 1 << 38
+"""Upper bound of each of a job's times, so that no sum of them that occurs in a game exceeds 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Final, Self
 
+from tiebreak.protocol.commitments.terms import MAX_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
 
 VERSION: Final = "v1"
@@ -26,7 +27,6 @@ MAX_SEED: Final = (1 << 63) - 1
 MAX_GAME: Final = (1 << 32) - 1
 MAX_WEI: Final = 5 * 10**20
 """The largest reward or stake: half of what each party has."""
-MAX_SECONDS: Final = 1 << 38
 MAX_LEVELS: Final = 5
 MAX_AUDITORS: Final = 4
 WORKSHOPS: Final = ("exact", "logged")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Final
 
-from tiebreak.engine.run.directory import MAX_METRICS_BYTES, MAX_RECORDS_BYTES, RECORD_BYTES
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.hashing import CHUNK_BYTES
@@ -25,6 +24,10 @@ from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.incentives.counts import Counts, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute
 
+RECORD_BYTES: Final = 76
+MAX_RECORDS_BYTES: Final = 1 << 30
+MAX_METRICS_BYTES: Final = 1 << 30
+"""As in `tiebreak.engine.run.directory`, which needs torch. A test compares them."""
 ENTRY_BYTES: Final = 110
 """Approximate bytes of a state file's header for each tensor (name, dtype, shape and place as JSON)."""
 DAY: Final = 86_400

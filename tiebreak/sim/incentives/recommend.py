@@ -1,20 +1,20 @@
 """From a user's figures to terms under which honesty and diligence are best replies, with their margins of error."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from tiebreak.protocol.commitments.job import MAX_SECONDS
-from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import Figures
 from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.model import Condition, conditions, first_share, honesty, victims_loss
 from tiebreak.sim.incentives.setting import Setting
 
-MOST_STAKE: Final = (1 << 128) - 1
+STAKE_BITS: Final = 128
 DIGITS: Final = 3
 RATES: Final = (
     Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(1, 10), Fraction(1, 20), Fraction(1, 50), Fraction(1, 100),
@@ -94,14 +94,12 @@ def least_stake(f: Figures, gas: Gas, terms: Terms, **rules: Any) -> int:
         s = f.setting(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
         return all(honesty(at).holds for at in _worse(s, f.margin))
 
-    high = 1
-    while not deters(high):
-        high *= 2
-        if high > MOST_STAKE:
-            raise ConfigurationError(
-                "expected a stake that deters every cheat, got none below 2^128 wei: nothing burns, or nobody looks"
-            )
-    low = high // 2
+    bits = bisect_left(range(STAKE_BITS), True, key=lambda bits: deters(1 << bits))
+    if bits == STAKE_BITS:
+        raise ConfigurationError(
+            f"expected a stake that deters every cheat, got none below 2^{bits} wei: nothing burns, or nobody looks"
+        )
+    high, low = 1 << bits, (1 << bits) // 2
     while high - low > max(high // 10**6, 1):
         middle = (low + high) // 2
         low, high = (low, middle) if deters(middle) else (middle, high)
