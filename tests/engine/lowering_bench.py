@@ -101,7 +101,7 @@ def torch_batch(task: Task, program: Program, step: int) -> list[Tensor]:
 
 def run_torch(task: Task, program: Program, rate: float, steps: int = 1) -> dict[str, Tensor]:
     """The same by torch's autograd in FP64."""
-    model = copy.deepcopy(task.model).double().train()
+    model = copy.deepcopy(task.model).double()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
     loss = torch.zeros(())
     for step in range(1, steps + 1):

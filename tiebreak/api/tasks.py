@@ -31,7 +31,7 @@ def make_task(
 ) -> Task:  # fmt: skip
     """Makes a `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError`.
 
-    model: initialised, float32. It is put into training mode; its weights are read, never written.
+    model: initialised, float32. Each module stays in the mode (train or eval) that it is in; nothing of it is changed.
     loss: a function `loss(model, *batch)` that returns a float32 scalar; or one of torch's own losses, as a module
         (`nn.CrossEntropyLoss()`) or a function (`F.mse_loss`), which is called with model(*batch[:-1]) and batch[-1].
     optimizer: `tiebreak.AdamW(...)` or `tiebreak.SGD(...)`, which follow torch's arithmetic step for step.

@@ -105,7 +105,7 @@ def train(
     """Trains a copy of the task's model, starting from `state` if given. The task's own model does not change."""
     model = copy.deepcopy(task.model)
     load_state(model, task.initial_state() if state is None else state)
-    model.to(dtype).train()
+    model.to(dtype)
     optimizer = make_optimizer(task, model)
     rates = task.learning_rates().tolist()
     losses = []

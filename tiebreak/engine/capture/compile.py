@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
@@ -12,6 +13,7 @@ from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
 from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
 
@@ -34,7 +36,16 @@ class Compiled:
 
 
 def compile_task(task: Task) -> Compiled:
-    """Captures the task's step as a program. Raises `ConfigurationError` if an operator has no exact form."""
+    """Captures the task's step as a program. The task's model stays as it is, in the modes that the user gave it.
+
+    Raises `ConfigurationError` if the step cannot be a program. This does not compare the program with PyTorch's own
+    step; `tiebreak.engine.run.eager.checked` does.
+    """
+    with untouched(task.model):
+        return _compiled(task)
+
+
+def _compiled(task: Task) -> Compiled:
     b = Builder()
     initial = task.initial_state()
     refs = {name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
@@ -43,7 +54,6 @@ def compile_task(task: Task) -> Compiled:
     b.origin = "batch"
     batch = _batch(b, task)
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
-    task.model.train()
     step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
@@ -60,13 +70,22 @@ def compile_task(task: Task) -> Compiled:
         moving = {name: ref for name, ref in parameters.items() if name in trainable}
         new |= averaged(b, task.average, moving, updated.parameters)
     new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
-    program = b.finish(new, step.loss)
+    program = _finished(b, new, step.loss)
     state = {MODEL + name: t for name, t in initial.items()}
     state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
     state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
     data |= step.constants
     return Compiled(program, state, {name: data[name].contiguous() for name in program.data_spec()})
+
+
+def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:
+    try:
+        return b.finish(state, loss)
+    except ProgramError as error:
+        raise ConfigurationError(
+            f"the model cannot be captured; the program would break a rule ({error}); docs/SPEC.md has the limits"
+        ) from error
 
 
 def _batch(b: Builder, task: Task) -> list[Ref]:

@@ -16,12 +16,14 @@ from torch._ops import OpOverload
 
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
+from tiebreak.engine.capture.purity import examine
 from tiebreak.engine.capture.tracing import JointGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Context, element_type
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Instruction, WindowParams
 
 
 @dataclass
@@ -120,7 +122,8 @@ class _Lowering:
         self.joint = joint
         self.folded = folded
         self.values: dict[fx.Node, Any] = {}
-        self.problems: list[str] = []
+        self.problems: list[tuple[str, str, str]] = []
+        """Operator, place and reason."""
         self.constants = _Constants(builder)
 
     def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
@@ -136,7 +139,7 @@ class _Lowering:
             elif node.op == "call_function":
                 self._call(node)
         if self.problems:
-            listing = "\n  ".join(dict.fromkeys(self.problems))
+            listing = "\n  ".join(_once(self.problems))
             raise ConfigurationError(
                 f"the model cannot be captured; these operators have no exact form here:\n  {listing}"
             )
@@ -162,10 +165,15 @@ class _Lowering:
 
     def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
         self.builder.origin = self.joint.origin(node)
+        before = len(self.builder.instructions)
         try:
             self.values[node] = make()
+            if any(_is_empty(instruction) for instruction in self.builder.instructions[before:]):
+                self._fail(node, "a tensor without elements; leave it out, or give it at least one")
         except NotImplementedError as error:
             self._fail(node, str(error))
+        except Exception as error:  # a rule met what it does not expect; the user's model is at fault or we are
+            self._fail(node, f"no form for these arguments ({type(error).__name__}: {error})")
 
     def _in_range(self, node: fx.Node, value: Any) -> Any:
         """Wraps an integer of a narrow dtype, which is an i64 here, as torch wraps it if the operator may overflow."""
@@ -183,12 +191,29 @@ class _Lowering:
         return value if value is _FAILED else value[index]
 
     def _fail(self, node: fx.Node, problem: str) -> None:
-        self.problems.append(f"{_name(node)} (at {self.joint.origin(node)}): {problem}")
+        self.problems.append((_name(node), self.joint.place(node), problem))
         self.values[node] = _FAILED
+
+
+def _once(problems: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A line for each operator and reason, with the first place and the number of others."""
+    places: dict[tuple[str, str], dict[str, None]] = {}
+    for operator, place, reason in problems:
+        named = next((key for key in places if key[1] == reason and reason.startswith("dtype")), (operator, reason))
+        places.setdefault(named, {})[place] = None
+    return [
+        f"{operator} (at {next(iter(found))}{f' and {len(found) - 1} more places' if len(found) > 1 else ''}): {reason}"
+        for (operator, reason), found in places.items()
+    ]
 
 
 def _name(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.")
+
+
+def _is_empty(i: Instruction) -> bool:
+    box = isinstance(i.params, WindowParams) and any(lo >= hi for lo, hi in zip(i.params.lo, i.params.hi, strict=True))
+    return box or 0 in i.index_space
 
 
 def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
@@ -241,7 +266,7 @@ class Traced:
 
 def trace_step(model: nn.Module, loss: Callable[..., Tensor], example: Sequence[Tensor]) -> Traced:
     """Traces a step so that it can be lowered. example: tensors with the batch's shapes and dtypes."""
-    joint = trace(model, loss, example)
+    joint = trace(model, loss, example, examine(model, loss, example))
     return Traced(joint, Folded(joint.module))
 
 

@@ -8,8 +8,9 @@ as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` a
 paths that do not depend on data.
 """
 
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,17 +20,20 @@ import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
+from tiebreak.engine.capture.places import described, refusal, user_line
+from tiebreak.engine.capture.purity import LossModule
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
 from tiebreak.protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _PATH: Final = "module"
-"""The key of a node's annotation."""
+_LINE: Final = "line"
+"""The keys of a node's annotations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +57,63 @@ class JointGraph:
         path = node.meta.get("custom", {}).get(_PATH, "")
         return f"{path}:{node.name}" if path else node.name
 
+    def place(self, node: fx.Node) -> str:
+        """`module.path: file.py:12`, the module and the user's line that make the node or its forward."""
+        noted = node.meta.get("custom", {})
+        return ": ".join(filter(None, (noted.get(_PATH), noted.get(_LINE)))) or node.name
 
-class LossModule(nn.Module):
-    """A loss over a model as one module, so that `functional_call` can replace the model's tensors."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
+class _Step(LossModule):
+    """Turns the assignment of a buffer (`self.c = ...`) into a write in place, which the trace shows as new state.
+
+    assigned: the buffers that this is expected of. The model gets copies of these, so that what its backward reads of
+    them is not overwritten.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], assigned: Collection[str]) -> None:
+        super().__init__(model, loss)
+        self._expected = assigned
 
     def forward(self, *batch: Tensor) -> Tensor:
-        return self._loss(self.model, *batch)
+        given = dict(self.model.named_buffers(remove_duplicate=False))
+        for name in self._expected:
+            owner, _, own = name.rpartition(".")
+            self.model.get_submodule(owner)._buffers[own] = given[name].clone()
+        loss = _checked(super().forward(*batch))
+        now = dict(self.model.named_buffers(remove_duplicate=False))
+        for name, tensor in given.items():
+            if now[name] is not tensor:
+                _written(name, tensor, now[name].detach())
+        return loss
+
+
+def _written(name: str, buffer: Tensor, value: Tensor) -> None:
+    if (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+        raise ConfigurationError(
+            f"expected buffer {name} to stay {buffer.dtype} of shape {tuple(buffer.shape)}, got "
+            f"{value.dtype} of shape {tuple(value.shape)} assigned to it; register it with the shape that it keeps"
+        )
+    with torch.no_grad():
+        buffer.copy_(value)
+
+
+class _Lines(TorchFunctionMode):
+    """Notes the user's line of each call of torch, and refuses random generators of the user's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line = user_line(sys._getframe(1))
+        torch.fx.traceback.current_meta["custom"] = _noted() | {_LINE: line}
+        if any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values())):
+            raise ConfigurationError(
+                f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it draws from a generator "
+                "of its own (`generator=`); leave that out, so that the numbers follow the job's seed"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _noted() -> dict[str, str]:
+    found: dict[str, str] = torch.fx.traceback.current_meta.get("custom", {})
+    return found
 
 
 @contextmanager
@@ -86,7 +136,7 @@ def _paths(model: nn.Module) -> Iterator[None]:
     handles, entered = [], list[str]()
 
     def mark() -> None:
-        torch.fx.traceback.current_meta["custom"] = {_PATH: entered[-1] if entered else ""}
+        torch.fx.traceback.current_meta["custom"] = _noted() | {_PATH: entered[-1] if entered else ""}
 
     def enter(path: str) -> None:
         entered.append(path)
@@ -97,6 +147,11 @@ def _paths(model: nn.Module) -> Iterator[None]:
         mark()
 
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            name = f"module {path}" if path else "the model"
+            raise ConfigurationError(
+                f"{name} is scripted; give it as it was before torch.jit.script or torch.jit.trace"
+            )
         handles.append(module.register_forward_pre_hook(lambda *_, path=path: enter(path)))
         handles.append(module.register_forward_hook(lambda *_: leave(), always_call=True))
     try:
@@ -107,8 +162,13 @@ def _paths(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> JointGraph:
-    """Traces `loss(model, *batch)` and its gradients. Raises `ConfigurationError` for a step that is not one graph."""
+def trace(
+    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], assigned: Collection[str] = ()
+) -> JointGraph:
+    """Traces `loss(model, *batch)` and its gradients. Raises `ConfigurationError` for a step that is not one graph.
+
+    assigned: the names of the buffers that the step assigns, as `tiebreak.engine.capture.purity.examine` finds them.
+    """
     _check_version()
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
@@ -116,15 +176,16 @@ def trace(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
     from torch._functorch.aot_autograd import _aot_export_function  # noqa: PLC0415
 
     names = [f"model.{name}" for name in (*parameters, *buffers)]
-    wrapped = LossModule(model, loss)
+    wrapped = _Step(model, loss, assigned)
 
     def step(*flat: Tensor) -> tuple[Tensor]:
         tensors = dict(zip(names, flat[: len(names)], strict=True))
-        return (_checked(functional_call(wrapped, tensors, flat[len(names) :])),)
+        with _Lines():
+            return (functional_call(wrapped, tensors, flat[len(names) :]),)
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
-    with sdpa_kernel(SDPBackend.MATH), kept_whole(), as_export(), _paths(model), _data_dependence(), tracing(context):
+    with sdpa_kernel(SDPBackend.MATH), kept_whole(), as_export(), _refusals(model), _paths(model), tracing(context):
         graph, metadata, _, _ = _aot_export_function(
             step,
             (*parameters.values(), *buffers.values(), *batch),
@@ -175,19 +236,14 @@ def _checked(loss: Any) -> Tensor:
 
 
 @contextmanager
-def _data_dependence() -> Iterator[None]:
-    """Catches what torch raises when tensor values would decide what is computed, or the shape of a result."""
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # noqa: PLC0415 (brings sympy)
-
+def _refusals(model: nn.Module) -> Iterator[None]:
+    """Turns whatever torch or the user's code raises during the trace into one error with its place."""
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
-        operator = getattr(error, "func", None)
-        what = f"{operator} " if operator is not None else ""
-        raise ConfigurationError(
-            f"the model cannot be captured: {what}needs the values of tensors (`.item()`, `if tensor:`, boolean "
-            "indexing, `nonzero`), but one program must be right for every step; use `where` and masks instead"
-        ) from error
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise refusal(error, model, "the model cannot be captured") from error
 
 
 def _check_version() -> None:

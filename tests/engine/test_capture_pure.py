@@ -1,0 +1,269 @@
+"""What a step may do besides computing: each case is captured right, or refused with its module and line."""
+
+import datetime
+import itertools
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.engine.lowering_bench import run_engine, torch_batch
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.purity import examine
+from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.protocol.errors import ConfigurationError
+
+X = torch.arange(32.0).reshape(8, 4) / 16 - 1
+
+
+class Layer(nn.Module):
+    """A linear layer and then a function of the module and its result."""
+
+    def __init__(self, function: Callable[..., Tensor], **attributes: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.linear(x))
+
+
+def with_buffers(function: Callable[..., Tensor], **buffers: Tensor) -> nn.Module:
+    layer = Layer(function)
+    for name, value in buffers.items():
+        layer.register_buffer(name, value)
+    return layer
+
+
+def task(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Task:
+    return Task(
+        name="pure",
+        model=model,
+        loss=loss or (lambda model, x: model(x).square().mean()),
+        optimizer=SGD(lr=0.1),
+        data={"x": X},
+        batch=Batch(size=2, examples=Rows(names=("x",))),
+        steps=3,
+        checkpoint_interval=1,
+    )
+
+
+def captured(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Compiled:
+    return compile_task(task(model, loss))
+
+
+def centred(self: Any, x: Tensor) -> Tensor:
+    y = (x - self.centre) * self.centre
+    self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)
+    return y
+
+
+def test_an_assigned_buffer_is_new_state() -> None:
+    model = nn.Sequential(with_buffers(centred, centre=torch.full((4,), 0.5)))
+    compiled = captured(model)
+    state = run_engine(compiled, 2)
+    twin = nn.Sequential(with_buffers(centred, centre=torch.full((4,), 0.5))).double()
+    twin.load_state_dict({n: t.double() for n, t in model.state_dict().items()})
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    made = task(model)
+    for step in (1, 2):
+        optimizer.zero_grad()
+        twin(*torch_batch(made, compiled.program, step)).square().mean().backward()
+        optimizer.step()
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(state[f"model.{name}"].double(), tensor, rtol=1e-5, atol=1e-6)
+
+
+def swapped(self: Any, x: Tensor) -> Tensor:
+    self.first, self.second = self.second, self.first
+    return x * self.first
+
+
+def test_buffers_can_change_places() -> None:
+    state = run_engine(captured(with_buffers(swapped, first=torch.zeros(4), second=torch.ones(4))))
+    assert state["model.first"].tolist() == [1.0] * 4
+    assert state["model.second"].tolist() == [0.0] * 4
+
+
+def reshaped(self: Any, x: Tensor) -> Tensor:
+    self.grown = torch.cat([self.grown, x.detach()])
+    return x
+
+
+def late(self: Any, x: Tensor) -> Tensor:
+    self.register_buffer("seen", torch.zeros(4))
+    return x
+
+
+def counting(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return x * self.calls
+
+
+def remembering(self: Any, x: Tensor) -> Tensor:
+    self.memory = torch.tanh(x + (0 if self.memory is None else self.memory.detach()))
+    return self.memory
+
+
+def queueing(self: Any, x: Tensor) -> Tensor:
+    self.queue[:2] = x.detach()
+    return x @ self.queue.T
+
+
+def clamping(self: Any, x: Tensor) -> Tensor:
+    self.linear.weight.data.clamp_(-0.1, 0.1)
+    return x
+
+
+def endless() -> Iterator[float]:
+    number = 0.0
+    while True:
+        number += 1
+        yield number
+
+
+def numbered(make: Callable[[], Iterator[float]]) -> nn.Module:
+    stream = make()
+    return Layer(lambda _, x: x * next(stream))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "random": (lambda: Layer(lambda _, x: x * random.random()), "random numbers of Python.*torch.rand"),
+    "branch": (lambda: Layer(lambda _, x: x if random.randint(0, 9) else 2 * x), "random numbers of Python"),
+    "own random": (lambda: Layer(lambda s, x: x * s.r.random(), r=random.Random(1)), "random numbers of Python"),
+    "numpy": (lambda: Layer(lambda _, x: x if np.random.rand() < 2 else -x), "random numbers of NumPy.*torch.rand"),
+    "numpy generator": (lambda: Layer(lambda s, x: x * s.r.random(), r=np.random.default_rng(1)), "attribute r"),
+    "time": (lambda: Layer(lambda _, x: x * time.time()), "the time .*out of the step"),
+    "date": (lambda: Layer(lambda _, x: x * datetime.datetime.now(datetime.UTC).hour), "the time"),
+    "counter": (lambda: Layer(counting, calls=0), r"changes attribute calls of module 0.*register_buffer"),
+    "memory": (lambda: Layer(remembering, memory=None), "changes attribute memory"),
+    "queue": (lambda: Layer(queueing, queue=torch.zeros(3, 4)), "changes attribute queue"),
+    "list": (lambda: Layer(lambda s, x: (s.seen.append(1), x * len(s.seen))[1], seen=[]), "changes attribute seen"),
+    "iterator": (lambda: numbered(lambda: iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])), "attribute function"),
+    "generator": (lambda: numbered(endless), "attribute function"),
+    "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in place"),
+    "renorm": (lambda: Layer(lambda s, x: s.e(torch.arange(2)) + x, e=nn.Embedding(9, 4, max_norm=0.1)), "max_norm"),
+    "batch": (lambda: Layer(lambda _, x: x), "writes to batch tensor 0 in place"),
+    "generator=": (lambda: Layer(lambda s, x: x * torch.rand(4, generator=s.g), g=torch.Generator()), "generator="),
+    "numpy()": (lambda: Layer(lambda _, x: x * torch.from_numpy(x.detach().numpy())), "torch's operators only"),
+    "item": (lambda: Layer(lambda _, x: x if x.sum() > 0 else -x), "needs the values of tensors"),
+    "mask": (lambda: Layer(lambda _, x: x[x > 0]), "needs the values of tensors"),
+    "checks": (lambda: Layer(lambda _, x: torch.distributions.Normal(x, 1.0).log_prob(x)), "validate_args"),
+    "reentrant": (lambda: Layer(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)), "use_reentrant=False"),
+    "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), "module 0 is scripted"),
+    "empty": (lambda: Layer(lambda _, x: x[:, :0]), r"without elements"),
+    "empty part": (lambda: Layer(lambda _, x: torch.cat([x, x[:, :0]], 1)), r"at 0: .*without elements"),
+    "no terms": (lambda: Layer(lambda _, x: x + x[:, :0] @ torch.ones(0, 4)), r"at 0: .*without elements"),
+    "fails": (lambda: Layer(lambda _, x: x @ torch.ones(5)), r"plain PyTorch already: module 0 .*RuntimeError"),
+    "fails too": (lambda: Layer(lambda _, x: {"a": x}["b"]), r"plain PyTorch already: module 0 .*KeyError"),
+    "grown": (lambda: with_buffers(reshaped, grown=torch.zeros(1, 4)), "buffer 0.grown to stay .* of shape"),
+    "late": (lambda: Layer(late), "make them in __init__"),
+    "double": (lambda: Layer(lambda _, x: x.double()), "1 more places.*dtype torch.float64"),
+    "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.abs().lgamma()) for _ in range(3))), "2 more places"),
+}  # fmt: skip
+LINELESS = {"scripted", "reentrant", "grown", "late"}
+"""Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_program_cannot_hold_is_refused_with_its_place(name: str) -> None:
+    make, message = REFUSED[name]
+    model = nn.Sequential(make())
+    changed = (lambda m, x: m(x.mul_(2)).mean()) if name == "batch" else None
+    with pytest.raises(ConfigurationError) as caught:
+        captured(model, changed)
+    text = " ".join(str(caught.value).split())
+    assert re.search(message, text), text
+    assert name in LINELESS or "test_capture_pure.py:" in text, text
+    assert text.count("test_capture_pure.py:") <= 2, text
+
+
+COUNT = 0
+
+
+def test_state_of_the_loss_is_refused() -> None:
+    batches = iter(DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=2))
+    calls = [0]
+
+    def from_a_loader(model: nn.Module, x: Tensor) -> Tensor:
+        return model(next(batches)[0] + 0 * x).mean()
+
+    def counted(model: nn.Module, x: Tensor) -> Tensor:
+        calls[0] += 1
+        return model(x).mean() * calls[0]
+
+    def counted_globally(model: nn.Module, x: Tensor) -> Tensor:
+        global COUNT  # noqa: PLW0603 (what a user may write)
+        COUNT += 1
+        return model(x).mean() * COUNT
+
+    for loss, variable, advice in (
+        (from_a_loader, "batches", "give the data to the task"),
+        (counted, "calls", "a schedule and data can change"),
+        (counted_globally, "COUNT", "a schedule and data can change"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"the loss \(.*changes variable {variable} of .*{advice}"):
+            captured(nn.Linear(4, 4), loss)
+
+
+def cached(self: Any, x: Tensor) -> Tensor:
+    if self.table is None:
+        self.table = torch.arange(4.0)
+    self.last = x.abs().mean()
+    return x * self.table
+
+
+def test_caches_and_what_forward_leaves_behind_are_taken() -> None:
+    model = Layer(cached, table=None, last=None)
+    state = run_engine(captured(model, lambda model, x: model(x).mean() + model.last))
+    assert torch.isfinite(state["loss"])
+    assert model.table is None
+    assert model.last is None
+
+
+def test_a_model_is_captured_in_the_modes_it_has_and_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+    model[1].eval()
+    model[2].eval()
+    model[0].weight.grad = torch.ones(4, 4)
+    model[0].bias.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    compiled = captured(model)
+    state = run_engine(compiled)
+    assert [module.training for module in model.modules()] == [True, True, False, False, True]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model[0].weight.grad.tolist() == torch.ones(4, 4).tolist()
+    assert not model[0].bias.requires_grad
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == streams[:2]
+    assert torch.equal(torch.get_rng_state(), streams[2])
+    assert torch.equal(state["model.1.running_mean"], before["1.running_mean"])
+    assert not torch.equal(state["model.3.running_mean"], before["3.running_mean"])
+    assert not any(i.opcode.name == "RANDOM" for i in compiled.program.body)
+
+
+def test_nothing_is_left_of_a_refused_step() -> None:
+    model = nn.Sequential(Layer(counting, calls=0))
+    with pytest.raises(ConfigurationError):
+        captured(model)
+    assert model[0].calls == 0
+    assert model[0].forward.__func__ is Layer.forward
+    assert "__getattribute__" not in vars(nn.Module)
+
+
+def test_examining_names_the_buffers_that_are_assigned() -> None:
+    model = with_buffers(centred, centre=torch.zeros(4))
+    assert examine(model, lambda m, x: F.relu(m(x)).mean(), (X,)) == {"centre"}
+    assert examine(nn.BatchNorm1d(4), lambda m, x: m(x).mean(), (X,)) == set()
+    assert next(itertools.count()) == 0

@@ -1,0 +1,115 @@
+"""Where something happens in the user's code: a file and line, and the module of the model."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tiebreak.protocol.errors import ConfigurationError
+
+_ROOT: Final = Path(__file__).parents[2]
+_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api"))))
+_LIBRARY: Final = f"{Path(traceback.__file__).parent}/"
+
+
+def _is_users(filename: str) -> bool:
+    """Whether code is neither torch's, nor ours, nor Python's."""
+    pythons = filename.startswith(_LIBRARY) and "site-packages" not in filename
+    return not (pythons or filename.startswith((*_OURS, "<frozen")))
+
+
+def _shown(filename: str, line: int | None) -> str:
+    """The path from the working directory or the library's own folder on, and the line."""
+    path = filename.rpartition("site-packages/")[2].removeprefix(f"{Path.cwd()}/")
+    return f"{path}:{line}"
+
+
+def user_line(frame: FrameType | None) -> str:
+    """The innermost line of the stack that is neither torch's nor ours; empty if there is none."""
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            return _shown(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def _paths(model: nn.Module) -> dict[int, str]:
+    return {id(module): name for name, module in model.named_modules()}
+
+
+def module_of(frame: FrameType | None, paths: dict[int, str]) -> str | None:
+    """The path of the innermost module that a stack is in (`paths`: by id); None if it is in none."""
+    while frame is not None:
+        for first in frame.f_code.co_varnames[:1]:
+            owner = frame.f_locals.get(first)
+            found = paths.get(id(owner))
+            if found is not None and hasattr(type(owner), frame.f_code.co_name):  # a method, and not the loss
+                return found
+        frame = frame.f_back
+    return None
+
+
+def place_of(error: BaseException, model: nn.Module) -> str:
+    """Where an error comes from: the innermost module whose code it passed through, and the user's line."""
+    paths, path, line = _paths(model), None, ""
+    at = error.__traceback__
+    while at is not None:
+        path = module_of(at.tb_frame, paths)
+        if _is_users(at.tb_frame.f_code.co_filename):
+            line = _shown(at.tb_frame.f_code.co_filename, at.tb_lineno)
+        at = at.tb_next
+    return described(path, line)
+
+
+def described(path: str | None, line: str) -> str:
+    """A place in words. path: None for the loss, empty for the model itself."""
+    module = "the loss" if path is None else f"module {path}" if path else "the model"
+    return f"{module} ({line})" if line else module
+
+
+def first_line(run: Callable[[], Any], happened: Callable[[], bool], model: nn.Module) -> str:
+    """Runs something and says at which of the user's lines, and in which module, something happened."""
+    paths = _paths(model)
+    last, found = list[str](), list[str]()
+
+    def watch(frame: FrameType, _event: str, _: Any) -> Any:
+        if found:
+            return None
+        if last and happened():
+            found.append(last[-1])
+        elif _is_users(frame.f_code.co_filename):
+            last[:] = [described(module_of(frame, paths), _shown(frame.f_code.co_filename, frame.f_lineno))]
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return next(iter(found or last), "an unknown place")
+
+
+_VALUES: Final = (
+    "it needs the values of tensors (`.item()`, `if tensor:`, boolean indexing, `nonzero`, `validate_args`), but "
+    "one program must be right for every step; use `where` and masks instead"
+)
+_ADVICE: Final = (
+    (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
+    (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
+    (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
+    (("heckpoint",), "use torch.utils.checkpoint with use_reentrant=False, or leave it out"),
+)
+_ELSE: Final = "write this part with operators that docs/OPERATORS.md lists"
+
+
+def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELSE) -> ConfigurationError:
+    """An error of torch or of the user's code, in one message with its place."""
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
+    return ConfigurationError(f"{what}: {place_of(error, model)}: {kind}: {text[:300]}; {advice}")
