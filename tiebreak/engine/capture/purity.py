@@ -150,7 +150,8 @@ def _refuse_writes(
         if name.startswith("batch") or isinstance(tensor, nn.Parameter):
             if torch.equal(copies[name], tensor):
                 continue
-            place = first_line(rehearse, lambda n=name, t=tensor: not torch.equal(copies[n], t), model)  # type: ignore[misc]
+            written = lambda n=name, t=tensor: not torch.equal(copies[n], t)  # type: ignore[misc]  # noqa: E731
+            place = first_line(rehearse, written, model)
             raise ConfigurationError(
                 f"expected a step that changes buffers only, got one that writes to {name.removeprefix('model.')} in "
                 f"place at {place}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use "

@@ -115,7 +115,8 @@ Evaluation = Callable[[nn.Module], dict[str, float]]
 class Task:
     """One training job.
 
-    model: initialised, float32; each module is captured in the mode (train or eval) that it is in. The bytes of its parameters and buffers are the initial state.
+    model: initialised, float32; each module is captured in the mode (train or eval) that it is in. The bytes of its
+    parameters and buffers are the initial state.
     loss: see `Loss`. It may use only the model and the batch.
     schedule: the factor of the optimizer's lr for each step, as with `LambdaLR` (`tiebreak.engine.optimizers.rates` has
     the usual schedules); None means 1 throughout.
