@@ -150,7 +150,7 @@ def _refuse_writes(
         if name.startswith("batch") or isinstance(tensor, nn.Parameter):
             if torch.equal(copies[name], tensor):
                 continue
-            written = lambda n=name, t=tensor: not torch.equal(copies[n], t)  # type: ignore[misc]  # noqa: E731
+            written = lambda n=name, t=tensor: not torch.equal(copies[n], t)  # noqa: E731
             place = first_line(rehearse, written, model)
             raise ConfigurationError(
                 f"expected a step that changes buffers only, got one that writes to {name.removeprefix('model.')} in "
