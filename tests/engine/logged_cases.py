@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +19,20 @@ from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
+from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.sim.adversaries.observers import Tamper, Tampered
 
 from .conftest import CLIENT, DOMAIN, TRAINER, make_tiny_task
 
@@ -108,19 +114,34 @@ class Flipping(Recorder):
         super().settle(value, instruction, operands, result, near)
 
 
-def train(run: RunDirectory, threshold: float | None = WIDE, permute: int | None = None, **options: object) -> bytes:
+def train(
+    run: RunDirectory, threshold: float | None = WIDE, permute: int | None = None, tamper: Tamper = lambda _: None,
+    **options: object,
+) -> bytes:  # fmt: skip
     """The trainer's run to its end."""
-    return Worker(run, machine(run.job, threshold, permute), key=TRAINER, **options).work()  # type: ignore[arg-type]
+    computer = Tampered(machine(run.job, threshold, permute), tamper)
+    return Worker(run, computer, key=TRAINER, logs=Journal.of(run), **options).work()  # type: ignore[arg-type]
+
+
+def log_of(run: RunDirectory, step: int) -> StepLog:
+    return LogFiles(run).step_log(step)
 
 
 def published(run: RunDirectory) -> CommittedLogs:
     """The logs of a run that its last head commits."""
-    return CommittedLogs(run, signed_records(run)[0].__getitem__)
+    return CommittedLogs(LogFiles(run), signed_records(run)[0].__getitem__)
 
 
-def replay(run: RunDirectory, path: Path, threshold: float | None = WIDE, permute: int | None = None) -> Worker:
+class Replay(NamedTuple):
+    """A whole audit, and what following the logs gave."""
+
+    run: RunDirectory
+    report: LogReport
+
+
+def replay(run: RunDirectory, path: Path, threshold: float | None = WIDE, permute: int | None = None) -> Replay:
     """A whole audit of a run, in a directory of its own."""
     own = new_run(path, run.agreement)
-    worker = Worker(own, machine(run.job, threshold, permute), logs=published(run))
-    worker.work()
-    return worker
+    logs = Journal(own, published(run).step_log)
+    Worker(own, machine(run.job, threshold, permute), logs=logs).work()
+    return Replay(own, logs.report)

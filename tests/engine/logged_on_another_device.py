@@ -13,6 +13,7 @@ import torch
 from tests.engine.elsewhere import DEVICE, elsewhere
 from tests.engine.logged_cases import logging_of, published
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -32,12 +33,12 @@ def main() -> None:
             )
             for threshold in sys.argv[1:3]
         )
-        worker = Worker(own, wide, logs=published(run))
-        worker.work()
-        parts = audit_segments(run, narrow, [2], signed_records(run)[0])
-    report = worker.log_report
+        logs = Journal(own, published(run).step_log)
+        Worker(own, wide, logs=logs).work()
+        parts = audit_segments(run, narrow, [2], signed_records(run)[0], logs=published(run))
+    report = logs.report
     found = {
-        "agrees": [compare(worker.run, run.heads()[-1]).agrees, parts.agrees],
+        "agrees": [compare(own, run.heads()[-1]).agrees, parts.agrees],
         "counts": [report.entries, report.needed, report.elsewhere, report.missing, parts.log.needed],
         "calls": sum(mode.calls.values()),
     }

@@ -9,18 +9,18 @@ import pytest
 
 from tiebreak.engine.arithmetic.exact import exact_sums
 from tiebreak.engine.logged import journal
-from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFile, Segment
-from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, LogReport
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogReport
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 
 from .conftest import TRAINER
-from .logged_cases import INTERVAL, STEPS, Flipping, logged_job, machine, new_run, published, replay, train
+from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train
 
 Change = Callable[[StepLog], StepLog]
 
@@ -48,7 +48,7 @@ def log_path(run: RunDirectory, checkpoint: int) -> Path:
 def rewrite(run: RunDirectory, step: int, change: Change) -> None:
     """Another log of one step, in a file that is whole."""
     segment = Segment.of(run.job, run.job.checkpoint_of(step))
-    logs = {number: run.step_log(number) for number in range(segment.first, segment.last + 1)}
+    logs = {number: log_of(run, number) for number in range(segment.first, segment.last + 1)}
     logs[step] = change(logs[step])
     file = LogFile.create(segment.path(run.path / "logs"), run.program, segment)
     for number, log in logs.items():
@@ -66,10 +66,10 @@ def both_audits(run: RunDirectory, path: Path) -> list[str]:
     run = RunDirectory.open(run.path)
     own = new_run(path, run.agreement)
     with pytest.raises(CannotCheck) as caught:
-        Worker(own, machine(run.job), logs=published(run)).work()
+        Worker(own, machine(run.job), logs=Journal(own, published(run).step_log)).work()
     found.append(str(caught.value))
     with pytest.raises(CannotCheck) as caught:
-        audit_segments(run, machine(run.job), range(STEPS // INTERVAL), signed_records(run)[0])
+        audit_segments(run, machine(run.job), range(STEPS // INTERVAL), signed_records(run)[0], logs=published(run))
     found.append(str(caught.value))
     assert len(own.records()) == 1  # the segment before was checked, and stays so
     return found
@@ -103,7 +103,7 @@ def test_logs_other_than_committed_cannot_be_checked(what: str, flipped: RunDire
     def turned(log: StepLog) -> StepLog:
         return StepLog({value: Entries(found.elements, ~found.up) for value, found in log.entries.items()})
 
-    step = next(step for step in range(INTERVAL + 1, 2 * INTERVAL + 1) if flipped.step_log(step).count)
+    step = next(step for step in range(INTERVAL + 1, 2 * INTERVAL + 1) if log_of(flipped, step).count)
     rewrite(flipped, step, {"fewer": without_first, "other": turned, "none": lambda _: StepLog()}[what])
     for text in both_audits(flipped, tmp_path / "audit"):
         assert f"logs of steps {INTERVAL + 1} to {2 * INTERVAL}: expected log root" in text
@@ -112,7 +112,7 @@ def test_logs_other_than_committed_cannot_be_checked(what: str, flipped: RunDire
 
 def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDirectory) -> None:
     logs = published(flipped)
-    steps = [step for step in range(1, INTERVAL + 1) if flipped.step_log(step).count]
+    steps = [step for step in range(1, INTERVAL + 1) if log_of(flipped, step).count]
     logs.step_log(1)
     rewrite(flipped, steps[-1], without_first)
     with pytest.raises(CannotCheck, match=rf"log of step {steps[-1]}: expected \w+, as it was before, got"):
@@ -122,7 +122,7 @@ def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDire
 def test_segments_before_the_withheld_one_are_checked(flipped: RunDirectory) -> None:
     log_path(flipped, 4).unlink()
     records, _ = signed_records(flipped)
-    assert audit_segments(flipped, machine(flipped.job), range(4), records).agrees
+    assert audit_segments(flipped, machine(flipped.job), range(4), records, logs=published(flipped)).agrees
 
 
 class Hostile(Flipping):
@@ -145,7 +145,7 @@ def test_findings_name_the_entry_and_convict_nobody(tmp_path: Path, monkeypatch:
     run = new_run(tmp_path / "run", logged_job())
     train(run)
     done = replay(run, tmp_path / "audit")
-    report = done.log_report
+    report = done.report
     assert not compare(done.run, run.heads()[-1]).agrees
     assert report.elsewhere > STEPS
     assert report.missing > 0
@@ -180,8 +180,8 @@ def test_a_run_whose_log_has_entries_elsewhere_is_right_if_it_computed_so(
     train(run)
     done = replay(run, tmp_path / "audit")
     assert compare(done.run, run.heads()[-1]).agrees
-    assert done.log_report.elsewhere > 0
-    assert done.log_report.missing == 0
+    assert done.report.elsewhere > 0
+    assert done.report.missing == 0
 
 
 def test_reports_add_up() -> None:
@@ -199,7 +199,7 @@ def test_whoever_has_no_records_of_the_trainers_is_told(flipped: RunDirectory, t
 
 def test_logs_of_another_job_are_not_taken(flipped: RunDirectory, tmp_path: Path) -> None:
     other = new_run(tmp_path / "other", logged_job(interval=INTERVAL * 2))
-    Worker(other, machine(other.job), key=TRAINER).work(2 * INTERVAL)
+    Worker(other, machine(other.job), key=TRAINER, logs=Journal.of(other)).work(2 * INTERVAL)
     shutil.copy(log_path(other, 0), log_path(flipped, 1))
     with pytest.raises(CannotCheck, match="expected logs of job"):
-        CommittedLogs(RunDirectory.open(flipped.path), flipped.records().__getitem__).step_log(INTERVAL + 1)
+        published(RunDirectory.open(flipped.path)).step_log(INTERVAL + 1)

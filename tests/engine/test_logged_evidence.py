@@ -10,10 +10,12 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.logged import journal
+from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, Observer
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
@@ -22,8 +24,21 @@ from tiebreak.protocol.program.reference import execute
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.trees import verify
+from tiebreak.sim.adversaries.observers import Tampered
 
-from .logged_cases import INTERVAL, STEPS, Flipping, compiled, logged_job, logging_of, machine, new_run, replay, train
+from .logged_cases import (
+    INTERVAL,
+    STEPS,
+    Flipping,
+    compiled,
+    log_of,
+    logged_job,
+    logging_of,
+    machine,
+    new_run,
+    replay,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +53,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def busiest(run: RunDirectory, steps: range) -> int:
     """The step with the most entries."""
-    return max(steps, key=lambda step: run.step_log(step).count)
+    return max(steps, key=lambda step: log_of(run, step).count)
 
 
 def test_evidence_is_tied_together_as_the_game_needs(trained: RunDirectory) -> None:
-    evidence, job = Evidence(trained, machine(trained.job)), trained.job
+    evidence, job = Evidence(trained, machine(trained.job), CommittedLogs.of(trained)), trained.job
     assert evidence.run_tree(job.checkpoints).root == trained.heads()[-1].head.run_root
     for checkpoint, record in enumerate(trained.records()):
         assert evidence.steps_tree(checkpoint).node(0, INTERVAL - 1) == record.digest
@@ -56,15 +71,15 @@ def test_evidence_is_tied_together_as_the_game_needs(trained: RunDirectory) -> N
     assert tree.node(trained.program.state_depth, (1 << trained.program.half_depth) >> trained.program.state_depth) == (
         record.state_root
     )
-    assert trained.step_log(step).count > 0
+    assert log_of(trained, step).count > 0
 
 
 def test_values_of_a_step_are_the_integer_reference_with_its_log(trained: RunDirectory) -> None:
-    evidence = Evidence(trained, machine(trained.job, threshold=None, permute=3))
+    evidence = Evidence(trained, machine(trained.job, threshold=None, permute=3), CommittedLogs.of(trained))
     step = busiest(trained, range(1, INTERVAL + 1))
     raw_state = {name: tensor.numpy().tobytes() for name, tensor in evidence._state_after(step - 1).items()}
     raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
-    log = trained.step_log(step)
+    log = log_of(trained, step)
     values = execute(trained.program, raw_state, raw_data, step, tolerances=trained.job.tolerances, log=log)
     for value in log.entries:
         assert evidence.tensor(step, value) == values[value]
@@ -73,11 +88,11 @@ def test_values_of_a_step_are_the_integer_reference_with_its_log(trained: RunDir
 
 
 def test_the_words_and_proofs_of_the_log_tree_lead_to_the_record(trained: RunDirectory) -> None:
-    evidence, program = Evidence(trained, machine(trained.job)), trained.program
+    evidence, program = Evidence(trained, machine(trained.job), CommittedLogs.of(trained)), trained.program
     step = busiest(trained, range(1, STEPS + 1))
     tree = evidence.log_tree(step)
-    value = next(iter(trained.step_log(step).entries))
-    assert tree.root == LogTree(program, trained.step_log(step)).root
+    value = next(iter(log_of(trained, step).entries))
+    assert tree.root == LogTree(program, log_of(trained, step)).root
     assert any(tree.word(value, 0))
     first = trained.job.first_step(trained.job.checkpoint_of(step))
     roots = [evidence.log_tree(number).root for number in range(first, first + INTERVAL)]
@@ -90,11 +105,11 @@ def test_observed_steps_have_the_same_bits(trained: RunDirectory) -> None:
     step, program = busiest(trained, range(1, INTERVAL + 1)), trained.program
     for permute in (None, 7):
         interpreter = machine(trained.job, permute=permute)
-        evidence = Evidence(trained, interpreter)
+        evidence = Evidence(trained, interpreter, CommittedLogs.of(trained))
         state, data = evidence._state_after(step - 1), interpreter.place_data(trained.data())
         found = []
         for observe in (None, lambda _, tensor: tensor):
-            sums = Follower(program, trained.step_log(step), trained.job, interpreter.arithmetic, step)
+            sums = Follower(program, log_of(trained, step), trained.job, interpreter.arithmetic, step)
             result = interpreter.step(step, state, data, observe, sums=sums)
             found.append({name: identity(tensor) for name, tensor in result.state.items()})
             assert sums.report.needed > 0
@@ -105,7 +120,8 @@ def test_a_challengers_logs_are_its_copies_of_the_trainers(trained: RunDirectory
     run = RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
     own = replay(run, tmp_path / "audit", permute=1).run
     shutil.rmtree(run.path)
-    theirs, ours = Evidence(trained, machine(trained.job)), Evidence(own, machine(own.job, threshold=None))
+    theirs = Evidence(trained, machine(trained.job), CommittedLogs.of(trained))
+    ours = Evidence(own, machine(own.job, threshold=None), CommittedLogs.of(own))
     for step in (1, 10, STEPS):
         assert ours.log_tree(step).root == theirs.log_tree(step).root
         assert ours.record(step) == theirs.record(step)
@@ -119,19 +135,19 @@ def test_a_cheats_evidence_is_tampered_as_its_run_was(
     run, lie = new_run(tmp_path / "cheat", trained.agreement), INTERVAL + 2
     value = next(n for n, i in enumerate(run.program.body) if sum_kind(i) is not None and i.numel > 1)
 
-    def tamper(step: int) -> object:
+    def tamper(step: int) -> Observer | None:
         def nudge(leaf: int, tensor: Tensor) -> Tensor:
             return tensor + torch.finfo(torch.float32).eps if leaf == value else tensor
 
         return nudge if step == lie else None
 
     train(run, tamper=tamper)
-    evidence = Evidence(run, machine(run.job, permute=5), tamper)  # type: ignore[arg-type]
+    evidence = Evidence(run, Tampered(machine(run.job, permute=5), tamper), CommittedLogs.of(run))
     assert [evidence.steps_tree(k).node(0, INTERVAL - 1) for k in range(3)] == [
         record.digest for record in run.records()[:3]
     ]
     honest = replay(run, tmp_path / "audit", permute=2).run
-    true = Evidence(honest, machine(honest.job))
+    true = Evidence(honest, machine(honest.job), CommittedLogs.of(honest))
     assert true.value_tree(lie - 1).root == evidence.value_tree(lie - 1).root
     ours, theirs = (e.value_tree(lie) for e in (true, evidence))
     first = next(n for n in range(1 << ours.depth) if ours.node(0, n) != theirs.node(0, n))
@@ -142,7 +158,7 @@ def test_logs_that_are_not_the_recorded_ones_are_no_evidence(trained: RunDirecto
     run = RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "run")))
     (run.path / "logs" / f"{INTERVAL:012d}.log").unlink()
     with pytest.raises(CannotCheck, match="log of step 1"):
-        Evidence(run, machine(run.job)).log_tree(2)
+        Evidence(run, machine(run.job), CommittedLogs.of(run)).log_tree(2)
 
 
 def test_an_interpreter_by_other_rules_is_refused(trained: RunDirectory) -> None:
@@ -153,7 +169,7 @@ def test_an_interpreter_by_other_rules_is_refused(trained: RunDirectory) -> None
 
 def test_a_run_without_logs_has_empty_log_trees(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logged_job())
-    Worker(run, machine(run.job, threshold=None)).work(INTERVAL)
-    evidence = Evidence(run, machine(run.job))
+    Worker(run, machine(run.job, threshold=None), logs=Journal.of(run)).work(INTERVAL)
+    evidence = Evidence(run, machine(run.job), CommittedLogs.of(run))
     assert evidence.log_tree(1).root == LogTree(run.program, StepLog()).root
-    assert not any(isinstance(found, Entries) for found in run.step_log(1).entries.values())
+    assert not any(isinstance(found, Entries) for found in log_of(run, 1).entries.values())

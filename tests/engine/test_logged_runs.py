@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,24 +15,32 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.logged import journal
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter, Observer
+from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.retention import LAST, Keep
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.reference import execute, new_state
+from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.program.step_log import StepLog
 
-from .conftest import TRAINER
+from .conftest import CLIENT, DOMAIN, TRAINER
 from .logged_cases import (
     INTERVAL,
     STEPS,
     WIDE,
     Flipping,
     compiled,
+    log_of,
     logged_job,
     logging_of,
     machine,
@@ -67,6 +76,12 @@ def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
     return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
 
 
+def exact_run(path: Path) -> RunDirectory:
+    """The same computation under policy `exact`."""
+    job = replace(logged_job().job, policy=int(Policy.EXACT), tolerances=0)
+    return new_run(path, sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER))
+
+
 def records_of(run: RunDirectory) -> list[bytes]:
     return [record.digest for record in run.records()]
 
@@ -80,17 +95,17 @@ def test_an_auditor_who_follows_the_log_reaches_the_trainers_root(
     train(run, threshold)
     done = replay(run, tmp_path / "audit", threshold, permute=5)
     assert compare(done.run, run.heads()[-1]).agrees
-    report = done.log_report
+    report = done.report
     assert report.steps == STEPS
     assert report.entries > STEPS
     assert report.needed == report.entries  # each was flipped, and none is elsewhere
     assert report.elsewhere == 0
-    assert all(done.run.step_log(step).entries == run.step_log(step).entries for step in range(1, STEPS + 1))
+    assert all(log_of(done.run, step).entries == log_of(run, step).entries for step in range(1, STEPS + 1))
 
 
 def test_an_auditor_who_does_not_follow_forks(flipped: RunDirectory, tmp_path: Path) -> None:
     alone = new_run(tmp_path / "alone", flipped.agreement)
-    Worker(alone, machine(flipped.job)).work()
+    Worker(alone, machine(flipped.job), logs=Journal.of(alone)).work()
     assert [ours == theirs for ours, theirs in zip(records_of(alone), records_of(flipped), strict=True)] == [False] * 6
 
 
@@ -100,9 +115,9 @@ def test_auditors_with_other_thresholds_reach_the_same_root(flipped: RunDirector
     for name, threshold in (("proven", None), ("narrow", 2.0**20), ("wide", 2.0**26)):
         done = replay(flipped, tmp_path / name, threshold, permute=3)
         assert compare(done.run, flipped.heads()[-1]).agrees, name
-        assert done.log_report.needed == done.log_report.entries
-        assert name != "wide" or done.log_report.missing > 0
-        assert name != "proven" or done.log_report.missing == 0
+        assert done.report.needed == done.report.entries
+        assert name != "wide" or done.report.missing > 0
+        assert name != "proven" or done.report.missing == 0
 
 
 @pytest.mark.parametrize("kernels", ["0", "1"])
@@ -115,7 +130,7 @@ def test_pure_and_compiled_kernels_follow_alike(
     done = replay(flipped, tmp_path / "audit", permute=11)
     torch.set_num_threads(threads)
     assert compare(done.run, flipped.heads()[-1]).agrees
-    assert done.log_report.needed > 0
+    assert done.report.needed > 0
 
 
 @pytest.mark.slow
@@ -124,7 +139,7 @@ def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> N
     for precision in (32, 26, 16):
         run = new_run(tmp_path / f"logged{precision}", logged_job(precision))
         train(run, threshold=None)
-        assert all(run.step_log(step).count == 0 for step in range(1, STEPS + 1))
+        assert all(log_of(run, step).count == 0 for step in range(1, STEPS + 1))
         program = run.program
         exact = Interpreter(program, Arithmetic(precision=precision))
         state, data = exact.to_device(compiled().state), exact.place_data(compiled().data)
@@ -139,7 +154,7 @@ def test_the_records_of_a_segment_bind_its_logs(flipped: RunDirectory) -> None:
     job = flipped.job
     for checkpoint, record in enumerate(flipped.records()):
         steps = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
-        roots = [LogTree(flipped.program, flipped.step_log(step)).root for step in steps]
+        roots = [LogTree(flipped.program, log_of(flipped, step)).root for step in steps]
         assert record.log_root == logs_tree(roots).root != ZERO_DIGEST
 
 
@@ -154,7 +169,7 @@ def test_steps_are_the_integer_reference_bit_for_bit(
     raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
     entries = 0
     for step in range(1, 2 * INTERVAL + 1):
-        log = run.step_log(step)
+        log = log_of(run, step)
         entries += log.count
         values = execute(run.program, raw_state, raw_data, step, precision, tolerances=run.job.tolerances, log=log)
         raw_state = new_state(run.program, values)
@@ -166,7 +181,7 @@ def test_steps_are_the_integer_reference_bit_for_bit(
 def test_stopping_and_resuming_changes_nothing(flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]) -> None:
     parts = new_run(tmp_path / "parts", flipped.agreement)
     for until in (2, 5, 8, 9, STEPS):
-        Worker(parts, machine(parts.job), key=TRAINER).work(until)
+        Worker(parts, machine(parts.job), key=TRAINER, logs=Journal.of(parts)).work(until)
         parts = RunDirectory.open(parts.path)
     assert records_of(parts) == records_of(flipped)
     assert [h.encode() for h in parts.heads()] == [h.encode() for h in flipped.heads()]
@@ -176,7 +191,7 @@ def test_logs_of_a_segment_without_a_record_are_made_again(
     flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]
 ) -> None:
     run = new_run(tmp_path / "run", flipped.agreement)
-    Worker(run, machine(run.job), key=TRAINER).work(INTERVAL + 2)
+    Worker(run, machine(run.job), key=TRAINER, logs=Journal.of(run)).work(INTERVAL + 2)
     path = run.path / "logs" / f"{2 * INTERVAL:012d}.log"
     path.write_bytes(path.read_bytes()[:-3] + b"torn")
     run = RunDirectory.open(run.path)
@@ -187,7 +202,7 @@ def test_logs_of_a_segment_without_a_record_are_made_again(
 def test_a_log_that_a_record_commits_is_never_written_again(flipped: RunDirectory) -> None:
     before = {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()}
     with pytest.raises(StateError, match="its log is committed"):
-        flipped.write_step_log(INTERVAL + 1, StepLog())
+        LogFiles(flipped).write(INTERVAL + 1, StepLog())
     flipped.state_path(STEPS).unlink()
     train(flipped)
     assert {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()} == before
@@ -219,7 +234,7 @@ def test_checkpoints_that_were_dropped_do_not_keep_anyone_from_auditing_segments
         train(run, keep=keep)
         assert len(run.kept()) < 1 + STEPS // INTERVAL
         records, _ = signed_records(run)
-        done = audit_segments(run, machine(run.job, permute=2), [1, 4], records)
+        done = audit_segments(run, machine(run.job, permute=2), [1, 4], records, logs=published(run))
         assert done.agrees
         assert [report.checkpoint for report in done.checked][-1] == 4
         assert done.log.steps == done.steps
@@ -230,7 +245,7 @@ def test_a_lie_is_found_by_whole_audits_and_by_audits_of_its_segment(tmp_path: P
     run = new_run(tmp_path / "run", logged_job())
     leaf = run.program.leaf_of_commit(0)
 
-    def lie(step: int) -> object:
+    def lie(step: int) -> Observer | None:
         def nudge(at: int, tensor: Tensor) -> Tensor:
             return tensor + torch.finfo(torch.float32).eps if at == leaf else tensor
 
@@ -242,7 +257,7 @@ def test_a_lie_is_found_by_whole_audits_and_by_audits_of_its_segment(tmp_path: P
     agree = [a == b for a, b in zip(records_of(done.run), records_of(run), strict=True)]
     assert agree == [True, True, False, False, False, False]
     records, _ = signed_records(run)
-    audit = audit_segments(run, machine(run.job), range(6), records)
+    audit = audit_segments(run, machine(run.job), range(6), records, logs=published(run))
     assert audit.fraud is not None
     assert audit.fraud.checkpoint == 2
     assert audit.fraud.replayed.log_root == audit.fraud.committed.log_root
@@ -260,10 +275,26 @@ def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) 
         audit_segments(run, other, [0], [])
 
 
+def test_a_run_has_logs_if_and_only_if_its_policy_is_logged(tmp_path: Path) -> None:
+    run, plain = new_run(tmp_path / "run", logged_job()), exact_run(tmp_path / "plain")
+    for wrong, logs in ((run, NO_LOGS), (plain, Journal(plain))):
+        computer = machine(wrong.job)
+        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+            Worker(wrong, computer, logs=logs)
+        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+            Evidence(wrong, computer, logs)
+        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+            audit_segments(wrong, computer, [0], [], logs=logs)
+    assert Journal.of(plain) is CommittedLogs.of(plain) is NO_LOGS
+    with pytest.raises(StateError, match="step 1: a run of policy exact has no logs"):
+        Evidence(plain, machine(plain.job)).log_tree(1)
+
+
 SCRIPT = """
 import json, sys, time, torch
 from pathlib import Path
 from tiebreak.engine.logged import journal
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tests.engine.conftest import TRAINER
@@ -271,15 +302,17 @@ from tests.engine.logged_cases import Flipping, machine, published
 torch.set_num_threads(1)
 run, threshold = RunDirectory.open(Path(sys.argv[1])), float(sys.argv[2])
 if len(sys.argv) > 3:
-    worker = Worker(run, machine(run.job, threshold, 4), logs=published(RunDirectory.open(Path(sys.argv[3]))))
+    logs = Journal(run, published(RunDirectory.open(Path(sys.argv[3]))).step_log)
+    worker = Worker(run, machine(run.job, threshold, 4), logs=logs)
 else:
     journal.Recorder = Flipping
     def told(progress):
         print(progress.step, flush=True)
         time.sleep(0.05)
-    worker = Worker(run, machine(run.job, threshold), key=TRAINER, on_progress=told)
+    logs = Journal(run)
+    worker = Worker(run, machine(run.job, threshold), key=TRAINER, on_progress=told, logs=logs)
 root = worker.work().hex()
-print(json.dumps([root, worker.log_report.needed, torch.backends.cpu.get_cpu_capability()]))
+print(json.dumps([root, logs.report.needed, torch.backends.cpu.get_cpu_capability()]))
 """
 
 
@@ -317,12 +350,12 @@ def test_another_instruction_set_in_another_process_follows_to_the_same_root(
 
 def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, tmp_path: Path) -> None:
     own = new_run(tmp_path / "audit", flipped.agreement)
-    Worker(own, machine(own.job), logs=published(flipped)).work(3 * INTERVAL)
+    Worker(own, machine(own.job), logs=Journal(own, published(flipped).step_log)).work(3 * INTERVAL)
     own.state_path(3 * INTERVAL).unlink()
     gone = RunDirectory.open(Path(shutil.copytree(flipped.path, tmp_path / "withheld")))
     for checkpoint in range(3):
         (gone.path / "logs" / f"{(checkpoint + 1) * INTERVAL:012d}.log").unlink()
-    Worker(own, machine(own.job), logs=published(gone)).work()
+    Worker(own, machine(own.job), logs=Journal(own, published(gone).step_log)).work()
     assert compare(own, flipped.heads()[-1]).agrees
 
 

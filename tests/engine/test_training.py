@@ -31,6 +31,7 @@ from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.reference import execute, new_state
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import parent, verify
+from tiebreak.sim.adversaries.observers import Tampered
 
 from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
 
@@ -44,7 +45,8 @@ def interpreter(run: RunDirectory, permute: int | None = None) -> Interpreter:
 
 def train(run: RunDirectory, **options: object) -> Digest:
     permute = options.pop("permute", None)
-    return Worker(run, interpreter(run, permute), key=TRAINER, **options).work()  # type: ignore[arg-type]
+    computer = Tampered(interpreter(run, permute), options.pop("tamper", lambda _: None))  # type: ignore[arg-type]
+    return Worker(run, computer, key=TRAINER, **options).work()  # type: ignore[arg-type]
 
 
 def test_a_step_is_the_integer_reference_bit_for_bit(tiny: Compiled) -> None:
@@ -127,7 +129,7 @@ def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRu
         )
 
     with pytest.raises(StateError, match="does not compute what it computed"):
-        Worker(run, interpreter(run), key=TRAINER, tamper=nudge).work()
+        train(run, tamper=nudge)
     assert len(run.records()) == 4
 
 

@@ -33,6 +33,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import Tree
+from tiebreak.sim.adversaries.observers import Tampered
 
 CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
 DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))
@@ -81,13 +82,14 @@ def fake(_step: int) -> Callable[[int, Tensor], Tensor]:
 def test_a_cheat_cannot_hide_behind_a_run_that_diverges(tmp_path: Path) -> None:
     run, replayed = make_run(tmp_path / "run"), make_run(tmp_path / "replay")
     interpreter = Interpreter(run.program, Arithmetic())
-    Worker(run, interpreter, key=TRAINER, tamper=fake).work()
+    cheating = Tampered(interpreter, fake)
+    Worker(run, cheating, key=TRAINER).work()
     Worker(replayed, interpreter).work()
     head = run.heads()[-1]
     assert not compare(replayed, head).agrees
     end = play(
         game.start(run.job, head.head, bytes(32), 0),
-        defender=Defender(Evidence(run, interpreter, fake)),
+        defender=Defender(Evidence(run, cheating)),
         challenger=Challenger(Evidence(replayed, interpreter), bytes(32)),
         judge=by_rules(count(1).__next__),
     ).final

@@ -4,6 +4,8 @@ from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashe
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
@@ -65,9 +67,10 @@ class LoggedYard:
             agreement = yard.market.sign(self.job())
             yard.market.open(agreement)
             run = RunDirectory.create(yard.fresh("honest-logged"), agreement, c.program, c.state, c.data)
-            Worker(run, self.trainer, key=yard.market.parties.trainer).work()
+            Worker(run, self.trainer, key=yard.market.parties.trainer, logs=Journal(run)).work()
             replay = RunDirectory.create(yard.fresh("replay-logged"), agreement, c.program, c.state, c.data)
-            Worker(replay, self.auditor, logs=CommittedLogs(run, run.record_at)).work()
+            theirs = CommittedLogs(LogFiles(run), run.record_at)
+            Worker(replay, self.auditor, logs=Journal(replay, theirs.step_log)).work()
             assert compare(replay, run.heads()[-1]).agrees
             self._arena = Arena(yard.market, run, replay, self.trainer, yard.folder)
         return self._arena

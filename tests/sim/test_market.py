@@ -8,6 +8,7 @@ import pytest
 from tests.engine import logged_cases
 from tests.sim.yard import INTERVAL, STEPS, Yard, sums_of
 from tiebreak.engine.logged import journal
+from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
@@ -185,9 +186,9 @@ def test_a_fork_takes_the_logs_along(tmp_path: Path, yard: Yard) -> None:
     made = fork(source, tmp_path / "fork", agreement, upto=2 * logged_cases.INTERVAL)
     assert made.records() == source.records()[:2]
     steps = range(1, 2 * logged_cases.INTERVAL + 1)
-    assert all(made.step_log(step) == source.step_log(step) for step in steps)
-    assert sum(made.step_log(step).count for step in steps) > 0
-    evidence = Evidence(made, logged_cases.machine(made.job))
+    assert all(logged_cases.log_of(made, step) == logged_cases.log_of(source, step) for step in steps)
+    assert sum(logged_cases.log_of(made, step).count for step in steps) > 0
+    evidence = Evidence(made, logged_cases.machine(made.job), CommittedLogs.of(made))
     assert evidence.record(steps[-1]) == source.records()[1]
     for change in ({"precision": 26}, {"tolerances": 0}, {"policy": 0, "tolerances": 0}):
         with pytest.raises(ConfigurationError, match="expected a job of policy, precision, tolerances"):

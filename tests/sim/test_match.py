@@ -25,6 +25,7 @@ from tiebreak.protocol.game.moves import Phase, Select, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.cheats import Cheat, poisoned_label
+from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games import scenario
 from tiebreak.sim.games.duel import by_hand, game_of, play, replay_on_chain, signed_messages
 from tiebreak.sim.games.local_chain import another
@@ -88,12 +89,12 @@ def test_what_travels_does_not_change_the_game(yard: Yard) -> None:
     arena = yard.arena()
     agreement = yard.market.sign(another(arena.run.job))
     cheating = fork(arena.run, yard.fresh("cheat"), agreement, upto=INTERVAL)
-    Worker(cheating, yard.interpreter, key=yard.market.parties.trainer, tamper=cheat.tamper).work()
+    Worker(cheating, Tampered(yard.interpreter, cheat.tamper), key=yard.market.parties.trainer).work()
     own = fork(arena.replay, yard.fresh("own"), agreement, upto=STEPS)
     head = cheating.heads()[-1]
 
     def game(courier: object) -> object:
-        sides = (Evidence(cheating, yard.interpreter, cheat.tamper), Evidence(own, yard.interpreter))
+        sides = (Evidence(cheating, Tampered(yard.interpreter, cheat.tamper)), Evidence(own, yard.interpreter))
         identity = game_of(yard.market, agreement, head)
         return play(agreement, head, *sides, courier, identity=identity, secret=bytes(32))  # type: ignore[arg-type]
 
@@ -111,11 +112,11 @@ def test_every_head_after_the_lie_binds(yard: Yard) -> None:
     arena = yard.arena()
     agreement = yard.market.sign(another(arena.run.job))
     cheating = fork(arena.run, yard.fresh("cheat"), agreement, upto=INTERVAL)
-    Worker(cheating, yard.interpreter, key=yard.market.parties.trainer, tamper=cheat.tamper).work()
+    Worker(cheating, Tampered(yard.interpreter, cheat.tamper), key=yard.market.parties.trainer).work()
     own = fork(arena.replay, yard.fresh("own"), agreement, upto=STEPS)
     heads = {head.head.count: head for head in cheating.heads()}
     assert [compare(own, heads[count]).agrees for count in (1, 2, 3)] == [True, False, False]
-    tampered = Evidence(cheating, yard.interpreter, cheat.tamper)
+    tampered = Evidence(cheating, Tampered(yard.interpreter, cheat.tamper))
     for count in (2, 3):
         match = play(agreement, heads[count], tampered, Evidence(own, yard.interpreter))
         assert_caught_at(match, cheat)

@@ -27,6 +27,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.cheats import Cheat, long_sums
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games import scenario
 from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
 from tiebreak.sim.games.local_chain import Market, another
@@ -174,13 +175,13 @@ class Yard:
         cheating = fork(arena.run, self.fresh("cheat"), agreement, upto=before)
         trainer = self.market.parties.trainer
         # A lie may blow up what follows from it; this trainer wants its reward nevertheless.
-        Worker(cheating, self.interpreter, key=trainer, tamper=cheat.tamper, stop_if_not_finite=False).work()
+        machine = Tampered(self.interpreter, cheat.tamper)
+        Worker(cheating, machine, key=trainer, stop_if_not_finite=False).work()
         own = fork(arena.replay, self.fresh("own"), agreement, upto=STEPS)
         head = cheating.heads()[-1]
         if compare(own, head).agrees:
             return None
-        tampered = Evidence(cheating, self.interpreter, cheat.tamper)
-        defender = ForgedEvidence(cheating, self.interpreter, cheat) if forged else tampered
+        defender = ForgedEvidence(cheating, self.interpreter, cheat) if forged else Evidence(cheating, machine)
         courier, identity = signed_messages(self.market, agreement, head), game_of(self.market, agreement, head)
         match = play(agreement, head, defender, Evidence(own, self.interpreter), courier, identity=identity)
         return Duel(agreement, head, match)

@@ -13,6 +13,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.cheats import Cheat
+from tiebreak.sim.adversaries.observers import Tampered
 
 PASSPHRASE = "correct horse battery"
 STEPS, INTERVAL = 7, 3
@@ -77,7 +78,7 @@ class Parties:
         """The run of a trainer that cheats once and signs what follows."""
         made = RunDirectory.open(self.signed(output))
         interpreter = make_interpreter(made.program, threads=1)
-        Worker(made, interpreter, key=load_key(self.path("trainer.pem")), tamper=cheat.tamper).work()
+        Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
         return output
 
 

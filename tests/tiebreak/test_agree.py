@@ -12,6 +12,7 @@ from tiebreak.cli.agree import AddressType, Ether
 from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.logged.calibration import proven_policy
+from tiebreak.engine.logged.policy import policy_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.terms import ether
 
@@ -105,7 +106,7 @@ def test_policy_and_precision(work: Path, tmp_path: Path, capsys: pytest.Capture
         assert f"policy  {said}" in capsys.readouterr().out
         made = RunDirectory.open(output)
         assert (made.job.policy, made.job.precision, made.job.tolerances) == expected
-        assert made.policy() == (policy if expected[0] else None)
+        assert policy_of(made) == (policy if expected[0] else None)
     output = tmp_path / "none"
     assert run(tiebreak, arguments(work, output, "--policy", str(file), "--precision", "32")) == 1
     assert "expected precision 28 of the policy file, got 32" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import tiebreak
+from tests.engine.logged_cases import log_of
 from tests.source_tree import ROOT
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
@@ -304,7 +305,7 @@ def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
     for own in (None, policy, tmp_path / "own.json", str(tmp_path / "own.json")):
         audit = run.audit(policy=own)
         assert (audit.agrees, audit.log.steps, audit.log.missing) == (True, run.steps, 0)
-    assert audit.log.entries == sum(RunDirectory.open(folder).step_log(s).count for s in range(1, run.steps + 1))
+    assert audit.log.entries == sum(log_of(RunDirectory.open(folder), s).count for s in range(1, run.steps + 1))
     with pytest.raises(ConfigurationError, match="of the job's precision, 16, got one of 32"):
         run.audit(policy=tiebreak.calibrate())
     with pytest.raises(ConfigurationError, match="expected a run with policy"):

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from tests.engine.conftest import CLIENT, DOMAIN, TRAINER
-from tests.engine.logged_cases import INTERVAL, STEPS, compiled
+from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
 from tiebreak.api.keys import save_key
 from tiebreak.api.running import make_interpreter, make_logging
 from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
-from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.logged.policy import POLICY, LoggedPolicy
+from tiebreak.engine.logged.policy import policy_of as read_policy
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
@@ -46,8 +47,8 @@ def make_run(path: Path, precision: int = 32, *, logged: bool = True) -> RunDire
         tolerances=pack_tolerances(TOLERANCES) if logged else 0,
     )
     signed = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
-    policy = policy_of(precision) if logged else None
-    return RunDirectory.create(path, signed, made.program, made.state, made.data, policy)
+    more = {POLICY: policy_of(precision).encode()} if logged else {}
+    return RunDirectory.create(path, signed, made.program, made.state, made.data, more)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def trained(tmp_path: Path, train: list[str]) -> RunDirectory:
 def test_a_logged_run_is_trained_audited_and_its_logs_are_told_of(
     trained: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entries = sum(trained.step_log(step).count for step in range(1, STEPS + 1))
+    entries = sum(log_of(trained, step).count for step in range(1, STEPS + 1))
     assert entries > STEPS
     policy_of().save(tmp_path / "own.json")
     for number, extra in enumerate(([], ["--policy", str(tmp_path / "own.json")])):
@@ -156,10 +157,10 @@ def test_a_policy_of_other_rules_than_the_jobs_is_refused(trained: RunDirectory,
 
 def test_an_auditor_does_not_believe_the_trainers_thresholds(trained: RunDirectory, tmp_path: Path) -> None:
     """With ones that are too small it would round wrong, and accuse."""
-    assert trained.policy() == policy_of()
-    trained.policy_path.write_text("{}")
+    assert read_policy(trained) == policy_of()
+    (trained.path / POLICY).write_text("{}")
     assert cli(tiebreak, ["audit", str(trained.path), "--output", str(tmp_path / "replay")]) == 0
     assert not (tmp_path / "replay" / "policy.json").exists()
     with pytest.raises(EncodingError, match=r"policy\.json"):
-        trained.policy()
+        read_policy(trained)
     shutil.rmtree(tmp_path / "replay")

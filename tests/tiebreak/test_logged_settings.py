@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.logged_cases import log_of
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Parties
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.engine.logged.policy import LoggedPolicy
+from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.program.rounding import SumKind
 
@@ -134,7 +135,7 @@ WIDE = 2.0**33
 def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path, audit: Audit) -> None:
     made = trained(folder, parties, 16)
     opened = RunDirectory.open(made)
-    entries = sum(opened.step_log(step).count for step in range(1, STEPS + 1))
+    entries = sum(log_of(opened, step).count for step in range(1, STEPS + 1))
     assert entries > STEPS
     found = audit(FOLLOWED[name], made, tmp_path / "replay")
     assert (found["verdict"], found["steps"]) == ("agrees", [1, STEPS])
@@ -142,7 +143,7 @@ def test_sixteen_bits(name: str, folder: Path, parties: Parties, tmp_path: Path,
     log = found["log"]
     assert (log["entries"], log["missing"], log["elsewhere"], log["findings"]) == (entries, 0, 0, [])
     own = RunDirectory.open(tmp_path / "replay")
-    assert [own.step_log(step) for step in (1, STEPS)] == [opened.step_log(step) for step in (1, STEPS)]
+    assert [log_of(own, step) for step in (1, STEPS)] == [log_of(opened, step) for step in (1, STEPS)]
 
 
 @pytest.mark.slow
@@ -161,16 +162,16 @@ def test_training_says_what_it_logged(
     capsys.readouterr()
     again = tmp_path / "again"
     keys = ["--client-key", str(parties.path("client.pem")), "--trainer-key", str(parties.path("trainer.pem"))]
-    command = ["agree", str(folder / "captured"), *keys, "--policy", str(made.policy_path), "--output", str(again)]
+    command = ["agree", str(folder / "captured"), *keys, "--policy", str(made.path / POLICY), "--output", str(again)]
     assert run(tiebreak, command) == 0
     assert "policy  logged, 16 bits, within plain 2^-" in capsys.readouterr().out
     assert parties.train(again, "--json", "--until", "20") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     steps = [event["entries"] for event in events if event["event"] == "step"]
-    assert steps == [made.step_log(step).count for step in range(1, 21)]
+    assert steps == [log_of(made, step).count for step in range(1, 21)]
     assert events[0]["policy"].startswith("logged, 16 bits")
     assert (events[-1]["entries"], events[-1]["log_bytes"]) == (sum(steps), RunDirectory.open(again).log_bytes())
     assert parties.train(again, "--until", "40") == 0
     printed = capsys.readouterr().out
-    assert f"logs     {sum(made.step_log(step).count for step in range(21, 41))} entries in 20 steps; " in printed
-    assert LoggedPolicy.load(again / "policy.json") == made.policy()
+    assert f"logs     {sum(log_of(made, step).count for step in range(21, 41))} entries in 20 steps; " in printed
+    assert LoggedPolicy.load(again / "policy.json") == policy_of(made)

@@ -8,7 +8,8 @@ from typing import Final
 from tiebreak.api.progress import Tally, on_stderr
 from tiebreak.api.running import Machine
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import LogReport
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import (
     Comparison,
     SegmentAudit,
@@ -21,6 +22,7 @@ from tiebreak.engine.run.audit import (
     steps_to_replay,
 )
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import StepRecord
@@ -84,7 +86,9 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
         raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
     replay = open_replay(trainer, folder)
     head, last = heads[-1], replay.job.last_step(heads[-1].head.count - 1)
-    logs = CommittedLogs(trainer, signed_records(trainer)[0].__getitem__) if trainer.job.is_logged else None
+    logs: Logs = NO_LOGS
+    if trainer.job.is_logged:
+        logs = Journal(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)
     tally = Tally()
     with on_stderr("replaying", last, replay.last_complete(), quiet=quiet) as on_step:
 
@@ -93,11 +97,10 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
             on_step(progress.step, progress.loss, tally.words())
 
         interpreter = machine.interpreter(replay)
-        worker = Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs)
-        worker.work(last)
+        Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
     comparison = compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
-    return WholeAudit(head=head, comparison=comparison, fraud=fraud, last_step=last, log=worker.log_report)
+    return WholeAudit(head=head, comparison=comparison, fraud=fraud, last_step=last, log=logs.report)
 
 
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
@@ -182,4 +185,5 @@ def audit_chosen(
     """Replays each segment from the nearest earlier checkpoint that the trainer kept and that matches its record."""
     interpreter = machine.interpreter(trainer)
     with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
-        return audit_segments(trainer, interpreter, segments, records, on_step)
+        logs = CommittedLogs.of(trainer, records.__getitem__)
+        return audit_segments(trainer, interpreter, segments, records, on_step, logs)

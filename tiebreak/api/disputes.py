@@ -6,6 +6,7 @@ from itertools import count as count_up
 from pathlib import Path
 
 from tiebreak.api.running import Machine
+from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -73,10 +74,10 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
     if compare(own, head).agrees:
         return None
     interpreter = machine.interpreter(defended)
-    challenger = Evidence(own, interpreter)
+    challenger = Evidence(own, interpreter, CommittedLogs.of(own))
     match = play(
         rules.start(defended.job, head.head, game_id(head.head, defended.agreement.domain, bytes(20), 0), 0),
-        defender=Defender(Evidence(defended, interpreter)),
+        defender=Defender(Evidence(defended, interpreter, CommittedLogs.of(defended))),
         challenger=Challenger(challenger, secrets.token_bytes(32)),
         judge=by_rules(count_up(1).__next__),
     )

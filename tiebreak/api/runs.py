@@ -1,6 +1,7 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -17,18 +18,20 @@ from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Optimizer
 from tiebreak.engine.data.disk import write_file
-from tiebreak.engine.logged.policy import LoggedPolicy
-from tiebreak.engine.run.agreement import Rules, Terms, draft_job, sign_job
+from tiebreak.engine.logged.journal import Journal
+from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
 
 OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
@@ -119,8 +122,8 @@ class Run:
                     raise NotFiniteError(progress.step, "the loss")
 
             continue_run(
-                self._run, self._machine(self._run.policy()), key=key, until=until, keep=keep,
-                on_progress=told, on_commit=tally.commit,
+                self._run, machine_of(self._run, threads=self._threads, device=self._device), key=key, until=until,
+                keep=keep, on_progress=told, on_commit=tally.commit,
             )  # fmt: skip
         return self
 
@@ -148,10 +151,15 @@ class Run:
             chosen = draw_segments(len(records), sample, seed.encode(), root)
         else:
             chosen = segments_of(self._run, len(records), from_step, to_step)
-        return audit_chosen(self._run, chosen, records, self._machine(as_policy(policy)), quiet=not progress)
+        machine = Machine(threads=self._threads, device=self._device, policy=as_policy(policy))
+        return audit_chosen(self._run, chosen, records, machine, quiet=not progress)
 
-    def _machine(self, policy: LoggedPolicy | None) -> Machine:
-        return Machine(threads=self._threads, device=self._device, policy=policy)
+
+def machine_of(
+    run: RunDirectory, *, threads: int | None = None, permute: int | None = None, device: str = "cpu"
+) -> Machine:
+    """The machine that computes a run into its directory, with the thresholds that lie there."""
+    return Machine(threads=threads, permute=permute, device=device, policy=policy_of(run))
 
 
 def continue_run(
@@ -170,7 +178,7 @@ def continue_run(
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
     worker = Worker(
         run, machine.interpreter(run), key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
-        stop_if_not_finite=not diverging,
+        stop_if_not_finite=not diverging, logs=Journal.of(run),
     )  # fmt: skip
     return worker.work(until)
 
@@ -249,11 +257,17 @@ def _draft(
     compiled: Compiled, steps: int, interval: int, client: PrivateKey, trainer: PrivateKey, terms: Terms,
     policy: LoggedPolicy | None, precision: int | None,
 ) -> Job:  # fmt: skip
-    rules = Rules.of(policy, precision)
-    return draft_job(
-        compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer.address,
-        terms=terms, policy=rules.policy, precision=rules.precision, tolerances=rules.tolerances,
+    draft = partial(
+        draft_job, compiled, steps=steps, checkpoint_interval=interval, client=client.address, trainer=trainer.address,
+        terms=terms,
     )  # fmt: skip
+    if policy is None:
+        return draft(precision=PRECISION_F32 if precision is None else precision)
+    if precision not in (None, policy.precision):
+        raise ConfigurationError(
+            f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"
+        )
+    return draft(policy=rounding.Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
 
 
 def _create(
@@ -261,7 +275,8 @@ def _create(
     policy: LoggedPolicy | None,
 ) -> RunDirectory:  # fmt: skip
     signed = sign_job(job, domain, client=client, trainer=trainer)
-    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, policy)
+    more = {} if policy is None else {POLICY: policy.encode()}
+    return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, more)
 
 
 def open_directory(directory: Path) -> RunDirectory:

@@ -18,9 +18,9 @@ from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakEr
 
 if TYPE_CHECKING:
     from tiebreak.api.running import Machine
-    from tiebreak.engine.logged.following import LogReport
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
+    from tiebreak.engine.run.logs import LogReport
     from tiebreak.protocol.commitments.job import SignedHead
 
 COULD_NOT_CHECK: Final = 3

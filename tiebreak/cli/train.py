@@ -50,7 +50,7 @@ def train(
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")
     opened = api.runs.open_directory(run)
-    machine = api.running.Machine(threads=threads, permute=permute, device=device, policy=opened.policy())
+    machine = api.runs.machine_of(opened, threads=threads, permute=permute, device=device)
     told = Told(opened, keep, "nothing" if quiet else "lines" if as_json else "bar")
     with ExitStack() as stack:
         told.open(stack)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from tests.protocol.oracles import nearest, value
 from tests.sim.logged_yard import LoggedYard
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
-from tiebreak.engine.logged.files import LogFile, Segment
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFile, LogFiles, Segment
 from tiebreak.engine.logged.following import FindingKind
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
@@ -136,7 +138,7 @@ def test_there_are_sums_of_every_kind_to_lie_about(logged: LoggedYard) -> None:
     assert kinds == set(SumKind)
     assert sum(map(is_near, sums)) >= 10
     assert sum(map(is_far, sums)) >= 100
-    assert sum(logged.arena.run.step_log(step).count for step in range(1, STEPS + 1)) >= 5
+    assert sum(LogFiles(logged.arena.run).step_log(step).count for step in range(1, STEPS + 1)) >= 5
 
 
 def test_a_cheat_with_nothing_to_choose_is_an_error(logged: LoggedYard) -> None:
@@ -151,10 +153,10 @@ def test_a_fork_takes_the_logs_over_under_its_own_job(logged: LoggedYard) -> Non
     made = fork(source, logged.yard.fresh("fork-logged"), agreement, upto=INTERVAL)
     assert made.records() == source.records()[:1]
     opened = RunDirectory.open(made.path)
-    assert [opened.step_log(s) for s in range(1, INTERVAL + 1)] == [source.step_log(s) for s in range(1, INTERVAL + 1)]
+    assert all(LogFiles(opened).step_log(s) == LogFiles(source).step_log(s) for s in range(1, INTERVAL + 1))
     with pytest.raises(EncodingError):
-        opened.step_log(INTERVAL + 1)
-    root = Worker(made, logged.trainer, key=logged.yard.market.parties.trainer).work()
+        LogFiles(opened).step_log(INTERVAL + 1)
+    root = Worker(made, logged.trainer, key=logged.yard.market.parties.trainer, logs=Journal(made)).work()
     assert root == source.heads()[-1].head.run_root
     for other in ({"tolerances": 0}, {"precision": 17}, {"policy": 0, "tolerances": 0}):
         job = replace(agreement.job, **other)
@@ -270,7 +272,7 @@ def test_who_attacks_lawful_logs_loses_its_stake(logged: LoggedYard) -> None:
     lawful, committed = committed_ties(logged, "attacked")
     assert lawful.nudges[0].step == INTERVAL + 1
     own = fork(logged.arena.run, logged.yard.fresh("own-log"), committed.agreement, upto=STEPS)
-    defender, challenger = Evidence(committed.run, logged.trainer), Evidence(own, logged.trainer)
+    defender, challenger = (Evidence(run, logged.trainer, CommittedLogs.of(run)) for run in (committed.run, own))
     match = play_out(logged.yard.market, committed.agreement, committed.head, defender, challenger)
     assert_unslashed(logged, committed, match)
     first = next(nudge for nudge in lawful.nudges if nudge.way != nudge.exact.nearest)
@@ -300,7 +302,7 @@ def word_with(word: bytes, place: int, code: int) -> bytes:
 
 
 def test_a_forged_log_tree_without_forgery_is_the_logs_own(logged: LoggedYard) -> None:
-    log = logged.arena.run.step_log(4)
+    log = LogFiles(logged.arena.run).step_log(4)
     assert log.count
     program = logged.program
     honest, same = LogTree(program, log), ForgedLogTree(program, log, {})
@@ -321,7 +323,7 @@ def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str)
     market.open(agreement)
     forged = with_words(run, logged.yard.fresh(name), agreement, words)
     count = job.checkpoints
-    root = Evidence(forged, logged.trainer).run_tree(count).root
+    root = Evidence(forged, logged.trainer, CommittedLogs.of(forged)).run_tree(count).root
     head = SignedHead.sign(Head(job_id=job.id, count=count, run_root=root), agreement.domain, market.parties.trainer)
     market.post(head)
     return Committed(agreement, forged, head)
@@ -371,7 +373,7 @@ def test_codes_of_padding_mean_nothing(logged: LoggedYard) -> None:
     step = INTERVAL + 1
     value_number, last, inside = padded_value(logged)
     far = pick(logged, step, lambda x: is_far(x) and x.element < 128 and x.leaf != value_number)
-    log = logged.arena.run.step_log(step)
+    log = LogFiles(logged.arena.run).step_log(step)
     tree = LogTree(logged.program, log)
     words = {
         step: {
@@ -385,7 +387,7 @@ def test_codes_of_padding_mean_nothing(logged: LoggedYard) -> None:
         audit_logged(committed, logged.auditor, logged.arena.run, logged.yard.fresh("audit-padding"))
     own = fork(logged.arena.run, logged.yard.fresh("clean"), committed.agreement, upto=STEPS)
     defender = ForgedWords(committed.run, logged.trainer, NO_LIE, words)
-    challenger = Evidence(own, logged.trainer)
+    challenger = Evidence(own, logged.trainer, CommittedLogs.of(own))
     match = play_out(logged.yard.market, committed.agreement, committed.head, defender, challenger)
     assert_unslashed(logged, committed, match)
     assert match.final.step == step, "the first record of the segment with the forged words"
@@ -408,7 +410,7 @@ def test_without_the_committed_logs_nobody_can_check_and_nobody_is_slashed(logge
         case "another":
             file = LogFile.create(path, logged.program, segment)
             for step in range(segment.first, segment.last + 1):
-                file.append(step, logged.arena.run.step_log(step))
+                file.append(step, LogFiles(logged.arena.run).step_log(step))
         case _:
             path.write_bytes(path.read_bytes()[:-1])
     served = RunDirectory.open(committed.run.path)

@@ -11,10 +11,13 @@ from tests.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, fight, job_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.agreement import sign_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.logs import Logs
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
@@ -24,6 +27,7 @@ from tiebreak.sim.adversaries.cheats import Cheat, flip_bit
 from tiebreak.sim.adversaries.deviations import DeviatingTrainer
 from tiebreak.sim.adversaries.forged_runs import tampered
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.world.workshop import NAMES, Workshop
 
 
@@ -39,21 +43,26 @@ def directory(workshop: Workshop, path: Path) -> RunDirectory:
     return RunDirectory.create(path, agreement, compiled.program, compiled.state, compiled.data)
 
 
+def following(own: RunDirectory, run: RunDirectory) -> Logs:
+    """The logs of an auditor's replay, which follows those of a run."""
+    return Journal.of(own, CommittedLogs(LogFiles(run), run.record_at).step_log)
+
+
 def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_path: Path) -> None:
     run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
-    Worker(run, workshop.interpreter, key=TRAINER).work()
+    Worker(run, workshop.interpreter, key=TRAINER, logs=Journal.of(run)).work()
     work = workshop.honest(job)
     assert tuple(run.records()) == work.records
     assert [work.run_root(count) for count in range(1, 5)] == [head.head.run_root for head in run.heads()]
     assert (work.computed_steps, work.lie) == (job.steps, None)
-    evidence = Evidence(run, workshop.interpreter)
+    evidence = Evidence(run, workshop.interpreter, CommittedLogs.of(run))
     for step in range(1, job.steps + 1):
         assert work.oracle.record(step) == evidence.record(step)
         assert work.oracle.value_tree(step).root == evidence.value_tree(step).root
     if job.is_logged:
-        assert work.logs == {step: run.step_log(step) for step in range(1, job.steps + 1)}
+        assert work.logs == {step: LogFiles(run).step_log(step) for step in range(1, job.steps + 1)}
         replay = directory(workshop, tmp_path / "replay")
-        Worker(replay, workshop.auditor, logs=CommittedLogs(run, run.record_at)).work()
+        Worker(replay, workshop.auditor, logs=following(replay, run)).work()
         assert replay.records() == run.records()
 
 
@@ -62,7 +71,7 @@ def test_its_bytes_do_not_depend_on_the_order_of_additions(workshop: Workshop, t
     options = workshop.interpreter.arithmetic.options
     other = Arithmetic(permute=7, precision=options.precision, logging=options.logging)
     run = directory(workshop, tmp_path / "run")
-    Worker(run, Interpreter(workshop.program, other)).work()
+    Worker(run, Interpreter(workshop.program, other), logs=Journal.of(run)).work()
     assert tuple(run.records()) == workshop.honest(job_of(workshop)).records
 
 
@@ -96,18 +105,18 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     """The same records, the same game move by move, and the same steps executed for it, on both sides."""
     job, cheat = job_of(workshop), shown_first(workshop, leaf, step)
     cheating = directory(workshop, tmp_path / "cheat")
-    Worker(cheating, workshop.interpreter, key=TRAINER, tamper=cheat.tamper, stop_if_not_finite=False).work()
+    machine, logs = Tampered(workshop.interpreter, cheat.tamper), Journal.of(cheating)
+    Worker(cheating, machine, key=TRAINER, logs=logs, stop_if_not_finite=False).work()
     own = directory(workshop, tmp_path / "own")
-    logs = CommittedLogs(cheating, cheating.record_at) if job.is_logged else None
-    Worker(own, workshop.auditor, logs=logs).work()
+    Worker(own, workshop.auditor, logs=following(own, cheating)).work()
     work = tampered(workshop, job, cheat, first_step=step)
     truth = workshop.audited(job, work)
     assert tuple(cheating.records()) == work.records
     assert tuple(own.records()) == truth.records
     assert work.lie is not None
     assert (work.lie.step, work.lie.leaf, work.lie.element) == (step, leaf, 3)
-    defender = ForgedEvidence(cheating, workshop.interpreter, cheat)
-    challenger = Evidence(own, workshop.auditor)
+    defender = ForgedEvidence(cheating, workshop.interpreter, cheat, CommittedLogs.of(cheating))
+    challenger = Evidence(own, workshop.auditor, CommittedLogs.of(own))
     there, here = fight(job, 4, defender, challenger), fight(job, 4, work.oracle, truth.oracle)
     assert [played.move for played in there.moves] == [played.move for played in here.moves]
     assert there.final == here.final
@@ -189,6 +198,6 @@ def test_logs_that_are_not_the_records_cannot_be_checked() -> None:
 def test_words_are_told_by_parties_of_this_process(tmp_path: Path) -> None:
     workshop = Workshop.open("exact")
     run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
-    work = replace(workshop.honest(job), oracle=Evidence(run, workshop.interpreter))
+    work = replace(workshop.honest(job), oracle=Evidence(run, workshop.interpreter, CommittedLogs.of(run)))
     with pytest.raises(ConfigurationError, match="expected work of this workshop, got one of Evidence"):
         workshop.told(job, work)

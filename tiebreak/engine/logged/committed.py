@@ -11,10 +11,13 @@ from typing import Protocol
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.hashing import hasher
+from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
+from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, VerificationError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import StepLog
@@ -22,7 +25,7 @@ from tiebreak.protocol.tags import Digest
 
 
 class LogSource(Protocol):
-    """The holder of a run's logs: a run directory, perhaps a stranger's."""
+    """The holder of a run's logs: the files in its directory, perhaps a stranger's."""
 
     @property
     def path(self) -> object:
@@ -41,19 +44,21 @@ class LogSource(Protocol):
 
 
 class CommittedLogs:
-    """Step logs of one run, in any order. Holds 32 bytes per step of the segment in use, and no logs."""
+    """The `Logs` of a published run, in any order. Holds 32 bytes per step of the segment in use, and no logs."""
 
-    def __init__(self, run: LogSource, record_of: Callable[[int], StepRecord]) -> None:
+    def __init__(self, source: LogSource, record_of: Callable[[int], StepRecord]) -> None:
         """record_of: gives the committed record of a checkpoint (numbered from 0)."""
-        self._run = run
+        self._run = source
         self._record_of = record_of
         self._checkpoint: int | None = None
         self._roots: list[Digest] = []
+        self._sums: Follower | None = None
+        self.report = LogReport()
 
-    @property
-    def path(self) -> object:
-        """The location of the logs, for messages."""
-        return self._run.path
+    @classmethod
+    def of(cls, run: RunDirectory, record_of: Callable[[int], StepRecord] | None = None) -> Logs:
+        """The logs in a run's directory, committed to by these records [default: the run's own]."""
+        return cls(LogFiles(run), record_of or run.record_at) if run.job.is_logged else NO_LOGS
 
     def step_log(self, step: int) -> StepLog:
         """The committed log of a step. Raises `CannotCheck`."""
@@ -68,16 +73,19 @@ class CommittedLogs:
             )
         return log
 
-    def follower(self, step: int, arithmetic: Arithmetic) -> Follower | None:
-        """A follower of a step's log; None under policy `exact`. Raises `CannotCheck`."""
-        if not self._run.job.is_logged:
-            return None
-        return Follower(self._run.program, self.step_log(step), self._run.job, arithmetic, step)
+    def log_tree(self, step: int) -> LogTree:
+        return LogTree(self._run.program, self.step_log(step), hasher=hasher())
+
+    def before(self, step: int, arithmetic: Arithmetic) -> Follower:
+        self._sums = Follower(self._run.program, self.step_log(step), self._run.job, arithmetic, step)
+        return self._sums
+
+    def after(self, _step: int) -> int:
+        assert self._sums is not None  # `before` was called
+        self.report.add(self._sums.report)
+        return self._sums.log.count
 
     def log_root(self, checkpoint: int) -> Digest:
-        """The log root of a segment whose logs are there; zero under policy `exact`. Raises `CannotCheck`."""
-        if not self._run.job.is_logged:
-            return ZERO_DIGEST
         self._check(checkpoint)
         return logs_tree(self._roots).root
 

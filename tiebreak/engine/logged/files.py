@@ -24,6 +24,7 @@ from typing import BinaryIO, Final
 
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.logged.encoding import HEADER_BYTES, decode_entries, encode_sparse, max_sparse_bytes
+from tiebreak.engine.run.directory import LOGS, RunDirectory
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import EncodingError, StateError
@@ -58,6 +59,45 @@ class Segment:
     def header(self) -> bytes:
         """The header of its file."""
         return MAGIC + self.job_id + unsigned(self.first, 8)
+
+
+class LogFiles:
+    """The rounding logs in a run's directory, of one segment at a time."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.path, self.job, self.program = run.path, run.job, run.program
+        self._run = run
+        self._open: LogFile | None = None
+
+    def step_log(self, step: int) -> StepLog:
+        """The rounding log of a step, not checked against its commitment: `tiebreak.engine.logged.committed` does that.
+
+        Raises `VerificationError` for a log that is missing, damaged or impossible for the program.
+        """
+        return self._of(self.job.checkpoint_of(step)).read(step)
+
+    def write(self, step: int, log: StepLog) -> None:
+        """Adds the log of a step. The log of a segment's first step replaces all earlier logs of the segment.
+
+        Raises `StateError` for a segment that has a record, because its logs are committed.
+        """
+        checkpoint = self.job.checkpoint_of(step)
+        if checkpoint < self._run.recorded():
+            raise StateError(f"{self.path}: expected a step without a record, got step {step}; its log is committed")
+        if step == self.job.first_step(checkpoint):
+            segment = Segment.of(self.job, checkpoint)
+            self._open = LogFile.create(segment.path(self.path / LOGS), self.program, segment)
+        self._of(checkpoint).append(step, log)
+
+    def sync(self, checkpoint: int) -> None:
+        """Makes the logs of a segment durable; to be called before a record commits to them."""
+        self._of(checkpoint).sync()
+
+    def _of(self, checkpoint: int) -> "LogFile":
+        segment = Segment.of(self.job, checkpoint)
+        if self._open is None or self._open.segment != segment:
+            self._open = LogFile.open(segment.path(self.path / LOGS), self.program, segment)
+        return self._open
 
 
 class LogFile:

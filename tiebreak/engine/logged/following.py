@@ -17,8 +17,7 @@ Neither finding is proof of fraud. A trainer whose results are not those of its 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -28,6 +27,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import NearTies
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.screening import Screen
+from tiebreak.engine.run.logs import MAX_FINDINGS, Finding, FindingKind, LogReport
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import Instruction
@@ -43,70 +43,11 @@ from tiebreak.protocol.program.rounding import (
 )
 from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
-MAX_FINDINGS: Final = 100
-"""The number of findings kept of a step or an audit. The rest are only counted: a hostile log may be all findings."""
 SCREENED_FROM: Final = 256
 """From this many entries of one value that are not open, they are screened first."""
 _EXACT_AT_ONCE: Final = 1 << 12
 """The number of elements whose exact sums are held at once."""
 _NO_ENTRIES: Final = Entries(np.empty(0, np.int64), np.empty(0, np.bool_))
-
-
-class FindingKind(StrEnum):
-    """An auditor's observation about an entry."""
-
-    ELSEWHERE = "elsewhere"
-    """An entry for an element that is not near a middle, which has no effect."""
-    MISSING = "missing"
-    """No entry for an element so near a middle that its rounding differs between machines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """An observation about a step's log. element: row-major, in the result of the instruction."""
-
-    kind: FindingKind
-    step: int
-    value: int
-    element: int
-    detail: str
-
-    def __str__(self) -> str:
-        return f"step {self.step}, instruction {self.value}, element {self.element}: {self.kind}: {self.detail}"
-
-
-@dataclass(kw_only=True)
-class LogReport:
-    """The outcome of following the logs of one step or several.
-
-    entries: those in the logs. needed: the entries whose direction differs from the auditor's own rounding. elsewhere,
-    missing: the number of findings of each kind, of which `findings` holds the first.
-    """
-
-    steps: int = 0
-    entries: int = 0
-    needed: int = 0
-    elsewhere: int = 0
-    missing: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    def add(self, other: "LogReport") -> None:
-        """Adds the counts and findings of another report."""
-        self.steps += other.steps
-        self.entries += other.entries
-        self.needed += other.needed
-        self.elsewhere += other.elsewhere
-        self.missing += other.missing
-        self.findings += other.findings[: MAX_FINDINGS - len(self.findings)]
-
-    def found(self, finding: Finding) -> None:
-        """Adds one finding."""
-        if finding.kind == FindingKind.ELSEWHERE:
-            self.elsewhere += 1
-        else:
-            self.missing += 1
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(finding)
 
 
 class Follower:

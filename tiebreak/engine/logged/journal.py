@@ -7,70 +7,77 @@ a segment that already has a record; such a log is never rewritten.
 The logs of a segment without a record are made again from its first step on, regardless of what a crash left behind.
 """
 
+from collections.abc import Callable
+
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import Follower, LogReport
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import CannotCheck, StateError
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
 
 class Journal:
-    """The journal of one `Worker.work`, which starts at the first step of a segment.
+    """The `Logs` of a run in progress, which is computed from the first step of a segment on.
 
     Holds 32 bytes per step of a segment.
     """
 
-    def __init__(self, run: RunDirectory, arithmetic: Arithmetic, logs: CommittedLogs | None) -> None:
-        """logs: those of the trainer, for its auditor; None for the trainer."""
+    def __init__(self, run: RunDirectory, theirs: Callable[[int], StepLog] | None = None) -> None:
+        """theirs: for an auditor, the trainer's log of a step; None for the trainer."""
         self._run = run
-        self._arithmetic = arithmetic
-        self._theirs = logs
-        self._own = CommittedLogs(run, run.record_at)
-        self._recorded = run.recorded()
+        self._theirs = theirs
+        self._files = LogFiles(run)
+        self._own = CommittedLogs(self._files, run.record_at)
+        self._is_recorded = False
+        """Whether the segment in use has a record."""
         self._roots: list[Digest] = []
+        self._sums: Recorder | Follower | None = None
         self.report = LogReport()
 
-    def before(self, step: int) -> Recorder | Follower | None:
-        """The object that settles the logged sums of a step; None under policy `exact`."""
-        if not self._run.job.is_logged:
-            return None
-        if self._is_recorded(step):
-            return self._follow(step, self._own_log(step))
-        return Recorder() if self._theirs is None else self._follow(step, self._theirs.step_log(step))
+    @classmethod
+    def of(cls, run: RunDirectory, theirs: Callable[[int], StepLog] | None = None) -> Logs:
+        """The journal of a run of either policy."""
+        return cls(run, theirs) if run.job.is_logged else NO_LOGS
 
-    def after(self, step: int, sums: Recorder | Follower | None) -> None:
+    def before(self, step: int, arithmetic: Arithmetic) -> Recorder | Follower:
+        job = self._run.job
+        checkpoint = job.checkpoint_of(step)
+        if step == job.first_step(checkpoint):
+            self._is_recorded, self._roots = checkpoint < self._run.recorded(), []
+        source = self._own_log if self._is_recorded else self._theirs
+        if source is None:
+            self._sums = Recorder()
+        else:
+            self._sums = Follower(self._run.program, source(step), job, arithmetic, step)
+        return self._sums
+
+    def after(self, step: int) -> int:
         """Stores the log of a computed step. Raises `StorageError`."""
-        if sums is None:
-            return
-        if isinstance(sums, Follower):
-            self.report.add(sums.report)
-        if self._is_recorded(step):
-            return
-        if step == self._run.job.first_step(self._run.job.checkpoint_of(step)):
-            self._roots = []
-        self._run.write_step_log(step, sums.log)
-        self._roots.append(LogTree(self._run.program, sums.log, hasher=hasher()).root)
+        assert self._sums is not None  # `before` was called
+        if isinstance(self._sums, Follower):
+            self.report.add(self._sums.report)
+        log = self._sums.log
+        if not self._is_recorded:
+            self._files.write(step, log)
+            self._roots.append(LogTree(self._run.program, log, hasher=hasher()).root)
+        return log.count
 
-    def log_root(self, step: int) -> Digest:
-        """The log root of the segment that ends with this step, whose logs are then on disk. Raises `StorageError`."""
-        if not self._run.job.is_logged:
-            return ZERO_DIGEST
-        if self._is_recorded(step):
-            return self._own.log_root(self._run.job.checkpoint_of(step))
-        self._run.sync_logs(step)
+    def log_root(self, checkpoint: int) -> Digest:
+        """The log root of the segment just computed, whose logs are then on disk. Raises `StorageError`."""
+        if self._is_recorded:
+            return self._own.log_root(checkpoint)
+        self._files.sync(checkpoint)
         return logs_tree(self._roots).root
 
-    def _is_recorded(self, step: int) -> bool:
-        return self._run.job.checkpoint_of(step) < self._recorded
-
-    def _follow(self, step: int, log: StepLog) -> Follower:
-        return Follower(self._run.program, log, self._run.job, self._arithmetic, step)
+    def log_tree(self, step: int) -> LogTree:
+        return self._own.log_tree(step)
 
     def _own_log(self, step: int) -> StepLog:
         try:

@@ -26,11 +26,14 @@ from typing import Any, Final
 
 from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.rounding import SumKind, check_tolerances, pack_tolerances
 from tiebreak.protocol.strict_json import parse_json
 
+POLICY: Final = "policy.json"
+"""The name of the file in a run directory."""
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 16
 MAX_DEPTH: Final = 8
@@ -177,6 +180,18 @@ class LoggedPolicy:
             },
             "evidence": None if self.evidence is None else _evidence_as_data(self.evidence),
         }
+
+
+def policy_of(run: RunDirectory) -> LoggedPolicy | None:
+    """The thresholds of the party that computes a run; None stands for the proven bounds.
+
+    They hold for that party's machine only, so nobody else should rely on them. Raises `EncodingError` for a malformed
+    file.
+    """
+    with run.folder() as folder:
+        if not folder.holds(POLICY):
+            return None
+        return LoggedPolicy.decode(folder.read(POLICY, MAX_BYTES), str(run.path / POLICY))
 
 
 def _as_float(threshold: float | None) -> float | None:

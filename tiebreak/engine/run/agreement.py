@@ -1,44 +1,16 @@
 """Turns a captured task into the job that client and trainer sign."""
 
-from dataclasses import dataclass
-
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.tensors import identities
-from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import Policy
 
-__all__ = ["Rules", "Terms", "draft_job", "sign_job"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The part of a policy that goes into a job, because it decides what the right result is."""
-
-    policy: Policy = Policy.EXACT
-    precision: int = PRECISION_F32
-    tolerances: int = 0
-
-    @classmethod
-    def of(cls, policy: LoggedPolicy | None = None, precision: int | None = None) -> "Rules":
-        """The rules of a policy file (policy `logged`) or, without one, of policy `exact`.
-
-        precision: defaults to that of the policy file, or to 32 bits without a file. Raises `ConfigurationError` if it
-        differs from the file's.
-        """
-        if policy is None:
-            return cls(precision=PRECISION_F32 if precision is None else precision)
-        if precision not in (None, policy.precision):
-            raise ConfigurationError(
-                f"expected precision {policy.precision} of the policy file, got {precision}; calibrate for that"
-            )
-        return cls(policy=Policy.LOGGED, precision=policy.precision, tolerances=policy.tolerances_packed)
+__all__ = ["Terms", "draft_job", "sign_job"]
 
 
 def draft_job(

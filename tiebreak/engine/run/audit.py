@@ -23,10 +23,9 @@ from math import prod
 from typing import Final
 
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import Follower, LogReport
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, check_logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import SignedHead
@@ -159,18 +158,23 @@ def audit_segments(
     checkpoints: Sequence[int],
     records: Sequence[StepRecord],
     on_step: Callable[[int, float], None] = lambda _step, _loss: None,
+    logs: Logs = NO_LOGS,
 ) -> SegmentAudit:
     """Replays the segments of these checkpoints (from 0), each from the nearest earlier state that the trainer kept.
 
     records: the committed records, from `signed_records`. on_step: called with the number of steps done and the loss.
-    Raises `CannotCheck` if no state before a segment is good or a log is not the committed one, `VerificationError` for
-    data that are not the job's, and `ConfigurationError` for an interpreter that follows other rules than the job's.
+    logs: for a job of policy `logged`, those that the records commit to
+    (`tiebreak.engine.logged.committed.CommittedLogs`). Raises `CannotCheck` if no state before a segment is good or a
+    log is not the committed one, `VerificationError` for data that are not the job's, and `ConfigurationError` for an
+    interpreter that follows other rules than the job's.
     """
     interpreter.check_job(run.job)
+    check_logs(run.job, logs)
     wanted = tuple(sorted(set(checkpoints)))
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
         raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
-    return _SegmentAuditor(run, interpreter, records, SegmentAudit(total=len(records), wanted=wanted), on_step).run()
+    audit = SegmentAudit(total=len(records), wanted=wanted, log=logs.report)
+    return _SegmentAuditor(run, interpreter, records, audit, on_step, logs).run()
 
 
 class _SegmentAuditor:
@@ -178,7 +182,7 @@ class _SegmentAuditor:
 
     def __init__(
         self, run: RunDirectory, interpreter: Interpreter, records: Sequence[StepRecord], audit: SegmentAudit,
-        on_step: Callable[[int, float], None],
+        on_step: Callable[[int, float], None], logs: Logs,
     ) -> None:  # fmt: skip
         self._run = run
         self._interpreter = interpreter
@@ -186,7 +190,7 @@ class _SegmentAuditor:
         self._audit = audit
         self._on_step = on_step
         self._kept = kept_steps(run, len(records))
-        self._logs = CommittedLogs(run, records.__getitem__)
+        self._logs = logs
         self._at: int | None = None
         self._state: State = {}
 
@@ -206,19 +210,15 @@ class _SegmentAuditor:
         self._go_to(job.first_step(checkpoint) - 1)
         assert self._at is not None  # _go_to has just set it
         numbers = range(self._at + 1, job.last_step(checkpoint) + 1)
-        for done in steps(self._interpreter, self._state, data, numbers, sums=self._follower):
-            self._at, result, sums = done
+        for done in steps(self._interpreter, self._state, data, numbers, sums=self._logs.before):  # (4)
+            self._at, result, _ = done
             self._state = result.state
-            if sums is not None:
-                self._audit.log.add(sums.report)
+            self._logs.after(self._at)
             self._audit.steps += 1
             self._on_step(self._audit.steps, result.loss)
             if self._at == job.last_step(job.checkpoint_of(self._at)) and not self._compare(result.loss_bits):
                 return False
         return True
-
-    def _follower(self, step: int) -> Follower | None:  # (4)
-        return self._logs.follower(step, self._interpreter.arithmetic)
 
     def _compare(self, loss_bits: int) -> bool:  # (5)
         assert self._at is not None  # a step was computed

@@ -7,7 +7,7 @@
     records.bin                     one 76-byte record per checkpoint: u64 step, state root, u32 loss bits, log root
     heads/000000000004.bin          the signed head of count 4
     logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
-    policy.json                     policy `logged`, optional: the thresholds of the party that computes the run
+    policy.json                     policy `logged`, optional: `tiebreak.engine.logged.policy`
     metrics.jsonl                   one line per step: step, loss, seconds
     environment.json                the software and hardware that computed it
 
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from torch import Tensor
@@ -32,15 +33,11 @@ from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
-from tiebreak.engine.logged.files import LogFile, Segment
-from tiebreak.engine.logged.policy import MAX_BYTES as MAX_POLICY_BYTES
-from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.codec import Reader, unsigned
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.program.program import Limits, Program
-from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 T = TypeVar("T")
@@ -90,8 +87,6 @@ class RunDirectory:
         self.path = path
         self.agreement = agreement
         self.program = program
-        self._logs: LogFile | None = None
-        """The log file of the segment in use."""
 
     @property
     def job(self) -> Job:
@@ -105,9 +100,9 @@ class RunDirectory:
         program: Program,
         state: Mapping[str, Tensor],
         data: Mapping[str, Tensor],
-        policy: LoggedPolicy | None = None,
+        more: Mapping[str, bytes] = MappingProxyType({}),
     ) -> "RunDirectory":
-        """Creates a run. Refuses a directory that is in use and inputs that are not the job's. policy: see `policy`."""
+        """Creates a run. Refuses a directory that is in use and inputs that are not the job's. more: further files."""
         agreement.verify()
         job = agreement.job
         job.check_program(program)
@@ -120,16 +115,15 @@ class RunDirectory:
                 raise ConfigurationError(f"{path}: expected a new or empty directory; to go on with a run, open it")
             for name in (STATES, HEADS, *([LOGS] if job.is_logged else [])):
                 folder.add(name)
-            run = cls(path, agreement, program)
             folder.write(PROGRAM, program.encode())
             write_tensors(folder, DATA, data)
             with Folder(path, STATES) as states:
                 write_tensors(states, _state_name(0), state)
             folder.write(RECORDS, b"")
-            if policy is not None:
-                folder.write(run.policy_path.name, policy.encode())
+            for name, content in more.items():
+                folder.write(name, content)
             folder.write(JOB, agreement.encode())  # last, because a directory with a job counts as complete
-        return run
+        return cls(path, agreement, program)
 
     @classmethod
     def open(cls, path: Path, limits: Limits | None = None) -> "RunDirectory":
@@ -269,42 +263,6 @@ class RunDirectory:
         with self.folder(STATES, to_write=True) as states:
             write_tensors(states, _state_name(step), state)
 
-    @property
-    def policy_path(self) -> Path:
-        """The path of the policy file, whether or not it exists."""
-        return self.path / "policy.json"
-
-    def policy(self) -> LoggedPolicy | None:
-        """The thresholds of the party that computes this run; None stands for the proven bounds.
-
-        They hold for that party's machine only, so nobody else should rely on them. Raises `EncodingError` for a
-        malformed file.
-        """
-        with self.folder() as folder:
-            if not folder.holds(self.policy_path.name):
-                return None
-            return LoggedPolicy.decode(folder.read(self.policy_path.name, MAX_POLICY_BYTES), str(self.policy_path))
-
-    def step_log(self, step: int) -> StepLog:
-        """The rounding log of a step, not checked against its commitment: `tiebreak.engine.logged.committed` does that.
-
-        Raises `VerificationError` for a log that is missing, damaged or impossible for the program.
-        """
-        return self._log_file(step).read(step)
-
-    def write_step_log(self, step: int, log: StepLog) -> None:
-        """Adds the log of a step. The log of a segment's first step replaces all earlier logs of the segment.
-
-        Raises `StateError` for a segment that has a record, because its logs are committed.
-        """
-        checkpoint = self.job.checkpoint_of(step)
-        if checkpoint < self.recorded():
-            raise StateError(f"{self.path}: expected a step without a record, got step {step}; its log is committed")
-        if step == self.job.first_step(checkpoint):
-            segment = Segment.of(self.job, checkpoint)
-            self._logs = LogFile.create(segment.path(self.path / LOGS), self.program, segment)
-        self._log_file(step).append(step, log)
-
     def log_bytes(self) -> int:
         """The size of the rounding logs on disk, in bytes."""
         with self.folder() as folder:
@@ -312,16 +270,6 @@ class RunDirectory:
                 return 0
         with self.folder(LOGS) as logs:
             return sum(logs.size(name) for name in logs.names())
-
-    def sync_logs(self, step: int) -> None:
-        """Makes the logs of a step's segment durable; to be called before a record commits to them."""
-        self._log_file(step).sync()
-
-    def _log_file(self, step: int) -> LogFile:
-        segment = Segment.of(self.job, self.job.checkpoint_of(step))
-        if self._logs is None or self._logs.segment != segment:
-            self._logs = LogFile.open(segment.path(self.path / LOGS), self.program, segment)
-        return self._logs
 
     def write_head(self, head: SignedHead) -> None:
         """Stores a signed head. Refuses a different head of the same count: signing both would be equivocation."""

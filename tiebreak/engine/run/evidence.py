@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import identity, tensor_bytes
-from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import Follower
-from tiebreak.engine.run.interpreter import Interpreter, Observer, State
+from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.interpreter import Interpreter, Observer, State, Sums
+from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
 from tiebreak.engine.run.loop import Done, steps
-from tiebreak.engine.run.train import Tamper, honest, make_record
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
@@ -27,7 +27,6 @@ from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_le
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import Slot
 from tiebreak.protocol.program.program import Program, half_and_half
-from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
@@ -59,22 +58,20 @@ class Source(Protocol):
     def data(self) -> Mapping[str, Tensor]:
         """The job's data by name."""
 
-    def step_log(self, step: int) -> StepLog:
-        """The rounding log of a step; called only for jobs of policy `logged`."""
-
 
 class _Found(Exception):
     """Stops a replay once the wanted value is found."""
 
 
 class Evidence:
-    """Answers `sides.Oracle` from a run directory. The evidence of a cheat is tampered with as its run was."""
+    """Answers `sides.Oracle` from a run directory, by way of an interpreter that computes what the run's did."""
 
-    def __init__(self, run: Source, interpreter: Interpreter, tamper: Tamper = honest) -> None:
+    def __init__(self, run: Source, interpreter: Interpreter, logs: Logs = NO_LOGS) -> None:
+        """logs: for a job of policy `logged`, those that the run's records commit to."""
         interpreter.check_job(run.job)
+        check_logs(run.job, logs)
         self.run = run
         self._interpreter = interpreter
-        self._tamper = tamper
         self._data: State | None = None
         self._held: tuple[int, State] | None = None
         self._records: dict[int, StepRecord] = {}
@@ -82,8 +79,8 @@ class Evidence:
         self._tensor = lru_cache(maxsize=64)(self._make_tensor)
         self._tensor_tree = lru_cache(maxsize=4)(self._make_tensor_tree)
         self._accumulators = lru_cache(maxsize=1)(self._make_accumulators)
-        self._logs = CommittedLogs(run, lambda checkpoint: run.records()[checkpoint])
-        self._log_tree = lru_cache(maxsize=2)(self._make_log_tree)
+        self._logs = logs
+        self._log_tree = lru_cache(maxsize=2)(logs.log_tree)
         self.replayed_steps = 0
 
     @property
@@ -152,9 +149,6 @@ class Evidence:
         """The tree over the rounding log of a step. Raises `CannotCheck` if the log is not the recorded one."""
         return self._log_tree(step)
 
-    def _make_log_tree(self, step: int) -> LogTree:
-        return LogTree(self.program, self._logs.step_log(step), hasher=hasher())
-
     def _make_tensor_tree(self, step: int, value: int) -> Tree:
         return tensor_tree(self.tensor(step, value), hasher=hasher(torch.get_num_threads()))
 
@@ -169,18 +163,14 @@ class Evidence:
             self._data = self._interpreter.place_data(self.run.data())
         return self._data
 
-    def _steps(self, first: int, last: int, state: State, observe: Observer | None = None) -> Iterator[Done[Follower]]:
+    def _steps(self, first: int, last: int, state: State, observe: Observer | None = None) -> Iterator[Done[Sums]]:
         """Computes the steps from `first` to `last` again."""
 
-        def observed(step: int) -> Observer | None:
+        def before(step: int, arithmetic: Arithmetic) -> Sums | None:
             self.replayed_steps += 1
-            tampered = self._tamper(step)
-            return _both(tampered, observe) if tampered and observe else tampered or observe
+            return self._logs.before(step, arithmetic)
 
-        def follow(step: int) -> Follower | None:
-            return self._logs.follower(step, self._interpreter.arithmetic)
-
-        return steps(self._interpreter, state, self._inputs(), range(first, last + 1), sums=follow, observe=observed)
+        return steps(self._interpreter, state, self._inputs(), range(first, last + 1), sums=before, observe=observe)
 
     def _replay_segment(self, checkpoint: int) -> None:
         """Computes the records of a segment's steps, with only one of their states in memory at a time."""
@@ -233,10 +223,3 @@ class Evidence:
         except _Found:
             return found[0]
         raise StateError(f"step {step} has no value {value}")
-
-
-def _both(first: Observer, second: Observer) -> Observer:
-    def observe(leaf: int, tensor: Tensor) -> Tensor:
-        return second(leaf, first(leaf, tensor))
-
-    return observe

@@ -7,6 +7,7 @@ else's steps follow what was recorded. The caller supplies the object that does 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult, Sums
 
 S = TypeVar("S", bound=Sums)
@@ -26,25 +27,25 @@ def steps(
     data: State,
     numbers: Iterable[int],
     *,
-    sums: Callable[[int], S | None],
-    observe: Callable[[int], Observer | None] = lambda _: None,
+    sums: Callable[[int, Arithmetic], S | None],
+    observe: Observer | None = None,
     check_finite: bool = False,
     donate: Callable[[], bool] = lambda: False,
 ) -> Iterator[Done[S]]:
     """Computes the steps of these numbers (ascending, without gaps) lazily, starting from the state before them.
 
-    sums, observe, donate: called once before each step, for the arguments of `Interpreter.step`. With `donate`, the
-    state of a result must not be read after the next step was requested.
+    sums, donate: called once before each step, for the arguments of `Interpreter.step`. With `donate`, the state of a
+    result must not be read after the next step was requested.
     """
     for number in numbers:
-        settling = sums(number)
+        settling = sums(number, interpreter.arithmetic)
         result = interpreter.step(
-            number, state, data, observe(number), check_finite=check_finite, donate=donate(), sums=settling
+            number, state, data, observe, check_finite=check_finite, donate=donate(), sums=settling
         )
         state = result.state
         yield Done(number, result, settling)
 
 
-def exact(_step: int) -> Sums | None:
+def exact(_step: int, _arithmetic: Arithmetic) -> Sums | None:
     """The `sums` of policy `exact`, which has no logged sums to settle."""
     return None

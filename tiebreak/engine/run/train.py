@@ -7,24 +7,21 @@ committed and the head of the run tree signed. Under policy `exact`, each result
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import Follower, LogReport
-from tiebreak.engine.logged.journal import Journal
-from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.commit import Commit, Committer, make_record
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, Observer, StepResult
-from tiebreak.engine.run.loop import Done, steps
+from tiebreak.engine.run.interpreter import Interpreter, StepResult
+from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
+from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Frontier
 
-__all__ = ["Commit", "Progress", "Tamper", "Worker", "honest", "make_record"]
+__all__ = ["Commit", "Progress", "Worker", "make_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +45,6 @@ class Progress:
 OnCommit = Callable[[Commit], None]
 """Called for each checkpoint once it is safe, in order and between two steps (later ones, with `overlap`)."""
 OnProgress = Callable[[Progress], None]
-Tamper = Callable[[int], Observer | None]
-"""Maps a step to the observer with which a cheat replaces honest values (None: nothing is replaced)."""
-
-
-def honest(_step: int) -> Observer | None:
-    return None
 
 
 class Worker:
@@ -67,35 +58,32 @@ class Worker:
         key: PrivateKey | None = None,
         on_progress: OnProgress = lambda _: None,
         on_commit: OnCommit = lambda _: None,
-        tamper: Tamper = honest,
         stop_if_not_finite: bool = True,
         keep: Keep = ALL,
         overlap: bool = True,
-        logs: CommittedLogs | None = None,
+        logs: Logs = NO_LOGS,
     ) -> None:
         """`key` is the trainer's. Without a key this is an auditor's replay, which continues even if the run diverges.
 
         stop_if_not_finite: a trainer whose run diverges, and who claims the reward nevertheless because the program is
         what was agreed on, sets this to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while
-        the next step is computed, which takes memory for one more state. logs: for an auditor under policy `logged`,
-        the trainer's logs, which are followed and copied; without them, logs are recorded. Raises `ConfigurationError`
-        for an interpreter that follows other rules than the job's.
+        the next step is computed, which takes memory for one more state. logs: for a job of policy `logged`, those of
+        this run (`tiebreak.engine.logged.journal.Journal`). Raises `ConfigurationError` for an interpreter that follows
+        other rules than the job's.
         """
         interpreter.check_job(run.job)
+        check_logs(run.job, logs)
         self.run = run
         self.interpreter = interpreter
         self._key = key
         self._on_progress = on_progress
         self._on_commit = on_commit
-        self._tamper = tamper
         # SAFETY: an auditor must go on. Otherwise a cheat whose true run diverges could commit any finite state and
         # never be caught.
         self._check_finite = stop_if_not_finite and key is not None
         self._keep = keep
         self._overlap = overlap
         self._logs = logs
-        self.log_report = LogReport()
-        """The combined report of the logs that were followed."""
 
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
@@ -127,32 +115,29 @@ class Worker:
         state = self.interpreter.to_device(self.run.state(step))
         data = self.interpreter.place_data(self.run.data())
         job, stats = self.run.job, self.interpreter.arithmetic.stats
-        journal = Journal(self.run, self.interpreter.arithmetic, self._logs)
-        self.log_report = journal.report
-        computed: Iterator[Done[Recorder | Follower]] = steps(
-            self.interpreter, state, data, range(step + 1, last + 1), sums=journal.before, observe=self._tamper,
+        computed = steps(
+            self.interpreter, state, data, range(step + 1, last + 1), sums=self._logs.before,
             check_finite=self._check_finite, donate=lambda: not committer.in_flight,
         )  # fmt: skip
         del state  # its memory may be reused for the next state
         started, resolving = time.perf_counter(), stats.seconds_resolving
-        for step, result, sums in computed:
-            journal.after(step, sums)
+        for step, result, _ in computed:
+            entries = self._logs.after(step)
             seconds = time.perf_counter() - started
             commits = [committer.finished()]
-            if step == job.last_step(job.checkpoint_of(step)):
+            if step == job.last_step(checkpoint := job.checkpoint_of(step)):
                 commits.append(committer.wait())
                 check_unchanged(data.values())
-                committer.submit(step, result.state, result.loss_bits, journal.log_root(step))
+                committer.submit(step, result.state, result.loss_bits, self._logs.log_root(checkpoint))
             waiting = time.perf_counter() - started - seconds
-            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, sums)
+            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, entries)
             self._told(*commits)
             started, resolving = time.perf_counter(), stats.seconds_resolving
         self._told(committer.wait())
 
     def _tell(
-        self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float,
-        sums: Recorder | Follower | None,
-    ) -> None:  # fmt: skip
+        self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float, entries: int
+    ) -> None:
         self.run.add_metric(step, result.loss, seconds)
         self._on_progress(
             Progress(
@@ -163,7 +148,7 @@ class Worker:
                 seconds=seconds,
                 resolving=resolving,
                 waiting=waiting,
-                entries=0 if sums is None else sums.log.count,
+                entries=entries,
             )
         )
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.audit import draw_segments
+from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import Job, SignedHead
@@ -108,12 +109,12 @@ def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> 
     if state_tree(identities(state)).root != before:
         raise CannotCheck(f"expected the state after step {first - 1} that was committed, got another")
     interpreter = workshop.auditor
-    published = Published(job=job, program=workshop.program, logs=run.logs)
-    logs = CommittedLogs(published, run.records.__getitem__)
+    logs: Logs = NO_LOGS
+    if job.is_logged:
+        published = Published(job=job, program=workshop.program, logs=run.logs)
+        logs = CommittedLogs(published, run.records.__getitem__)
     data, loss_bits = interpreter.place_data(workshop.run().data()), 0
-    for done in steps(
-        interpreter, state, data, range(first, last + 1), sums=lambda step: logs.follower(step, interpreter.arithmetic)
-    ):
+    for done in steps(interpreter, state, data, range(first, last + 1), sums=logs.before):
         state, loss_bits = done.result.state, done.result.loss_bits
     return make_record(last, state, loss_bits, logs.log_root(checkpoint))
 

@@ -30,7 +30,7 @@ class Cheat:
     """Maps the old element (rank 0) to the new one."""
 
     def tamper(self, step: int) -> Observer | None:
-        """The `tiebreak.engine.run.train.Tamper` of this cheat."""
+        """The `Tamper` of this cheat."""
         return self._observe if step == self.step else None
 
     def tells(self, step: int, leaf: int, element: int) -> bool:

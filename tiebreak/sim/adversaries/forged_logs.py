@@ -19,6 +19,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import NearTies
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import put_bits
+from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Source
@@ -135,7 +136,7 @@ class LogCheat:
         return any((n.step, n.exact.leaf, n.exact.element) == (step, leaf, element) for n in self.nudges)
 
     def tamper(self, step: int) -> Observer | None:
-        """The `tiebreak.engine.run.train.Tamper` of this cheat. It sets the cheat's numbers, whatever its log says."""
+        """The `Tamper` of this cheat. It sets the cheat's numbers, whatever its log says."""
         nudged = [nudge for nudge in self.nudges if nudge.step == step]
         return _putter(nudged) if nudged else None
 
@@ -153,17 +154,6 @@ def _putter(nudged: Sequence[Nudge]) -> Observer:
 
 def _put(tensor: Tensor, element: int, bits: int) -> None:
     put_bits(tensor, np.array([element]), np.array([bits], dtype=np.uint32))
-
-
-class PreparedLogs(CommittedLogs):
-    """Logs that a cheat prepared and now follows. They replace the committed logs that an auditor would read."""
-
-    def __init__(self, run: RunDirectory, logs: Mapping[int, StepLog]) -> None:
-        super().__init__(run, run.record_at)
-        self._prepared = logs
-
-    def step_log(self, step: int) -> StepLog:
-        return self._prepared[step]
 
 
 # ---------------------------------------------------------------- looking at sums, and steering one
@@ -249,7 +239,7 @@ def survey(run: Source, interpreter: Interpreter, step: int) -> list[ExactSum]:
     before = run.kept_before(step - 1)
     state, data = interpreter.to_device(run.state(before)), interpreter.place_data(run.data())
 
-    def sums(number: int) -> Sums:
+    def sums(number: int, _arithmetic: Arithmetic) -> Sums:
         return found if number == step else Recorder()
 
     for _ in steps(interpreter, state, data, range(before + 1, step + 1), sums=sums):
@@ -299,7 +289,7 @@ def steer(
     state, data = interpreter.to_device(run.state(first - 1)), interpreter.place_data(run.data())
     nudges, logs = list[Nudge](), dict[int, StepLog]()
 
-    def steered(step: int) -> "Recorder | _Steering":
+    def steered(step: int, _arithmetic: Arithmetic) -> "Recorder | _Steering":
         return _Steering(plan, step) if step in course.steps else Recorder()
 
     computed: Iterator[Done[Recorder | _Steering]] = steps(
@@ -378,41 +368,45 @@ class ForgedLogTree(LogTree):
         return Tree([word_leaf(self.word(value, chunk)) for chunk in range(1 << depth)], depth)
 
 
-class ForgedLogs(PreparedLogs):
+class ForgedLogs(CommittedLogs):
     """Logs whose trees have forged words: by step, then by (value, chunk)."""
 
     def __init__(self, run: RunDirectory, logs: Mapping[int, StepLog], words: Words) -> None:
-        super().__init__(run, logs)
-        self._job, self._program, self._words = run.job, run.program, words
+        super().__init__(LogFiles(run), run.record_at)
+        self._job, self._program, self._logs, self._words = run.job, run.program, logs, words
 
-    def tree(self, step: int) -> LogTree:
+    def step_log(self, step: int) -> StepLog:
+        return self._logs[step]
+
+    def log_tree(self, step: int) -> LogTree:
         return ForgedLogTree(self._program, self.step_log(step), self._words.get(step, {}))
 
     def log_root(self, checkpoint: int) -> Digest:
         steps = range(self._job.first_step(checkpoint), self._job.last_step(checkpoint) + 1)
-        return logs_tree([self.tree(step).root for step in steps]).root
+        return logs_tree([self.log_tree(step).root for step in steps]).root
 
 
 class ForgedWords(ForgedEvidence):
     """Evidence of a run whose log trees have forged words."""
 
     def __init__(self, run: RunDirectory, interpreter: Interpreter, cheat: Lies, words: Words) -> None:
-        super().__init__(run, interpreter, cheat)
-        logs = {step: run.step_log(step) for step in range(1, run.job.steps + 1)}
-        self._forged = self._logs = ForgedLogs(run, logs, words)
+        super().__init__(run, interpreter, cheat, ForgedLogs(run, _all_logs(run), words))
 
-    def log_tree(self, step: int) -> LogTree:
-        return self._forged.tree(step)
+
+def _all_logs(run: RunDirectory) -> dict[int, StepLog]:
+    files = LogFiles(run)
+    return {step: files.step_log(step) for step in range(1, run.job.steps + 1)}
 
 
 def with_words(source: RunDirectory, path: Path, agreement: SignedJob, words: Words) -> RunDirectory:
     """The same run with records that commit to forged log words. Its files hold the logs without them."""
     run = fork(source, path, agreement, upto=0)
     job = agreement.job
-    logs = ForgedLogs(run, {step: source.step_log(step) for step in range(1, job.steps + 1)}, words)
+    own, files = _all_logs(source), LogFiles(run)
+    logs = ForgedLogs(run, own, words)
     for checkpoint, record in enumerate(source.records()):
         for step in range(job.first_step(checkpoint), record.step + 1):
-            run.write_step_log(step, source.step_log(step))
+            files.write(step, own[step])
         run.write_state(record.step, source.state(record.step))
         run.append_record(replace(record, log_root=logs.log_root(checkpoint)))
     return run

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Tamper
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_in
@@ -15,6 +14,7 @@ from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.forged_logs import ForgedLogTree, Words
 from tiebreak.sim.adversaries.forgery import Bend, Lies, bend_to, halfway
+from tiebreak.sim.adversaries.observers import Tamper, Tampered
 from tiebreak.sim.world.memory import MemoryEvidence, MemoryRun, Trees, Values, own_tree
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
@@ -30,10 +30,8 @@ class ForgedMemory(MemoryEvidence):
     of this process can hold, such as other NaN patterns.
     """
 
-    def __init__(
-        self, run: MemoryRun, interpreter: Interpreter, tamper: Tamper, bend: Bend = halfway, raw: Raw | None = None
-    ) -> None:
-        super().__init__(run, interpreter, tamper)
+    def __init__(self, run: MemoryRun, interpreter: Interpreter, bend: Bend = halfway, raw: Raw | None = None) -> None:
+        super().__init__(run, interpreter)
         self._bend = bend
         self._raw = {} if raw is None else raw
 
@@ -104,6 +102,7 @@ def deviating(
     that an auditor would find who knew the words.
     """
     trees = own_tree if words is None else with_forged_words(words)
-    run = workshop.compute(tamper=tamper, first_step=first_step, logs=logs, trees=trees)
-    evidence = ForgedMemory(run, workshop.interpreter, tamper, bend, raw)
+    machine = Tampered(workshop.interpreter, tamper)
+    run = workshop.compute(machine, first_step=first_step, logs=logs, trees=trees)
+    evidence = ForgedMemory(run, machine, bend, raw)
     return workshop.work_of(job, evidence, computed_steps=computed_steps)

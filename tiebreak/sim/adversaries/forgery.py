@@ -7,11 +7,13 @@ from typing import Protocol
 
 from tiebreak.engine.run.evidence import Evidence, Source
 from tiebreak.engine.run.interpreter import Interpreter, Observer
+from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.accumulator import Kind, decode_for, encode, finish
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
+from tiebreak.sim.adversaries.observers import Tampered
 
 _UNIT_EXPONENT = 298
 """Accumulators count in units of 2^-298 (SPEC section 6)."""
@@ -38,7 +40,7 @@ class Lies(Protocol):
     """The part of a cheat that its evidence needs."""
 
     def tamper(self, step: int) -> Observer | None:
-        """The cheat's `tiebreak.engine.run.train.Tamper`."""
+        """The `Tamper` of this cheat."""
 
     def tells(self, step: int, leaf: int, element: int) -> bool:
         """Whether the cheat changed the number in this place."""
@@ -50,8 +52,10 @@ class ForgedEvidence(Evidence):
     The accumulators of a tampered sum are bent, from one of them on, to fit it.
     """
 
-    def __init__(self, run: Source, interpreter: Interpreter, cheat: Lies, bend: Bend = halfway) -> None:
-        super().__init__(run, interpreter, cheat.tamper)
+    def __init__(
+        self, run: Source, interpreter: Interpreter, cheat: Lies, logs: Logs = NO_LOGS, *, bend: Bend = halfway
+    ) -> None:
+        super().__init__(run, Tampered(interpreter, cheat.tamper), logs)
         self._cheat = cheat
         self._bend = bend
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random
 from typing import ClassVar
 
-from tiebreak.engine.run.train import Tamper
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
 from tiebreak.protocol.errors import ConfigurationError
@@ -31,6 +30,7 @@ from tiebreak.sim.adversaries.forged_logs import (
     wrong_way,
 )
 from tiebreak.sim.adversaries.forged_runs import deviating
+from tiebreak.sim.adversaries.observers import Tamper
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 

@@ -8,16 +8,40 @@ from collections.abc import Callable, Collection, Mapping
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.run.interpreter import Observer
-from tiebreak.engine.run.train import Tamper
+from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult, Sums
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 
 Change = Callable[[Tensor], Tensor]
 """Maps an honest value to its replacement, without writing to the honest tensor."""
+Tamper = Callable[[int], Observer | None]
+"""Maps a step to the observer with which a cheat replaces honest values (None: nothing is replaced)."""
 Redone = Mapping[int, Mapping[int, Tensor]]
 """Maps an instruction to replacements of its operands, by the number of the value that it reads."""
+
+
+class Tampered(Interpreter):
+    """What a cheat computes with: an honest interpreter, whose values are replaced on the way."""
+
+    def __init__(self, honest: Interpreter, tamper: Tamper) -> None:
+        vars(self).update(vars(honest))  # plan and kernels, which take long to make, are shared
+        self._tamper = tamper
+
+    def step(
+        self,
+        number: int,
+        state: State,
+        data: State,
+        observe: Observer | None = None,
+        *,
+        check_finite: bool = True,
+        donate: bool = False,
+        sums: Sums | None = None,
+    ) -> StepResult:
+        found = [observer for observer in (self._tamper(number), observe) if observer is not None]
+        seen = together(*found) if found else None
+        return super().step(number, state, data, seen, check_finite=check_finite, donate=donate, sums=sums)
 
 
 def during(steps: Collection[int], observer: Callable[[int], Observer]) -> Tamper:

@@ -17,7 +17,6 @@ from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.games.duel import ChainMatch
@@ -92,10 +91,6 @@ class StagedRun:
 
     def data(self) -> dict[str, Tensor]:
         return self.inputs
-
-    def step_log(self, step: int) -> StepLog:
-        """Always raises: under policy `exact` there are no logs."""
-        raise ConfigurationError(f"expected no log of a staged run, got a call for that of step {step}")
 
 
 class StagedEvidence(Evidence):

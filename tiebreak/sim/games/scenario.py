@@ -4,17 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.following import LogReport
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError
 from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.forged_logs import LogCheat, PreparedLogs
+from tiebreak.sim.adversaries.forged_logs import LogCheat
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
 from tiebreak.sim.games.local_chain import Market
 from tiebreak.sim.world.forking import fork
@@ -52,7 +55,7 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
     market.open(agreement)
     before = job.first_step(job.checkpoint_of(cheat.step)) - 1
     cheating = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
-    Worker(cheating, arena.interpreter, key=market.parties.trainer, tamper=cheat.tamper).work()
+    Worker(cheating, Tampered(arena.interpreter, cheat.tamper), key=market.parties.trainer).work()
     head = cheating.heads()[-1]
     market.post(head)
     own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
@@ -80,8 +83,8 @@ def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committ
     market.open(agreement)
     before = job.first_step(job.checkpoint_of(cheat.step)) - 1
     run = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
-    trainer = market.parties.trainer
-    Worker(run, arena.interpreter, key=trainer, tamper=cheat.tamper, logs=PreparedLogs(run, cheat.logs)).work()
+    machine, logs = Tampered(arena.interpreter, cheat.tamper), Journal(run, cheat.logs.__getitem__)
+    Worker(run, machine, key=market.parties.trainer, logs=logs).work()
     head = run.heads()[-1]
     market.post(head)
     return Committed(agreement, run, head)
@@ -100,9 +103,9 @@ def audit_logged(
             break
         same = own.step
     replay = fork(honest, path, committed.agreement, upto=same)
-    worker = Worker(replay, auditor, logs=CommittedLogs(committed.run, committed.run.record_at))
-    worker.work()
-    return replay, worker.log_report
+    logs = Journal(replay, CommittedLogs(LogFiles(committed.run), committed.run.record_at).step_log)
+    Worker(replay, auditor, logs=logs).work()
+    return replay, logs.report
 
 
 def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: Interpreter) -> Fought:
@@ -111,8 +114,8 @@ def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: In
     own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
     if compare(own, committed.head).agrees:
         raise StateError(f"{cheat.name}: expected a run that its own logs do not lead to, got the same root")
-    defender = ForgedEvidence(committed.run, arena.interpreter, cheat)
-    challenger = Evidence(own, auditor)
+    defender = ForgedEvidence(committed.run, arena.interpreter, cheat, CommittedLogs.of(committed.run))
+    challenger = Evidence(own, auditor, CommittedLogs.of(own))
     match = play_out(arena.market, committed.agreement, committed.head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)
 
@@ -125,9 +128,10 @@ def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0
     job = arena.run.job
     before = job.first_step(job.checkpoint_of(mistake.step)) - 1
     wrong = fork(arena.run, arena.folder / f"wrong-{name}", arena.run.agreement, upto=before)
-    Worker(wrong, arena.interpreter, tamper=mistake.tamper).work()
+    machine = Tampered(arena.interpreter, mistake.tamper)
+    Worker(wrong, machine).work()
     defender = Evidence(arena.run, arena.interpreter)
-    challenger = Evidence(wrong, arena.interpreter, mistake.tamper)
+    challenger = Evidence(wrong, machine)
     match = play_out(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
     return Fought(match, defender, challenger.replayed_steps)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.errors import ConfigurationError
@@ -24,12 +25,13 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
             f"{agreement.job.steps} and {agreement.job.checkpoint_interval}"
         )
     run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
+    theirs, logs = LogFiles(source), LogFiles(run)
     for checkpoint, record in enumerate(source.records()):
         if record.step <= upto:
             if agreement.job.is_logged:
                 for step in range(agreement.job.first_step(checkpoint), record.step + 1):
-                    run.write_step_log(step, source.step_log(step))
-                run.sync_logs(record.step)
+                    logs.write(step, theirs.step_log(step))
+                logs.sync(checkpoint)
             if source.state_path(record.step).exists():
                 run.write_state(record.step, source.state(record.step))
             run.append_record(record)

@@ -13,10 +13,11 @@ from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.loop import Done, steps
-from tiebreak.engine.run.train import Tamper, honest, make_record
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_leaf
@@ -104,6 +105,10 @@ class OwnLogs(CommittedLogs):
         """The log, unchecked."""
         return self._memory.step_log(step)
 
+    def log_tree(self, step: int) -> LogTree:
+        """The committed tree, which a forger may have built otherwise."""
+        return self._memory.log_tree(step)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Computer:
@@ -117,7 +122,6 @@ class Computer:
     def run(
         self,
         *,
-        tamper: Tamper,
         known: Sequence[Step] = (),
         logs: Mapping[int, StepLog] | None = None,
         trees: Trees = own_tree,
@@ -130,7 +134,7 @@ class Computer:
         made, state = list(known), known[-1].state if known else self.initial
         inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
         computed: Iterator[Done[Recorder | Follower]] = steps(
-            self.interpreter, state, inputs, numbers, sums=lambda step: self._sums(step, logs), observe=tamper
+            self.interpreter, state, inputs, numbers, sums=lambda step, _: self._sums(step, logs)
         )
         for _, result, sums in computed:
             log = None if sums is None else sums.log
@@ -182,9 +186,8 @@ class MemoryEvidence(Evidence):
 
     run: MemoryRun
 
-    def __init__(self, run: MemoryRun, interpreter: Interpreter, tamper: Tamper = honest) -> None:
-        super().__init__(run, interpreter, tamper)
-        self._logs = OwnLogs(run)
+    def __init__(self, run: MemoryRun, interpreter: Interpreter) -> None:
+        super().__init__(run, interpreter, OwnLogs(run) if run.job.is_logged else NO_LOGS)
         self._values = lru_cache(maxsize=run.job.steps)(self._make_values)
         self._accumulators = lru_cache(maxsize=256)(self._make_accumulators)
 
@@ -198,9 +201,6 @@ class MemoryEvidence(Evidence):
     def tensor(self, step: int, value: int) -> bytes:
         """The bytes of a body value."""
         return self._values(step).data[value]
-
-    def _make_log_tree(self, step: int) -> LogTree:
-        return self.run.log_tree(step)
 
     def _make_values(self, step: int) -> Values:
         seen: dict[int, Tensor] = {}

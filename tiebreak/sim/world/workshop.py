@@ -22,7 +22,6 @@ from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Tamper, honest
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.records import StepRecord
@@ -98,7 +97,7 @@ class Workshop:
             precision=PRECISION if logged else PRECISION_F32,
             tolerances=pack_tolerances(_TOLERANCES) if logged else 0,
         )
-        self._run = self._computer(self.interpreter).run(tamper=honest)
+        self._run = self._computer(self.interpreter).run()
         self._evidence = MemoryEvidence(self._run, self.interpreter)
         self._others = dict[int, MemoryRun]()
         self._truths = OrderedDict[tuple[Digest, ...], MemoryEvidence]()
@@ -135,15 +134,16 @@ class Workshop:
         if stream not in self._others:
             initial = self.compiled.state | {f"{MODEL}{n}": x for n, x in small_task(stream).initial_state().items()}
             computer = replace(self._computer(self.interpreter), initial=initial)
-            self._others[stream] = computer.run(tamper=honest)
+            self._others[stream] = computer.run()
         return self._others[stream]
 
     def compute(
-        self, *, tamper: Tamper, first_step: int, logs: Mapping[int, StepLog] | None = None, trees: Trees = own_tree
-    ) -> MemoryRun:
-        """The trainer's run: honest before `first_step`, tampered with from there on. See `Computer.run`."""
+        self, interpreter: Interpreter, *, first_step: int, logs: Mapping[int, StepLog] | None = None,
+        trees: Trees = own_tree,
+    ) -> MemoryRun:  # fmt: skip
+        """A trainer's run: honest before `first_step`, by its own interpreter from there on. See `Computer.run`."""
         known = self._run.steps[: first_step - 1]
-        return self._computer(self.interpreter).run(tamper=tamper, known=known, logs=logs, trees=trees)
+        return self._computer(interpreter).run(known=known, logs=logs, trees=trees)
 
     def work_of(self, job: Job, evidence: MemoryEvidence, *, computed_steps: int | None = None) -> Work:
         """What a party that committed to this evidence can show, and the first place where it is false.
@@ -232,7 +232,7 @@ class Workshop:
         same = next((n for n, step in enumerate(own) if step.log != logs.get(n + 1)), len(own))
         if same == len(own) and trees is own_tree:
             return self._evidence
-        run = self._computer(self.auditor).run(tamper=honest, known=own[:same], logs=logs, trees=trees)
+        run = self._computer(self.auditor).run(known=own[:same], logs=logs, trees=trees)
         return MemoryEvidence(run, self.auditor)
 
 
