@@ -37,12 +37,12 @@ def _progress(c: Context) -> Callable[[int, int], None]:
 
 def rows_of(c: Context, policy: LoggedPolicy) -> list[Row]:
     """Rows for the policy and for the evidence that it records."""
-    assert policy.evidence is not None  # a calibrated policy always has evidence
+    assert policy.measurements is not None  # a calibrated policy always has evidence
     rows = [
-        c.row("steps", policy.evidence.steps, ""),
-        c.row("settings", len(policy.evidence.settings), ""),
+        c.row("steps", policy.measurements.steps, ""),
+        c.row("settings", len(policy.measurements.settings), ""),
     ]
-    for kind, seen in policy.evidence.sums.items():
+    for kind, seen in policy.measurements.sums.items():
         threshold, case = policy.thresholds[kind], KINDS[kind]
         assert threshold is not None  # a calibrated threshold is never the proven bound
         rows += [

@@ -258,7 +258,7 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
 def test_proven_policies(precision: int) -> None:
     policy = proven_policy(precision)
     assert policy.proven
-    assert policy.evidence is None
+    assert policy.measurements is None
     assert all(MIN_TOLERANCE <= n <= MAX_TOLERANCE for n in policy.tolerances.values())
     assert LoggedPolicy.decode(policy.encode()) == policy
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiebreak.engine.logged.calibration import proven_policy
-from tiebreak.engine.logged.policy import MAX_BYTES, MAX_DEPTH, VERSION, Evidence, KindEvidence, LoggedPolicy
+from tiebreak.engine.logged.policy import MAX_BYTES, MAX_DEPTH, VERSION, LoggedPolicy, MeasuredSums, Measurements
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
@@ -22,12 +22,12 @@ LINES = st.lists(
     st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="[]{}"), max_size=200), max_size=5
 ).map(tuple)
 KINDS = st.builds(
-    KindEvidence, elements=COUNTS, exact=COUNTS, divergence=NUMBERS, error=NUMBERS, of_gap=NUMBERS,
+    MeasuredSums, elements=COUNTS, exact=COUNTS, divergence=NUMBERS, error=NUMBERS, of_gap=NUMBERS,
     of_exponent=NUMBERS, logged=SHARES, resolved=SHARES,
 )  # fmt: skip
-EVIDENCE = st.builds(
-    Evidence, programs=LINES, steps=COUNTS, orders=COUNTS, seed=COUNTS, margin=NUMBERS, share=SHARES, settings=LINES,
-    environment=LINES, sums=st.dictionaries(st.sampled_from(SumKind), KINDS),
+MEASUREMENTS = st.builds(
+    Measurements, programs=LINES, steps=COUNTS, orders=COUNTS, seed=COUNTS, margin=NUMBERS, share=SHARES,
+    settings=LINES, environment=LINES, sums=st.dictionaries(st.sampled_from(SumKind), KINDS),
 )  # fmt: skip
 POLICIES = st.builds(
     LoggedPolicy,
@@ -36,22 +36,22 @@ POLICIES = st.builds(
         dict.fromkeys(SumKind, st.none() | st.floats(0, 2.0**60, exclude_min=True, allow_subnormal=True))
     ),
     tolerances=st.fixed_dictionaries(dict.fromkeys(SumKind, st.just(0) | st.integers(2, 64))),
-    evidence=st.none() | EVIDENCE,
+    measurements=st.none() | MEASUREMENTS,
 )
 
 
 def measured() -> LoggedPolicy:
-    kind = KindEvidence(
+    kind = MeasuredSums(
         elements=5, exact=2, divergence=1.5, error=0.5, of_gap=0.25, of_exponent=1e-9, logged=1e-6, resolved=0.0
     )
-    evidence = Evidence(
+    measurements = Measurements(
         programs=("ab" * 32,), steps=3, orders=2, seed=0, margin=8.0, share=0.99, settings=("cpu",),
         environment=("torch 2",), sums={SumKind.PLAIN: kind},
     )  # fmt: skip
     return LoggedPolicy(
         precision=32,
         thresholds={SumKind.PLAIN: 12.0, SumKind.PRODUCTS: 48.5, SumKind.SCATTER: None},
-        tolerances={SumKind.PLAIN: 9, SumKind.PRODUCTS: 11, SumKind.SCATTER: 0}, evidence=evidence,
+        tolerances={SumKind.PLAIN: 9, SumKind.PRODUCTS: 11, SumKind.SCATTER: 0}, measurements=measurements,
     )  # fmt: skip
 
 

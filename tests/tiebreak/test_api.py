@@ -293,7 +293,7 @@ def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
 def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
     task = tiebreak.make_task(**regression())
     policy = tiebreak.calibrate(task, precision=16, steps=1, orders=1, threads=1)
-    assert policy.evidence is not None
+    assert policy.measurements is not None
     client, trainer = (tiebreak.new_key() for _ in range(2))
     folder = tmp_path / "run"
     run = tiebreak.train(

@@ -36,13 +36,13 @@ def test_a_task_a_captured_job_and_a_run_give_one_policy(
         found.append(LoggedPolicy.load(output))
         assert f"policy {found[-1].digest} in {output}" in capsys.readouterr().out
     assert found[0] == found[1] == found[2]
-    evidence = found[0].evidence
-    assert evidence is not None
-    assert evidence.programs == (load_bundle(parties.path("captured")).program.root.hex(),)
-    assert (evidence.steps, evidence.orders, evidence.margin) == (1, 1, 8.0)
-    assert {"cpu, compiled, 1 thread", "cpu, pure, 2 threads"} <= set(evidence.settings)
-    assert f"torch {torch.__version__}" in evidence.environment
-    products = evidence.sums[SumKind.PRODUCTS]
+    measured = found[0].measurements
+    assert measured is not None
+    assert measured.programs == (load_bundle(parties.path("captured")).program.root.hex(),)
+    assert (measured.steps, measured.orders, measured.margin) == (1, 1, 8.0)
+    assert {"cpu, compiled, 1 thread", "cpu, pure, 2 threads"} <= set(measured.settings)
+    assert f"torch {torch.__version__}" in measured.environment
+    products = measured.sums[SumKind.PRODUCTS]
     assert products.elements > products.exact > 0
     kappa = found[0].thresholds[SumKind.PRODUCTS]
     assert kappa is not None
@@ -71,8 +71,8 @@ def test_several_programs(parties: Parties, tmp_path: Path) -> None:
     assert calibrate(output, source, source, *QUICK, "--precision", "16") == 0
     policy = LoggedPolicy.load(output)
     assert policy.precision == 16
-    assert policy.evidence is not None
-    assert (len(policy.evidence.programs), policy.evidence.steps) == (2, 2)
+    assert policy.measurements is not None
+    assert (len(policy.measurements.programs), policy.measurements.steps) == (2, 2)
 
 
 def test_proven_bounds_need_no_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

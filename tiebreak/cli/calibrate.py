@@ -18,7 +18,7 @@ from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 if TYPE_CHECKING:
     from tiebreak.api.calibrating import Subject
     from tiebreak.engine.logged.calibration import OnProgress
-    from tiebreak.engine.logged.policy import KindEvidence, LoggedPolicy
+    from tiebreak.engine.logged.policy import LoggedPolicy, MeasuredSums
 
 MAX_ORDERS, MAX_MARGIN = 100, 2.0**20
 STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
@@ -114,23 +114,23 @@ def show(policy: "LoggedPolicy") -> None:
     click.echo(f"{policy.precision} bits, computed in FP64; thresholds and divergences in units of u times")
     click.echo("the norm of an element's terms, the tolerance as a share of the gap between its neighbours")
     click.echo("".join([" " * 28, *(f"{kind.name.lower():>14}" for kind in kinds)]))
-    evidence = None if policy.evidence is None else policy.evidence.sums
+    sums = None if policy.measurements is None else policy.measurements.sums
 
     def row(title: str, cells: list[str]) -> None:
         click.echo(f"{title:<28}" + "".join(f"{cell:>14}" for cell in cells))
 
     def measured(title: str, cell: str, attribute: str) -> None:
-        found: list[KindEvidence | None] = [(evidence or {}).get(kind) for kind in kinds]
+        found: list[MeasuredSums | None] = [(sums or {}).get(kind) for kind in kinds]
         row(title, ["-" if one is None else format(getattr(one, attribute), cell) for one in found])
 
-    if evidence is not None:
+    if sums is not None:
         measured("elements compared", ",d", "elements")
         measured("... with the exact sum", ",d", "exact")
         measured("largest divergence", ".3g", "divergence")
         measured("largest error", ".3g", "error")
     row("threshold", ["proven" if (t := policy.thresholds[kind]) is None else f"{t:.3g}" for kind in kinds])
     row("tolerance", [f"2^-{policy.tolerances[kind]}" for kind in kinds])
-    if evidence is not None:
+    if sums is not None:
         measured("share logged", ".2g", "logged")
         measured("share computed exactly", ".2g", "resolved")
         measured("divergence, in gaps", ".2g", "of_gap")

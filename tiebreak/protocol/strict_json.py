@@ -1,11 +1,66 @@
-"""A strict JSON parser for untrusted input."""
+"""A strict JSON reader for untrusted input."""
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final
+
+from tiebreak.protocol.errors import EncodingError
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKET: Final = re.compile(rb"[^\[\]{}]+")
+
+
+_MAX_SHOWN: Final = 200
+
+
+class JsonObject:
+    """The fields of an object, each of which is taken once. Every error is an `EncodingError` that names the field."""
+
+    def __init__(self, name: str, data: Any) -> None:
+        if not isinstance(data, dict):
+            raise EncodingError(f"{name}: expected an object, got {type(data).__name__}")
+        self._name = name
+        self._left = dict(data)
+
+    @classmethod
+    def parse(cls, name: str, text: bytes, depth: int) -> "JsonObject":
+        """The object in a file. name: the file's, for messages. depth: see `parse_json`."""
+        try:
+            data = parse_json(text, depth)
+        except ValueError as error:
+            raise EncodingError(f"{name}: expected JSON, got something else: {error}") from error
+        return cls(name, data)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
+
+    def take(self, key: str, expected: str, allows: Callable[[Any], bool]) -> Any:
+        """The value of a field. expected: describes the values that it allows."""
+        if key not in self._left:
+            raise EncodingError(f"{self._name}: expected a field {key!r}, got none")
+        value = self._left.pop(key)
+        if not allows(value):
+            raise EncodingError(f"{self._name}, {key}: expected {expected}, got {str(value)[:_MAX_SHOWN]!r}")
+        return value
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """An integer from low to high."""
+        found: int = self.take(key, f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high)
+        return found
+
+    def is_null(self, key: str) -> bool:
+        """Takes the field if it is null."""
+        return key in self._left and self._left[key] is None and self._left.pop(key) is None
+
+    def inner(self, key: str) -> "JsonObject":
+        """An object inside this one."""
+        return JsonObject(f"{self._name}, {key}", self.take(key, "an object", lambda x: isinstance(x, dict)))
+
+    def finish(self) -> None:
+        """Raises an error if a field was not taken."""
+        if self._left:
+            raise EncodingError(f"{self._name}: expected no other fields, got {min(self._left)[:_MAX_SHOWN]!r}")
 
 
 def parse_json(text: bytes, depth: int) -> Any:

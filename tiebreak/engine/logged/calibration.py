@@ -10,7 +10,7 @@ from terms of 10^6, computations differ by 10^6 times as many of these units, so
 logs everything, or breaks one that does not. The threshold kappa here is in units of the element's own error, u times
 N, where N is the norm of its terms, which the kernels compute along with the sum: one small number fits all elements.
 Second, the exact sum is available, so values are compared with it as well as with each other. The distance in the
-paper's unit that would cover the same divergences is measured and reported too (`KindEvidence.of_exponent`).
+paper's unit that would cover the same divergences is measured and reported too (`MeasuredSums.of_exponent`).
 
 The *tolerance* 2^-n of a job says how near to a middle a log decides. It is chosen narrow, because within it a trainer
 is free in what it logs: n is the largest value with which a given share of the elements would still be logged if they
@@ -27,7 +27,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import LEAST, UNIT
 from tiebreak.engine.logged.divergence import Comparison, Operands, Setting
-from tiebreak.engine.logged.policy import Evidence, LoggedPolicy
+from tiebreak.engine.logged.policy import LoggedPolicy, Measurements
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
@@ -121,7 +121,7 @@ class Calibration:
         """Thresholds that cover what was seen, times the margin, and the narrowest tolerances for the share.
 
         share: the part of the elements that must stay loggable. A kind of sum that was not seen keeps the proven bound.
-        environment: lines for the evidence. Raises `CalibrationError`.
+        environment: lines for the record. Raises `CalibrationError`.
         """
         if not 1 <= margin <= MAX_MARGIN:
             raise ConfigurationError(f"expected a margin of 1 to {MAX_MARGIN:g}, got {margin}")
@@ -134,8 +134,8 @@ class Calibration:
             if seen.elements:
                 kappa = max(margin * threshold(LOW, HIGH, seen.covered_by), SMALLEST)
                 thresholds[kind], tolerances[kind] = kappa, seen.tolerance(kappa, share)
-                found[kind] = seen.evidence(kappa, tolerances[kind])
-        evidence = Evidence(
+                found[kind] = seen.measured(kappa, tolerances[kind])
+        measurements = Measurements(
             programs=tuple(self.programs),
             steps=self.steps,
             orders=len({setting.order for setting in self.settings} - {None}),
@@ -150,7 +150,7 @@ class Calibration:
             precision=proven.precision,
             thresholds=thresholds,
             tolerances=tolerances,
-            evidence=evidence,
+            measurements=measurements,
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import UNIT, Logging, NearTies
 from tiebreak.engine.arithmetic.threads import limited
-from tiebreak.engine.logged.policy import KindEvidence
+from tiebreak.engine.logged.policy import MeasuredSums
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
@@ -112,11 +112,11 @@ class Seen:
         )
         return next(narrow, MIN_TOLERANCE)
 
-    def evidence(self, kappa: float, tolerance: int) -> KindEvidence:
-        """The evidence for the policy file, with the shares that result from a threshold and a tolerance."""
+    def measured(self, kappa: float, tolerance: int) -> MeasuredSums:
+        """The measurements for the policy file, with the shares that result from a threshold and a tolerance."""
         open_ = self.counts * np.minimum(1.0, 2 * kappa / (1.5 * _LOWER))  # a middle lies within e on either side
         loggable, every = _loggable(kappa, tolerance), max(1, self.total)
-        return KindEvidence(
+        return MeasuredSums(
             elements=self.elements,
             exact=self.exact,
             divergence=float(self.divergence.max()),

@@ -11,7 +11,7 @@ and not on a stranger's file. JSON, at most 64 KiB, fields in any order and no o
     sums        for each of "plain", "products", "scatter": {"threshold", "tolerance"}
                 threshold: > 0, in units of u times the norm of the element's terms; null: the proven bound
                 tolerance: n of the job, 0 or 2 ... 64
-    evidence    null, or what `tiebreak.engine.logged.calibration` measured: the fields of `Evidence`
+    evidence    null, or what `tiebreak.engine.logged.calibration` measured: the fields of `Measurements`
 
 People refer to a file by its digest: SHA-256 of its shortest encoding, with the fields in the order above.
 """
@@ -19,8 +19,7 @@ People refer to a file by its digest: SHA-256 of its shortest encoding, with the
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from math import isfinite
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.rounding import SumKind, check_tolerances, pack_tolerances
-from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.strict_json import JsonObject
 
 POLICY: Final = "policy.json"
 """The name of the file in a run directory."""
@@ -46,7 +45,7 @@ _NAMES: Final = {kind.name.lower(): kind for kind in SumKind}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindEvidence:
+class MeasuredSums:
     """The measurements of one kind of sum.
 
     elements: the number compared between settings. exact: how many of them were also compared with the exact sum.
@@ -67,7 +66,7 @@ class KindEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Measurements:
     """The record of a calibration. programs: roots of the programs, hex. settings, environment: one line each."""
 
     programs: tuple[str, ...]
@@ -78,7 +77,7 @@ class Evidence:
     share: float
     settings: tuple[str, ...]
     environment: tuple[str, ...]
-    sums: Mapping[SumKind, KindEvidence]
+    sums: Mapping[SumKind, MeasuredSums]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ class LoggedPolicy:
     precision: int
     thresholds: Mapping[SumKind, float | None]
     tolerances: Mapping[SumKind, int]
-    evidence: Evidence | None = None
+    measurements: Measurements | None = None
 
     def __post_init__(self) -> None:
         if not MIN_PRECISION <= self.precision <= MAX_PRECISION:
@@ -120,8 +119,8 @@ class LoggedPolicy:
 
     @property
     def digest(self) -> str:
-        """The hex digest that identifies the policy, evidence included."""
-        return hashlib.sha256(json.dumps(self._as_data(), separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+        """The hex digest that identifies the policy, measurements included."""
+        return hashlib.sha256(json.dumps(self._as_json(), separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
     def logging(self) -> Logging:
         """The settings for the arithmetic."""
@@ -129,34 +128,31 @@ class LoggedPolicy:
 
     def encode(self) -> bytes:
         """The bytes of the policy file."""
-        return json.dumps(self._as_data(), indent=1, allow_nan=False).encode() + b"\n"
+        return json.dumps(self._as_json(), indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, name: str = "policy") -> "LoggedPolicy":
         """Decodes a file that may be a stranger's. Raises `EncodingError`."""
-        top = _Object(name, _parse(name, data))
+        if len(data) > MAX_BYTES:
+            raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
+        top = JsonObject.parse(name, data, MAX_DEPTH)
         if (version := top.integer("version", 0, 1 << 16)) != VERSION:
             raise EncodingError(f"{name}: expected version {VERSION}, got {version}")
         precision = top.integer("precision", 0, 64)
-        if (compute := top.text("compute")) != COMPUTE:
-            raise EncodingError(
-                f"{name}: expected sums computed in {COMPUTE}, got {compute!r}, which is no longer supported; "
-                f"calibrate again"
-            )
+        top.take("compute", f"{COMPUTE!r}, for no other format is supported; calibrate again", lambda x: x == COMPUTE)
         thresholds: dict[SumKind, float | None] = {}
         tolerances: dict[SumKind, int] = {}
         sums = top.inner("sums")
         for kind_name, kind in _NAMES.items():
             one = sums.inner(kind_name)
-            thresholds[kind] = one.optional_number("threshold")
+            thresholds[kind] = None if one.is_null("threshold") else _number(one, "threshold")
             tolerances[kind] = one.integer("tolerance", 0, 0xFF)
             one.finish()
         sums.finish()
-        evidence = top.optional("evidence")
-        found = None if evidence is None else _read_evidence(evidence)
+        found = None if top.is_null("evidence") else _measurements(top.inner("evidence"))
         top.finish()
         try:
-            return cls(precision=precision, thresholds=thresholds, tolerances=tolerances, evidence=found)
+            return cls(precision=precision, thresholds=thresholds, tolerances=tolerances, measurements=found)
         except ConfigurationError as error:
             raise EncodingError(f"{name}: {error}") from error
 
@@ -169,16 +165,16 @@ class LoggedPolicy:
         """Writes the whole policy file or nothing. Raises `StorageError`."""
         write_file(path, self.encode())
 
-    def _as_data(self) -> dict[str, Any]:
+    def _as_json(self) -> dict[str, Any]:
         return {
             "version": VERSION,
             "precision": self.precision,
             "compute": COMPUTE,
             "sums": {
-                name: {"threshold": _as_float(self.thresholds[kind]), "tolerance": self.tolerances[kind]}
+                name: {"threshold": self.thresholds[kind], "tolerance": self.tolerances[kind]}
                 for name, kind in _NAMES.items()
             },
-            "evidence": None if self.evidence is None else _evidence_as_data(self.evidence),
+            "evidence": None if self.measurements is None else _as_data(self.measurements),
         }
 
 
@@ -194,140 +190,61 @@ def policy_of(run: RunDirectory) -> LoggedPolicy | None:
         return LoggedPolicy.decode(folder.read(POLICY, MAX_BYTES), str(run.path / POLICY))
 
 
-def _as_float(threshold: float | None) -> float | None:
-    return None if threshold is None else float(threshold)
-
-
-def _evidence_as_data(evidence: Evidence) -> dict[str, Any]:
-    data = {field.name: getattr(evidence, field.name) for field in fields(Evidence)}
-    return data | {
-        "programs": list(evidence.programs),
-        "margin": float(evidence.margin),
-        "share": float(evidence.share),
-        "settings": list(evidence.settings),
-        "environment": list(evidence.environment),
-        "sums": {
-            name: {field.name: getattr(evidence.sums[kind], field.name) for field in fields(KindEvidence)}
-            for name, kind in _NAMES.items()
-            if kind in evidence.sums
-        },
+def _as_data(found: Measurements) -> dict[str, Any]:
+    return asdict(found) | {
+        "sums": {name: asdict(found.sums[kind]) for name, kind in _NAMES.items() if kind in found.sums}
     }
 
 
-def _parse(name: str, data: bytes) -> Any:
-    if len(data) > MAX_BYTES:
-        raise EncodingError(f"{name}: expected at most {MAX_BYTES} bytes, got {len(data)}")
-    try:
-        return parse_json(data, MAX_DEPTH)
-    except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError, or integers of thousands of digits
-        raise EncodingError(f"{name}: expected JSON, got something else: {error}") from error
+def _number(data: JsonObject, key: str, high: float = 2.0**1023) -> float:
+    return float(data.take(key, f"a number from 0 to {high}", lambda x: type(x) in (int, float) and 0 <= x <= high))
 
 
-class _Object:
-    """A JSON object. Every field must be taken once, and none may be left over."""
-
-    def __init__(self, name: str, data: Any) -> None:
-        if not isinstance(data, dict):
-            raise EncodingError(f"{name}: expected an object, got {type(data).__name__}")
-        self._name = name
-        self._left = dict(data)
-
-    def _take(self, key: str) -> Any:
-        if key not in self._left:
-            raise EncodingError(f"{self._name}: expected a field {key!r}, got none")
-        return self._left.pop(key)
-
-    def _wrong(self, key: str, expected: str, found: object) -> EncodingError:
-        return EncodingError(f"{self._name}, {key}: expected {expected}, got {str(found)[:MAX_TEXT]!r}")
-
-    def integer(self, key: str, low: int, high: int) -> int:
-        """An integer from low to high."""
-        value = self._take(key)
-        if type(value) is not int or not low <= value <= high:
-            raise self._wrong(key, f"an integer from {low} to {high}", value)
-        return value
-
-    def number(self, key: str, high: float = float("inf")) -> float:
-        """A finite number from 0 to high."""
-        value = self._take(key)
-        if type(value) not in (int, float) or not 0 <= value <= min(high, 2.0**1023) or not isfinite(value):
-            raise self._wrong(key, f"a number from 0 to {high}", value)
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        """A number or null."""
-        if key in self._left and self._left[key] is None:
-            self._left.pop(key)
-            return None
-        return self.number(key)
-
-    def text(self, key: str) -> str:
-        """Printable ASCII."""
-        return self._check_text(key, self._take(key))
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of printable ASCII strings."""
-        value = self._take(key)
-        if not isinstance(value, list) or len(value) > MAX_LIST:
-            raise self._wrong(key, f"a list of at most {MAX_LIST}", value)
-        return tuple(self._check_text(key, each) for each in value)
-
-    def _check_text(self, key: str, value: Any) -> str:
-        if not isinstance(value, str) or len(value) > MAX_TEXT or not (value.isascii() and value.isprintable()):
-            raise self._wrong(key, f"at most {MAX_TEXT} printable characters", value)
-        return value
-
-    def inner(self, key: str) -> "_Object":
-        """A nested object."""
-        return _Object(f"{self._name}, {key}", self._take(key))
-
-    def optional(self, key: str) -> "_Object | None":
-        """A nested object or null."""
-        value = self._take(key)
-        return None if value is None else _Object(f"{self._name}, {key}", value)
-
-    def has(self, key: str) -> bool:
-        """Whether there is such a field."""
-        return key in self._left
-
-    def finish(self) -> None:
-        """Raises an error if a field was not taken."""
-        if self._left:
-            raise EncodingError(f"{self._name}: expected no other fields, got {min(self._left)[:MAX_TEXT]!r}")
+def _count(data: JsonObject, key: str) -> int:
+    return data.integer(key, 0, (1 << 63) - 1)
 
 
-_COUNT: Final = (1 << 63) - 1
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isascii() and value.isprintable()
 
 
-def _read_evidence(data: _Object) -> Evidence:
+def _texts(data: JsonObject, key: str) -> tuple[str, ...]:
+    def allows(value: object) -> bool:
+        return isinstance(value, list) and len(value) <= MAX_LIST and all(map(_is_text, value))
+
+    expected = f"a list of at most {MAX_LIST} lines of at most {MAX_TEXT} printable characters"
+    return tuple(data.take(key, expected, allows))
+
+
+def _measurements(data: JsonObject) -> Measurements:
     inner = data.inner("sums")
-    sums = {kind: _read_kind(inner.inner(name)) for name, kind in _NAMES.items() if inner.has(name)}
+    sums = {kind: _measured_sums(inner.inner(name)) for name, kind in _NAMES.items() if name in inner}
     inner.finish()
-    found = Evidence(
-        programs=data.texts("programs"),
-        steps=data.integer("steps", 0, _COUNT),
-        orders=data.integer("orders", 0, _COUNT),
-        seed=data.integer("seed", 0, _COUNT),
-        margin=data.number("margin"),
-        share=data.number("share", 1.0),
-        settings=data.texts("settings"),
-        environment=data.texts("environment"),
+    found = Measurements(
+        programs=_texts(data, "programs"),
+        steps=_count(data, "steps"),
+        orders=_count(data, "orders"),
+        seed=_count(data, "seed"),
+        margin=_number(data, "margin"),
+        share=_number(data, "share", 1.0),
+        settings=_texts(data, "settings"),
+        environment=_texts(data, "environment"),
         sums=sums,
     )
     data.finish()
     return found
 
 
-def _read_kind(data: _Object) -> KindEvidence:
-    found = KindEvidence(
-        elements=data.integer("elements", 0, _COUNT),
-        exact=data.integer("exact", 0, _COUNT),
-        divergence=data.number("divergence"),
-        error=data.number("error"),
-        of_gap=data.number("of_gap"),
-        of_exponent=data.number("of_exponent"),
-        logged=data.number("logged", 1.0),
-        resolved=data.number("resolved", 1.0),
+def _measured_sums(data: JsonObject) -> MeasuredSums:
+    found = MeasuredSums(
+        elements=_count(data, "elements"),
+        exact=_count(data, "exact"),
+        divergence=_number(data, "divergence"),
+        error=_number(data, "error"),
+        of_gap=_number(data, "of_gap"),
+        of_exponent=_number(data, "of_exponent"),
+        logged=_number(data, "logged", 1.0),
+        resolved=_number(data, "resolved", 1.0),
     )
     data.finish()
     return found
