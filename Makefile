@@ -9,6 +9,8 @@ PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3;
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Some containers switch byte code off: then every worker, and every command that a test starts, compiles all it imports.
+export PYTHONDONTWRITEBYTECODE :=
 # The stamp is keyed on what is installed: a change of either file installs again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # A worker takes a half of the tests in order, and steals when it is done: few fixtures are made twice.

@@ -131,6 +131,13 @@ def part_of(path: Path) -> str:
     return "slow" if re.search(r"^pytestmark = .*\bmark\.slow\b", path.read_text(), re.MULTILINE) else "fast"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Saves the fast part the imports of files that are slow as a whole."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    fast = config.option.markexpr == "not slow"
+    return True if fast and is_test and part_of(collection_path) == "slow" else None
+
+
 def floor_problems(passed: Counter[str], floors: dict[str, int]) -> list[str]:
     """Folders in which fewer tests passed than their floor says, and folders without a floor."""
     short = [

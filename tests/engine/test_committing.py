@@ -21,7 +21,7 @@ from tiebreak.engine.run.audit import audit_segments, compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.retention import ALL, LAST, Keep
+from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import run_tree
@@ -34,6 +34,7 @@ from .conftest import TRAINER
 NewRun = Callable[[str], RunDirectory]
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_TWO = Keep(2)
+LAST = Keep(0)
 MODES = [(keep, overlap) for keep in (ALL, EVERY_TWO, LAST) for overlap in (True, False)]
 
 

@@ -24,7 +24,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, Observer
 from tiebreak.engine.run.logs import NO_LOGS
-from tiebreak.engine.run.retention import LAST, Keep
+from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
@@ -229,7 +229,7 @@ def test_a_trainer_whose_logs_are_lost_is_told_so(flipped: RunDirectory) -> None
 def test_checkpoints_that_were_dropped_do_not_keep_anyone_from_auditing_segments(
     tmp_path: Path, flipping: type[Flipping]
 ) -> None:
-    for keep in (LAST, Keep(2)):
+    for keep in (Keep(0), Keep(2)):
         run = new_run(tmp_path / str(keep).replace(":", ""), logged_job())
         train(run, keep=keep)
         assert len(run.kept()) < 1 + STEPS // INTERVAL

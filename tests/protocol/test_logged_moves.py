@@ -9,15 +9,14 @@ from tests.protocol.logged import (
     logged_job,
     random_logs,
 )
-from tests.protocol.runs import SECRET, Liar, Run, duel, program
-from tests.protocol.walks import WALKS, Walk, other
+from tests.protocol.runs import Liar, Run, program
+from tests.protocol.walks import WALKS, Walks, other, walk
 from tiebreak.protocol.commitments.log_tree import NO_WORD, code_in, word_leaf
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, OpenChunk, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
-from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.trees import fold
 
@@ -28,23 +27,24 @@ PLAIN, SCATTER = 14, 20
 """Sums of 4 and 9 terms; the second has three chunks."""
 
 
-def walk(liar: Run) -> Walk:
-    made: Walk = []
-    duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
-    return made
-
-
-LOGGED_WALKS = {
-    "scatter": walk(Liar(JOB, 4, SCATTER, 140, bend_from=1, logs=LOGS)),
-    "plain": walk(Liar(JOB, 1, PLAIN, 0, logs=LOGS)),
-    "map": walk(Liar(JOB, 3, 24, 299, logs=LOGS)),
-    "single step": walk(Liar(JOB, 5, SCATTER, 3, bend_from=1, logs=LOGS)),
-}
+LOGGED_WALKS = Walks(
+    HONEST,
+    {
+        "scatter": Liar(JOB, 4, SCATTER, 140, bend_from=1, logs=LOGS),
+        "plain": Liar(JOB, 1, PLAIN, 0, logs=LOGS),
+        "map": Liar(JOB, 3, 24, 299, logs=LOGS),
+        "single step": Liar(JOB, 5, SCATTER, 3, bend_from=1, logs=LOGS),
+    },
+)
 
 
 def at(name: str, phase: Phase) -> tuple[GameState, Move]:
     """A state of a walk in which a move of this kind is due, and the move that was made."""
-    return next((state, move) for state, move, _ in (LOGGED_WALKS | WALKS)[name] if state.phase is phase)
+    return next(
+        (state, move)
+        for state, move, _ in (LOGGED_WALKS if name in LOGGED_WALKS else WALKS)[name]
+        if state.phase is phase
+    )
 
 
 def _siblings(move: Move) -> tuple[bytes, ...]:
@@ -221,6 +221,6 @@ def test_a_code_of_three_means_nothing() -> None:
 
 def test_a_walk_to_a_commit_or_a_source_asks_for_no_word() -> None:
     for leaf in (0, 3, 5, program().leaf_of_commit(0), program().leaf_of_commit(1)):
-        end = walk(Liar(JOB, 4, leaf, 0, logs=LOGS))[-1][2]
+        end = walk(Liar(JOB, 4, leaf, 0, logs=LOGS), HONEST)[-1][2]
         assert end.verdict is not None
         assert (end.verdict.winner, end.leaf, end.word) == (Side.CHALLENGER, leaf, NO_WORD)

@@ -1,7 +1,7 @@
-"""Games that were walked to their end once, and players for games that are: random, erratic, full of garbage."""
+"""Games that are walked to their end once, and players for games that are: random, erratic, full of garbage."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -26,24 +26,47 @@ COMMIT = program().leaf_of_commit(1)
 Walk = list[tuple[GameState, Move, GameState]]
 
 
-def walk(liar: Run, defender: Defender | None = None) -> Walk:
+class Walks(Mapping[str, Walk]):
+    """Every move of an honest challenger's game against each liar, by name; walked when first asked for."""
+
+    def __init__(self, honest: Run, liars: dict[str, Liar]) -> None:
+        self._honest = honest
+        self._liars = liars
+        self._made: dict[str, Walk] = {}
+
+    def __getitem__(self, name: str) -> Walk:
+        if name not in self._made:
+            self._made[name] = walk(self._liars[name], self._honest)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._liars)
+
+    def __len__(self) -> int:
+        return len(self._liars)
+
+
+def walk(liar: Run, honest: Run) -> Walk:
     """Every move of an honest challenger's game against a liar."""
     made: Walk = []
-    duel(liar, defender or Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))
+    duel(liar, Defender(liar), Challenger(honest, SECRET), on_move=lambda *x: made.append(x))
     return made
 
 
-WALKS = {
-    "terms": walk(Liar(JOB, 4, ARGMAX, 0, bend_from=1)),
-    "element": walk(Liar(JOB, 3, 24, 299)),
-    "state source": walk(Liar(JOB, 3, 3)),
-    "state source in a segment": walk(Liar(JOB, 4, 3)),
-    "state source in the first step": walk(Liar(JOB, 1, 3)),
-    "data source": walk(Liar(JOB, 4, 0)),
-    "constant": walk(Liar(JOB, 4, 5)),
-    "commit": walk(Liar(JOB, 4, COMMIT)),
-    "segment of one step": walk(Liar(JOB, 5, 24, 3)),
-}
+WALKS = Walks(
+    HONEST,
+    {
+        "terms": Liar(JOB, 4, ARGMAX, 0, bend_from=1),
+        "element": Liar(JOB, 3, 24, 299),
+        "state source": Liar(JOB, 3, 3),
+        "state source in a segment": Liar(JOB, 4, 3),
+        "state source in the first step": Liar(JOB, 1, 3),
+        "data source": Liar(JOB, 4, 0),
+        "constant": Liar(JOB, 4, 5),
+        "commit": Liar(JOB, 4, COMMIT),
+        "segment of one step": Liar(JOB, 5, 24, 3),
+    },
+)
 
 
 def at(name: str, phase: Phase) -> tuple[GameState, Move]:
