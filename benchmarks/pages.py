@@ -19,7 +19,7 @@ from benchmarks.figures import cases
 from benchmarks.table import RESULTS
 from tiebreak.cli.scale import human
 from tiebreak.sim.games.page import table
-from tiebreak.sim.incentives.costs import WHAT, Work, costs
+from tiebreak.sim.incentives.costs import WHAT, Workload, costs
 from tiebreak.sim.incentives.counts import transformer_counts, transformer_near
 from tiebreak.sim.incentives.figures import PRESETS
 from tiebreak.sim.incentives.findings import Findings, find, tables
@@ -64,7 +64,7 @@ def of_scale(sizes: Iterable[int]) -> str:
     for size in sizes:
         model = transformer_near(size, sequence=1024, batch=8)
         counts = transformer_counts(model, steps=10_000, interval=10)
-        columns.append((f"{model.parameters:,}", costs(Work(counts=counts, steps=10_000, interval=10)).named()))
+        columns.append((f"{model.parameters:,}", costs(Workload(counts=counts, steps=10_000, interval=10)).named()))
     rows = [(what, *(human(found[name], unit) for _, found in columns)) for name, (what, unit) in WHAT.items()]
     return table(("parameters", *(head for head, _ in columns)), rows)
 

@@ -16,10 +16,10 @@ from tiebreak.engine.run.retention import Keep
 from tiebreak.sim.incentives.costs import (
     MOST,
     WHAT,
-    Costs,
+    Estimates,
     Load,
     Means,
-    Work,
+    Workload,
     costs,
     first_limit,
     loads,
@@ -109,10 +109,10 @@ def scale(**options: Any) -> None:
         click.echo(f"wrote {options['output']}")
 
 
-def work_of(options: dict[str, Any]) -> Work:
+def work_of(options: dict[str, Any]) -> Workload:
     """The work that the options describe."""
     steps, interval = options["steps"], options["checkpoint_interval"]
-    return Work(counts=counts_from(options), steps=steps, interval=interval, jobs=options["jobs"],
+    return Workload(counts=counts_from(options), steps=steps, interval=interval, jobs=options["jobs"],
                 levels=options["levels"], keep=Keep.parse(options["keep"]), window=options["window"],
                 disputed=options["disputed"], step_seconds=options["step_seconds"])  # fmt: skip
 
@@ -132,9 +132,9 @@ def counts_from(options: dict[str, Any]) -> Counts:
     return counts
 
 
-def directions(work: Work, options: dict[str, Any]) -> dict[str, tuple[int, Callable[[int], Work]]]:
+def directions(work: Workload, options: dict[str, Any]) -> dict[str, tuple[int, Callable[[int], Workload]]]:
     """For each direction of growth, its present size and the work at another size. A captured program cannot grow."""
-    grown: dict[str, tuple[int, Callable[[int], Work]]] = {
+    grown: dict[str, tuple[int, Callable[[int], Workload]]] = {
         "steps": (work.steps, lambda size: replace(work, steps=size)),
         "jobs": (work.jobs, lambda size: replace(work, jobs=size)),
     }
@@ -144,7 +144,7 @@ def directions(work: Work, options: dict[str, Any]) -> dict[str, tuple[int, Call
     return grown
 
 
-def show(work: Work, found: Costs) -> None:
+def show(work: Workload, found: Estimates) -> None:
     """Prints the table of costs and the measurements that it rests on."""
     click.echo(f"{work.jobs:,} jobs of {work.steps:,} steps, a checkpoint every {work.interval:,}, keep {work.keep}")
     table = Table("cost", "value", header_style="dim")

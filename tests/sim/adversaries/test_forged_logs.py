@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import nearest, value
-from tests.sim.logged_yard import LoggedYard
+from tests.sim.logged_yard import Committed, LoggedYard, audit_logged, commit_logged
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFile, LogFiles, Segment
@@ -47,7 +47,7 @@ from tiebreak.sim.adversaries.forged_logs import (
     wrong_way,
 )
 from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.scenario import Committed, audit_logged, commit_logged, play_out
+from tiebreak.sim.games.scenario import play_out
 from tiebreak.sim.world.forking import fork
 
 

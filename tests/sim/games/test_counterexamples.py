@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.parts import slow_except
-from tests.sim.counterexamples.keep import KEPT, main
+from tests.sim.counterexamples.keep import KEPT, CounterExample, keep, load, load_all, main
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
-from tiebreak.sim.games.counterexamples import CounterExample, keep, load, load_all
 from tiebreak.sim.games.playing import play_line
 
 LINE, OTHER = "v1 seed=7 game=1 with=poison", "v1 seed=7 game=2"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim.counterexamples.keep import load
 from tests.sim.games.players import ADVERSARIES, play
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.games.counterexamples import load
 from tiebreak.sim.games.mixes import Mix, Repertoire
 from tiebreak.sim.games.records import RECORDS, Head, Json, read
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series, to_text, write_summary

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from fractions import Fraction
 
-from tiebreak.sim.incentives.setting import Costs, Setting
+from tiebreak.sim.incentives.economics import JobEconomics, TransactionCosts
 
-COSTS = Costs(way=30, settle=15, withdraw=8, challenge=40, reclaim=12, concede=19, equivocation=18, defence=280,
-              prosecution=260)  # fmt: skip
-JOB = Setting(
+COSTS = TransactionCosts(
+    way=30, settle=15, withdraw=8, challenge=40, reclaim=12, concede=19, equivocation=18, defence=280, prosecution=260
+)
+JOB = JobEconomics(
     reward=130_000, trainer_stake=400_000, challenger_stake=3000, training=100_000, audit=90_000, lie=20_000,
     segments=4, tampered=4, sampled=4, auditors=1, costs=COSTS,
 )  # fmt: skip

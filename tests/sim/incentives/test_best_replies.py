@@ -6,11 +6,10 @@ from random import Random
 
 import pytest
 
+from tests.sim.incentives import rules
 from tests.sim.incentives.jobs import JOB
-from tiebreak.sim.incentives import rules
-from tiebreak.sim.incentives.griefing import griefing
-from tiebreak.sim.incentives.model import auditor_payoff, extremes, trainer_payoff
-from tiebreak.sim.incentives.setting import CHEATS, HALF, Auditor, Costs, Setting, Trainer
+from tiebreak.sim.incentives.economics import CHEATS, HALF, Auditor, JobEconomics, Trainer, TransactionCosts
+from tiebreak.sim.incentives.model import auditor_payoff, extremes, griefing, trainer_payoff
 
 Best = frozenset[str]
 """All best replies: several where they pay the same."""
@@ -22,30 +21,30 @@ def _best(payoffs: dict[str, Fraction]) -> Best:
     return frozenset(name for name, payoff in payoffs.items() if payoff == most)
 
 
-def best_trainer(s: Setting) -> Best:
+def best_trainer(s: JobEconomics) -> Best:
     """By the closed forms."""
     payoffs = {str(Trainer.HONEST): trainer_payoff(s, Trainer.HONEST)}
     return _best(payoffs | {str(cheat): max(trainer_payoff(at, cheat) for at in extremes(s)) for cheat in CHEATS})
 
 
-def best_trainer_by_rules(s: Setting) -> Best:
+def best_trainer_by_rules(s: JobEconomics) -> Best:
     """Over every number of tampered segments and every story."""
     payoffs = {str(Trainer.HONEST): rules.expected_trainer(s, Trainer.HONEST)}
     every = [replace(s, tampered=x) for x in range(1, s.segments + 1)]
     return _best(payoffs | {str(cheat): max(rules.expected_trainer(at, cheat) for at in every) for cheat in CHEATS})
 
 
-def best_auditor(s: Setting, cheat: Trainer, lies: Fraction) -> Best:
+def best_auditor(s: JobEconomics, cheat: Trainer, lies: Fraction) -> Best:
     """By the closed forms."""
     return _best({str(own): auditor_payoff(s, own, cheat, lies) for own in Auditor})
 
 
-def best_auditor_by_rules(s: Setting, cheat: Trainer, lies: Fraction) -> Best:
+def best_auditor_by_rules(s: JobEconomics, cheat: Trainer, lies: Fraction) -> Best:
     """Over every story."""
     return _best({str(own): rules.expected_auditor(s, own, cheat, lies) for own in Auditor})
 
 
-def any_setting(rng: Random) -> Setting:
+def any_setting(rng: Random) -> JobEconomics:
     """One with every parameter at random, small enough that all its stories can be told."""
 
     def amount(most: int) -> int:
@@ -55,7 +54,7 @@ def any_setting(rng: Random) -> Setting:
         return rng.choice((Fraction(0), Fraction(1), HALF, Fraction(rng.randrange(101), 100)))
 
     training, segments, challenge = rng.randrange(1, 10**6), rng.randint(1, SEGMENTS), amount(500)
-    return Setting(
+    return JobEconomics(
         reward=training + amount(10**6), trainer_stake=amount(10**7), challenger_stake=amount(10**6), training=training,
         audit=amount(10**6), lie=amount(10**6), kept=share(), segments=segments, sampled=rng.randint(1, segments),
         whole_first=rng.random() < 1 / 2, auditors=rng.randint(1, 3), audit_probability=share(),
@@ -63,7 +62,7 @@ def any_setting(rng: Random) -> Setting:
         jackpot=amount(10**6), mirror=share(), rate=Fraction(rng.randrange(100), 10**9),
         job_seconds=rng.randrange(10**7), game_seconds=rng.randrange(10**6), burn=share(), challenge_burn=share(),
         oldest_paid=rng.random() < 1 / 2,
-        costs=Costs(
+        costs=TransactionCosts(
             way=amount(500), settle=amount(500), withdraw=amount(500), challenge=challenge, reclaim=amount(500),
             concede=amount(500), equivocation=amount(500), defence=amount(5000), prosecution=challenge + amount(5000),
         ),

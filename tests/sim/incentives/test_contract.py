@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from tests.chain import support
+from tests.sim.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
@@ -13,15 +14,14 @@ from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.game.moves import Descend
 from tiebreak.protocol.game.rules import start
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
-from tiebreak.sim.incentives.setting import Setting
+from tiebreak.sim.incentives.economics import JobEconomics
 
 KEYS = {CLIENT: support.CLIENT, TRAINER: support.TRAINER, SYBIL: support.STRANGER, auditor(0): support.CHALLENGER}
 BURN_ADDRESS = Address(bytes(18) + b"\xde\xad")
 JOB = replace(support.JOB, reward=1000, trainer_stake=701, challenger_stake=90)
 RECORDS = [sha256(bytes([number])).digest() for number in range(JOB.checkpoints)]
 TREE = run_tree(RECORDS, JOB.steps, JOB.checkpoint_interval)
-SETTING = Setting(reward=1000, trainer_stake=701, challenger_stake=90, training=0, audit=0)
+SETTING = JobEconomics(reward=1000, trainer_stake=701, challenger_stake=90, training=0, audit=0)
 
 
 class Board:
@@ -92,7 +92,7 @@ def chain() -> EmbeddedChain:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_ledger_pays_as_the_contract_does(chain: EmbeddedChain, ending: str) -> None:
     board = Board(chain, replace(JOB, nonce=1000 + list(ENDINGS).index(ending)))
-    ledger = Ledger(setting=SETTING)
+    ledger = Ledger(job=SETTING)
     ledger.accept()
     for name, *who in ENDINGS[ending]:
         getattr(board, name)(*who)

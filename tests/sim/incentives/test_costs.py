@@ -1,4 +1,4 @@
-"""Costs of a job: what is counted is counted exactly, and estimates meet measurements that they were not fitted to."""
+"""Estimates of a job: counts are exact, and the rest meets measurements that it was not fitted to."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives import costs as estimates
-from tiebreak.sim.incentives.costs import MOST, Means, Work, costs, first_limit, loads, transformer_work, walk
+from tiebreak.sim.incentives.costs import MOST, Means, Workload, costs, first_limit, loads, transformer_work, walk
 from tiebreak.sim.incentives.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import cost
 
@@ -37,9 +37,9 @@ SCALE = cases("scale")
 HELD_OUT = [name for name, case in SCALE.items() if case.get("steps: held out")]
 
 
-def work(**changes: Any) -> Work:
+def work(**changes: Any) -> Workload:
     values = {"counts": transformer_counts(GPT2, steps=100, interval=10), "steps": 100, "interval": 10}
-    return Work(**(values | changes))
+    return Workload(**(values | changes))
 
 
 # ---------------------------------------------------------------- counted

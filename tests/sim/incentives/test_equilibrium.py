@@ -7,25 +7,37 @@ from fractions import Fraction
 import pytest
 
 from tests.sim.incentives.jobs import CHANGED, COSTS, JOB
+from tests.sim.incentives.rules import expected_auditor, expected_trainer
+from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 from tiebreak.sim.incentives.equilibrium import (
     GRID,
     Equilibrium,
     advantage,
     deterrent,
-    single_auditor,
     solve,
     threshold,
 )
-from tiebreak.sim.incentives.model import best_cheat, trainer_payoff
-from tiebreak.sim.incentives.rules import expected_auditor, expected_trainer
-from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
+from tiebreak.sim.incentives.model import best_cheat, finder_payoff, trainer_payoff
 
 
 def nearly(found: Fraction, expected: Fraction) -> bool:
     return abs(found - expected) <= Fraction(2, GRID)
 
 
-def indifferent(s: Setting, found: Equilibrium) -> tuple[Fraction, Fraction]:
+def single_auditor(s: JobEconomics, strategy: Trainer) -> tuple[Fraction, Fraction] | None:
+    """Closed form of the mixed equilibrium with one auditor and no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
+
+    w: the gain of an auditor that found a lie of this cheat. a: the replay that a sample needs before a challenge.
+    Returns None where there is no mixed equilibrium.
+    """
+    wanted, gain = threshold(s, strategy), finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
+    if wanted is None or gain <= 0 or s.false_alarm or s.planted or not s.proven:
+        return None
+    p, q = wanted / s.detection, (s.replay - s.fee) / (s.detection * gain)
+    return (p, q) if 0 < p <= 1 and 0 <= q <= 1 else None
+
+
+def indifferent(s: JobEconomics, found: Equilibrium) -> tuple[Fraction, Fraction]:
     """By the rules, story by story: what cheating pays above honesty, and auditing above laziness."""
     at = replace(s, audit_probability=found.audit_probability, tampered=found.tampered)
     cheating = expected_trainer(at, found.cheat) - expected_trainer(at, Trainer.HONEST)

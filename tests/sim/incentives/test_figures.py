@@ -12,18 +12,18 @@ import pytest
 
 from tiebreak.engine.run.audit import detection_probability
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
-from tiebreak.sim.incentives.measured import WORST, Gas, dispute, measured, sides
+from tiebreak.sim.incentives.measured import WORST, dispute, measured, sides
 from tiebreak.sim.incentives.model import conditions, honesty
 from tiebreak.sim.incentives.recommend import least_stake, margins, rates, recommend, times
-from tiebreak.sim.incentives.setting import Setting
 
 NEEDED = {"steps": 1000, "seconds_per_step": Decimal("1.5"), "machine_hour": 2, "lie_value": 10, "harm": 10}
 
 
 @pytest.fixture(scope="module")
-def gas() -> Gas:
+def gas() -> dict[str, int]:
     return measured(5)
 
 
@@ -86,8 +86,8 @@ def test_a_figure_out_of_range_is_refused(changes: dict[str, int], message: str)
 def test_each_side_has_its_own_gas_of_a_measured_game(cases: Callable[[], None]) -> None:
     for levels in range(1, 6):
         game, found = dispute(levels), measured(levels)
-        assert abs(found.defence + found.prosecution - game["in all"]) <= 1
-        assert found.prosecution > game["challenge"] + game["prove"]
+        assert abs(found["defence"] + found["prosecution"] - game["in all"]) <= 1
+        assert found["prosecution"] > game["challenge"] + game["prove"]
         cases()
 
 
@@ -104,31 +104,31 @@ def test_detection_is_that_of_an_audit(cases: Callable[[], None]) -> None:
     for total in range(1, 9):
         for sampled in range(1, total + 1):
             for tampered in range(1, total + 1):
-                s = Setting(reward=0, trainer_stake=0, challenger_stake=0, training=0, audit=0, segments=total,
+                s = JobEconomics(reward=0, trainer_stake=0, challenger_stake=0, training=0, audit=0, segments=total,
                             sampled=sampled, tampered=tampered)  # fmt: skip
                 assert abs(float(s.detection) - detection_probability(total, sampled, tampered)) < 1e-12
                 cases()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, gas: Gas) -> None:
+def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, gas: dict[str, int]) -> None:
     found = recommend(PRESETS[preset].figures, gas)
     assert found.holds
     assert len(found.conditions) == 5
 
 
 @pytest.mark.parametrize("changes", [{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}])
-def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: Gas) -> None:
+def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: dict[str, int]) -> None:
     f = Figures.of(changes, small())
     found = recommend(f, gas)
     assert found.holds
     lower = replace(found.terms, trainer_stake=found.terms.trainer_stake * 98 // 100)
-    s = f.setting(lower, gas)
+    s = f.economics(lower, gas)
     worst = replace(s, lie=s.lie * 2, training=s.training * 2), replace(s, audit_probability=s.audit_probability / 2)
     assert not all(honesty(at).holds for at in worst)
 
 
-def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: Gas) -> None:
+def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: dict[str, int]) -> None:
     f = small()
     found = recommend(f, gas)
     for margin in margins(f, gas, found):
@@ -143,7 +143,7 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
             inside = replace(f, **{name: getattr(f, name) * factor})
             outside = replace(f, **{name: getattr(f, name) * factor * step})
             holding, broken = (
-                [c.name for c in conditions(at.setting(found.terms, gas, fee=found.fee)) if not c.holds]
+                [c.name for c in conditions(at.economics(found.terms, gas, fee=found.fee)) if not c.holds]
                 for at in (inside, outside)
             )
             assert holding == []
@@ -151,7 +151,7 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
             cases()
 
 
-def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: Gas) -> None:
+def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: dict[str, int]) -> None:
     f = small()
     found = {margin.figure: margin for margin in margins(f, gas, recommend(f, gas))}
     up, down = found["value of the lie"].up, found["audit probability"].down
@@ -161,7 +161,7 @@ def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: Gas) ->
     assert down <= 1 / f.margin * Fraction(101, 100)
 
 
-def test_fewer_audits_need_larger_stakes(gas: Gas) -> None:
+def test_fewer_audits_need_larger_stakes(gas: dict[str, int]) -> None:
     found = rates(small(), gas)
     stakes = [rate.stake for rate in found]
     assert stakes == sorted(stakes)
@@ -169,19 +169,19 @@ def test_fewer_audits_need_larger_stakes(gas: Gas) -> None:
     assert [rate.replays for rate in found] == sorted((rate.replays for rate in found), reverse=True)
 
 
-def test_no_stake_is_enough_if_nothing_burns(gas: Gas) -> None:
+def test_no_stake_is_enough_if_nothing_burns(gas: dict[str, int]) -> None:
     f = replace(small(), lie_value=Fraction(10**6), capital_rate=Fraction(0))
     with pytest.raises(ConfigurationError, match="expected a stake that deters every cheat, got none"):
         least_stake(f, gas, recommend(f, gas).terms, burn=Fraction(0))
 
 
-def test_a_window_beyond_the_contracts_is_refused(gas: Gas) -> None:
+def test_a_window_beyond_the_contracts_is_refused(gas: dict[str, int]) -> None:
     f = replace(small(), seconds_per_step=Fraction(10**10), checkpoint_interval=100_000)
     with pytest.raises(ConfigurationError, match="expected a window of at most 274877906944 seconds"):
         recommend(f, gas)
 
 
-def test_findings_are_the_same_for_people_and_programs(gas: Gas) -> None:
+def test_findings_are_the_same_for_people_and_programs(gas: dict[str, int]) -> None:
     found = find(small(), gas)
     content = json.loads(json.dumps(document(found)))
     assert content["terms"]["trainer_stake"] == found.recommendation.terms.trainer_stake

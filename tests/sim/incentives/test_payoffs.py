@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, trainer_payoff
-from tiebreak.sim.incentives.rules import (
+from tests.sim.incentives.rules import (
     SYBIL,
     TRAINER,
     Ledger,
@@ -22,10 +20,12 @@ from tiebreak.sim.incentives.rules import (
     play,
     stories,
 )
-from tiebreak.sim.incentives.setting import CHEATS, Auditor, Costs, Setting, Trainer
+from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer, TransactionCosts
+from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, trainer_payoff
 
 
-def draw(s: Setting, players: Players, rng: Random, *, decoy: bool = False) -> Story:
+def draw(s: JobEconomics, players: Players, rng: Random, *, decoy: bool = False) -> Story:
     """One story at random: auditors draw segments one by one."""
     lie = decoy or players.trainer is not Trainer.HONEST
     audited, finders = [], []
@@ -53,10 +53,10 @@ shares = st.fractions(0, 1, max_denominator=12)
 
 
 @st.composite
-def settings_of_jobs(draw: st.DrawFn) -> Setting:
+def settings_of_jobs(draw: st.DrawFn) -> JobEconomics:
     segments = draw(st.integers(1, 5))
     challenge = draw(st.integers(0, 500))
-    return Setting(
+    return JobEconomics(
         reward=draw(amounts),
         trainer_stake=draw(amounts),
         challenger_stake=draw(amounts),
@@ -82,7 +82,7 @@ def settings_of_jobs(draw: st.DrawFn) -> Setting:
         burn=draw(shares),
         challenge_burn=draw(shares),
         oldest_paid=draw(st.booleans()),
-        costs=Costs(
+        costs=TransactionCosts(
             way=draw(st.integers(0, 500)),
             settle=draw(st.integers(0, 500)),
             withdraw=draw(st.integers(0, 500)),
@@ -98,7 +98,7 @@ def settings_of_jobs(draw: st.DrawFn) -> Setting:
 
 @settings(max_examples=80)
 @given(settings_of_jobs(), st.sampled_from(Trainer))
-def test_a_trainer_is_paid_what_the_closed_form_says(s: Setting, strategy: Trainer) -> None:
+def test_a_trainer_is_paid_what_the_closed_form_says(s: JobEconomics, strategy: Trainer) -> None:
     assert expected_trainer(s, strategy) == trainer_payoff(s, strategy)
 
 
@@ -106,7 +106,7 @@ def test_a_trainer_is_paid_what_the_closed_form_says(s: Setting, strategy: Train
 @settings(max_examples=120)
 @given(settings_of_jobs(), st.sampled_from(Auditor), st.sampled_from(Trainer), shares)
 def test_an_auditor_is_paid_what_the_closed_form_says(
-    s: Setting, own: Auditor, strategy: Trainer, lies: Fraction
+    s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fraction
 ) -> None:
     lies = Fraction(0) if strategy is Trainer.HONEST else lies
     assert expected_auditor(s, own, strategy, lies) == auditor_payoff(s, own, strategy, lies)
@@ -115,7 +115,7 @@ def test_an_auditor_is_paid_what_the_closed_form_says(
 @settings(max_examples=100)
 @given(settings_of_jobs(), st.sampled_from(Trainer), st.sampled_from([None, *Auditor]), st.booleans(), st.randoms())
 def test_no_wei_is_made_or_lost_and_nothing_stays_in_the_board(
-    s: Setting, strategy: Trainer, own: Auditor | None, decoy: bool, rng: Random
+    s: JobEconomics, strategy: Trainer, own: Auditor | None, decoy: bool, rng: Random
 ) -> None:
     players = Players(trainer=strategy, own=own)
     ledger = play(s, players, draw(s, players, rng, decoy=decoy))
@@ -127,14 +127,14 @@ def test_no_wei_is_made_or_lost_and_nothing_stays_in_the_board(
 
 @settings(max_examples=60)
 @given(settings_of_jobs(), st.sampled_from(Trainer), st.sampled_from([None, *Auditor]))
-def test_the_probabilities_of_all_stories_are_one(s: Setting, strategy: Trainer, own: Auditor | None) -> None:
+def test_the_probabilities_of_all_stories_are_one(s: JobEconomics, strategy: Trainer, own: Auditor | None) -> None:
     assert sum(chance for chance, _ in stories(s, Players(trainer=strategy, own=own))) == 1
 
 
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(settings_of_jobs())
-def test_no_share_of_the_work_pays_a_cheat_more_than_the_smallest_or_the_largest(s: Setting) -> None:
+def test_no_share_of_the_work_pays_a_cheat_more_than_the_smallest_or_the_largest(s: JobEconomics) -> None:
     payoff, strategy, tampered = best_cheat(s)
     everything = [replace(s, tampered=x) for x in range(1, s.segments + 1)]
     assert payoff == max(trainer_payoff(at, cheat) for at in everything for cheat in CHEATS)
@@ -142,13 +142,13 @@ def test_no_share_of_the_work_pays_a_cheat_more_than_the_smallest_or_the_largest
     assert {at.tampered for at in extremes(s)} == {1, s.segments}
 
 
-COSTS = Costs(
+COSTS = TransactionCosts(
     way=3, settle=2, withdraw=1, challenge=4, reclaim=2, concede=2, equivocation=3, defence=40, prosecution=30
 )
 
 
-def sample() -> Setting:
-    return Setting(
+def sample() -> JobEconomics:
+    return JobEconomics(
         reward=1200, trainer_stake=3001, challenger_stake=90, training=1000, audit=1100, lie=500, segments=10,
         tampered=2, sampled=3, auditors=3, audit_probability=Fraction(1, 3), false_alarm=Fraction(1, 50), costs=COSTS,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def test_games_at_random_pay_what_the_closed_form_says(cases: Callable[[], None]
 
 
 def test_a_job_cannot_be_settled_over_an_open_game_or_end_twice() -> None:
-    ledger = Ledger(setting=sample())
+    ledger = Ledger(job=sample())
     with pytest.raises(StateError, match="expected a job that is ACTIVE, got OFFERED"):
         ledger.settle()
     ledger.accept()
@@ -201,6 +201,6 @@ def test_a_setting_that_makes_no_sense_is_refused(field: str, value: object, mes
     with pytest.raises(ConfigurationError, match=message):
         replace(sample(), **{field: value})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="way: expected 0 or more wei, got -1"):
-        Costs(way=-1)
+        TransactionCosts(way=-1)
     with pytest.raises(ConfigurationError, match="lies: expected 0 of an honest trainer"):
         auditor_payoff(sample(), Auditor.LAZY, Trainer.HONEST, Fraction(1))

@@ -189,9 +189,4 @@ def test_another_process_plays_the_same_game(workshop: Workshop) -> None:
     printed = subprocess.run(  # our own interpreter, our own script
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     )
-    assert GameResult.from_json(json.loads(printed.stdout)) == GameResult.from_json(here)
-
-
-def test_a_result_survives_json(workshop: Workshop) -> None:
-    result = play(cheating(workshop), "json", Random(15))
-    assert GameResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert json.loads(printed.stdout) == json.loads(json.dumps(here))

@@ -3,19 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError
 from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.forged_logs import LogCheat
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
@@ -64,59 +59,6 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
     defender = ForgedEvidence(cheating, arena.interpreter, cheat)
     challenger = Evidence(own, arena.interpreter)
     match = play_out(market, agreement, head, defender, challenger)
-    return Fought(match, challenger, challenger.replayed_steps)
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A finished and signed run, posted as the last head of a job on the board."""
-
-    agreement: SignedJob
-    run: RunDirectory
-    head: SignedHead
-
-
-def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committed:
-    """A trainer takes `job`, the honest run's but for policy `logged` and the id, and computes it with its own logs."""
-    market = arena.market
-    agreement = market.sign(job)
-    market.open(agreement)
-    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
-    run = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
-    machine, logs = Tampered(arena.interpreter, cheat.tamper), Journal(run, cheat.logs.__getitem__)
-    Worker(run, machine, key=market.parties.trainer, logs=logs).work()
-    head = run.heads()[-1]
-    market.post(head)
-    return Committed(agreement, run, head)
-
-
-def audit_logged(
-    committed: Committed, auditor: Interpreter, honest: RunDirectory, path: Path
-) -> tuple[RunDirectory, LogReport]:
-    """The auditor's replay, which follows the published logs from the last checkpoint shared with the honest run.
-
-    Raises `CannotCheck` if the logs are missing or differ from the commitment.
-    """
-    theirs, same = committed.run.records(), 0
-    for own, their in zip(honest.records(), theirs, strict=False):
-        if own != their:
-            break
-        same = own.step
-    replay = fork(honest, path, committed.agreement, upto=same)
-    logs = Journal(replay, CommittedLogs(LogFiles(committed.run), committed.run.record_at).step_log)
-    Worker(replay, auditor, logs=logs).work()
-    return replay, logs.report
-
-
-def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: Interpreter) -> Fought:
-    """As `fight`, under policy `logged`: the auditor follows the cheat's logs as far as the rules allow."""
-    committed = commit_logged(arena, cheat, job, name)
-    own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
-    if compare(own, committed.head).agrees:
-        raise StateError(f"{cheat.name}: expected a run that its own logs do not lead to, got the same root")
-    defender = ForgedEvidence(committed.run, arena.interpreter, cheat, CommittedLogs.of(committed.run))
-    challenger = Evidence(own, auditor, CommittedLogs.of(own))
-    match = play_out(arena.market, committed.agreement, committed.head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)
 
 

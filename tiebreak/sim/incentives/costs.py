@@ -5,9 +5,9 @@ Sizes are counted from the program (`counts`). Times, memory and gas follow from
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.errors import ConfigurationError
@@ -36,7 +36,7 @@ MOST: Final = {"parameters": 10**15, "steps": 10**12, "jobs": 10**12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Workload:
     """Jobs of one kind.
 
     keep: which checkpoints stay on disk. window: seconds within which a trainer posts its next head. disputed: share of
@@ -81,56 +81,41 @@ class Work:
         return min(before, (self.keep.every - 1) * self.interval) if self.keep.every else before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What the work costs: seconds, bytes, gas, counts. `WHAT` describes each field."""
+def _estimate(what: str, unit: str) -> Any:
+    return field(metadata={"what": what, "unit": unit})
 
-    plain_step: float
-    trainer_step: float
-    worst_step: float
-    checkpoint: float
-    training: float
-    replay_move: float
-    dispute_time: float
-    memory: float
-    state_bytes: float
-    run_bytes: float
-    transactions: float
-    dispute_gas: float
-    heads: float
-    job_gas: float
-    all_auditing: float
-    all_bytes: float
-    all_gas: float
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """What the work costs. `WHAT` has the meaning and the unit of each field."""
+
+    plain_step: float = _estimate("a step in plain FP32 PyTorch", "s")
+    trainer_step: float = _estimate("a step of the trainer, policy exact", "s")
+    worst_step: float = _estimate("the same step on the worst data that were found", "s")
+    checkpoint: float = _estimate("hashing and writing a checkpoint", "s")
+    training: float = _estimate("training, and auditing, one whole job", "s")
+    replay_move: float = _estimate("the slowest move of a dispute: replaying a segment", "s")
+    dispute_time: float = _estimate("all that a party computes in a dispute", "s")
+    memory: float = _estimate("a trainer's peak memory", "bytes")
+    state_bytes: float = _estimate("one checkpoint", "bytes")
+    run_bytes: float = _estimate("a run directory", "bytes")
+    transactions: float = _estimate("transactions of a dispute, at most", "")
+    dispute_gas: float = _estimate("gas of a dispute, at most", "gas")
+    heads: float = _estimate("heads posted in a job", "")
+    job_gas: float = _estimate("gas of a job without a dispute", "gas")
+    all_auditing: float = _estimate("auditing all jobs", "s")
+    all_bytes: float = _estimate("run directories of all jobs", "bytes")
+    all_gas: float = _estimate("gas of all jobs and disputes", "gas")
 
     def named(self) -> dict[str, float]:
-        """All costs by name, in order."""
+        """All estimates by name, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-WHAT: Final = {
-    "plain_step": ("a step in plain FP32 PyTorch", "s"),
-    "trainer_step": ("a step of the trainer, policy exact", "s"),
-    "worst_step": ("the same step on the worst data that were found", "s"),
-    "checkpoint": ("hashing and writing a checkpoint", "s"),
-    "training": ("training, and auditing, one whole job", "s"),
-    "replay_move": ("the slowest move of a dispute: replaying a segment", "s"),
-    "dispute_time": ("all that a party computes in a dispute", "s"),
-    "memory": ("a trainer's peak memory", "bytes"),
-    "state_bytes": ("one checkpoint", "bytes"),
-    "run_bytes": ("a run directory", "bytes"),
-    "transactions": ("transactions of a dispute, at most", ""),
-    "dispute_gas": ("gas of a dispute, at most", "gas"),
-    "heads": ("heads posted in a job", ""),
-    "job_gas": ("gas of a job without a dispute", "gas"),
-    "all_auditing": ("auditing all jobs", "s"),
-    "all_bytes": ("run directories of all jobs", "bytes"),
-    "all_gas": ("gas of all jobs and disputes", "gas"),
-}
-"""The meaning and the unit of each cost."""
+WHAT: Final[dict[str, tuple[str, str]]] = {f.name: (f.metadata["what"], f.metadata["unit"]) for f in fields(Estimates)}
 
 
-def costs(work: Work) -> Costs:
+def costs(work: Workload) -> Estimates:
     """The costs of these jobs."""
     counts, board = work.counts, FIGURES["board"]
     features = {name: getattr(counts, name) for name in ("instructions", "products", "terms", "elements")}
@@ -153,7 +138,7 @@ def costs(work: Work) -> Costs:
     transactions, game = dispute_of(work)
     posted = board["create"] + board["accept"] + heads * board["head"]
     life = posted + board["settle"] + board["withdraw"]
-    return Costs(
+    return Estimates(
         plain_step=plain,
         trainer_step=step,
         worst_step=step * float(WORST),
@@ -174,7 +159,7 @@ def costs(work: Work) -> Costs:
     )
 
 
-def dispute_of(work: Work) -> tuple[int, float]:
+def dispute_of(work: Workload) -> tuple[int, float]:
     """The largest (transactions, gas) of a dispute: over the longest sum, with the most expensive proof."""
     c = work.counts
     chunks = depth_of(-(-c.largest * DType.F32.size // CHUNK_BYTES))
@@ -247,7 +232,7 @@ class Load:
         return self.needed / self.limit
 
 
-def loads(work: Work, m: Means) -> list[Load]:
+def loads(work: Workload, m: Means) -> list[Load]:
     """All limits, those of the user's means and those of this version, sorted by share with the highest first."""
     c, n, own = costs(work), work.counts, Limits()
     time, gas = m.days * DAY, m.block_gas / m.block_seconds * m.chain_share * m.days * DAY
@@ -274,13 +259,15 @@ def loads(work: Work, m: Means) -> list[Load]:
     return sorted(found, key=lambda load: -load.share)
 
 
-def transformer_work(work: Work, parameters: int, *, sequence: int, batch: int) -> Work:
+def transformer_work(work: Workload, parameters: int, *, sequence: int, batch: int) -> Workload:
     """The same work on a GPT-2 with about this many parameters."""
     model = transformer_near(parameters, sequence=sequence, batch=batch)
     return replace(work, counts=transformer_counts(model, steps=work.steps, interval=work.interval))
 
 
-def first_limit(grown: Callable[[int], Work], start: int, most: int, means: Means) -> tuple[int | None, Load | None]:
+def first_limit(
+    grown: Callable[[int], Workload], start: int, most: int, means: Means
+) -> tuple[int | None, Load | None]:
     """How far work can grow, and the limit that it then meets.
 
     (None, limit): the limit is exceeded already. (most, None): no limit is met up to `most`.

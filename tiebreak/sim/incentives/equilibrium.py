@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, finder_payoff, trainer_payoff
-from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
+from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
+from tiebreak.sim.incentives.model import auditor_payoff, best_cheat, extremes, trainer_payoff
 
 GRID: Final = 1 << 48
 """A probability that is a root is given as the least sufficient multiple of 1 / GRID."""
@@ -33,11 +33,11 @@ class Equilibrium:
         return self.lies * (1 - self.discovery)
 
 
-def threshold(s: Setting, strategy: Trainer) -> Fraction | None:
+def threshold(s: JobEconomics, strategy: Trainer) -> Fraction | None:
     """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
 
     For a naive cheat, for instance: P* = (G + V - g) / (R + T + V(1-k) + gas of a lost game - ...). A payoff is linear
-    in P, so it is computed from the two ends. False alarms are those of the given setting.
+    in P, so it is computed from the two ends. False alarms are those of the given job.
     """
     never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
     honest = trainer_payoff(s, Trainer.HONEST)
@@ -58,7 +58,7 @@ def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
     return Fraction(high, GRID)
 
 
-def deterrent(s: Setting) -> tuple[Fraction, Trainer, int] | None:
+def deterrent(s: JobEconomics) -> tuple[Fraction, Trainer, int] | None:
     """(p*, strategy, tampered): how often each auditor must audit, and for which cheat.
 
     None if always is not enough.
@@ -77,20 +77,7 @@ def deterrent(s: Setting) -> tuple[Fraction, Trainer, int] | None:
     return found
 
 
-def single_auditor(s: Setting, strategy: Trainer) -> tuple[Fraction, Fraction] | None:
-    """Closed form of the mixed equilibrium with one auditor and no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
-
-    w: the gain of an auditor that found a lie of this cheat. a: the replay that a sample needs before a challenge.
-    Returns None where there is no mixed equilibrium.
-    """
-    wanted, gain = threshold(s, strategy), finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
-    if wanted is None or gain <= 0 or s.false_alarm or s.planted or not s.proven:
-        return None
-    p, q = wanted / s.detection, (s.replay - s.fee) / (s.detection * gain)
-    return (p, q) if 0 < p <= 1 and 0 <= q <= 1 else None
-
-
-def advantage(s: Setting, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int], interest: int = 0) -> Fraction:
+def advantage(s: JobEconomics, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int], interest: int = 0) -> Fraction:
     """What an audit pays above laziness if the others audit with probability p.
 
     interest: what discovering a lie saves the auditor besides, such as reward and harm for a client that audits itself.
@@ -102,7 +89,7 @@ def advantage(s: Setting, p: Fraction, lies: Fraction, cheat: tuple[Trainer, int
     return diligent - lazy + found * interest
 
 
-def solve(s: Setting, interest: int = 0) -> Equilibrium:
+def solve(s: JobEconomics, interest: int = 0) -> Equilibrium:
     """The symmetric equilibrium; if there are several, the one with the most audits.
 
     If all trainers lie, and auditing pays against one cheat but not against the next, `audit_probability` is where both

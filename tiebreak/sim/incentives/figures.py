@@ -1,4 +1,4 @@
-"""The figures that a user gives for a job. They are read strictly and turned into a `Setting`."""
+"""The figures that a user gives for a job. They are read strictly and turned into `JobEconomics`."""
 
 import json
 import tomllib
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.measured import WORST, Gas
-from tiebreak.sim.incentives.setting import MOST_AUDITORS, Setting
+from tiebreak.sim.incentives.economics import MOST_AUDITORS, JobEconomics, TransactionCosts
+from tiebreak.sim.incentives.measured import WORST
 
 WEI: Final = 10**18
 YEAR: Final = 365 * 24 * 3600
@@ -132,8 +132,8 @@ class Figures:
         """Number of posted heads: two in each window, so that a late one does not end the job; at least the last."""
         return min(self.segments, max(1, ceil(2 * self.training_seconds / window)))
 
-    def setting(self, terms: Terms, gas: Gas, **more: Any) -> Setting:
-        """The game under these terms. `more`: a fee, decoys, and rules that the contract does not have."""
+    def economics(self, terms: Terms, gas: Mapping[str, int], **more: Any) -> JobEconomics:
+        """The job under these terms. gas: as `measured`. more: a fee, decoys, rules that the contract does not have."""
         values: dict[str, Any] = {
             "reward": terms.reward,
             "trainer_stake": terms.trainer_stake,
@@ -150,9 +150,9 @@ class Figures:
             "rate": self.capital_rate / YEAR,
             "job_seconds": ceil(self.training_seconds) + terms.challenge_window,
             "game_seconds": 2 * terms.clock + 6 * terms.replay_time,
-            "costs": gas.costs(self.gas_price, self.heads(terms.challenge_window)),
+            "costs": TransactionCosts.of(gas, self.gas_price, self.heads(terms.challenge_window)),
         }
-        return Setting(**(values | more))
+        return JobEconomics(**(values | more))
 
 
 def _figures() -> dict[str, tuple[type, Range]]:

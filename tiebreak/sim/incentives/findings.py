@@ -1,17 +1,16 @@
 """Everything that follows from the figures of one job: tables for people, a document for programs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
+from tiebreak.sim.incentives.economics import JobEconomics, Trainer
 from tiebreak.sim.incentives.equilibrium import Equilibrium, solve
 from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
-from tiebreak.sim.incentives.griefing import Griefing, griefing
-from tiebreak.sim.incentives.measured import Gas
+from tiebreak.sim.incentives.model import Griefing, griefing
 from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
-from tiebreak.sim.incentives.setting import Setting, Trainer
 
 OPTIONS: Final = {
     "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
@@ -49,8 +48,8 @@ class Findings:
     """What follows from figures and measured gas."""
 
     figures: Figures
-    gas: Gas
-    setting: Setting
+    gas: Mapping[str, int]
+    economics: JobEconomics
     recommendation: Recommendation
     margins: tuple[Margin, ...]
     rates: tuple[Rate, ...]
@@ -58,13 +57,13 @@ class Findings:
     griefing: tuple[Griefing, ...]
 
 
-def find(f: Figures, gas: Gas) -> Findings:
+def find(f: Figures, gas: Mapping[str, int]) -> Findings:
     found = recommend(f, gas)
-    s = f.setting(found.terms, gas)
+    s = f.economics(found.terms, gas)
     return Findings(
         figures=f,
         gas=gas,
-        setting=s,
+        economics=s,
         recommendation=found,
         margins=margins(f, gas, found),
         rates=rates(f, gas),
@@ -73,7 +72,7 @@ def find(f: Figures, gas: Gas) -> Findings:
     )
 
 
-def regimes(s: Setting, found: Recommendation) -> Iterator[Regime]:
+def regimes(s: JobEconomics, found: Recommendation) -> Iterator[Regime]:
     """The contract without additions, and then several ways to make honesty pay under it."""
     yield Regime(name="nobody pays auditors", equilibrium=solve(s), cost=Fraction(0))
     own = solve(replace(s, auditors=1), interest=s.reward + s.harm)
@@ -130,7 +129,7 @@ def tables(found: Findings) -> tuple[Table, ...]:
 
 
 def _costs(found: Findings) -> Table:
-    f, s = found.figures, found.setting
+    f, s = found.figures, found.economics
     named: dict[str, Fraction | int] = {
         "training": s.training,
         "an audit": s.replay,
@@ -232,7 +231,7 @@ def document(found: Findings) -> dict[str, Any]:
     r = found.recommendation
     return {
         "figures": {name: str(getattr(found.figures, name)) for name in FIGURES},
-        "gas": asdict(found.gas),
+        "gas": dict(found.gas),
         "terms": {name: getattr(r.terms, name) for name in OPTIONS},
         "agree": list(agree_options(r)),
         "audit_fee": r.fee,

@@ -6,13 +6,11 @@ benchmarks.figures --commit` makes that file from the results of the benchmarks.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Final
 
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.setting import Costs
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(files(__package__).joinpath("measured.json").read_bytes())
 """
@@ -28,7 +26,6 @@ WORST: Final = Fraction(str(FIGURES["worst data"]))
 _SHOWING: Final = ("open_steps", "open_values", "open_tensor", "open_terms")
 """Openings that already show a tree, so that the challenger selects a node at once."""
 _OPENINGS: Final = (*_SHOWING, "open_chunk")
-_GWEI: Final = 10**9
 
 
 def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
@@ -36,41 +33,14 @@ def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
     return float(sum(unit * features[feature] for feature, unit in FIGURES[kind][name].items()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gas:
-    """Amounts of gas. defence, prosecution: all transactions of one side in a game that is walked to its end."""
+def measured(levels: int) -> dict[str, int]:
+    """Gas of each transaction, where a move of a dispute shows so many levels of a tree.
 
-    create: int
-    accept: int
-    head: int
-    settle: int
-    withdraw: int
-    challenge: int
-    reclaim: int
-    concede: int
-    timeout: int
-    equivocation: int
-    defence: int
-    prosecution: int
-    answer: int
-
-    def costs(self, gwei: Fraction, heads: int) -> Costs:
-        """The costs in wei at a gas price, for a job in which `heads` heads are posted."""
-        price = round(gwei * _GWEI)
-        single = ("settle", "withdraw", "challenge", "reclaim", "concede", "timeout", "equivocation")
-        sides = ("defence", "prosecution", "answer")
-        return Costs(
-            offer=price * self.create,
-            way=price * (self.accept + heads * self.head),
-            **{name: price * getattr(self, name) for name in (*single, *sides)},
-        )
-
-
-def measured(levels: int) -> Gas:
-    """The measured gas of games in which a move shows this many levels of a tree."""
+    defence, prosecution: all transactions of one side in a game that is walked to its end. answer: one move.
+    """
     game = dispute(levels)
     defence, prosecution = sides(game)
-    return Gas(**FIGURES["board"], defence=defence, prosecution=prosecution, answer=game["descend"])
+    return {**FIGURES["board"], "defence": defence, "prosecution": prosecution, "answer": game["descend"]}
 
 
 def dispute(levels: int) -> dict[str, int]:

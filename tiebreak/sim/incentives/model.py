@@ -3,7 +3,7 @@
 Notation of docs/economics.md: R reward; T, C stakes; W what of T a conviction pays out (`prover_part`); K training, A
 audit; x of S segments tampered with, G = K x/S saved; V the lie, k the share of V kept; p, d, n: each of n auditors
 audits with probability p and finds with probability d; P = 1 - (1 - p d)^n (`discovery`). All are exact, in wei.
-`tiebreak.sim.incentives.rules` pays out the same games event by event; tests compare the two.
+The tests pay out the same games event by event (`tests/sim/incentives/rules.py`) and compare.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.incentives.setting import CHEATS, Auditor, Setting, Trainer
+from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
 
 ZERO = Fraction(0)
 
 
-def trainer_payoff(s: Setting, strategy: Trainer) -> Fraction:
+def trainer_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The trainer's expected gain. Not taking the job gives 0."""
     if strategy is Trainer.HONEST:
         return _honest(s)
@@ -31,7 +31,7 @@ def trainer_payoff(s: Setting, strategy: Trainer) -> Fraction:
     return common + (1 - s.discovery) * settles + s.discovery * caught
 
 
-def _honest(s: Setting) -> Fraction:
+def _honest(s: JobEconomics) -> Fraction:
     """R - K - gas - capital, plus the stakes that false alarms bring, minus what they cost (defence, delay)."""
     costs = s.costs.way + s.costs.settle + s.costs.withdraw
     alarm = s.audit_probability * s.false_alarm
@@ -40,7 +40,7 @@ def _honest(s: Setting) -> Fraction:
     return s.reward - s.training - costs - s.capital(s.trainer_stake, s.job_seconds) + games - delay
 
 
-def _loss_if_caught(s: Setting, strategy: Trainer) -> Fraction:
+def _loss_if_caught(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The stake and gas that a trainer loses once it is accused."""
     if strategy is Trainer.NAIVE:
         return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
@@ -51,7 +51,7 @@ def _loss_if_caught(s: Setting, strategy: Trainer) -> Fraction:
     return Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw)
 
 
-def first_share(s: Setting) -> Fraction:
+def first_share(s: JobEconomics) -> Fraction:
     """E[1 / (1 + X)], X ~ Bin(n-1, p d): the chance that a finder is the first of all finders."""
     chance = s.audit_probability * s.detection
     if not chance or s.auditors == 0:
@@ -59,7 +59,7 @@ def first_share(s: Setting) -> Fraction:
     return (1 - (1 - chance) ** s.auditors) / (s.auditors * chance)
 
 
-def finder_payoff(s: Setting, strategy: Trainer) -> Fraction:
+def finder_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The expected gain from a challenge for an auditor that has found this cheat's lie, without replays."""
     first, late = first_share(s), s.costs.challenge + s.costs.reclaim + s.costs.withdraw
     if strategy is Trainer.NAIVE:
@@ -70,7 +70,7 @@ def finder_payoff(s: Setting, strategy: Trainer) -> Fraction:
     return first * -late if strategy is Trainer.INSURED else ZERO
 
 
-def _diligent(s: Setting, strategy: Trainer) -> Fraction:
+def _diligent(s: JobEconomics, strategy: Trainer) -> Fraction:
     """A diligent auditor's expected gain from one job that is not a decoy."""
     if strategy is Trainer.SELF:
         return ZERO  # the job is over before anybody could audit it
@@ -80,7 +80,7 @@ def _diligent(s: Setting, strategy: Trainer) -> Fraction:
     return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
 
 
-def _planted(s: Setting) -> Fraction:
+def _planted(s: JobEconomics) -> Fraction:
     """A diligent auditor's expected gain from a decoy, which concedes to the first finder.
 
     An audit may draw any of its segments, and the number of false ones is x, as for a cheat.
@@ -89,12 +89,12 @@ def _planted(s: Setting) -> Fraction:
     return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
 
 
-def _others_find(s: Setting) -> Fraction:
+def _others_find(s: JobEconomics) -> Fraction:
     """The probability that one of the other n-1 auditors finds a lie."""
     return 1 - (1 - s.audit_probability * s.detection) ** max(s.auditors - 1, 0)
 
 
-def _copying(s: Setting, strategy: Trainer) -> Fraction:
+def _copying(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The gain of copying another auditor's challenge without a replay.
 
     At best the copy is paid in place of the original.
@@ -110,7 +110,7 @@ def _copying(s: Setting, strategy: Trainer) -> Fraction:
     return ZERO if strategy is Trainer.SELF else claimed  # the other games are over before a copy could be made
 
 
-def _false_challenge(s: Setting, strategy: Trainer) -> Fraction:
+def _false_challenge(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The gain of a challenge without a replay that is then left to time out.
 
     Against a cheat that runs away, the stake comes back.
@@ -124,8 +124,8 @@ def _false_challenge(s: Setting, strategy: Trainer) -> Fraction:
     return -(s.costs.challenge + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds))
 
 
-def auditor_payoff(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
-    """An auditor's expected gain from a job. A share `lies` of the jobs are this cheat's; for the rest see `Setting`.
+def auditor_payoff(s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
+    """An auditor's expected gain from a job. `lies`: the share of jobs that are this cheat's.
 
     `strategy` HONEST: the only lies are planted ones.
     """
@@ -136,7 +136,7 @@ def auditor_payoff(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) 
     )
 
 
-def _of_job(s: Setting, own: Auditor, strategy: Trainer) -> Fraction:
+def _of_job(s: JobEconomics, own: Auditor, strategy: Trainer) -> Fraction:
     if own is Auditor.DILIGENT:
         return _diligent(s, strategy)
     if own is Auditor.COPYING:
@@ -146,7 +146,7 @@ def _of_job(s: Setting, own: Auditor, strategy: Trainer) -> Fraction:
     return ZERO if s.proven or strategy is Trainer.SELF else Fraction(s.fee)
 
 
-def _of_decoy(s: Setting, own: Auditor) -> Fraction:
+def _of_decoy(s: JobEconomics, own: Auditor) -> Fraction:
     """The gain from a decoy, which concedes to the first true challenge and lets a false one time out."""
     if own is Auditor.DILIGENT:
         return _planted(s)
@@ -155,7 +155,7 @@ def _of_decoy(s: Setting, own: Auditor) -> Fraction:
     return ZERO if s.proven else Fraction(s.fee)
 
 
-def extremes(s: Setting) -> tuple[Setting, ...]:
+def extremes(s: JobEconomics) -> tuple[JobEconomics, ...]:
     """The smallest and the largest cheat. P is concave in x and the gain is linear, so no other pays more than both."""
     return tuple(replace(s, tampered=x) for x in sorted({1, s.segments}))
 
@@ -174,7 +174,7 @@ class Condition:
         return self.slack >= 0
 
 
-def best_cheat(s: Setting, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction, Trainer, int]:
+def best_cheat(s: JobEconomics, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction, Trainer, int]:
     """(payoff, strategy, tampered segments) of the cheat that pays most; among equals, the safest."""
     found = (
         (trainer_payoff(at, cheat), -_loss_if_caught(at, cheat), cheat, at) for at in extremes(s) for cheat in cheats
@@ -183,19 +183,19 @@ def best_cheat(s: Setting, cheats: Iterable[Trainer] = CHEATS) -> tuple[Fraction
     return payoff, strategy, at.tampered
 
 
-def participation(s: Setting) -> Condition:
+def participation(s: JobEconomics) -> Condition:
     """An honest trainer does not lose by taking the job."""
     return Condition(name="honest training pays", slack=trainer_payoff(s, Trainer.HONEST))
 
 
-def honesty(s: Setting) -> Condition:
+def honesty(s: JobEconomics) -> Condition:
     """No way to cheat, on any share of the work, pays more than honest training."""
     payoff, strategy, tampered = best_cheat(s)
     slack = trainer_payoff(s, Trainer.HONEST) - payoff
     return Condition(name="no cheat pays more", slack=slack, binds=f"{strategy}; {tampered} of {s.segments} segments")
 
 
-def diligence(s: Setting) -> Condition:
+def diligence(s: JobEconomics) -> Condition:
     """If every trainer is honest, an audit pays at least as well as anything else that an auditor can do."""
     own = auditor_payoff(s, Auditor.DILIGENT, Trainer.HONEST, ZERO)
     others = [(auditor_payoff(s, other, Trainer.HONEST, ZERO), other) for other in Auditor if other != Auditor.DILIGENT]
@@ -203,21 +203,88 @@ def diligence(s: Setting) -> Condition:
     return Condition(name="auditing pays, with all trainers honest", slack=own - best, binds=str(other))
 
 
-def no_false_challenge(s: Setting) -> Condition:
+def no_false_challenge(s: JobEconomics) -> Condition:
     """A challenge of an honest head costs the challenger money."""
     return Condition(name="a false challenge costs", slack=-_false_challenge(s, Trainer.HONEST))
 
 
-def compensated(s: Setting) -> Condition:
+def compensated(s: JobEconomics) -> Condition:
     """The stake of a false challenge covers all costs of an honest trainer in a game that is walked to its end."""
     return Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s))
 
 
-def victims_loss(s: Setting) -> Fraction:
+def victims_loss(s: JobEconomics) -> Fraction:
     """An honest trainer's loss in a game that is walked to its end: its gas, and the delay of reward and stake."""
     return s.costs.defence + s.capital(s.reward + s.trainer_stake, s.game_seconds)
 
 
-def conditions(s: Setting) -> tuple[Condition, ...]:
-    """All conditions. Decoys and fees are part of the setting."""
+def conditions(s: JobEconomics) -> tuple[Condition, ...]:
+    """All conditions. Decoys and fees count."""
     return participation(s), honesty(s), diligence(s), no_false_challenge(s), compensated(s)
+
+
+# ---------------------------------------------------------------- harm for its own sake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Griefing:
+    """attacker: wei that it loses. harm: wei that its victims spend or forgo. compensation: wei that they are paid."""
+
+    attack: str
+    attacker: Fraction
+    harm: Fraction
+    compensation: Fraction
+
+    @property
+    def factor(self) -> Fraction | None:
+        """What a wei of harm costs the attacker; None if there is no harm."""
+        return self.attacker / self.harm if self.harm else None
+
+
+def false_challenges(s: JobEconomics, words: str) -> tuple[Griefing, Griefing]:
+    """A false challenge that is left to time out, and one that is walked to its end. In a series, all cost the same.
+
+    Several challenges delay the job only once: games can start until the window ends, and they run side by side.
+    """
+    locked = s.capital(s.challenger_stake, s.game_seconds)
+    late = s.capital(s.reward + s.trainer_stake, s.game_seconds)
+    silent = Griefing(
+        attack=f"false challenge, {words}, then silence",
+        attacker=s.costs.challenge + s.challenger_stake + locked,
+        harm=s.costs.answer + s.costs.timeout + late,
+        compensation=Fraction(s.challenge_to_trainer),
+    )
+    walked = Griefing(
+        attack=f"false challenge, {words}, to the end",
+        attacker=s.costs.prosecution + s.challenger_stake + locked,
+        harm=victims_loss(s),
+        compensation=Fraction(s.challenge_to_trainer),
+    )
+    return silent, walked
+
+
+def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
+    """The attacks of challengers and trainers that want nothing but the loss of others."""
+    stalled = s.capital(s.challenger_stake, s.game_seconds) + s.capital(s.reward, s.game_seconds)
+    return (
+        *false_challenges(s, "this stake"),
+        *false_challenges(replace(s, challenger_stake=0), "no stake"),
+        Griefing(
+            attack="a lie defended to the last second, and lost",
+            attacker=s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds),
+            harm=s.costs.prosecution + s.costs.withdraw + stalled,
+            compensation=Fraction(s.prover_part),
+        ),
+        Griefing(
+            attack="a lie, reported by itself once challenged",
+            attacker=Fraction(s.burned_part + s.costs.equivocation + s.costs.withdraw),
+            harm=s.replay + s.costs.challenge + s.costs.reclaim + s.costs.withdraw,
+            compensation=Fraction(s.prover_part if s.oldest_paid else 0),
+        ),
+        Griefing(
+            attack="a job accepted and left alone",
+            attacker=Fraction(s.trainer_stake + s.costs.way),
+            harm=s.costs.offer + s.capital(s.reward, s.job_seconds),
+            compensation=Fraction(s.trainer_stake),
+        ),
+    )

@@ -1,7 +1,7 @@
 """From a user's figures to terms under which honesty and diligence are best replies, with their margins of error."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import Figures
-from tiebreak.sim.incentives.measured import Gas
 from tiebreak.sim.incentives.model import Condition, conditions, first_share, honesty, victims_loss
-from tiebreak.sim.incentives.setting import Setting
 
 STAKE_BITS: Final = 128
 DIGITS: Final = 3
@@ -70,15 +69,15 @@ def times(f: Figures) -> Terms:
                  descent_levels=f.descent_levels)  # fmt: skip
 
 
-def reward_for(f: Figures, gas: Gas, terms: Terms) -> int:
+def reward_for(f: Figures, gas: Mapping[str, int], terms: Terms) -> int:
     """Training, gas and the capital of the stake, with the profit added, in wei."""
-    s = f.setting(terms, gas)
+    s = f.economics(terms, gas)
     own = s.training + s.costs.way + s.costs.settle + s.costs.withdraw + s.capital(s.trainer_stake, s.job_seconds)
     return rounded_up(own * (1 + f.profit))
 
 
-def _worse(s: Setting, margin: Fraction) -> Iterator[Setting]:
-    """The setting, and then variants of it, each with one assumption of the stake wrong by the margin."""
+def _worse(s: JobEconomics, margin: Fraction) -> Iterator[JobEconomics]:
+    """The job itself, and then variants, each with one assumption of the stake wrong by the margin."""
     yield s
     yield replace(s, lie=ceil(s.lie * margin))
     yield replace(s, training=ceil(s.training * margin))  # a step, or everything that is paid in dollars, costs more
@@ -86,12 +85,15 @@ def _worse(s: Setting, margin: Fraction) -> Iterator[Setting]:
     yield replace(s, audit_probability=s.audit_probability / margin)
 
 
-def least_stake(f: Figures, gas: Gas, terms: Terms, **rules: Any) -> int:
-    """The trainer's least stake that makes honesty its best reply in all of `_worse`, rounded up to three digits."""
+def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) -> int:
+    """The trainer's least stake that makes honesty its best reply in all of `_worse`, rounded up to three digits.
+
+    rules: fields of `JobEconomics` that differ from the contract.
+    """
 
     def deters(stake: int) -> bool:
         tried = replace(terms, trainer_stake=stake)
-        s = f.setting(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
+        s = f.economics(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
         return all(honesty(at).holds for at in _worse(s, f.margin))
 
     bits = bisect_left(range(STAKE_BITS), True, key=lambda bits: deters(1 << bits))
@@ -106,13 +108,13 @@ def least_stake(f: Figures, gas: Gas, terms: Terms, **rules: Any) -> int:
     return rounded_up(high)
 
 
-def least_fee(s: Setting, profit: Fraction) -> int:
+def least_fee(s: JobEconomics, profit: Fraction) -> int:
     """The fee for an audit that was made: compute and the cost of false alarms, with the profit added."""
     lost = s.costs.prosecution + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds) + s.second_replay
     return rounded_up((s.replay + s.false_alarm * lost) * (1 + profit))
 
 
-def least_decoys(s: Setting, profit: Fraction) -> Fraction | None:
+def least_decoys(s: JobEconomics, profit: Fraction) -> Fraction | None:
     """The share e of decoys for which e d (first (W + J - gas) - a) pays replay and profit; None if there is none.
 
     A decoy with one false segment among those that an audit may draw is the easiest to overlook, so x = 1 here.
@@ -124,17 +126,13 @@ def least_decoys(s: Setting, profit: Fraction) -> Fraction | None:
     return share if share <= 1 else None
 
 
-def recommend(f: Figures, gas: Gas, **rules: Any) -> Recommendation:
-    """The smallest terms with the figures' margin. `rules`: fields of `Setting` that differ from the contract."""
+def recommend(f: Figures, gas: Mapping[str, int]) -> Recommendation:
+    """The smallest terms with the figures' margin."""
     terms = times(f)
-    terms = replace(terms, trainer_stake=least_stake(f, gas, terms, **rules))
+    terms = replace(terms, trainer_stake=least_stake(f, gas, terms))
     terms = replace(terms, reward=reward_for(f, gas, terms))
-    s = f.setting(terms, gas, **rules)
-    kept = 1 - s.challenge_burn
-    if not kept:
-        raise ConfigurationError("challenge_burn: expected less than 1, got 1: nothing would pay the victim")
-    terms = replace(terms, challenger_stake=rounded_up(victims_loss(s) * f.margin / kept))
-    s = f.setting(terms, gas, **rules)
+    terms = replace(terms, challenger_stake=rounded_up(victims_loss(f.economics(terms, gas)) * f.margin))
+    s = f.economics(terms, gas)
     fee = least_fee(s, f.profit)
     checked = conditions(replace(s, fee=fee, proven=True))
     return Recommendation(terms=terms, fee=fee, planted=least_decoys(s, f.profit), conditions=checked)
@@ -155,13 +153,13 @@ class Rate:
         return self.replays + self.capital
 
 
-def rates(f: Figures, gas: Gas, **rules: Any) -> tuple[Rate, ...]:
+def rates(f: Figures, gas: Mapping[str, int]) -> tuple[Rate, ...]:
     """The stakes for several audit probabilities. The cheapest one balances replays against capital."""
     bare, found = times(f), []
     for probability in RATES:
         at = replace(f, audit_probability=probability)
-        terms = replace(bare, trainer_stake=least_stake(at, gas, bare, **rules))
-        s = at.setting(terms, gas, **rules)
+        terms = replace(bare, trainer_stake=least_stake(at, gas, bare))
+        s = at.economics(terms, gas)
         found.append(
             Rate(
                 probability=probability,
@@ -225,13 +223,13 @@ def _power(towards: Fraction, part: int) -> Fraction:
     return Fraction(float(towards) ** (part / _FINE)).limit_denominator(10**6)
 
 
-def margins(f: Figures, gas: Gas, found: Recommendation, **rules: Any) -> tuple[Margin, ...]:
+def margins(f: Figures, gas: Mapping[str, int], found: Recommendation) -> tuple[Margin, ...]:
     """The margins of every figure, with the recommended terms and fee fixed in wei."""
 
     def broken(at: Figures | None) -> str:
         if at is None:
             return ""
-        s = at.setting(found.terms, gas, fee=found.fee, proven=True, **rules)
+        s = at.economics(found.terms, gas, fee=found.fee, proven=True)
         return next((condition.name for condition in conditions(s) if not condition.holds), "")
 
     table = []

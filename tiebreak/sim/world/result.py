@@ -73,11 +73,3 @@ class GameResult:
     def to_json(self) -> dict[str, Any]:
         """The result as a `dict` that `json` can write."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "GameResult":
-        """The inverse of `to_json`. Accepts lists where JSON turned tuples into lists."""
-        lists = {name: tuple(data[name]) for name in ("adversaries", "violations")}
-        parties = tuple(PartyResult(**party) for party in data["parties"])
-        duels = tuple(DuelResult(**duel) for duel in data["duels"])
-        return cls(**{**data, **lists, "parties": parties, "duels": duels})

@@ -1,10 +1,11 @@
-"""One job as a game about money: every number that decides about gains. Amounts in wei, times in seconds."""
+"""Every number of one job that decides who gains what, and what its parties may choose. Wei and seconds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
-from typing import Final
+from typing import Final, Self
 
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -35,7 +36,7 @@ CHEATS: Final = (Trainer.NAIVE, Trainer.HEDGED, Trainer.INSURED, Trainer.SELF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class TransactionCosts:
     """The costs of transactions in wei: measured gas times a gas price.
 
     offer: create the job. way: accept it and post every head. settle, withdraw, challenge, reclaim, concede, timeout,
@@ -60,9 +61,16 @@ class Costs:
         for name in (entry.name for entry in fields(self)):
             _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
 
+    @classmethod
+    def of(cls, gas: Mapping[str, int], gwei: Fraction, heads: int) -> Self:
+        """The costs at a gas price, for a job in which `heads` heads are posted. gas: as `measured` returns it."""
+        price = round(gwei * 10**9)
+        same = {entry.name: price * gas[entry.name] for entry in fields(cls) if entry.name in gas}
+        return cls(offer=price * gas["create"], way=price * (gas["accept"] + heads * gas["head"]), **same)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class JobEconomics:
     """A job, its parties' costs, and how it is audited. Frozen: change it with `dataclasses.replace`.
 
     training: compute of the whole run. audit: compute of a whole replay. lie: what false weights are worth to the
@@ -108,7 +116,7 @@ class Setting:
     burn: Fraction = HALF
     challenge_burn: Fraction = Fraction(0)
     oldest_paid: bool = False
-    costs: Costs = field(default_factory=Costs)
+    costs: TransactionCosts = field(default_factory=TransactionCosts)
 
     def __post_init__(self) -> None:
         for name in ("reward", "trainer_stake", "challenger_stake", "training", "audit", "lie", "harm", "fee"):

@@ -1,8 +1,8 @@
 """The same games paid out event by event by the board's rules. The closed forms are tested against them.
 
-Nothing here uses `tiebreak.sim.incentives.model`. A story is one outcome of all random events: who audits, what each
-auditor draws, who comes first. `stories` lists all of them with their probabilities. `play` lets the parties act on a
-ledger that pays as `contracts/src/board/JobBoard.sol` does.
+Nothing here uses `tiebreak.sim.incentives.model`, so each of the two is the other's oracle. A story is one outcome of
+all random events: who audits, what each auditor draws, who comes first. `stories` lists all of them with their
+probabilities. `play` lets the parties act on a ledger that pays as `contracts/src/board/JobBoard.sol` does.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from itertools import combinations, product
 from typing import Final
 
 from tiebreak.protocol.errors import StateError
-from tiebreak.sim.incentives.setting import Auditor, Setting, Trainer
+from tiebreak.sim.incentives.economics import Auditor, JobEconomics, Trainer
 
 CLIENT: Final = "client"
 TRAINER: Final = "trainer"
@@ -33,7 +33,7 @@ def auditor(number: int) -> str:
 class Ledger:
     """What the board holds, and what everyone has gained so far. All accounts sum to zero at the end."""
 
-    setting: Setting
+    job: JobEconomics
     wealth: defaultdict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
     status: str = "OFFERED"
     games: list[str] = field(default_factory=list)
@@ -47,47 +47,47 @@ class Ledger:
     def accept(self) -> None:
         """Reward and stake go to the board."""
         self._require("OFFERED")
-        self.move(CLIENT, "board", self.setting.reward)
-        self.move(TRAINER, "board", self.setting.trainer_stake)
+        self.move(CLIENT, "board", self.job.reward)
+        self.move(TRAINER, "board", self.job.trainer_stake)
         self.status = "ACTIVE"
 
     def challenge(self, challenger: str) -> None:
         """A challenger stakes on a game."""
         self._require("ACTIVE")
-        self.move(challenger, "board", self.setting.challenger_stake)
+        self.move(challenger, "board", self.job.challenger_stake)
         self.games.append(challenger)
-        self.move(challenger, GAS, self.setting.costs.challenge)
+        self.move(challenger, GAS, self.job.costs.challenge)
 
     def defended(self, challenger: str) -> None:
         """The challenger lost: its stake goes to the trainer, minus the part that a changed rule burns."""
         self._require("ACTIVE")
         self.games.remove(challenger)
-        burned = self.setting.challenger_stake - int(
-            self.setting.challenger_stake * (1 - self.setting.challenge_burn)
+        burned = self.job.challenger_stake - int(
+            self.job.challenger_stake * (1 - self.job.challenge_burn)
         )  # fmt: skip
-        self.move("board", TRAINER, self.setting.challenger_stake - burned)
+        self.move("board", TRAINER, self.job.challenger_stake - burned)
         self.move("board", BURNED, burned)
 
     def convicted(self, challenger: str) -> None:
         """The trainer lost this game."""
         self._require("ACTIVE")
-        prover = self.games[0] if self.setting.oldest_paid else challenger
+        prover = self.games[0] if self.job.oldest_paid else challenger
         self.games.remove(challenger)
-        self.move("board", challenger, self.setting.challenger_stake)
+        self.move("board", challenger, self.job.challenger_stake)
         self._slash(prover)
 
     def equivocation(self, reporter: str) -> None:
         """Two heads of one count were reported."""
         self._require("ACTIVE")
-        self.move(reporter, GAS, self.setting.costs.equivocation)
-        self._slash(self.games[0] if self.setting.oldest_paid and self.games else reporter)
+        self.move(reporter, GAS, self.job.costs.equivocation)
+        self._slash(self.games[0] if self.job.oldest_paid and self.games else reporter)
 
     def reclaim(self, challenger: str) -> None:
         """A challenger takes its stake back from a game that was cut short by the end of the job."""
         self._require("SLASHED")
         self.games.remove(challenger)
-        self.move("board", challenger, self.setting.challenger_stake)
-        self.move(challenger, GAS, self.setting.costs.reclaim)
+        self.move("board", challenger, self.job.challenger_stake)
+        self.move(challenger, GAS, self.job.costs.reclaim)
 
     def settle(self) -> None:
         """Reward and stake go to the trainer."""
@@ -95,18 +95,18 @@ class Ledger:
         if self.games:
             raise StateError(f"expected no open game, got {len(self.games)}")
         self.status = "SETTLED"
-        self.move("board", TRAINER, self.setting.reward + self.setting.trainer_stake)
-        self.move(TRAINER, GAS, self.setting.costs.settle)
+        self.move("board", TRAINER, self.job.reward + self.job.trainer_stake)
+        self.move(TRAINER, GAS, self.job.costs.settle)
 
     def withdraw(self, account: str) -> None:
         """Pay the gas of a withdrawal. Its amount was counted when it was credited."""
-        self.move(account, GAS, self.setting.costs.withdraw)
+        self.move(account, GAS, self.job.costs.withdraw)
 
     def _slash(self, prover: str) -> None:
-        stake = self.setting.trainer_stake
-        paid = int(stake * (1 - self.setting.burn))
+        stake = self.job.trainer_stake
+        paid = int(stake * (1 - self.job.burn))
         self.status = "SLASHED"
-        self.move("board", CLIENT, self.setting.reward)
+        self.move("board", CLIENT, self.job.reward)
         self.move("board", prover, paid)
         self.move("board", BURNED, stake - paid)
 
@@ -130,19 +130,19 @@ class Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Players:
-    """own: what auditor 0 does; None: it audits with the setting's probability, as all others do."""
+    """own: what auditor 0 does; None: it audits with the job's probability, as all others do."""
 
     trainer: Trainer
     own: Auditor | None = None
 
-    def chance(self, s: Setting, number: int) -> Fraction:
+    def chance(self, s: JobEconomics, number: int) -> Fraction:
         """The probability that this auditor replays."""
         if number == 0 and self.own is not None:
             return Fraction(self.own is Auditor.DILIGENT)
         return s.audit_probability
 
 
-def disagreement(s: Setting, lie: bool) -> Fraction:
+def disagreement(s: JobEconomics, lie: bool) -> Fraction:
     """The probability that one replay disagrees, counted over all equally likely draws of segments."""
     if not lie:
         return s.false_alarm
@@ -150,7 +150,7 @@ def disagreement(s: Setting, lie: bool) -> Fraction:
     return Fraction(sum(any(segment < s.tampered for segment in draw) for draw in draws), len(draws))
 
 
-def stories(s: Setting, players: Players, *, decoy: bool = False) -> Iterator[tuple[Fraction, Story]]:
+def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterator[tuple[Fraction, Story]]:
     """All outcomes of the random events, with their probabilities."""
     finds = disagreement(s, decoy or players.trainer is not Trainer.HONEST)
     each = []
@@ -172,9 +172,9 @@ def stories(s: Setting, players: Players, *, decoy: bool = False) -> Iterator[tu
             yield probability * chance / len(orders), story
 
 
-def play(s: Setting, players: Players, story: Story) -> Ledger:
+def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
     """Play the job from acceptance to its end."""
-    ledger = Ledger(setting=s)
+    ledger = Ledger(job=s)
     trainer = Trainer.HONEST if story.decoy else players.trainer
     ledger.accept()
     computed = (
@@ -193,10 +193,10 @@ def play(s: Setting, players: Players, story: Story) -> Ledger:
 
 
 def _lock(ledger: Ledger, account: str, amount: int) -> None:
-    ledger.move(account, CAPITAL, amount * ledger.setting.rate * ledger.setting.game_seconds)
+    ledger.move(account, CAPITAL, amount * ledger.job.rate * ledger.job.game_seconds)
 
 
-def _audits(s: Setting, story: Story, players: Players, ledger: Ledger) -> None:
+def _audits(s: JobEconomics, story: Story, players: Players, ledger: Ledger) -> None:
     """Pay replays and their fees. A finder that drew a sample then replays the whole run."""
     for number in range(s.auditors):
         if number in story.audited:
@@ -212,11 +212,11 @@ def _audits(s: Setting, story: Story, players: Players, ledger: Ledger) -> None:
 def _silent_challenge(ledger: Ledger) -> None:
     """A false challenge that is left to time out."""
     ledger.challenge(auditor(0))
-    _lock(ledger, auditor(0), ledger.setting.challenger_stake)
+    _lock(ledger, auditor(0), ledger.job.challenger_stake)
     ledger.defended(auditor(0))
 
 
-def _with_honest(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+def _with_honest(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
     if players.own is Auditor.FALSE:
         _silent_challenge(ledger)
@@ -234,7 +234,7 @@ def _with_honest(s: Setting, players: Players, story: Story, ledger: Ledger) -> 
         ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
 
 
-def _with_naive(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
     if players.own is Auditor.FALSE:
         _silent_challenge(ledger)
@@ -260,7 +260,7 @@ def _with_naive(s: Setting, players: Players, story: Story, ledger: Ledger) -> N
     ledger.move("the world", TRAINER, s.kept * s.lie)
 
 
-def _with_hedged(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+def _with_hedged(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
     accusers = [auditor(0)] if players.own is Auditor.FALSE else [auditor(number) for number in story.finders[:1]]
     for who in accusers:
@@ -273,7 +273,7 @@ def _with_hedged(s: Setting, players: Players, story: Story, ledger: Ledger) -> 
         ledger.move("the world", TRAINER, s.kept * s.lie)
 
 
-def _with_insured(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+def _with_insured(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     ledger.challenge(SYBIL)
     _lock(ledger, SYBIL, s.challenger_stake)
     ledger.move(TRAINER, GAS, s.costs.concede)  # one of the two sides ends the game
@@ -290,14 +290,14 @@ def _with_insured(s: Setting, players: Players, story: Story, ledger: Ledger) ->
     ledger.move("the world", TRAINER, s.kept * s.lie)
 
 
-def _with_self(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+def _with_self(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     del players, story  # the job ends before anybody can act
     ledger.equivocation(SYBIL)
     ledger.withdraw(SYBIL)
     ledger.move("the world", TRAINER, s.kept * s.lie)
 
 
-def _with_decoy(s: Setting, players: Players, story: Story, ledger: Ledger) -> None:
+def _with_decoy(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
     if players.own is Auditor.FALSE:
         _silent_challenge(ledger)
@@ -308,7 +308,7 @@ def _with_decoy(s: Setting, players: Players, story: Story, ledger: Ledger) -> N
         ledger.move(CLIENT, who, s.jackpot)
 
 
-_SCRIPTS: Final[dict[Trainer | None, Callable[[Setting, Players, Story, Ledger], None]]] = {
+_SCRIPTS: Final[dict[Trainer | None, Callable[[JobEconomics, Players, Story, Ledger], None]]] = {
     Trainer.HONEST: _with_honest,
     Trainer.NAIVE: _with_naive,
     Trainer.HEDGED: _with_hedged,
@@ -318,7 +318,7 @@ _SCRIPTS: Final[dict[Trainer | None, Callable[[Setting, Players, Story, Ledger],
 }
 
 
-def expected_trainer(s: Setting, strategy: Trainer) -> Fraction:
+def expected_trainer(s: JobEconomics, strategy: Trainer) -> Fraction:
     """The expected gain of both of the trainer's accounts, over all stories."""
     players = Players(trainer=strategy)
     total = Fraction(0)
@@ -328,7 +328,7 @@ def expected_trainer(s: Setting, strategy: Trainer) -> Fraction:
     return total
 
 
-def expected_auditor(s: Setting, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
+def expected_auditor(s: JobEconomics, own: Auditor, strategy: Trainer, lies: Fraction) -> Fraction:
     """The expected gain of auditor 0, over decoys, lies and all stories."""
     worlds = [
         (s.planted, Trainer.HONEST, True),
