@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +13,7 @@ from tests.engine.lowering_bench import Function, check_modules
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 
 
@@ -46,16 +48,21 @@ def test_functions(cases: CaseCounter) -> None:
     cases(len(FUNCTIONS))
 
 
-def apply(operator: str, x: Tensor, *arguments: object) -> Tensor:
-    """One operator's rule on one tensor, executed by the engine."""
-    b = Builder()
-    dtypes = {torch.float32: DType.F32, torch.int64: DType.I64}
-    ref = b.data("x", dtypes[x.dtype], tuple(x.shape))
-    found: Ref = b.copy(RULES[operator](Context(b, x), ref, *arguments))
+def executed(b: Builder, x: Tensor) -> list[Tensor]:
+    """The values of a builder's instructions, of which the first is the data x."""
     values, arithmetic = [x], Arithmetic()
     for instruction in b.instructions[1:]:
         values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
-    return values[found.value]
+    return values
+
+
+def apply(operator: str, x: Tensor, *arguments: object) -> Tensor:
+    """One operator's rule on one tensor, executed by the engine."""
+    b = Builder()
+    dtypes = {torch.float32: DType.F32, torch.int64: DType.I64, torch.bool: DType.BOOL}
+    ref = b.data("x", dtypes[x.dtype], tuple(x.shape))
+    found: Ref = b.copy(RULES[operator](Context(b, x), ref, *arguments))
+    return executed(b, x)[found.value]
 
 
 EDGES = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 8388607.5, -8388607.5, 8388609.0, 4194303.5, 3e38, -3e38]
@@ -113,8 +120,55 @@ def test_nearest_positions_are_ratios_of_integers(cases: CaseCounter) -> None:
             ref = b.data("x", DType.F32, (1, 1, size))
             context = Context(b, torch.empty(1, 1, out))
             found = b.copy(RULES["upsample_nearest1d.default"](context, ref, [out], None))
-            values, arithmetic = [x], Arithmetic()
-            for instruction in b.instructions[1:]:
-                values.append(arithmetic.execute(instruction, [values[o.value] for o in instruction.operands], 0))
-            assert values[found.value].flatten().tolist() == [float(o * size // out) for o in range(out)]
+            assert executed(b, x)[found.value].flatten().tolist() == [float(o * size // out) for o in range(out)]
             cases()
+
+
+def test_empty_tensors_take_no_instruction(cases: CaseCounter) -> None:
+    def nothing(x: Tensor) -> Tensor:
+        none = x[:, 3:]  # (2, 0, 5)
+        product = torch.einsum("bkw,bkv->bwv", none, none)  # a sum of no terms
+        parts = [none.sum(1), none.prod(1), torch.cat([none, x, none], 1).sum(1), F.pad(none, (0, 0, 1, 1)).sum(1)]
+        return torch.stack([*parts, product[:, 0], none.ne(0).any(1).to(x.dtype)]) + none.flatten(1).roll(1).numel()
+
+    check_modules({"nothing": nothing}, (3, 5))
+    cases()
+
+
+def test_the_extreme_of_nothing_is_refused() -> None:
+    b = Builder()
+    with pytest.raises(NotImplementedError, match="an extreme of no elements"):
+        b.max(b.full((0,), 0.0))
+
+
+def test_a_tensor_of_the_state_has_elements() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected elements in model.w, got shape \(0, 3\)"):
+        Builder().state("model.w", DType.F32, (0, 3))
+
+
+def test_an_instruction_without_a_form_is_refused_where_it_is_made() -> None:
+    b = Builder()
+    with pytest.raises(NotImplementedError, match=r"this function of .*BOOL"):
+        b.add(b.const(True, DType.BOOL), b.const(True, DType.BOOL))
+    with pytest.raises(NotImplementedError, match="more than 8 dims at once"):
+        b.copy(b.iota((2,) * 4, (8, 4, 2, 1)).expand((2,) * 9))
+
+
+def test_extremes_of_integers_and_bools(cases: CaseCounter) -> None:
+    least = -(1 << 63)
+    for values in ([[3, least, 5], [least, 1, (1 << 63) - 1]], [[True, False, True], [False, False, False]]):
+        x = torch.tensor(values)
+        for name, dims in (("amax", [0]), ("amin", [1]), ("amin", [0, 1])):
+            assert apply(f"{name}.default", x, dims).tolist() == getattr(x, name)(dims).tolist()
+        assert apply("argmin.default", x, 1).tolist() == x.long().argmin(1).tolist()
+        cases(4)
+    assert apply("isinf.default", torch.tensor([3])).tolist() == [False]
+
+
+def test_a_rule_that_fails_is_a_problem_of_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_c: Context, x: Ref) -> Ref:
+        return x.select(x.rank - 1, 99)
+
+    monkeypatch.setitem(RULES, "exp.default", broken)
+    with pytest.raises(ConfigurationError, match=r"exp.default \(at parts.0:exp\): its rule does not cover this"):
+        check_modules({"exp": torch.exp}, (2,))

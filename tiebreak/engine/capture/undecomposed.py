@@ -7,6 +7,7 @@ internals of torch.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def _names() -> list[str]:
     return sorted({_packet(name) for name in WHOLE} | set(_COMPILED))
 
 
+@cache  # torch collects its table anew, which takes longer than tracing a small model
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """torch's core decompositions, without those of operators that stay whole."""
     kept = {f"aten::{name}" for name in _names()}

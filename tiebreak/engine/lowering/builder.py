@@ -7,10 +7,13 @@ and most reshaping change only the map. `Builder` turns operations on refs into 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 
 from tiebreak.engine.lowering.strides import view_strides, walked
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
+    MAX_RANK,
     Access,
     DType,
     GatherParams,
@@ -28,6 +31,7 @@ from tiebreak.protocol.program.isa import (
     WindowFunction,
     WindowParams,
     row_major,
+    signatures,
 )
 from tiebreak.protocol.program.program import Program
 
@@ -139,13 +143,30 @@ class Builder:
         self._state: dict[str, Ref] = {}
 
     def emit(self, instruction: Instruction) -> Ref:
-        """The value of an instruction, which is emitted only if there is no equal one yet."""
+        """The value of an instruction, which is emitted only if there is no equal one yet.
+
+        Empty tensors and sums of no terms take no instruction. Raises `NotImplementedError` for what has no form.
+        """
+        if 0 in instruction.index_space:
+            if 0 not in instruction.shape and instruction.function != ReduceFunction.SUM:
+                raise NotImplementedError("an extreme of no elements; leave out dims of size 0")
+            return self.full(instruction.shape, 0, instruction.dtype)
         number = self._known.get(instruction)
         if number is None:
+            self._check(instruction)
             number = len(self.instructions)
             self.instructions.append(replace(instruction, origin=self.origin))
             self._known[instruction] = number
         return Ref(number, instruction.dtype, instruction.shape, row_major(instruction.shape))
+
+    def _check(self, instruction: Instruction) -> None:
+        types = tuple(self.instructions[operand.value].dtype for operand in instruction.operands)
+        accepted = signatures(instruction)
+        if accepted is not None and (types, instruction.dtype) not in accepted:
+            names = [t.name for t in types]
+            raise NotImplementedError(f"this function of {names}; cast to float32, int64 or bool before it")
+        if len(instruction.shape) > MAX_RANK or len(instruction.reduction) > MAX_RANK:
+            raise NotImplementedError(f"more than {MAX_RANK} dims at once; merge some with `reshape` or `flatten`")
 
     # sources
 
@@ -194,6 +215,8 @@ class Builder:
 
     def _named(self, known: dict[str, Ref], kind: SourceKind, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
         if name not in known:
+            if 0 in shape:
+                raise ConfigurationError(f"expected elements in {name}, got shape {tuple(shape)}; remove it")
             self.origin = name
             params = Slot(slot=0, name=name)
             known[name] = self.emit(
@@ -265,9 +288,11 @@ class Builder:
         """
         sizes = list(shape)
         if -1 in sizes:
-            sizes[sizes.index(-1)] = prod(x.shape) // -prod(sizes)
+            sizes[sizes.index(-1)] = prod(x.shape) // max(1, -prod(sizes))
         if prod(sizes) != prod(x.shape):
             raise ValueError(f"cannot reshape {x.shape} to {tuple(shape)}")
+        if 0 in sizes:
+            return self.full(sizes, 0, x.dtype)
         strides = view_strides(x.shape, x.strides, tuple(sizes))
         if strides is None:
             x = self.copy(x)
@@ -299,6 +324,8 @@ class Builder:
     def reduce_dims(self, function: ReduceFunction, dims: Sequence[int], *operands: Ref, keepdim: bool = False) -> Ref:
         """Reduces `dims` (empty: all) of one ref, or of the product of two refs of the same shape."""
         x = operands[0]
+        if not x.rank:
+            return self.const(0, DType.I64) if function == ReduceFunction.ARGMAX else reduce(self.mul, operands)
         chosen = sorted({x.dim(d) for d in dims}) if dims else list(range(x.rank))
         kept = [d for d in range(x.rank) if d not in chosen]
         moved = [operand.expand(x.shape).permute([*kept, *chosen]) for operand in operands]
@@ -324,7 +351,7 @@ class Builder:
     def mean(self, x: Ref, dims: Sequence[int] = (), *, keepdim: bool = False) -> Ref:
         """The sum over `dims` (empty: all), divided by the number of terms."""
         total = self.sum(x, dims, keepdim=keepdim)
-        return self.div(total, self.const(float(prod(x.shape) // prod(total.shape))))
+        return self.div(total, self.const(float(prod(x.shape) // max(1, prod(total.shape)))))
 
     def matmul(self, a: Ref, b: Ref) -> Ref:
         """(..., m, k) times (..., k, n); leading dims are broadcast."""
@@ -404,6 +431,8 @@ class Builder:
         outside: Ref | None = None,
     ) -> Ref:
         """`inside` from `lo` on, at every `step`-th element, in a tensor of `shape`; `fill` or `outside` around it."""
+        if 0 in inside.shape:
+            return self.full(shape, fill, inside.dtype) if outside is None else outside.expand(tuple(shape))
         steps = tuple(step) if step is not None else (1,) * len(lo)
         hi = tuple(a + (n - 1) * s + 1 for a, n, s in zip(lo, inside.shape, steps, strict=True))
         operands = [inside.access()] if outside is None else [inside.access(), outside.expand(tuple(shape)).access()]
@@ -430,8 +459,7 @@ class Builder:
             lo = tuple(start if e == d else 0 for e in range(part.rank))
             result = self.window(shape, part, lo, outside=result)
             start += part.shape[d]
-        if result is None:
-            raise ValueError("expected at least one tensor to concatenate")
+        assert result is not None  # there are parts
         return result
 
     # randomness

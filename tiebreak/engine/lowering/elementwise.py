@@ -149,14 +149,14 @@ def relu(c: Context, x: Ref) -> Ref:
 
 @lowers("maximum.default")
 def maximum(c: Context, x: Ref, y: Ref) -> Ref:
-    """The greater; NaN if either is."""
-    return c.b.map(MapFunction.MAX, c.ref(x), c.ref(y))
+    """The greater; NaN if either is; of bools: or."""
+    return c.b.map(MapFunction.OR if c.dtype == DType.BOOL else MapFunction.MAX, c.ref(x), c.ref(y))
 
 
 @lowers("minimum.default")
 def minimum(c: Context, x: Ref, y: Ref) -> Ref:
-    """The smaller; NaN if either is."""
-    return c.b.map(MapFunction.MIN, c.ref(x), c.ref(y))
+    """The smaller; NaN if either is; of bools: and."""
+    return c.b.map(MapFunction.AND if c.dtype == DType.BOOL else MapFunction.MIN, c.ref(x), c.ref(y))
 
 
 @lowers("clamp.default", "clamp.Tensor")

@@ -31,6 +31,8 @@ def embedding_backward(
 @lowers("index_select.default")
 def index_select(c: Context, x: Ref, d: int, index: Ref) -> Ref:
     """Chosen indices of a dim."""
+    if not x.rank:
+        return x
     order = [x.dim(d), *(e for e in range(x.rank) if e != x.dim(d))]
     rows = c.b.rows(x.permute(order), index)
     back = [order.index(e) for e in range(x.rank)]
@@ -150,6 +152,8 @@ def gather(c: Context, x: Ref, d: int, index: Ref, **_: bool) -> Ref:
 @lowers("scatter.value", "scatter.src")
 def scatter(c: Context, x: Ref, d: int, index: Ref, value: Ref | Scalar) -> Ref:
     """x with one element along dim d replaced (an index of size 1 there)."""
+    if not x.rank:
+        return c.ref(value)
     d = x.dim(d)
     if index.shape[d] != 1 or any(n != m for e, (n, m) in enumerate(zip(index.shape, x.shape, strict=True)) if e != d):
         raise NotImplementedError("scatter with more than one index along its dim")

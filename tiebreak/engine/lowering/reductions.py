@@ -18,7 +18,7 @@ def _dims(x: Ref, dims: Sequence[int] | int | None) -> Sequence[int]:
 def sum_(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
     """Exact sum; of bools and integers an i64."""
     x = c.ref(x)
-    return c.b.sum(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
+    return c.b.sum(x, _dims(x, dims), keepdim=keepdim)
 
 
 @lowers("mean.dim", "mean.default")
@@ -27,53 +27,62 @@ def mean(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = 
     return c.b.mean(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
 
 
+def _ordered(c: Context, x: Ref) -> Ref:
+    """x as numbers: bools have no order of their own."""
+    return c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
+
+
 @lowers("max.default", "amax.default")
 def amax(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
     """Greatest."""
-    return c.b.max(x, _dims(x, dims), keepdim=keepdim) if x.rank else x
+    return c.ref(c.b.max(_ordered(c, x), _dims(x, dims), keepdim=keepdim))
 
 
 @lowers("argmax.default")
 def argmax(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
     """First index of the greatest."""
-    x = c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
-    return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), x, keepdim=keepdim)
+    return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), _ordered(c, x), keepdim=keepdim)
 
 
 @lowers("max.dim")
 def max_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
     """Greatest and its first index."""
-    x = c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
+    x = _ordered(c, x)
     values = c.b.max(x, [d], keepdim=keepdim)
     return c.ref(values), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
 
 
-def _negated(c: Context, x: Ref) -> Ref:
-    return c.b.map(MapFunction.NEG, x)
+def _reversed(c: Context, x: Ref) -> Ref:
+    """x in reversed order: -x, or -1 - x of integers, whose least has no negative."""
+    x = _ordered(c, x)
+    return c.b.map(MapFunction.NEG, x) if x.dtype == DType.F32 else c.b.sub(c.b.const(-1, x.dtype), x)
 
 
 @lowers("min.default", "amin.default")
 def amin(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
-    """Least: the greatest of -x, negated."""
-    return _negated(c, c.b.max(_negated(c, x), _dims(x, dims), keepdim=keepdim)) if x.rank else x
+    """Least: the greatest in reversed order."""
+    return c.ref(_reversed(c, c.b.max(_reversed(c, x), _dims(x, dims), keepdim=keepdim)))
 
 
 @lowers("argmin.default")
 def argmin(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
     """First index of the least."""
-    return argmax(c, _negated(c, x), d, keepdim)
+    return argmax(c, _reversed(c, x), d, keepdim)
 
 
 @lowers("min.dim")
 def min_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
     """Least and its first index."""
-    greatest, index = max_dim(c, _negated(c, x), d, keepdim)
-    return _negated(c, greatest), index
+    x = _reversed(c, x)
+    least = _reversed(c, c.b.max(x, [d], keepdim=keepdim))
+    return c.ref(least), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
 
 
 @lowers("any.dim", "any.default", "any.dims")
 def any_(c: Context, x: Ref, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> Ref:
     """Whether any element is true."""
+    if 0 in x.shape:
+        return c.b.full(c.shape, False, DType.BOOL)
     counts = c.b.cast(c.b.cast(x, DType.BOOL), DType.I64)
     return c.b.cast(c.b.max(counts, _dims(x, dims), keepdim=keepdim), DType.BOOL)
 
@@ -87,8 +96,8 @@ def var_mean(
     average = c.b.mean(x, chosen, keepdim=True)
     centred = c.b.sub(x, average)
     squares = c.b.dot(centred, centred, chosen, keepdim=keepdim)
-    count = prod(x.shape) // prod(squares.shape)
-    divisor = count - (1 if correction is None else correction)
+    count = prod(x.shape) // max(1, prod(squares.shape))
+    divisor = max(0, count - (1 if correction is None else correction))
     flat = average if keepdim else average.squeeze(chosen)
     return c.b.div(squares, c.b.const(float(divisor))), flat
 

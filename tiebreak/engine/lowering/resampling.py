@@ -245,6 +245,8 @@ for _rank in (1, 2, 3):
 @lowers("roll.default", whole=True)
 def roll(c: Context, x: Ref, shifts: Sequence[int], dims: Sequence[int] = ()) -> Ref:
     """The end of a dim put in front: two windows."""
+    if 0 in x.shape:
+        return x
     if not dims:
         flat = roll(c, c.b.reshape(x, (-1,)), shifts, [0])
         return c.b.reshape(flat, x.shape)
@@ -269,6 +271,8 @@ def repeat(c: Context, x: Ref, _times: Sequence[int]) -> Ref:
 @lowers("unfold.default")
 def unfold(_c: Context, x: Ref, d: int, size: int, step: int) -> Ref:
     """Windows of a dim, as an overlapping view."""
+    if not x.rank:
+        return x.expand(_c.shape)  # one window of one element, or of none
     d = x.dim(d)
     count = (x.shape[d] - size) // step + 1
     shape = (*x.shape[:d], count, *x.shape[d + 1 :], size)
@@ -280,6 +284,8 @@ def unfold(_c: Context, x: Ref, d: int, size: int, step: int) -> Ref:
 def unfold_backward(c: Context, grad: Ref, shape: Sequence[int], d: int, size: int, step: int) -> Ref:
     """Each element gets the exact sum of the windows that hold it: a scatter_sum."""
     shape = tuple(shape)
+    if not shape:
+        return c.b.sum(grad)
     d %= len(shape)
     reduction = (grad.shape[d], size)
     dims = (*shape, *reduction)

@@ -56,6 +56,8 @@ def prod(c: Context, x: Ref, d: int | None = None, keepdim: bool = False, **_: A
     x = c.ref(x)
     if d is None:
         x, d = c.b.reshape(x, (-1,)), 0
+    if 0 in x.shape:
+        return c.b.full(c.shape, 1, x.dtype)
     d = x.dim(d)
     while (n := x.shape[d]) > 1:
         half = n // 2

@@ -125,7 +125,8 @@ def flip(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
 @lowers("cat.default")
 def cat(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
     """One after the other; parts of size 0 are skipped as in torch."""
-    return c.b.cat([c.ref(part) for part in parts if 0 not in part.shape], d)
+    whole = [c.ref(part) for part in parts if 0 not in part.shape]
+    return c.b.cat(whole, d) if whole else c.b.full(c.shape, 0, c.dtype)
 
 
 @lowers("stack.default")
