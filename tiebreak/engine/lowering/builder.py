@@ -96,6 +96,13 @@ class Ref:
         strides = (*self.strides[:d], self.strides[d] * step, *self.strides[d + 1 :])
         return replace(self, shape=shape, strides=strides, offset=self.offset + span.start * self.strides[d])
 
+    def unfold(self, d: int, count: int, size: int, step: int = 1, dilation: int = 1) -> "Ref":
+        """`count` windows of dim d, `step` apart; their `size` elements, `dilation` apart, become a last dim."""
+        d = self.dim(d)
+        shape = (*self.shape[:d], count, *self.shape[d + 1 :], size)
+        strides = (*self.strides[:d], self.strides[d] * step, *self.strides[d + 1 :], self.strides[d] * dilation)
+        return replace(self, shape=shape, strides=strides)
+
     def select(self, d: int, index: int) -> "Ref":
         """Drops dim d by reading it at one index."""
         d = self.dim(d)
@@ -356,13 +363,27 @@ class Builder:
     def matmul(self, a: Ref, b: Ref) -> Ref:
         """(..., m, k) times (..., k, n); leading dims are broadcast."""
         lead = broadcast(a.shape[:-2], b.shape[:-2])
-        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        if b.shape[-2] != k:
-            raise ValueError(f"cannot multiply {a.shape} by {b.shape}")
-        left = a.expand((*lead, m, k)).unsqueeze(len(lead) + 1).expand((*lead, m, n, k))
-        right = b.expand((*lead, k, n)).permute([*range(len(lead)), len(lead) + 1, len(lead)])
-        right = right.unsqueeze(len(lead)).expand((*lead, m, n, k))
-        return self.reduce(ReduceFunction.SUM, (*lead, m, n), (k,), left.access(), right.access())
+        dims = "abcdef"[: len(lead)]
+        a, b = a.expand((*lead, *a.shape[-2:])), b.expand((*lead, *b.shape[-2:]))
+        return self.einsum(f"{dims}mk,{dims}kn->{dims}mn|k", a, b)
+
+    def einsum(self, spec: str, x: Ref, y: Ref) -> Ref:
+        """The exact sums of products x * y, as "mk,kn->mn|k": a letter for each dim, with the reduced ones last.
+
+        A dim that is named in neither place has size 1.
+        """
+        terms, result = spec.split("->")
+        dims, reduced = result.split("|")
+        named = list(zip(terms.split(","), (x, y), strict=True))
+        sizes = {letter: n for letters, ref in named for letter, n in zip(letters, ref.shape, strict=True)}
+        whole = [sizes[letter] for letter in dims + reduced]
+        accesses = []
+        for letters, ref in named:
+            if ref.shape != tuple(sizes[letter] for letter in letters):
+                raise ValueError(f"cannot multiply {x.shape} by {y.shape} as {spec}")
+            strides = dict(zip(letters, ref.strides, strict=True))
+            accesses.append(ref.access_over(whole, [strides.get(letter, 0) for letter in dims + reduced]))
+        return self.reduce(ReduceFunction.SUM, whole[: len(dims)], whole[len(dims) :], *accesses)
 
     # indexed
 
@@ -390,26 +411,32 @@ class Builder:
 
     def scatter_rows(self, source: Ref, index: Ref, rows: int) -> Ref:
         """Exact sums in `rows` rows: out[v] is the sum of source[i...] over all i with index[i...] = v."""
-        lead, row = source.shape[: index.rank], source.shape[index.rank :]
-        shape, reduction = (rows, *row), lead
-        lead_strides, row_strides = source.strides[: index.rank], source.strides[index.rank :]
-        src = source.access_over((*shape, *reduction), (0, *row_strides, *lead_strides))
-        idx = index.access_over((*shape, *reduction), (0, *(0 for _ in row), *index.strides))
-        match = (1, *(0 for _ in row))
-        return self.scatter(shape, reduction, src, idx, match)
+        row = source.shape[index.rank :]
+        source = source.permute([*range(index.rank, source.rank), *range(index.rank)])
+        return self.put(source, index.expand((*row, *index.shape)), (rows, *row), [0])
 
-    def scatter(
-        self, shape: Sequence[int], reduction: Sequence[int], source: Access, index: Access, match: Sequence[int]
-    ) -> Ref:
-        """A `scatter_sum` given by its access maps."""
+    def put(self, source: Ref, index: Ref, shape: Sequence[int], dims: Sequence[int]) -> Ref:
+        """At each place of `shape`, the exact sum of the sources whose index is its row-major place in `dims`.
+
+        source and index have the dims of `shape` that are not in `dims`, in that order, and then any others.
+        """
+        lead = len(shape) - len(dims)
+        whole = (*shape, *source.shape[lead:])
+
+        def over(ref: Ref) -> Access:
+            own = iter(ref.strides)
+            return ref.access_over(whole, [*(0 if d in dims else next(own) for d in range(len(shape))), *own])
+
+        places = iter(row_major(tuple(shape[d] for d in dims)))
+        match = tuple(next(places) if d in dims else 0 for d in range(len(shape)))
         return self.emit(
             Instruction(
                 opcode=Opcode.SCATTER_SUM,
                 dtype=DType.F32,
                 shape=tuple(shape),
-                reduction=tuple(reduction),
-                operands=(source, index),
-                params=ScatterParams(match=tuple(match)),
+                reduction=source.shape[lead:],
+                operands=(over(source), over(index)),
+                params=ScatterParams(match=match),
             )
         )
 

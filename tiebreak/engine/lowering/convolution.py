@@ -1,14 +1,29 @@
 """Convolutions: contractions over overlapping strided views.
 
-Letters: N batch, G groups, O out (per group), C in (per group), then the spatial dims.
+Letters: N batch, G groups, O out (per group), C in (per group), xyz the output's spatial dims, ijk the kernel's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.protocol.program.isa import MAX_RANK, ReduceFunction
+from tiebreak.protocol.program.isa import MAX_RANK
+
+Sizes = Sequence[int]
+
+
+def spread(values: Sizes, space: int) -> tuple[int, ...]:
+    """Returns one value per spatial dim, given one for all or one for each."""
+    return tuple(values) * space if len(values) == 1 else tuple(values)
+
+
+def windows(x: Ref, out: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Ref:
+    """x (..., space), already padded, as overlapping windows (..., out, kernel)."""
+    first = x.rank - len(out)
+    for d, sizes in enumerate(zip(out, kernel, stride, dilation, strict=True), start=first):
+        x = x.unfold(d, *sizes)
+    return x
 
 
 def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
@@ -16,7 +31,7 @@ def _grouped(c: Context, x: Ref, d: int, groups: int) -> Ref:
     return c.b.reshape(x, (*x.shape[:d], groups, x.shape[d] // groups, *x.shape[d + 1 :]))
 
 
-def _padded(c: Context, x: Ref, padding: Sequence[int]) -> Ref:
+def _padded(c: Context, x: Ref, padding: Sizes) -> Ref:
     """Puts zeros around the spatial dims of x."""
     if not any(padding):
         return x
@@ -26,17 +41,9 @@ def _padded(c: Context, x: Ref, padding: Sequence[int]) -> Ref:
 
 @lowers("convolution.default")
 def convolution(
-    c: Context,
-    x: Ref,
-    weight: Ref,
-    bias: Ref | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    _output_padding: Sequence[int],
-    groups: int,
-) -> Ref:
+    c: Context, x: Ref, weight: Ref, bias: Ref | None, stride: Sizes, padding: Sizes, dilation: Sizes,
+    transposed: bool, _output_padding: Sizes, groups: int,
+) -> Ref:  # fmt: skip
     """out[n, g, o, s] = sum over c, k of x[n, g, c, s * stride + k * dilation] * w[g, o, c, k]."""
     space = x.rank - 2
     stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))
@@ -51,51 +58,16 @@ def convolution(
     return c.b.add(out, bias)
 
 
-def spread(values: Sequence[int], space: int) -> tuple[int, ...]:
-    """Returns one value per spatial dim, given one for all or one for each."""
-    return tuple(values) * space if len(values) == 1 else tuple(values)
-
-
-def _correlate(
-    c: Context,
-    x: Ref,
-    weight: Ref,
-    shape: tuple[int, ...],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Ref:
+def _correlate(c: Context, x: Ref, weight: Ref, shape: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> Ref:
     """Correlates x, (N, G*C, space) and already padded, with weight, (G*O, C, kernel); `shape` is (N, G*O, space)."""
-    x_NGC = _grouped(c, x, 1, groups)
-    w_GOC = _grouped(c, weight, 0, groups)
-    n, outs, space = shape[0], shape[1] // groups, shape[2:]
-    dims = (n, groups, outs, *space)
-    reduction = (x_NGC.shape[2], *weight.shape[2:])
-    zeros = (0,) * len(space)
-    steps = [s * t for s, t in zip(x_NGC.strides[3:], stride, strict=True)]
-    taps = [s * t for s, t in zip(x_NGC.strides[3:], dilation, strict=True)]
-    x_strides = (x_NGC.strides[0], x_NGC.strides[1], 0, *steps, x_NGC.strides[2], *taps)
-    w_strides = (0, w_GOC.strides[0], w_GOC.strides[1], *zeros, *w_GOC.strides[2:])
-    whole = (*dims, *reduction)
-    out = c.b.reduce(
-        ReduceFunction.SUM,
-        dims,
-        reduction,
-        x_NGC.access_over(whole, x_strides),
-        w_GOC.access_over(whole, w_strides),
-    )
+    x = windows(_grouped(c, x, 1, groups), shape[2:], weight.shape[2:], stride, dilation)
+    xyz, ijk = "xyz"[: len(stride)], "ijk"[: len(stride)]
+    out = c.b.einsum(f"NGC{xyz}{ijk},GOC{ijk}->NGO{xyz}|C{ijk}", x, _grouped(c, weight, 0, groups))
     return c.b.reshape(out, shape)
 
 
 def input_gradient(
-    c: Context,
-    grad: Ref,
-    weight: Ref,
-    shape: tuple[int, ...],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    c: Context, grad: Ref, weight: Ref, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Ref:
     """The gradient of the input, of `shape` (N, G*C, space); grad is (N, G*O, space'), weight (G*O, C, kernel).
 
@@ -186,29 +158,19 @@ def _phase_sums(c: Context, grad: Ref, weight: Ref, phases: Sequence[Phase], gro
 
     Dims of size 1 in brackets are left out. t runs backwards, so that the gradient, the larger one, is read forwards.
     """
-    g_NGO = _grouped(c, grad, 1, groups)
-    w_GOC = _grouped(c, weight, 0, groups)
-    grouped = groups > 1
-    dims = [grad.shape[0], *([groups] if grouped else []), w_GOC.shape[2]]
-    g_strides = [g_NGO.strides[0], *([g_NGO.strides[1]] if grouped else []), 0]
-    w_strides = [0, *([w_GOC.strides[0]] if grouped else []), w_GOC.strides[2]]
-    for phase, g_step, w_step in zip(phases, g_NGO.strides[3:], w_GOC.strides[3:], strict=True):
-        several = phase.kept > 1
-        dims += [phase.count, *([phase.kept] if several else [])]
-        g_strides += [g_step, *([0] if several else [])]
-        w_strides += [0, *([w_step] if several else [])]
-        last = (phase.taps - 1) * phase.kept
-        w_GOC = replace(w_GOC, offset=w_GOC.offset + last * w_step)
-    reduction = (g_NGO.shape[2], *(phase.taps for phase in phases))
-    g_strides += [g_NGO.strides[2], *(p.dilation * s for p, s in zip(phases, g_NGO.strides[3:], strict=True))]
-    w_strides += [w_GOC.strides[1], *(-p.kept * s for p, s in zip(phases, w_GOC.strides[3:], strict=True))]
-    whole = (*dims, *reduction)
-    return c.b.reduce(
-        ReduceFunction.SUM, dims, reduction, g_NGO.access_over(whole, g_strides), w_GOC.access_over(whole, w_strides)
-    )
+    counts, taps = [phase.count for phase in phases], [phase.taps for phase in phases]
+    grad = windows(_grouped(c, grad, 1, groups), counts, taps, [1] * len(phases), [p.dilation for p in phases])
+    weight = _grouped(c, weight, 0, groups)
+    weight = c.b.reshape(weight, (*weight.shape[:3], *(n for phase in phases for n in (phase.taps, phase.kept))))
+    for d in range(len(phases)):
+        weight = weight.flip(3 + 2 * d)
+    abc, ijk, rst = (letters[: len(phases)] for letters in ("abc", "ijk", "rst"))
+    kernel = "".join(i + r for i, r in zip(ijk, rst, strict=True))
+    space = "".join(a + r * (phase.kept > 1) for a, r, phase in zip(abc, rst, phases, strict=True))
+    return c.b.einsum(f"NGO{abc}{ijk},GOC{kernel}->N{'G' * (groups > 1)}C{space}|O{ijk}", grad, weight)
 
 
-def _interleaved(c: Context, sums: Ref, shape: tuple[int, ...], phases: Sequence[Phase]) -> Ref:
+def _interleaved(c: Context, sums: Ref, shape: Sizes, phases: Sequence[Phase]) -> Ref:
     """The phases interleaved, with zeros for those that no tap reaches."""
     lead = sums.rank - sum(1 + (phase.kept > 1) for phase in phases)
     apart = [n for phase in phases for n in (phase.count, phase.kept)]
@@ -225,14 +187,7 @@ def _interleaved(c: Context, sums: Ref, shape: tuple[int, ...], phases: Sequence
 
 
 def _spread_gradient(
-    c: Context,
-    grad: Ref,
-    weight: Ref,
-    shape: tuple[int, ...],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    c: Context, grad: Ref, weight: Ref, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Ref:
     """`input_gradient` by correlating the spread gradient with the flipped kernel.
 
@@ -258,51 +213,19 @@ def _spread_gradient(
     return _correlate(c, zeros, swapped, shape, (1,) * len(kernel), dilation, groups)
 
 
-def _weight_gradient(
-    c: Context,
-    grad: Ref,
-    x: Ref,
-    shape: tuple[int, ...],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Ref:
+def _weight_gradient(c: Context, grad: Ref, x: Ref, shape: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> Ref:
     """dw[g, o, c, k] = sum over n, s of grad[n, g, o, s] * x[n, g, c, s * stride + k * dilation]; x is padded."""
-    g_NGO = _grouped(c, grad, 1, groups)
-    x_NGC = _grouped(c, x, 1, groups)
-    dims = (groups, shape[0] // groups, *shape[1:])
-    reduction = (grad.shape[0], *grad.shape[2:])
-    zeros = (0,) * (len(shape) - 2)
-    steps = [s * t for s, t in zip(x_NGC.strides[3:], stride, strict=True)]
-    taps = [s * t for s, t in zip(x_NGC.strides[3:], dilation, strict=True)]
-    whole = (*dims, *reduction)
-    g_strides = (g_NGO.strides[1], g_NGO.strides[2], 0, *zeros, g_NGO.strides[0], *g_NGO.strides[3:])
-    x_strides = (x_NGC.strides[1], 0, x_NGC.strides[2], *taps, x_NGC.strides[0], *steps)
-    out = c.b.reduce(
-        ReduceFunction.SUM,
-        dims,
-        reduction,
-        g_NGO.access_over(whole, g_strides),
-        x_NGC.access_over(whole, x_strides),
-    )
+    x = windows(_grouped(c, x, 1, groups), grad.shape[2:], shape[2:], stride, dilation)
+    xyz, ijk = "xyz"[: len(stride)], "ijk"[: len(stride)]
+    out = c.b.einsum(f"NGO{xyz},NGC{xyz}{ijk}->GOC{ijk}|N{xyz}", _grouped(c, grad, 1, groups), x)
     return c.b.reshape(out, shape)
 
 
 @lowers("convolution_backward.default")
 def convolution_backward(
-    c: Context,
-    grad: Ref,
-    x: Ref,
-    weight: Ref,
-    _bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    _output_padding: Sequence[int],
-    groups: int,
-    wanted: Sequence[bool],
-) -> tuple[Ref | None, Ref | None, Ref | None]:
+    c: Context, grad: Ref, x: Ref, weight: Ref, _bias_sizes: Sizes | None, stride: Sizes, padding: Sizes,
+    dilation: Sizes, transposed: bool, _output_padding: Sizes, groups: int, wanted: Sequence[bool],
+) -> tuple[Ref | None, Ref | None, Ref | None]:  # fmt: skip
     """Gradients of input, weight and bias."""
     space = x.rank - 2
     stride, padding, dilation = (spread(v, space) for v in (stride, padding, dilation))

@@ -170,14 +170,8 @@ def scatter_add(c: Context, x: Ref, d: int, index: Ref, source: Ref) -> Ref:
     d = x.dim(d)
     if index.shape != source.shape or any(index.shape[e] != x.shape[e] for e in range(x.rank) if e != d):
         raise NotImplementedError("scatter_add of a part")
-    dims = (*x.shape, index.shape[d])
-
-    def spread(ref: Ref) -> Ref:
-        outer = tuple(0 if e == d else s for e, s in enumerate(ref.strides))
-        return Ref(ref.value, ref.dtype, dims, (*outer, ref.strides[d]), ref.offset)
-
-    match = tuple(int(e == d) for e in range(x.rank))
-    sums = c.b.scatter(x.shape, (index.shape[d],), spread(source).access(), spread(index).access(), match)
+    order = [*(e for e in range(x.rank) if e != d), d]
+    sums = c.b.put(source.permute(order), index.permute(order), x.shape, [d])
     return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
 
 

@@ -8,14 +8,15 @@ from math import prod
 from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref
-from tiebreak.engine.lowering.convolution import input_gradient, spread
+from tiebreak.engine.lowering.convolution import input_gradient, spread, windows
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, row_major
+from tiebreak.engine.lowering.resampling import clamped, pick
+from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction, row_major
 
 Sizes = tuple[int, ...]
 
 
-def _windows(
+def _padded_windows(
     c: Context, x: Ref, out: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, fill: float
 ) -> Ref:
     """A view (lead, out, kernel) of x, padded with `fill` as far as the last window reaches."""
@@ -25,38 +26,18 @@ def _windows(
     sizes = tuple(max(n + p, r) for n, p, r in zip(space, padding, reach, strict=True))
     if sizes != space:
         x = c.b.window((*lead, *sizes), x, (*(0 for _ in lead), *padding), fill=fill)
-    steps = x.strides[-rank:]
-    moves = (s * t for s, t in zip(steps, stride, strict=True))
-    taps = (s * t for s, t in zip(steps, dilation, strict=True))
-    return Ref(x.value, x.dtype, (*lead, *out, *kernel), (*x.strides[:-rank], *moves, *taps), x.offset)
+    return windows(x, out, kernel, stride, dilation)
 
 
-@lowers("max_pool2d_with_indices.default")
-def max_pool2d(c: Context, x: Ref, *settings: Any) -> tuple[Ref, Ref]:
-    """Greatest of each window, and its first index in the input's plane; two reductions over overlapping windows."""
-    return _max_pool(c, 2, x, *settings)
-
-
-@lowers("max_pool3d_with_indices.default")
-def max_pool3d(c: Context, x: Ref, *settings: Any) -> tuple[Ref, Ref]:
-    """As in two dims."""
-    return _max_pool(c, 3, x, *settings)
-
-
-def _max_pool(
-    c: Context,
-    rank: int,
-    x: Ref,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    _ceil_mode: bool = False,
-) -> tuple[Ref, Ref]:
-    k, s = spread(kernel, rank), spread(stride or kernel, rank)
-    p, e = spread(padding, rank), spread(dilation, rank)
-    out = c.shape[-rank:]
-    view = _windows(c, x, out, k, s, p, e, float("-inf"))
+@lowers("max_pool2d_with_indices.default", rank=2)
+@lowers("max_pool3d_with_indices.default", rank=3)
+def max_pool(
+    c: Context, x: Ref, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,), _ceil_mode: bool = False, *, rank: int,
+) -> tuple[Ref, Ref]:  # fmt: skip
+    """Greatest of each window, and its first index in the input's space; two reductions over overlapping windows."""
+    k, s, p, e = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding, dilation))
+    view = _padded_windows(c, x, c.shape[-rank:], k, s, p, e, float("-inf"))
     space = row_major(x.shape[-rank:])
     corner = c.b.iota(
         c.shape,
@@ -81,46 +62,18 @@ def _greatest(c: Context, view: Ref, kernel: Sizes, corner: Ref, steps: Sequence
     return values, index
 
 
-def _unpool(c: Context, grad: Ref, indices: Ref, shape: Sizes, rank: int) -> Ref:
-    reduction = grad.shape[-rank:]
-    dims = (*shape, *reduction)
-
-    def over(ref: Ref) -> Access:
-        return ref.access_over(dims, (*ref.strides[:-rank], *(0,) * rank, *ref.strides[-rank:]))
-
-    match = (*(0,) * (len(shape) - rank), *row_major(shape[-rank:]))
-    return c.b.scatter(shape, reduction, over(grad), over(indices), match)
-
-
-@lowers("max_pool2d_with_indices_backward.default", "adaptive_max_pool2d_backward.default")
-def max_pool2d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Ref:
+@lowers("max_pool2d_with_indices_backward.default", "adaptive_max_pool2d_backward.default", rank=2)
+@lowers("max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default", rank=3)
+def max_pool_backward(c: Context, grad: Ref, x: Ref, *arguments: Any, rank: int) -> Ref:
     """Each gradient goes to the element that its window chose."""
-    indices = arguments[-1]
-    assert isinstance(indices, Ref)  # the last argument of both operators is a tensor
-    return _unpool(c, grad, indices, x.shape, 2)
-
-
-@lowers("max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default")
-def max_pool3d_backward(c: Context, grad: Ref, x: Ref, *arguments: object) -> Ref:
-    """Each gradient goes to the element that its window chose."""
-    indices = arguments[-1]
-    assert isinstance(indices, Ref)  # the last argument of both operators is a tensor
-    return _unpool(c, grad, indices, x.shape, 3)
-
-
-def _clamped_ramp(c: Context, size: int, step: int, offset: int, low: int, high: int) -> Ref:
-    """min(max(offset + step * o, low), high), i64 (size,)."""
-    ramp = c.b.iota((size,), (step,), offset)
-    raised = c.b.map(MapFunction.MAX, ramp, c.b.const(low, DType.I64))
-    return c.b.map(MapFunction.MIN, raised, c.b.const(high, DType.I64))
+    return c.b.put(grad, arguments[-1], x.shape, range(x.rank - rank, x.rank))
 
 
 def _outer(c: Context, parts: Sequence[Ref]) -> Ref:
     """The outer product of vectors (A,), (B,), ... as (A, B, ...)."""
-    product: Ref | None = None
-    for part in parts:
-        product = part if product is None else c.b.mul(product.unsqueeze(-1), part)
-    assert product is not None  # every pooling has a spatial dim
+    product = parts[0]
+    for part in parts[1:]:
+        product = c.b.mul(product.unsqueeze(-1), part)
     return product
 
 
@@ -139,69 +92,35 @@ def _divisor(
     counts = []
     for o, n, a, b, q in zip(out, space, k, s, p, strict=True):
         low, high = (-q, n + q) if counts_padding else (0, n)
-        end = _clamped_ramp(c, o, b, a - q, low, n + q)
-        first = _clamped_ramp(c, o, b, -q, low, high)
+        end = clamped(c, c.b.iota((o,), (b,), a - q), low, n + q)
+        first = clamped(c, c.b.iota((o,), (b,), -q), low, high)
         counts.append(c.b.sub(c.b.map(MapFunction.MIN, end, c.b.const(high, DType.I64)), first))
     return c.b.cast(_outer(c, counts), DType.F32)
 
 
-@lowers("avg_pool2d.default")
-def avg_pool2d(c: Context, x: Ref, *settings: Any) -> Ref:
+@lowers("avg_pool2d.default", rank=2)
+@lowers("avg_pool3d.default", rank=3)
+def avg_pool(
+    c: Context, x: Ref, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+    _ceil_mode: bool = False, count_include_pad: bool = True, divisor: int | None = None, *, rank: int,
+) -> Ref:  # fmt: skip
     """Sum of each window, divided by its size."""
-    return _avg_pool(c, 2, x, *settings)
-
-
-@lowers("avg_pool3d.default")
-def avg_pool3d(c: Context, x: Ref, *settings: Any) -> Ref:
-    """As in two dims."""
-    return _avg_pool(c, 3, x, *settings)
-
-
-def _avg_pool(
-    c: Context,
-    rank: int,
-    x: Ref,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    _ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Ref:
-    k, s, p = spread(kernel, rank), spread(stride or kernel, rank), spread(padding, rank)
+    k, s, p = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
     out = c.shape[-rank:]
-    view = _windows(c, x, out, k, s, p, (1,) * rank, 0.0)
+    view = _padded_windows(c, x, out, k, s, p, (1,) * rank, 0.0)
     total = c.b.reduce(ReduceFunction.SUM, c.shape, k, view.access())
     return c.b.div(total, _divisor(c, out, x.shape[-rank:], k, s, p, count_include_pad, divisor))
 
 
-@lowers("avg_pool2d_backward.default")
-def avg_pool2d_backward(c: Context, grad: Ref, x: Ref, *settings: Any) -> Ref:
+@lowers("avg_pool2d_backward.default", rank=2)
+@lowers("avg_pool3d_backward.default", rank=3)
+def avg_pool_backward(
+    c: Context, grad: Ref, x: Ref, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    _ceil_mode: bool = False, count_include_pad: bool = True, divisor: int | None = None, *, rank: int,
+) -> Ref:  # fmt: skip
     """Each element gets the sum of the shares of the windows that hold it: a convolution's gradient, with ones."""
-    return _avg_pool_backward(c, 2, grad, x, *settings)
-
-
-@lowers("avg_pool3d_backward.default")
-def avg_pool3d_backward(c: Context, grad: Ref, x: Ref, *settings: Any) -> Ref:
-    """As in two dims."""
-    return _avg_pool_backward(c, 3, grad, x, *settings)
-
-
-def _avg_pool_backward(
-    c: Context,
-    rank: int,
-    grad: Ref,
-    x: Ref,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    _ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Ref:
-    k, s, p = spread(kernel, rank), spread(stride or kernel, rank), spread(padding, rank)
-    space = x.shape[-rank:]
-    share = c.b.div(grad, _divisor(c, grad.shape[-rank:], space, k, s, p, count_include_pad, divisor))
+    k, s, p = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding))
+    share = c.b.div(grad, _divisor(c, grad.shape[-rank:], x.shape[-rank:], k, s, p, count_include_pad, divisor))
     return _summed_windows(c, share, x.shape, k, s, p)
 
 
@@ -247,27 +166,18 @@ def _masks(c: Context, space: Sizes, out: Sizes) -> tuple[Ref, Ref]:
     rank = len(space)
     mask: Ref | None = None
     for d, (n, o) in enumerate(zip(space, out, strict=True)):
-        belongs = _belongs(c, n, o)
-        for e in range(rank):
-            if e != d:
-                belongs = belongs.unsqueeze(e)
-        for e in range(rank):
-            if e != d:
-                belongs = belongs.unsqueeze(rank + e)
+        sizes = [{d: o, rank + d: n}.get(e, 1) for e in range(2 * rank)]
+        belongs = c.b.reshape(_belongs(c, n, o), sizes)
         mask = belongs if mask is None else c.b.mul(mask, belongs)
     assert mask is not None  # every pooling has a spatial dim
     counts = [c.b.sub(end, first) for first, end in (_bounds(c, n, o) for n, o in zip(space, out, strict=True))]
     return mask, c.b.cast(_outer(c, counts), DType.F32)
 
 
-def _weighted(c: Context, x: Ref, mask: Ref, shape: Sizes, rank: int) -> Ref:
+def _weighted(c: Context, x: Ref, mask: Ref, rank: int) -> Ref:
     """The sum over the space of x (lead, space) times mask (out, space), as (lead, out)."""
-    lead, space = x.shape[:-rank], x.shape[-rank:]
-    whole = (*shape, *space)
-    zeros = (0,) * rank
-    left = x.access_over(whole, (*x.strides[:-rank], *zeros, *x.strides[-rank:]))
-    right = mask.access_over(whole, (*(0 for _ in lead), *mask.strides))
-    return c.b.reduce(ReduceFunction.SUM, shape, space, left, right)
+    lead, xyz, ijk = "abcde"[: x.rank - rank], "xyz"[:rank], "ijk"[:rank]
+    return c.b.einsum(f"{lead}{ijk},{xyz}{ijk}->{lead}{xyz}|{ijk}", x, mask)
 
 
 def _divides(space: Sizes, out: Sizes) -> Sizes | None:
@@ -281,37 +191,24 @@ def _divides(space: Sizes, out: Sizes) -> Sizes | None:
 def adaptive_avg_pool(c: Context, x: Ref, out: Sequence[int]) -> Ref:
     """Sum of each window over its size; where sizes do not divide, a product with a matrix of ones and zeros."""
     rank = len(out)
-    space = x.shape[-rank:]
-    kernel = _divides(space, tuple(out))
+    kernel = _divides(x.shape[-rank:], tuple(out))
     if kernel is not None:
-        view = _windows(c, x, tuple(out), kernel, kernel, (0,) * rank, (1,) * rank, 0.0)
-        total = c.b.reduce(ReduceFunction.SUM, c.shape, kernel, view.access())
-        return c.b.div(total, c.b.const(float(prod(kernel))))
-    mask, counts = _masks(c, space, tuple(out))
-    return c.b.div(_weighted(c, x, mask, c.shape, rank), counts)
+        return avg_pool(c, x, kernel, rank=rank)
+    mask, counts = _masks(c, x.shape[-rank:], tuple(out))
+    return c.b.div(_weighted(c, x, mask, rank), counts)
 
 
-@lowers("_adaptive_avg_pool2d_backward.default")
-def adaptive_avg_pool2d_backward(c: Context, grad: Ref, x: Ref) -> Ref:
+@lowers("_adaptive_avg_pool2d_backward.default", rank=2)
+@lowers("_adaptive_avg_pool3d_backward.default", rank=3)
+def adaptive_avg_pool_backward(c: Context, grad: Ref, x: Ref, *, rank: int) -> Ref:
     """Each element gets the sum of the shares of the windows that hold it."""
-    return _adaptive_avg_pool_backward(c, 2, grad, x)
-
-
-@lowers("_adaptive_avg_pool3d_backward.default")
-def adaptive_avg_pool3d_backward(c: Context, grad: Ref, x: Ref) -> Ref:
-    """As in two dims."""
-    return _adaptive_avg_pool_backward(c, 3, grad, x)
-
-
-def _adaptive_avg_pool_backward(c: Context, rank: int, grad: Ref, x: Ref) -> Ref:
     space, out = x.shape[-rank:], grad.shape[-rank:]
     kernel = _divides(space, out)
     if kernel is not None:
-        share = c.b.div(grad, c.b.const(float(prod(kernel))))
-        return _summed_windows(c, share, x.shape, kernel, kernel, (0,) * rank)
+        return avg_pool_backward(c, grad, x, kernel, kernel, (0,), rank=rank)
     mask, counts = _masks(c, space, out)
     swapped = mask.permute([*range(rank, 2 * rank), *range(rank)])
-    return _weighted(c, c.b.div(grad, counts), swapped, x.shape, rank)
+    return _weighted(c, c.b.div(grad, counts), swapped, rank)
 
 
 @lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
@@ -323,7 +220,7 @@ def adaptive_max_pool(c: Context, x: Ref, out: Sequence[int]) -> tuple[Ref, Ref]
     """
     b = c.b
     rank = len(out)
-    lead, space = x.shape[:-rank], x.shape[-rank:]
+    space = x.shape[-rank:]
     strides = row_major(space)
     kernel = tuple(
         max(-(-(o + 1) * n // size) - o * n // size for o in range(size)) for n, size in zip(space, out, strict=True)
@@ -337,9 +234,5 @@ def adaptive_max_pool(c: Context, x: Ref, out: Sequence[int]) -> tuple[Ref, Ref]
         place = b.add(place.unsqueeze(-1).unsqueeze(-1), b.mul(inside, step))
         corner = b.add(corner.unsqueeze(-1), b.mul(first, step))
     # dims alternate between (out, kernel) here; all outs must come first
-    place = place.permute([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
-    x = b.copy(x)
-    wide = (*lead, *out, *kernel)
-    table = (*x.strides[:-rank], *(0 for _ in range(2 * rank)))
-    view = b.gather(x, place.expand(wide), 1, prod(space), table)
+    view = pick(c, x, place.permute([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]), rank)
     return _greatest(c, view, kernel, corner.expand(c.shape), strides)

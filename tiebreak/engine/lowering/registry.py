@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from typing import Any, Final, TypeVar
 
 import torch
@@ -63,14 +64,19 @@ WHOLE: Final[set[str]] = set()
 """Operators that torch must not decompose because they have a rule."""
 
 
-def lowers(*operators: str, whole: bool = False) -> Callable[[R], R]:
-    """Registers a rule for ATen overloads. `whole`: the rule takes precedence over torch's own decomposition."""
+def lowers(*operators: str, whole: bool = False, **fixed: Any) -> Callable[[R], R]:
+    """Registers a rule for ATen overloads.
+
+    whole: the rule takes precedence over torch's own decomposition. fixed: keyword arguments that the rule gets for
+    these operators, where one rule serves several.
+    """
 
     def register(rule: R) -> R:
+        entry = update_wrapper(partial(rule, **fixed), rule) if fixed else rule
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"{operator} already has a lowering rule")
-            RULES[operator] = rule
+            RULES[operator] = entry
             if whole:
                 WHOLE.add(operator)
         return rule

@@ -4,7 +4,7 @@ from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
+from tiebreak.protocol.program.isa import DType, MapFunction
 
 
 @lowers("cumsum.default")
@@ -21,18 +21,15 @@ def _prefixes(c: Context, x: Ref, d: int) -> Ref:
     n = x.shape[d]
     place = c.b.iota((n,), (1,))
     ones = c.b.cast(c.b.compare(MapFunction.LE, place, place.unsqueeze(1)), DType.F32)
-    whole = (*x.shape, n)
-    left = x.access_over(whole, (*(0 if e == d else s for e, s in enumerate(x.strides)), x.strides[d]))
-    right = ones.access_over(whole, (*(n if e == d else 0 for e in range(x.rank)), 1))
-    return c.b.reduce(ReduceFunction.SUM, x.shape, (n,), left, right)
+    dims = "abcdefgh"[: x.rank]
+    return c.b.einsum(f"{dims.replace(dims[d], 'i')},{dims[d]}i->{dims}|i", x, ones)
 
 
 def _window_sums(c: Context, x: Ref, d: int) -> Ref:
     n = x.shape[d]
     shape = tuple(2 * n - 1 if e == d else m for e, m in enumerate(x.shape))
     padded = c.b.window(shape, x, tuple(n - 1 if e == d else 0 for e in range(x.rank)))
-    access = padded.access_over((*x.shape, n), (*padded.strides, padded.strides[d]))
-    return c.b.reduce(ReduceFunction.SUM, x.shape, (n,), access, dtype=x.dtype)
+    return c.b.sum(padded.unfold(d, n, n), [-1])
 
 
 @lowers("cumprod.default")

@@ -26,9 +26,9 @@ apart. Dtypes are float32, int64 and bool.
 
 _FAMILIES = {
     "map": ("map", "add", "sub", "mul", "div", "scale", "compare", "where", "cast", "copy", "mean"),
-    "reduce": ("reduce", "reduce_dims", "sum", "dot", "max", "mean", "matmul"),
+    "reduce": ("reduce", "reduce_dims", "sum", "dot", "max", "mean", "matmul", "einsum"),
     "gather": ("gather", "rows"),
-    "scatter_sum": ("scatter", "scatter_rows"),
+    "scatter_sum": ("put", "scatter_rows"),
     "window": ("window", "cat"),
     "iota": ("iota",),
     "random": ("random",),
@@ -56,7 +56,7 @@ def _calls(rule: object) -> tuple[set[str], list[object]]:
 def families(rule: Rule) -> list[str]:
     """The instruction families that a rule, and the rules and helpers it calls, may emit."""
     methods: set[str] = set()
-    waiting: list[object] = [rule]
+    waiting: list[object] = [inspect.unwrap(rule)]
     done: set[int] = set()
     while waiting:
         function = waiting.pop()
@@ -76,9 +76,8 @@ def _words(text: str | None) -> str:
 
 def _refusals(rule: Rule) -> list[str]:
     """What the rule refuses: the messages of the `NotImplementedError`s in its code."""
-    source = inspect.getsource(rule) if inspect.isfunction(rule) else ""
     found = []
-    for piece in source.split("NotImplementedError(")[1:]:
+    for piece in inspect.getsource(inspect.unwrap(rule)).split("NotImplementedError(")[1:]:
         text = piece.lstrip("f\n ")
         if text[:1] in "\"'":
             found.append(_words(text[1:].partition(text[0])[0]).replace("{", "").replace("}", ""))
