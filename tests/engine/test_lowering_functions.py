@@ -170,5 +170,5 @@ def test_a_rule_that_fails_is_a_problem_of_its_operator(monkeypatch: pytest.Monk
         return x.select(x.rank - 1, 99)
 
     monkeypatch.setitem(RULES, "exp.default", broken)
-    with pytest.raises(ConfigurationError, match=r"exp.default \(at parts.0:exp\): its rule does not cover this"):
+    with pytest.raises(ConfigurationError, match=r"exp.default \(at parts.0: .*\): no form for these arg"):
         check_modules({"exp": torch.exp}, (2,))
