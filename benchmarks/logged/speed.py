@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.logged.context import Context, check_equal
+from benchmarks.logged.logs import dense_bytes
 from benchmarks.logged.names import AUDITOR, EAGER, EXACT, PERMUTED, TRAINER
 from benchmarks.logged.steps import Auditor, Trainer
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, interleaved
-from tiebreak.engine.logged.dense import dense_bytes
 
 WARMUP = 2
 

@@ -32,7 +32,7 @@ def program_of(sizes: Sequence[int]) -> Program:
 
 
 def row(program: Program) -> list[tuple[int, int]]:
-    """(value, element) of every place, in order: the naive twin of `Places`."""
+    """(value, element) of every place, in order: the naive twin of `ElementOrder`."""
     return [
         (value, element)
         for value, instruction in enumerate(program.body)

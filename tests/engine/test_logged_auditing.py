@@ -9,7 +9,7 @@ import pytest
 
 from tiebreak.engine.arithmetic.exact import exact_sums
 from tiebreak.engine.logged import journal
-from tiebreak.engine.logged.files import LogFile, Segment
+from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import audit_segments, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
@@ -41,16 +41,18 @@ def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
     return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
 
 
-def log_path(run: RunDirectory, checkpoint: int) -> Path:
-    return Segment.of(run.job, checkpoint).path(run.path / "logs")
+def log_of_segment(run: RunDirectory, checkpoint: int) -> Path:
+    return log_path(run.path, run.job.last_step(checkpoint))
 
 
 def rewrite(run: RunDirectory, step: int, change: Change) -> None:
     """Another log of one step, in a file that is whole."""
-    segment = Segment.of(run.job, run.job.checkpoint_of(step))
-    logs = {number: log_of(run, number) for number in range(segment.first, segment.last + 1)}
+    checkpoint, job = run.job.checkpoint_of(step), run.job
+    first, last = job.first_step(checkpoint), job.last_step(checkpoint)
+    logs = {number: log_of(run, number) for number in range(first, last + 1)}
     logs[step] = change(logs[step])
-    file = LogFile.create(segment.path(run.path / "logs"), run.program, segment)
+    file = LogFile(log_path(run.path, last), run.program, job.id, range(first, last + 1))
+    file.create()
     for number, log in logs.items():
         file.append(number, log)
 
@@ -76,20 +78,20 @@ def both_audits(run: RunDirectory, path: Path) -> list[str]:
 
 
 def test_withheld_logs_cannot_be_checked(flipped: RunDirectory, tmp_path: Path) -> None:
-    log_path(flipped, 1).unlink()
+    log_of_segment(flipped, 1).unlink()
     for text in both_audits(flipped, tmp_path / "audit"):
         assert f"log of step {INTERVAL + 1}: expected what was committed, got none that can be read" in text
 
 
 def test_truncated_logs_cannot_be_checked(flipped: RunDirectory, tmp_path: Path) -> None:
-    path = log_path(flipped, 1)
+    path = log_of_segment(flipped, 1)
     path.write_bytes(path.read_bytes()[:-1])
     for text in both_audits(flipped, tmp_path / "audit"):
         assert f"log of step {2 * INTERVAL}: expected what was committed" in text
 
 
 def test_damaged_logs_cannot_be_checked(flipped: RunDirectory, tmp_path: Path) -> None:
-    path = log_path(flipped, 1)
+    path = log_of_segment(flipped, 1)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -120,7 +122,7 @@ def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDire
 
 
 def test_segments_before_the_withheld_one_are_checked(flipped: RunDirectory) -> None:
-    log_path(flipped, 4).unlink()
+    log_of_segment(flipped, 4).unlink()
     records, _ = signed_records(flipped)
     assert audit_segments(flipped, machine(flipped.job), range(4), records, logs=published(flipped)).agrees
 
@@ -200,6 +202,6 @@ def test_whoever_has_no_records_of_the_trainers_is_told(flipped: RunDirectory, t
 def test_logs_of_another_job_are_not_taken(flipped: RunDirectory, tmp_path: Path) -> None:
     other = new_run(tmp_path / "other", logged_job(interval=INTERVAL * 2))
     Worker(other, machine(other.job), key=TRAINER, logs=Journal.of(other)).work(2 * INTERVAL)
-    shutil.copy(log_path(other, 0), log_path(flipped, 1))
+    shutil.copy(log_of_segment(other, 0), log_of_segment(flipped, 1))
     with pytest.raises(CannotCheck, match="expected logs of job"):
         published(RunDirectory.open(flipped.path)).step_log(INTERVAL + 1)

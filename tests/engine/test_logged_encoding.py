@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiebreak.engine.logged import dense, encoding
-from tiebreak.engine.logged.dense import dense_bytes, naive_bytes, read_dense, write_dense
-from tiebreak.engine.logged.element_order import Places
+from tiebreak.engine.logged import encoding
+from tiebreak.engine.logged.element_order import ElementOrder
 from tiebreak.engine.logged.encoding import (
     BLOCK,
     HEADER_BYTES,
-    decode_entries,
     decode_sparse,
-    encode_entries,
     encode_sparse,
     max_sparse_bytes,
 )
@@ -25,8 +22,10 @@ from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
+from tiebreak.protocol.program.step_log import LogError, StepLog
 
+from . import dense
+from .dense import dense_bytes, naive_bytes, read_dense, write_dense
 from .log_cases import (
     MANY,
     codes_of,
@@ -52,7 +51,7 @@ def dense_of(log: StepLog, program: Program) -> bytes:
 @given(programs_and_logs())
 def test_places_are_the_elements_of_logged_sums_in_program_order(case: tuple[Program, StepLog]) -> None:
     program, log = case
-    places = Places.of(program)
+    places = ElementOrder.of(program)
     naive = row(program)
     assert places.total == len(naive) == naive_bytes(program)
     assert [(value, e) for value in places.values.tolist() for e in range(program.body[value].numel)] == naive
@@ -117,7 +116,7 @@ def test_whole_and_broken_blocks(count: int) -> None:
 def test_gaps_of_every_width() -> None:
     """Places up to 5 * 2^30: one to five planes."""
     program = program_of((1 << 30,) * 5)
-    values = Places.of(program).values.tolist()
+    values = ElementOrder.of(program).values.tolist()
     for width in range(1, 6):
         k, element = divmod(min(256**width, 5 << 30) - 1, 1 << 30)
         log = StepLog({values[k]: entries([(element, True)])})
@@ -151,13 +150,6 @@ def test_what_cannot_be_a_log_is_not_written(made: Callable[[int], StepLog], mes
     assert message.format(v=value) in str(error.value)
 
 
-def test_a_stream_that_names_an_instruction_twice_is_not_written() -> None:
-    program = program_of(MANY)
-    value, one = row(program)[0][0], entries([(0, True)])
-    with pytest.raises(LogError, match=f"step 3, instruction {value}: instruction twice"):
-        encode_entries(iter([(value, one), (value, one)]), program, 3)
-
-
 def peak_of(work: Callable[[], object]) -> int:
     """Bytes of the greatest allocation while it works, beyond what there was."""
     tracemalloc.start()
@@ -168,28 +160,18 @@ def peak_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_memory_of_a_long_log_goes_with_one_value() -> None:
-    """Ten million entries in 40 sums: 90 MB as arrays. Streaming holds those of a sum and of a block."""
+def test_memory_of_a_long_log_goes_with_its_entries() -> None:
+    """Ten million entries in 40 sums: 90 MB as arrays."""
     each, sums = 250_000, 40
     program = program_of((1 << 20,) * sums)
-    values = Places.of(program).values.tolist()
-    generator = np.random.default_rng(4)
-    entries_bytes = 9 * each
-
-    def stream(value: int) -> Entries:
-        elements = np.sort(generator.choice(1 << 20, each, replace=False)).astype(np.int64)
-        return Entries(elements, generator.random(each) < 0.5)
-
-    one = stream(values[0])
-    encoded: list[bytes] = []
-    peak = peak_of(lambda: encoded.append(encode_entries(((value, one) for value in values), program, 1)))
-    assert peak < 2.2 * len(encoded[0]) + 3 * entries_bytes + 64 * BLOCK  # the bytes, once in parts and once joined
-
-    def drain() -> None:
-        count = sum(len(found) for _, found in decode_entries(BytesIO(encoded[0]), len(encoded[0]), program, 1))
-        assert count == each * sums
-
-    assert peak_of(drain) < len(encoded[0]) + 3 * entries_bytes + 64 * BLOCK
+    one = random_log(program_of((1 << 20,)), each)
+    (found,) = one.entries.values()
+    log = StepLog(dict.fromkeys(ElementOrder.of(program).values.tolist(), found))
+    entries_bytes, encoded = 9 * each, list[bytes]()
+    peak = peak_of(lambda: encoded.append(encode_sparse(log, program, 1)))
+    assert peak < 2.2 * len(encoded[0]) + 3 * sums * entries_bytes + 64 * BLOCK
+    # All entries, and once more those of a value, while its pieces are joined.
+    assert peak_of(lambda: decode_sparse(encoded[0], program, 1)) < (sums + 3) * entries_bytes + 64 * BLOCK
 
 
 def test_memory_of_a_log_in_one_sum() -> None:

@@ -10,8 +10,7 @@ import pytest
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.logged import files
 from tiebreak.engine.logged.encoding import encode_sparse, max_sparse_bytes
-from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile, Segment
-from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile, log_path
 from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.program.step_log import LogError, StepLog
@@ -20,7 +19,7 @@ from tiebreak.protocol.tags import Digest
 from .log_cases import MANY, entries, log_of, program_of
 
 PROGRAM = program_of(MANY)
-SEGMENT = Segment(job_id=Digest(bytes(range(32))), first=5, last=8)
+JOB = Digest(bytes(range(32)))
 FRAME = struct.Struct(">QQI")
 LOGS = {
     5: log_of(PROGRAM, [(0, Direction.UP), (300, Direction.DOWN)]),
@@ -30,15 +29,23 @@ LOGS = {
 }
 
 
+def log_file(path: Path) -> LogFile:
+    """Of steps 5 to 8."""
+    return LogFile(path, PROGRAM, JOB, range(5, 9))
+
+
 def filled(folder: Path, last: int = 8) -> LogFile:
-    logs = LogFile.create(SEGMENT.path(folder), PROGRAM, SEGMENT)
+    logs = log_file(folder / "000000000008.log")
+    logs.create()
     for step in range(5, last + 1):
         logs.append(step, LOGS[step])
     return logs
 
 
 def opened(path: Path) -> LogFile:
-    return LogFile.open(path, PROGRAM, SEGMENT)
+    logs = log_file(path)
+    logs.open()
+    return logs
 
 
 def read_all(path: Path) -> dict[int, StepLog]:
@@ -55,10 +62,8 @@ def starts(raw: bytes) -> list[int]:
     return found
 
 
-def test_a_segment_of_a_job(agreement: SignedJob) -> None:
-    segment = Segment.of(agreement.job, 2)
-    assert (segment.first, segment.last, segment.job_id) == (7, 9, agreement.job.id)
-    assert segment.path(Path("logs")) == Path("logs/000000000009.log")
+def test_a_file_is_named_by_its_last_step() -> None:
+    assert log_path(Path("run"), 9) == Path("run/logs/000000000009.log")
 
 
 def test_what_is_appended_is_read_in_any_order(tmp_path: Path) -> None:
@@ -68,7 +73,6 @@ def test_what_is_appended_is_read_in_any_order(tmp_path: Path) -> None:
     assert logs.torn == 0
     for step in (7, 5, 8, 6, 7):
         assert logs.read(step) == LOGS[step]
-        assert dict(logs.entries(step)) == LOGS[step].entries
 
 
 def test_a_reader_sees_what_was_appended_since(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_a_disk_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EncodingError, match=r"000000000008\.log: cannot be read"):
         logs.read(5)
     with pytest.raises(StorageError, match="logs"):
-        LogFile.create(tmp_path / "logs" / "1.log", PROGRAM, SEGMENT)
+        log_file(tmp_path / "logs" / "1.log").create()
 
 
 def test_no_log_is_longer_than_the_limit() -> None:

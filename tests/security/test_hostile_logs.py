@@ -5,7 +5,6 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,11 @@ from tests.engine.log_cases import MANY, log_of, program_of, random_log, row
 from tiebreak.engine.logged.encoding import (
     BLOCK,
     HEADER_BYTES,
-    decode_entries,
     decode_sparse,
     encode_sparse,
     max_sparse_bytes,
 )
-from tiebreak.engine.logged.files import LogFile, Segment
+from tiebreak.engine.logged.files import LogFile
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import EncodingError, VerificationError
@@ -33,7 +31,6 @@ from tiebreak.protocol.tags import Digest
 PROGRAM = program_of(MANY)
 TOTAL = 716
 JOB = Digest(bytes(range(32)))
-SEGMENT = Segment(job_id=JOB, first=1, last=3)
 
 
 def header(count: int, *, form: int = 1, step: int = 1) -> bytes:
@@ -186,8 +183,8 @@ def test_a_frame_with_a_window_of_a_gigabyte() -> None:
     assert peak_of(attempt) < 1 << 20
 
 
-def test_a_small_file_may_name_every_element_but_costs_no_more_than_a_value() -> None:
-    """Each of 16 million elements named by a few kilobytes: a legal log. Streamed, it takes a value's arrays."""
+def test_a_small_file_may_name_every_element_but_costs_no_more_than_its_entries() -> None:
+    """Each of 16 million elements named by a few kilobytes: a legal log, of nine bytes an entry."""
     sums, each = 64, 1 << 18
     program = program_of((each,) * sums)
     blocks = sums * each // BLOCK
@@ -195,10 +192,10 @@ def test_a_small_file_may_name_every_element_but_costs_no_more_than_a_value() ->
     data = header(sums * each) + block * blocks
     assert len(data) < 24_000
 
-    def drain() -> None:
-        assert sum(len(found) for _, found in decode_entries(BytesIO(data), len(data), program, 1)) == sums * each
+    def read() -> None:
+        assert decode_sparse(data, program, 1).count == sums * each
 
-    assert peak_of(drain) < 3 * 9 * each + 64 * BLOCK
+    assert peak_of(read) < 9 * (sums + 3) * each + 64 * BLOCK
 
 
 def damaged(data: bytes, program: Program, changes: Sequence[int]) -> dict[str, set[int]]:
@@ -264,9 +261,15 @@ def frame(step: int, data: bytes, *, length: int | None = None) -> bytes:
     return head + struct.pack(">I", zlib.crc32(data, zlib.crc32(head))) + data
 
 
-def hostile(path: Path, *frames: bytes, segment: Segment = SEGMENT) -> LogFile:
-    path.write_bytes(segment.header + b"".join(frames))
-    return LogFile.open(path, PROGRAM, SEGMENT)
+def hostile(path: Path, *frames: bytes, job: bytes = JOB, first: int = 1) -> LogFile:
+    path.write_bytes(b"TBLOGS01" + job + unsigned(first, 8) + b"".join(frames))
+    return opened(path)
+
+
+def opened(path: Path) -> LogFile:
+    logs = LogFile(path, PROGRAM, JOB, range(1, 4))
+    logs.open()
+    return logs
 
 
 EMPTY = [frame(step, header(0, step=step)) for step in range(5)]
@@ -326,21 +329,20 @@ def test_an_entry_that_cannot_be_names_file_step_instruction_and_element(tmp_pat
 
 def test_another_jobs_file_and_what_is_no_file_of_logs(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    other = Segment(job_id=Digest(bytes(32)), first=1, last=3)
     with pytest.raises(EncodingError, match=f"{path}: expected logs of job {JOB.hex()}, got {bytes(32).hex()}"):
-        hostile(path, segment=other)
+        hostile(path, job=bytes(32))
     with pytest.raises(EncodingError, match=f"{path}: expected a segment from step 1 on, got one from 4"):
-        hostile(path, segment=Segment(job_id=JOB, first=4, last=6))
+        hostile(path, first=4)
     path.write_bytes(b"PK" * 40)
     with pytest.raises(EncodingError, match=f"{path}: expected a file of rounding logs, b'TBLOGS01', got b'PKPKPKPK'"):
-        LogFile.open(path, PROGRAM, SEGMENT)
+        opened(path)
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", ".", "nothing"):
         with pytest.raises(EncodingError):
-            LogFile.open(tmp_path / name, PROGRAM, SEGMENT)
+            opened(tmp_path / name)
     (tmp_path / "endless").symlink_to("/dev/zero")
     with pytest.raises(EncodingError, match="expected a plain file"):
-        LogFile.open(tmp_path / "endless", PROGRAM, SEGMENT)
+        opened(tmp_path / "endless")
 
 
 def test_a_hole_of_a_terabyte_is_refused_at_its_first_frame(tmp_path: Path) -> None:
@@ -348,4 +350,4 @@ def test_a_hole_of_a_terabyte_is_refused_at_its_first_frame(tmp_path: Path) -> N
     hostile(path, EMPTY[1])
     os.truncate(path, 1 << 40)
     with pytest.raises(EncodingError, match="expected the log of step 2, got one of step 0"):
-        LogFile.open(path, PROGRAM, SEGMENT)
+        opened(path)

@@ -13,7 +13,7 @@ from tests.protocol.oracles import nearest, value
 from tests.sim.logged_yard import Committed, LoggedYard, audit_logged, commit_logged
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.logged.files import LogFile, LogFiles, Segment
+from tiebreak.engine.logged.files import LogFile, LogFiles, log_path
 from tiebreak.engine.logged.following import FindingKind
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import compare
@@ -402,14 +402,15 @@ def test_without_the_committed_logs_nobody_can_check_and_nobody_is_slashed(logge
     """(g) The auditor stops: a challenge on its own guess at the logs would lose (above)."""
     _, committed = committed_ties(logged, how)
     job, before = committed.agreement.job, logged.yard.credits()
-    segment = Segment.of(job, 1)
-    path = segment.path(committed.run.path / "logs")
+    steps = range(job.first_step(1), job.last_step(1) + 1)
+    path = log_path(committed.run.path, steps[-1])
     match how:
         case "withheld":
             path.unlink()
         case "another":
-            file = LogFile.create(path, logged.program, segment)
-            for step in range(segment.first, segment.last + 1):
+            file = LogFile(path, logged.program, job.id, steps)
+            file.create()
+            for step in steps:
                 file.append(step, LogFiles(logged.arena.run).step_log(step))
         case _:
             path.write_bytes(path.read_bytes()[:-1])

@@ -11,15 +11,15 @@ from tiebreak.protocol.program.step_log import Entries, Integers, Mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class ElementOrder:
     """The k-th logged sum is value `values[k]`; its elements have places `starts[k]` to `starts[k + 1] - 1`."""
 
     values: Integers
     starts: Integers
 
     @classmethod
-    def of(cls, program: Program) -> "Places":
-        """The places of a program. The limits on programs keep the number of elements below 2^60."""
+    def of(cls, program: Program) -> "ElementOrder":
+        """The order of a program. The limits on programs keep the number of elements below 2^60."""
         logged = [(value, body.numel) for value, body in enumerate(program.body) if sum_kind(body) is not None]
         starts = np.zeros(len(logged) + 1, dtype=np.int64)
         np.cumsum([numel for _, numel in logged], out=starts[1:])

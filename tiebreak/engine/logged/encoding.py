@@ -4,16 +4,16 @@
     block    u8 width ‖ width planes of the gaps ‖ the directions
     part     u24 length ‖ bytes: plain if the length is that of the plain bytes, else one Zstandard frame
 
-Headers are big-endian. Entries stand in the order of their places (`Places`); a block holds 65,536 of them, the last
-one the rest. The gap of an entry is the number of elements between it and the previous entry. Plane k holds byte k of
-the gaps, the lowest first, for as many planes as the block's largest gap has bytes. The last part holds a bit for each
-entry, 1 for up, the first in the highest bit. Frames have no magic number and state their size.
+Headers are big-endian. Entries stand in the order of their places (`ElementOrder`); a block holds 65,536 of them, the
+last one the rest. The gap of an entry is the number of elements between it and the previous entry. Plane k holds byte k
+of the gaps, the lowest first, for as many planes as the block's largest gap has bytes. The last part holds a bit for
+each entry, 1 for up, the first in the highest bit. Frames have no magic number and state their size.
 
 The format cannot express an element that appears twice, out of order, or in an instruction that is not logged. For any
-input, decoding allocates no more than a block and the entries of one value.
+input, decoding allocates no more than the entries, once more those of one value, and a block.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from typing import BinaryIO, Final
 
@@ -21,7 +21,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiebreak.engine.logged.element_order import Places, joined
+from tiebreak.engine.logged.element_order import ElementOrder, joined
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
@@ -40,105 +40,61 @@ _Block = tuple[Integers, Mask]
 
 def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:
     """Encodes the log of a step. Raises `LogError` for one that is impossible for the program."""
-    return encode_entries(log.entries.items(), program, step)
-
-
-def encode_entries(entries: Iterable[tuple[int, Entries]], program: Program, step: int) -> bytes:
-    """Like `encode_sparse`, but value by value: holds one value's entries and the bytes encoded so far."""
-    places, packer, parts, count = Places.of(program), _Packer(), [b""], 0
-    before = -1
-    for place, up in _blocks(_placed(entries, program, places, step)):
-        parts.append(packer.block(np.diff(place, prepend=before) - 1, up))
-        before, count = int(place[-1]), count + len(place)
-    parts[0] = unsigned(FORMAT, 1) + unsigned(step, 8) + unsigned(count, 8)
+    log.check(program, step)
+    order = ElementOrder.of(program)
+    # A compressor is shared by all blocks, since making one takes longer than compressing a small block.
+    settings = zstandard.ZstdCompressionParameters.from_level(_LEVEL, format=_FRAMES, write_content_size=True)
+    compressor = zstandard.ZstdCompressor(compression_params=settings)
+    parts = [unsigned(FORMAT, 1) + unsigned(step, 8) + unsigned(log.count, 8)]
+    if log.entries:
+        place = np.concatenate([found.elements + order.start(value) for value, found in log.entries.items()])
+        gaps = np.diff(place, prepend=-1) - 1
+        up = np.concatenate([found.up for found in log.entries.values()])
+        blocks = (slice(first, first + BLOCK) for first in range(0, len(gaps), BLOCK))
+        parts += [_block(compressor, gaps[block], up[block]) for block in blocks]
     return b"".join(parts)
 
 
 def decode_sparse(data: bytes, program: Program, step: int) -> StepLog:
-    """Decodes the log of a step. The result passes `StepLog.check`.
+    """Decodes the log of a step. See `read_sparse`."""
+    return read_sparse(BytesIO(data), len(data), program, step)
+
+
+def read_sparse(file: BinaryIO, length: int, program: Program, step: int) -> StepLog:
+    """Decodes the log of a step from the next `length` bytes of a file. The result passes `StepLog.check`.
 
     Raises `LogError` for an entry beyond the last element, and `EncodingError` for bytes that are not a log of this
     step.
     """
-    return StepLog(dict(decode_entries(BytesIO(data), len(data), program, step)))
-
-
-def decode_entries(file: BinaryIO, length: int, program: Program, step: int) -> Iterator[tuple[int, Entries]]:
-    """Like `decode_sparse`, from the next `length` bytes of a file, value by value: holds one value's entries."""
-    places, source = Places.of(program), _Source(file, length, step)
+    order, source = ElementOrder.of(program), _Source(file, length, step)
     source.expect("format", FORMAT, 1)
     source.expect("step", step, 8)
     count = source.unsigned(8)
-    if count > places.total:
-        raise source.error(f"expected at most {places.total} entries, got {count}")
-    value, held = -1, list[Entries]()
-    for block in _placed_blocks(source, count, places, step):
-        for found, entries in places.split(*block):
-            if found != value and held:
-                yield value, joined(held)
-                held = []
-            value = found
-            held.append(entries)
-    if held:
-        yield value, joined(held)
+    if count > order.total:
+        raise source.error(f"expected at most {order.total} entries, got {count}")
+    pieces: dict[int, list[Entries]] = {}
+    for block in _placed_blocks(source, count, order, step):
+        for value, entries in order.split(*block):
+            pieces.setdefault(value, []).append(entries)
+    return StepLog({value: joined(pieces.pop(value)) for value in list(pieces)})
 
 
 def max_sparse_bytes(program: Program) -> int:
     """An upper bound on the size of any log of the program."""
-    places = Places.of(program)
-    parts = _width(places.total) + 1
-    return HEADER_BYTES + (places.total // BLOCK + 1) * (1 + 4 * parts) + places.total * parts
+    total = ElementOrder.of(program).total
+    parts = _width(total) + 1
+    return HEADER_BYTES + (total // BLOCK + 1) * (1 + 4 * parts) + total * parts
 
 
-def _placed(entries: Iterable[tuple[int, Entries]], program: Program, places: Places, step: int) -> Iterator[_Block]:
-    """Entries by place, checked, at most a block at a time."""
-    before = -1
-    for value, found in entries:
-        if value <= before:
-            rule = "instruction twice" if value == before else f"expected instructions after {before} in order"
-            raise LogError(rule, step=step, value=value)
-        before = value
-        StepLog({value: found}).check(program, step)
-        for first in range(0, len(found), BLOCK):
-            part = slice(first, first + BLOCK)
-            yield found.elements[part] + places.start(value), found.up[part]
-
-
-def _blocks(pieces: Iterable[_Block]) -> Iterator[_Block]:
-    """The same entries in pieces of exactly one block, except the last."""
-    held, count = list[_Block](), 0
-    for place, up in pieces:
-        held.append((place, up))
-        count += len(place)
-        if count >= BLOCK:
-            place, up = _concatenated(held)
-            yield place[:BLOCK], up[:BLOCK]
-            held, count = [(place[BLOCK:], up[BLOCK:])], count - BLOCK
-    if count:
-        yield _concatenated(held)
-
-
-def _concatenated(pieces: list[_Block]) -> _Block:
-    return np.concatenate([place for place, _ in pieces]), np.concatenate([up for _, up in pieces])
-
-
-class _Packer:
-    """Makes blocks with one shared compressor: creating one takes longer than compressing a small block."""
-
-    def __init__(self) -> None:
-        settings = zstandard.ZstdCompressionParameters.from_level(_LEVEL, format=_FRAMES, write_content_size=True)
-        self._compressor = zstandard.ZstdCompressor(compression_params=settings)
-
-    def block(self, gaps: Integers, up: Mask) -> bytes:
-        width = _width(int(gaps.max()))
-        planes = np.ascontiguousarray(gaps.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T)
-        parts = [plane.tobytes() for plane in planes] + [np.packbits(up).tobytes()]
-        return unsigned(width, 1) + b"".join(map(self._part, parts))
-
-    def _part(self, plain: bytes) -> bytes:
-        packed = self._compressor.compress(plain)
+def _block(compressor: zstandard.ZstdCompressor, gaps: Integers, up: Mask) -> bytes:
+    width = _width(int(gaps.max()))
+    planes = np.ascontiguousarray(gaps.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T)
+    block = unsigned(width, 1)
+    for plain in (*(plane.tobytes() for plane in planes), np.packbits(up).tobytes()):
+        packed = compressor.compress(plain)
         kept = packed if len(packed) < len(plain) else plain
-        return unsigned(len(kept), 3) + kept
+        block += unsigned(len(kept), 3) + kept
+    return block
 
 
 class _Source:
@@ -197,16 +153,16 @@ class _Source:
         return plain
 
 
-def _placed_blocks(source: _Source, count: int, places: Places, step: int) -> Iterator[_Block]:
+def _placed_blocks(source: _Source, count: int, order: ElementOrder, step: int) -> Iterator[_Block]:
     """Places and directions by block, ascending and all below the number of elements."""
     before = -1
     for first in range(0, count, BLOCK):
-        gaps, up = _read_block(source, min(BLOCK, count - first), _width(places.total))
+        gaps, up = _read_block(source, min(BLOCK, count - first), _width(order.total))
         # In floating point first: a sum within twice the bound there cannot have overflowed 64 bits.
-        beyond = float(gaps.sum(dtype=np.float64)) > 2.0 * places.total
+        beyond = float(gaps.sum(dtype=np.float64)) > 2.0 * order.total
         place = np.cumsum(gaps.astype(np.int64) + 1) + before
-        if beyond or place[-1] >= places.total:
-            raise _out_of_range(gaps, before, places, step)
+        if beyond or place[-1] >= order.total:
+            raise _out_of_range(gaps, before, order, step)
         before = int(place[-1])
         yield place, up
     source.finish()
@@ -228,15 +184,15 @@ def _read_block(source: _Source, count: int, limit: int) -> tuple[_Gaps, Mask]:
     return gaps, bits[:count].astype(np.bool_)
 
 
-def _out_of_range(gaps: _Gaps, before: int, places: Places, step: int) -> LogError:
+def _out_of_range(gaps: _Gaps, before: int, order: ElementOrder, step: int) -> LogError:
     """An error that names the first element beyond the end, counted as one of the last logged sum."""
     place = before
     for gap in gaps.tolist():
         place += gap + 1
-        if place >= places.total:
+        if place >= order.total:
             break
-    value, start = int(places.values[-1]), int(places.starts[-2])
-    rule = f"out of range: expected an element below {places.total - start}"
+    value, start = int(order.values[-1]), int(order.starts[-2])
+    rule = f"out of range: expected an element below {order.total - start}"
     return LogError(rule, step=step, value=value, element=place - start)
 
 

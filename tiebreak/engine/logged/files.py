@@ -8,7 +8,7 @@ only tells a faulty disk from a lie. A killed process may leave part of a frame 
 log whose head is not signed yet is worth nothing, so a segment that is trained again starts a new file
 (`LogFile.create`).
 
-Finding a step reads only the frames' headers; reading a log holds the entries of one value.
+Finding a step reads only the frames' headers.
 """
 
 import os
@@ -17,19 +17,17 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from tiebreak.engine.data.disk import Folder, write_whole
-from tiebreak.engine.logged.encoding import HEADER_BYTES, decode_entries, encode_sparse, max_sparse_bytes
+from tiebreak.engine.logged.encoding import HEADER_BYTES, encode_sparse, max_sparse_bytes, read_sparse
 from tiebreak.engine.run.directory import LOGS, RunDirectory
 from tiebreak.protocol.codec import unsigned
-from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
+from tiebreak.protocol.program.step_log import LogError, StepLog
 from tiebreak.protocol.tags import Digest
 
 MAGIC: Final = b"TBLOGS01"
@@ -38,36 +36,13 @@ _FRAME: Final = struct.Struct(">QQI")
 _PIECE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """The steps of one checkpoint of a job."""
-
-    job_id: Digest
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, job: Job, checkpoint: int) -> "Segment":
-        """The segment of a checkpoint (numbered from 0)."""
-        return cls(job_id=job.id, first=job.first_step(checkpoint), last=job.last_step(checkpoint))
-
-    def path(self, logs: Path) -> Path:
-        """The path of its file, which is named by its last step, as the checkpoint's state is."""
-        return logs / f"{self.last:012d}.log"
-
-    @property
-    def header(self) -> bytes:
-        """The header of its file."""
-        return MAGIC + self.job_id + unsigned(self.first, 8)
-
-
 class LogFiles:
     """The rounding logs in a run's directory, of one segment at a time."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.path, self.job, self.program = run.path, run.job, run.program
         self._run = run
-        self._open: LogFile | None = None
+        self._in_use: tuple[int, LogFile] | None = None
 
     def step_log(self, step: int) -> StepLog:
         """The rounding log of a step, not checked against its commitment: `tiebreak.engine.logged.committed` does that.
@@ -84,55 +59,59 @@ class LogFiles:
         checkpoint = self.job.checkpoint_of(step)
         if checkpoint < self._run.recorded():
             raise StateError(f"{self.path}: expected a step without a record, got step {step}; its log is committed")
-        if step == self.job.first_step(checkpoint):
-            segment = Segment.of(self.job, checkpoint)
-            self._open = LogFile.create(segment.path(self.path / LOGS), self.program, segment)
-        self._of(checkpoint).append(step, log)
+        self._of(checkpoint, new=step == self.job.first_step(checkpoint)).append(step, log)
 
     def sync(self, checkpoint: int) -> None:
         """Makes the logs of a segment durable; to be called before a record commits to them."""
         self._of(checkpoint).sync()
 
-    def _of(self, checkpoint: int) -> "LogFile":
-        segment = Segment.of(self.job, checkpoint)
-        if self._open is None or self._open.segment != segment:
-            self._open = LogFile.open(segment.path(self.path / LOGS), self.program, segment)
-        return self._open
+    def _of(self, checkpoint: int, *, new: bool = False) -> "LogFile":
+        """The file of a segment. new: a file without logs."""
+        if new or self._in_use is None or self._in_use[0] != checkpoint:
+            first, last = self.job.first_step(checkpoint), self.job.last_step(checkpoint)
+            file = LogFile(log_path(self.path, last), self.program, self.job.id, range(first, last + 1))
+            if new:
+                file.create()
+            else:
+                file.open()
+            self._in_use = checkpoint, file
+        return self._in_use[1]
+
+
+def log_path(run: Path, last_step: int) -> Path:
+    """The file of the segment that ends with this step, named as the checkpoint's state is."""
+    return run / LOGS / f"{last_step:012d}.log"
 
 
 class LogFile:
-    """One segment's file, made by `create` or reopened by `open`. Only one process at a time may write into it."""
+    """One segment's file. Only one process at a time may write into it. Call `create` or `open` first."""
 
-    def __init__(self, path: Path, program: Program, segment: Segment) -> None:
+    def __init__(self, path: Path, program: Program, job_id: Digest, segment: range) -> None:
+        """segment: its steps."""
         self.path = path
         self.segment = segment
         self._program = program
+        self._header = MAGIC + job_id + unsigned(segment.start, 8)
         self._limit = max_sparse_bytes(program)
         self._frames = array("Q")
         self._end = FILE_HEADER_BYTES
         self._size = FILE_HEADER_BYTES
 
-    @classmethod
-    def create(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
+    def create(self) -> None:
         """Makes a file without logs, replacing an existing one. Raises `StorageError`."""
-        logs = cls(path, program, segment)
-        with logs._folder(to_write=True) as folder:
-            folder.write(path.name, segment.header)
-        return logs
+        with self._folder(to_write=True) as folder:
+            folder.write(self.path.name, self._header)
 
-    @classmethod
-    def open(cls, path: Path, program: Program, segment: Segment) -> "LogFile":
+    def open(self) -> None:
         """Opens an existing file, perhaps a stranger's. Raises `EncodingError`."""
-        logs = cls(path, program, segment)
-        with logs._reading() as file:
-            logs._check_header(file.read(FILE_HEADER_BYTES))
-        logs._scan()
-        return logs
+        with self._reading() as file:
+            self._check_header(file.read(FILE_HEADER_BYTES))
+        self._scan()
 
     @property
     def steps(self) -> range:
         """The steps whose logs were complete when last looked at."""
-        return range(self.segment.first, self.segment.first + len(self._frames))
+        return self.segment[: len(self._frames)]
 
     @property
     def torn(self) -> int:
@@ -145,7 +124,7 @@ class LogFile:
         Raises `LogError` for a log that is impossible for the program, and `StorageError` if the disk refuses; then the
         file is as before.
         """
-        if step != self.steps.stop or step > self.segment.last:
+        if step != self.steps.stop or step not in self.segment:
             raise StateError(f"{self.path}: expected the log of {self._next()}, got that of step {step}")
         data = encode_sparse(log, self._program, step)
         head = unsigned(step, 8) + unsigned(len(data), 8)
@@ -167,18 +146,12 @@ class LogFile:
             os.fsync(file.fileno())
 
     def read(self, step: int) -> StepLog:
-        """The log of a step, which passes `StepLog.check`. Raises the errors of `entries`."""
-        return StepLog(dict(self.entries(step)))
-
-    def entries(self, step: int) -> Iterator[tuple[int, Entries]]:
-        """The log of a step, value by value.
+        """The log of a step, which passes `StepLog.check`.
 
         Raises `EncodingError` if the log is missing or broken, and `LogError` if it is impossible for the program.
         """
-        if not self.segment.first <= step <= self.segment.last:
-            raise StateError(
-                f"{self.path}: expected a step from {self.segment.first} to {self.segment.last}, got {step}"
-            )
+        if step not in self.segment:
+            raise StateError(f"{self.path}: expected a step from {self.segment[0]} to {self.segment[-1]}, got {step}")
         if step not in self.steps:
             self._scan()  # the file may have grown
         if step not in self.steps:
@@ -186,17 +159,14 @@ class LogFile:
             raise EncodingError(
                 f"{self.path}: expected the log of step {step}, got the end after {len(self.steps)} logs{torn}"
             )
-        return self._entries(step)
-
-    def _entries(self, step: int) -> Iterator[tuple[int, Entries]]:
         with self._reading() as file:
-            file.seek(self._frames[step - self.segment.first])
+            file.seek(self._frames[step - self.segment.start])
             length, checksum = self._frame(file.read(_FRAME.size), step)
             start = file.tell()
             self._check_sum(file, step, length, checksum)
             file.seek(start)
             try:
-                yield from decode_entries(file, length, self._program, step)
+                return read_sparse(file, length, self._program, step)
             except LogError as error:
                 rule = f"{error.rule} ({self.path})"
                 raise LogError(rule, step=error.step, value=error.value, element=error.element) from error
@@ -218,7 +188,7 @@ class LogFile:
             self._size = os.fstat(file.fileno()).st_size
             while self._end < self._size:
                 step = self.steps.stop
-                if step > self.segment.last:
+                if step not in self.segment:
                     rest = self._size - self._end
                     raise EncodingError(
                         f"{self.path}: expected the end after the log of step {step - 1}, got {rest} more bytes"
@@ -245,14 +215,13 @@ class LogFile:
         return length, checksum
 
     def _check_header(self, found: bytes) -> None:
-        segment = self.segment
-        if found[:8] != MAGIC:
-            raise EncodingError(f"{self.path}: expected a file of rounding logs, {MAGIC!r}, got {found[:8]!r}")
-        if found[8:40] != segment.job_id:
-            raise EncodingError(f"{self.path}: expected logs of job {segment.job_id.hex()}, got {found[8:40].hex()}")
-        if found[40:] != unsigned(segment.first, 8):
-            first = int.from_bytes(found[40:], "big")
-            raise EncodingError(f"{self.path}: expected a segment from step {segment.first} on, got one from {first}")
+        for what, part, show in (
+            ("a file of rounding logs,", slice(0, 8), repr),
+            ("logs of job", slice(8, 40), bytes.hex),
+            ("a segment from step", slice(40, 48), lambda raw: str(int.from_bytes(raw, "big"))),
+        ):
+            if found[part] != self._header[part]:
+                raise EncodingError(f"{self.path}: expected {what} {show(self._header[part])}, got {show(found[part])}")
 
     def _check_sum(self, file: BinaryIO, step: int, length: int, expected: int) -> None:
         found, rest = zlib.crc32(unsigned(step, 8) + unsigned(length, 8)), length
@@ -267,4 +236,4 @@ class LogFile:
             )
 
     def _next(self) -> str:
-        return f"step {self.steps.stop}" if self.steps.stop <= self.segment.last else "no further step"
+        return f"step {self.steps.stop}" if self.steps.stop in self.segment else "no further step"

@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiebreak.engine.logged.element_order import Places, joined
+from tiebreak.engine.logged.element_order import ElementOrder, joined
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
@@ -30,7 +30,7 @@ _Bytes = NDArray[np.uint8]
 
 def naive_bytes(program: Program) -> int:
     """The size with one byte per element, to which the paper's packing is compared."""
-    return Places.of(program).total
+    return ElementOrder.of(program).total
 
 
 def dense_bytes(program: Program) -> int:
@@ -41,7 +41,7 @@ def dense_bytes(program: Program) -> int:
 def write_dense(log: StepLog, program: Program, step: int, file: BinaryIO) -> None:
     """Writes the log of a step. Raises `LogError` for one that is impossible for the program."""
     log.check(program, step)
-    places, size = Places.of(program), dense_bytes(program)
+    places, size = ElementOrder.of(program), dense_bytes(program)
     for first in range(0, size, BLOCK_BYTES):
         block = np.full(min(BLOCK_BYTES, size - first), NOTHING, dtype=np.uint8)
         for place, up in _within(log, places, first * DIGITS, (first + len(block)) * DIGITS):
@@ -52,7 +52,7 @@ def write_dense(log: StepLog, program: Program, step: int, file: BinaryIO) -> No
 
 def read_dense(file: BinaryIO, program: Program, step: int) -> StepLog:
     """The log of a step, from the rest of a file. Raises `EncodingError`."""
-    places, size = Places.of(program), dense_bytes(program)
+    places, size = ElementOrder.of(program), dense_bytes(program)
     found: dict[int, list[Entries]] = {}
     for first in range(0, size, BLOCK_BYTES):
         raw = file.read(min(BLOCK_BYTES, size - first))
@@ -65,7 +65,7 @@ def read_dense(file: BinaryIO, program: Program, step: int) -> StepLog:
     return StepLog({value: joined(pieces) for value, pieces in found.items()})
 
 
-def _within(log: StepLog, places: Places, first: int, last: int) -> Iterator[tuple[Integers, Mask]]:
+def _within(log: StepLog, places: ElementOrder, first: int, last: int) -> Iterator[tuple[Integers, Mask]]:
     """The places, relative to `first`, and directions of the entries whose place is in this range."""
     low, high = np.searchsorted(places.starts, (first, last), side="right")
     for k in range(max(int(low) - 1, 0), min(int(high), len(places.values))):
@@ -76,7 +76,7 @@ def _within(log: StepLog, places: Places, first: int, last: int) -> Iterator[tup
             yield entries.elements[a:b] + (start - first), entries.up[a:b]
 
 
-def _entries_in(block: _Bytes, first: int, places: Places, step: int) -> Iterator[tuple[int, Entries]]:
+def _entries_in(block: _Bytes, first: int, places: ElementOrder, step: int) -> Iterator[tuple[int, Entries]]:
     """The entries of a block whose first byte has number `first`."""
     said = np.flatnonzero(block != NOTHING)
     wrong = np.flatnonzero(block[said] > MAX_BYTE)
