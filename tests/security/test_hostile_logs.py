@@ -331,7 +331,7 @@ def test_another_jobs_file_and_what_is_no_file_of_logs(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with pytest.raises(EncodingError, match=f"{path}: expected logs of job {JOB.hex()}, got {bytes(32).hex()}"):
         hostile(path, job=bytes(32))
-    with pytest.raises(EncodingError, match=f"{path}: expected a segment from step 1 on, got one from 4"):
+    with pytest.raises(EncodingError, match=f"{path}: expected a segment from step 1, got 4"):
         hostile(path, first=4)
     path.write_bytes(b"PK" * 40)
     with pytest.raises(EncodingError, match=f"{path}: expected a file of rounding logs, b'TBLOGS01', got b'PKPKPKPK'"):

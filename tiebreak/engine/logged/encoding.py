@@ -48,10 +48,12 @@ def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:
     parts = [unsigned(FORMAT, 1) + unsigned(step, 8) + unsigned(log.count, 8)]
     if log.entries:
         place = np.concatenate([found.elements + order.start(value) for value, found in log.entries.items()])
-        gaps = np.diff(place, prepend=-1) - 1
         up = np.concatenate([found.up for found in log.entries.values()])
-        blocks = (slice(first, first + BLOCK) for first in range(0, len(gaps), BLOCK))
-        parts += [_block(compressor, gaps[block], up[block]) for block in blocks]
+        before = -1
+        for first in range(0, len(place), BLOCK):
+            part = slice(first, first + BLOCK)
+            parts.append(_block(compressor, np.diff(place[part], prepend=before) - 1, up[part]))
+            before = int(place[part][-1])
     return b"".join(parts)
 
 
