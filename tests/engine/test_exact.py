@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.arithmetic_cases import Maker, check, elements_of, tensor_of
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, ziv
 from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly
@@ -95,7 +96,10 @@ def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
     assert elements_of(found.reshape(-1)) == wanted
 
 
-@pytest.mark.parametrize(("seed", "k"), [(0, 1000), (1, 20_000), (2, 20_000), (4, 100_000)])
+LONG = [(0, 1000), (1, 20_000), (2, 20_000), (4, 100_000)]
+
+
+@pytest.mark.parametrize(("seed", "k"), slow_except(LONG, LONG[0], several=True))
 def test_long_sums(seed: int, k: int) -> None:
     """Products, sums along rows and down columns, of terms that cancel over all exponents."""
     left, right = cancelled(seed, numbers(seed, 2 * k).view(2, k), numbers(seed + 9, k * 9).view(k, 9))
@@ -118,8 +122,10 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-@pytest.mark.parametrize("name", worst.PATTERNS)
+HOSTILE = [(case, name) for case in SMALL for name in worst.PATTERNS]
+
+
+@pytest.mark.parametrize(("case", "name"), slow_except(HOSTILE, *HOSTILE[:: len(worst.PATTERNS) - 1], several=True))
 def test_hostile_data(case: worst.Case, name: str) -> None:
     """Whether they are settled one by one or all at once, and in any order of the terms."""
     operands = case.operands(worst.PATTERNS[name], torch.Generator().manual_seed(3))
@@ -127,6 +133,7 @@ def test_hostile_data(case: worst.Case, name: str) -> None:
     check(Arithmetic(permute=1), case.instruction, operands)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", [0, 1 << 60])
 def test_hostile_data_few_or_many(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ziv, "DENSE", dense)

@@ -145,6 +145,7 @@ def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[Kernel], case
             cases()
 
 
+@pytest.mark.slow
 def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]) -> None:
     for number, (right, wrong) in enumerate(
         {

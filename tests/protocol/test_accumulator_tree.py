@@ -99,6 +99,7 @@ def test_blocks_are_computed_again_and_few_are_held() -> None:
     assert asked == [5, *range(BLOCKS_HELD + 1), *range(BLOCKS_HELD + 1)]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_accumulators() -> None:
     count = 64 * BLOCK_LEAVES
     dtypes = (DType.F32, DType.F32)

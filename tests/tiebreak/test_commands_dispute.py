@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import slow_except
 from tests.tiebreak.parties import Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line
 from tiebreak.cli.keyfiles import load_key
@@ -28,7 +29,7 @@ def walk(text: str) -> list[tuple[str, int, int]]:
     return [(tree, int(height), int(position)) for tree, height, position in rows]
 
 
-@pytest.mark.parametrize("step", [2, 5, 7])
+@pytest.mark.parametrize("step", slow_except([2, 5, 7], 5))
 def test_a_run_that_leaves_the_program_loses(
     parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int
 ) -> None:

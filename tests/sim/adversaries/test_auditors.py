@@ -60,6 +60,7 @@ def test_one_diligent_auditor_is_enough(kind: type[Adversary]) -> None:
     assert of(result, kind).wei <= 0
 
 
+@pytest.mark.slow
 def test_what_each_saves_and_loses() -> None:
     diligent = party(beside(LazyAuditor), "auditor").steps
     assert of(beside(LazyAuditor), LazyAuditor).steps == 0

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from tests.parts import slow_except
 from tests.sim.adversaries.playing import convict, fight, job_of
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
@@ -25,7 +26,7 @@ CAUGHT = [kind for kind in ADVERSARIES if Catch.RECOMPUTED in kind.caught]
 OPEN = [kind for kind in ADVERSARIES if kind.open]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", slow_except([0, 1], 0))
 @pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.name)
 def test_it_is_convicted_at_its_first_lie(kind: type[DeviatingTrainer], seed: int) -> None:
     assert convict(kind, seed).workshop is Workshop.open("logged")
@@ -39,7 +40,7 @@ def test_every_kind_is_caught_harmless_or_open() -> None:
     assert all(not kind.caught for kind in OPEN)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", slow_except([0, 1], 0))
 def test_ties_are_the_trainers_to_break(seed: int) -> None:
     """The auditor that follows its log comes to the same run; whoever takes its own log for the law loses."""
     workshop = Workshop.open("logged")
