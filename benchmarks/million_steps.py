@@ -120,7 +120,7 @@ def cheats(program: Program) -> dict[str, Cheat]:
         f"sum of {program.body[longest].terms} products": low_precision_sum(
             step=STEP, leaf=longest, element=last[longest]
         ),
-        "exp": Cheat(name="exp", gain="-", step=STEP, leaf=exp, element=last[exp], change=lambda value: 2 * value),
+        "exp": Cheat(name="exp", step=STEP, leaf=exp, element=last[exp], change=lambda value: 2 * value),
         "weight": flipped_weight_bit(program, state=weight, step=STEP, element=5),
     }
 

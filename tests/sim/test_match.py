@@ -53,7 +53,7 @@ from tiebreak.sim.world.forking import fork
 )
 def test_a_lie_at_any_place_of_a_segment_is_found(yard: Yard, interval: int, step: int, levels: int) -> None:
     cheat = Cheat(
-        name="state", gain="-", step=step, leaf=0, element=3, change=lambda weight: weight * 2
+        name="state", step=step, leaf=0, element=3, change=lambda weight: weight * 2
     )  # a source of state: its witness is the record before, wherever that stands
     match = yard.convict(cheat, interval=interval, levels=levels)
     job, state = yard.arena(interval).run.job, match.final

@@ -100,7 +100,7 @@ def any_cheat(program: Program, leaf: int, *, step: int, rng: random.Random) -> 
     half = 1 << program.half_depth
     value = leaf if leaf < half else program.commits[leaf - half].operands[0].value
     element = rng.randrange(program.body[value].numel)
-    return Cheat(name=f"leaf {leaf}", gain="-", step=step, leaf=leaf, element=element, change=other_value)
+    return Cheat(name=f"leaf {leaf}", step=step, leaf=leaf, element=element, change=other_value)
 
 
 def sums_of(program: Program, more_than: int) -> list[int]:

@@ -100,4 +100,4 @@ def doubled_weight(run_folder: Path, step: int) -> Cheat:
     """A trainer that doubles one number of a sum in one step."""
     program = RunDirectory.open(run_folder).program
     leaf = next(n for n, i in enumerate(program.body) if i.opcode == Opcode.REDUCE and i.terms == 8)
-    return Cheat(name="doubled", gain="-", step=step, leaf=leaf, element=5, change=lambda value: value * 2)
+    return Cheat(name="doubled", step=step, leaf=leaf, element=5, change=lambda value: value * 2)

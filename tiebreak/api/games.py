@@ -14,7 +14,7 @@ PRELOAD: Final = ("torch", "torch._functorch.aot_autograd", "web3")
 """Modules that take long to import and are the same for all processes."""
 
 
-def adversaries() -> dict[str, dict[str, type[Adversary]]]:
+def adversaries() -> dict[str, dict[str, Adversary]]:
     """All adversaries by role and by the name that a mix or a line gives them."""
     found = {role.value: {name: kind for name, kind in ADVERSARIES.items() if kind.role is role} for role in Role}
     return {role: kinds for role, kinds in found.items() if kinds}

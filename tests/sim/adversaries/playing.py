@@ -12,7 +12,8 @@ from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.sim.adversaries.base import Adversary, Catch
-from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.catalogue import adversary
+from tiebreak.sim.adversaries.deviations import Deviating
 from tiebreak.sim.games.duel import play as play_match
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import play
@@ -53,17 +54,22 @@ class Duel:
         return self.workshop.program.instruction_at(self.lie.leaf).origin
 
 
-def workshop_of(kind: type[DeviatingTrainer], seed: int) -> Workshop:
-    """The workshop that a kind needs, or each in turn."""
-    return Workshop.open(kind.needs or ("exact", "logged")[seed % 2])
+def deviation(name: str) -> Deviating:
+    """A trainer of the catalogue that computes something else."""
+    found = adversary(name)
+    assert isinstance(found, Deviating)
+    return found
 
 
-def convict(kind: type[DeviatingTrainer], seed: int) -> Duel:
-    """The auditor must win, at the first lie, for a reason that the deviation names."""
-    rng = Random(f"{kind.name} {seed}")
-    workshop = workshop_of(kind, seed)
+def convict(name: str, seed: int) -> Duel:
+    """The auditor must win, at the first lie, for a reason that the deviation names.
+
+    Plays in the workshop that it needs, or in each in turn.
+    """
+    kind, rng = deviation(name), Random(f"{name} {seed}")
+    workshop = Workshop.open(kind.needs or ("exact", "logged")[seed % 2])
     job = job_of(workshop, nonce=seed, levels=rng.randint(1, 5))
-    work = kind().work(workshop, job, rng)
+    work = kind.work(workshop, job, rng)
     truth = workshop.audited(job, work)
     false = [own != true for own, true in zip(work.records, truth.records, strict=True)]
     assert work.lie is not None
@@ -71,43 +77,40 @@ def convict(kind: type[DeviatingTrainer], seed: int) -> Duel:
     count = rng.randint(false.index(True) + 1, job.checkpoints)
     assert work.run_root(count) != truth.run_root(count)
     match = fight(job, count, work.oracle, truth.oracle)
-    assert_caught(kind, match, work.lie)
-    return Duel(workshop, work, work.lie, match)
-
-
-def assert_caught(kind: type[DeviatingTrainer], match: Match, lie: Lie) -> None:
-    state = match.final
-    assert match.loser is Side.DEFENDER, kind.name
-    assert (state.step, state.leaf) == (lie.step, lie.leaf), kind.name
-    assert (state.element if state.claimed else None) == lie.element, kind.name
+    state, lie = match.final, work.lie
+    assert match.loser is Side.DEFENDER
+    assert (state.step, state.leaf) == (lie.step, lie.leaf)
+    assert (state.element if state.claimed else None) == lie.element
     assert state.verdict is not None
-    assert Catch(state.verdict.reason.name.lower().replace("_", " ")) in kind.caught, kind.name
+    assert Catch(state.verdict.reason.name.lower().replace("_", " ")) in kind.caught
+    return Duel(workshop, work, work.lie, match)
 
 
 # ---------------------------------------------------------------- whole games
 
 
-def stage(adversary: Adversary, rng: Random, **changes: Any) -> Cast:
+def stage(kind: Adversary | str, rng: Random, **changes: Any) -> Cast:
     """A cast that the adversary has joined. `changes`: fields of the cast, or of its terms."""
+    kind = adversary(kind) if isinstance(kind, str) else kind
     named = {name: value for name, value in changes.items() if name in Cast.__dataclass_fields__}
     terms = {name: value for name, value in changes.items() if name not in named}
     cast = Cast(workshop=Workshop.open("exact"), **named)
     cast.terms = replace(cast.terms, **terms)
-    adversary.join(cast, rng)
-    if not adversary.open:
-        cast.expected[adversary.name] = frozenset(str(catch) for catch in adversary.caught)
+    kind.join(cast, rng)
+    if not kind.open:
+        cast.expected[kind.name] = frozenset(str(catch) for catch in kind.caught)
     return cast
 
 
-def result_of(kind: type[Adversary], seed: int, **changes: Any) -> GameResult:
+def result_of(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
     """A game of an adversary, whatever comes of it."""
     rng = Random(seed)
-    return play(stage(kind(), rng, **changes), f"{kind.name} {seed}", rng)
+    return play(stage(kind, rng, **changes), f"{kind} {seed}", rng)
 
 
-def played(kind: type[Adversary], seed: int, **changes: Any) -> GameResult:
+def played(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
     """A game of an adversary, which must break no promise and, unless its end is open, end where it says."""
-    result = result_of(kind, seed, **changes)
+    result, kind = result_of(kind, seed, **changes), adversary(kind) if isinstance(kind, str) else kind
     assert result.violations == ()
     assert kind.open or result.catches[kind.name] in kind.caught
     return result
@@ -119,9 +122,9 @@ def party(result: GameResult, name: str) -> PartyResult:
     return found
 
 
-def of(result: GameResult, kind: type[Adversary]) -> PartyResult:
-    """The account of the party that is an adversary of this kind."""
-    (found,) = [party for party in result.parties if party.adversary == kind.name]
+def of(result: GameResult, name: str) -> PartyResult:
+    """The account of the party that is this adversary."""
+    (found,) = [party for party in result.parties if party.adversary == name]
     return found
 
 

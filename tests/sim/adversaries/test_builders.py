@@ -1,4 +1,4 @@
-"""Whole games of each adversary of `adversaries.builders`; the second at which a censored party begins to lose."""
+"""Whole games of builders that delay and reorder; the second at which a censored party begins to lose."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,27 +6,12 @@ from random import Random
 
 import pytest
 
-from tests.sim.adversaries.playing import HALF, party, played
+from tests.sim.adversaries.playing import party, played
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Phase
-from tiebreak.sim.adversaries import builders
-from tiebreak.sim.adversaries.base import Adversary
-from tiebreak.sim.adversaries.builders import (
-    ADVERSARIES,
-    Blackout,
-    Censor,
-    Censorship,
-    DelayingBuilder,
-    DroppingBuilder,
-    FrontRunChallenge,
-    FrontRunProof,
-    FrontRunReport,
-    ReorderingBuilder,
-    WithheldProof,
-    bearable,
-)
-from tiebreak.sim.adversaries.challengers import MistakenChallenge
-from tiebreak.sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from tiebreak.sim.adversaries.builders import Censor, bearable
+from tiebreak.sim.adversaries.catalogue import adversary
+from tiebreak.sim.adversaries.deviations import TRAINER
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import play
 from tiebreak.sim.world.result import GameResult
@@ -34,69 +19,20 @@ from tiebreak.sim.world.small_task import STEPS
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import Pending, World
 
-
-def test_all_are_played_here() -> None:
-    played = {FrontRunChallenge, FrontRunProof, WithheldProof, FrontRunReport, Censorship, Blackout}
-    assert set(ADVERSARIES) == played | {DelayingBuilder, ReorderingBuilder, DroppingBuilder}
-
-
-# ---------------------------------------------------------------- who is first
-
-
-def test_a_copied_challenge_earns_nothing() -> None:
-    result = played(FrontRunChallenge, 1)
-    copied, original = result.duels
-    assert (copied.challenger, copied.verdict) == ("builder", "void")
-    assert (original.challenger, original.verdict) == ("auditor", "challenger")
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [builders._Copier, builders._Sealer], ids=["copied seal", "late seal"])
-def test_a_copied_proof_in_front_of_the_original_is_refused(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FrontRunProof, "make", lambda *_: make)
-    result = played(FrontRunProof, 2)
-    assert result.catches[FrontRunProof.name] == "refused", "its proof stood in the block, and reverted"
-    copied, original = result.duels
-    assert (copied.challenger, copied.verdict) == ("builder", "void")
-    assert (original.verdict, original.reason) == ("challenger", "recomputed")
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (0, HALF)
-    assert copied.moves >= original.moves - 2, "it had kept up to the last"
-
-
-@pytest.mark.slow
-def test_a_proof_withheld_for_a_block_costs_the_challenger_its_reward_and_nothing_else() -> None:
-    """An open weakness: see docs/security.md, residual risks."""
-    result = played(WithheldProof, 3)
-    assert result.job_status == "slashed"
-    assert party(result, "builder").wei == HALF
-    assert party(result, "auditor").wei == 0, "its stake came back"
-    assert party(result, "trainer").wei == -TERMS.trainer_stake
-    assert party(result, "client").wei == 0
-
-
-def test_a_copied_report_costs_the_reporter_its_reward_and_nothing_else() -> None:
-    result = played(FrontRunReport, 4)
-    assert (result.job_status, result.duels) == ("slashed", ())
-    assert (party(result, "builder").wei, party(result, "auditor").wei) == (HALF, 0)
-    assert party(result, "trainer").wei == -TERMS.trainer_stake
-    assert party(result, "auditor").refused == 1
-
-
 # ---------------------------------------------------------------- who has to wait
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [DelayingBuilder, ReorderingBuilder, DroppingBuilder], ids=lambda kind: kind.name)
-def test_order_and_delay_change_nothing(kind: type[Adversary]) -> None:
-    result = played(kind, 5)
-    assert result.catches[PlainFalseRun.name] == "recomputed"
+@pytest.mark.parametrize("name", ["delays to the last moment", "reorders at random", "drops and takes up again"])
+def test_order_and_delay_change_nothing(name: str) -> None:
+    result = played(name, 5)
+    assert result.catches["one false sum"] == "recomputed"
     assert result.job_status == "slashed"
 
 
 @pytest.mark.slow
 def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
-    result = played(DelayingBuilder, 6, descent_levels=5)
+    result = played("delays to the last moment", 6, descent_levels=5)
     (duel,) = result.duels
     assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
 
@@ -104,8 +40,8 @@ def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_below_the_clock_censorship_is_no_more_than_a_delay(seed: int) -> None:
-    result = played(Censorship, seed)
-    honest_trainer = PlainFalseRun.name not in result.catches
+    result = played("censorship below the clock", seed)
+    honest_trainer = "one false sum" not in result.catches
     assert honest_trainer == bool(seed), "one seed for either side"
     assert result.job_status == ("settled" if honest_trainer else "slashed")
     loser = party(result, "challenger 1" if honest_trainer else TRAINER)
@@ -118,9 +54,9 @@ def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(
     """Not a promise: it says what the assumption is worth."""
     rng = Random(seed)
     cast = Cast(workshop=Workshop.open("exact"))
-    Blackout().join(cast, rng)
+    adversary("censorship above the clock").join(cast, rng)
     result = play(cast, "-", rng)
-    if PlainFalseRun.name in result.catches:
+    if "one false sum" in result.catches:
         assert (result.job_status, party(result, "auditor").wei) == ("settled", -TERMS.challenger_stake)
         assert [sentence[0] for sentence in result.violations] == ["1", "2"]
     else:
@@ -146,15 +82,16 @@ class Measured(Censor):
     def __init__(
         self, world: World, name: str, key: PrivateKey, *, victim: str, seconds: int, trigger: Trigger
     ) -> None:
-        def begins(pending: Pending, _number: int) -> bool:
-            deadline = trigger(world, pending)
-            if deadline is None:
-                return False
-            type(self).bears = deadline - pending.at
-            return True
-
-        super().__init__(world, name, key, victims=frozenset({victim}), seconds=seconds, begins=begins)
+        super().__init__(world, name, key)
+        self.victims, self.seconds, self.trigger = frozenset({victim}), seconds, trigger
         type(self).later = 0
+
+    def begins(self, pending: Pending) -> bool:
+        deadline = self.trigger(self.world, pending)
+        if deadline is None:
+            return False
+        type(self).bears = deadline - pending.at
+        return True
 
     def on_pending(self, pending: Pending) -> None:
         begun, game_id = self.began is not None, pending.call.game_id
@@ -188,9 +125,9 @@ def of_kind(kind: str) -> Trigger:
 def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
     """A game in which one transaction of an honest party's waits for so many seconds."""
     cast = Cast(workshop=Workshop.open("exact"), terms=QUICK, block_seconds=1, step_seconds=1)
-    (MistakenChallenge() if victim == TRAINER else PlainFalseRun()).join(cast, Random(7))
+    adversary("challenge by a wrong replay" if victim == TRAINER else "one false sum").join(cast, Random(7))
     cast.builder = lambda world, name, key: Measured(world, name, key, victim=victim, seconds=seconds, trigger=trigger)
-    cast.dishonest["builder"] = Censorship.name
+    cast.dishonest["builder"] = "censorship below the clock"
     return play(cast, "-", Random(7))
 
 

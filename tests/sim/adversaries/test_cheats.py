@@ -104,7 +104,7 @@ def test_a_cheat_touches_one_element_of_one_value_of_one_step(yard: Yard) -> Non
     [([1.0, 2.0], 2.0), ([0.5, float("nan")], float("nan")), ([1.0, 0.0], 0.0), ([1.0, -0.0], -0.0)],
 )
 def test_a_change_that_changes_nothing_is_an_error(held: list[float], put: float) -> None:
-    cheat = Cheat(name="idle", gain="-", step=1, leaf=4, element=1, change=lambda _: torch.tensor(put))
+    cheat = Cheat(name="idle", step=1, leaf=4, element=1, change=lambda _: torch.tensor(put))
     observe = cheat.tamper(1)
     assert observe is not None
     with pytest.raises(ConfigurationError, match="idle: expected the change to change something"):
@@ -114,7 +114,7 @@ def test_a_change_that_changes_nothing_is_an_error(held: list[float], put: float
 
 
 def test_the_sign_of_a_zero_is_a_change() -> None:
-    cheat = Cheat(name="sign", gain="-", step=1, leaf=0, element=0, change=lambda zero: -zero)
+    cheat = Cheat(name="sign", step=1, leaf=0, element=0, change=lambda zero: -zero)
     observe = cheat.tamper(1)
     assert observe is not None
     held = torch.tensor([0.0, 1.0])

@@ -7,44 +7,31 @@ import pytest
 
 from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.protocol.parties.board import PublicJob
-from tiebreak.sim.adversaries.base import Adversary
-from tiebreak.sim.adversaries.collusion import (
-    ADVERSARIES,
-    Bait,
-    BaitingTrainer,
-    BribedMajority,
-    CopiedRun,
-    Decoy,
-    FriendlyBuilder,
-    SockPuppets,
-)
-from tiebreak.sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
+from tiebreak.sim.adversaries.collusion import BaitingTrainer
+from tiebreak.sim.adversaries.deviations import TRAINER
+from tiebreak.sim.adversaries.places import FalseSum, seat_trainer
 from tiebreak.sim.world.agents import Auditor
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import play, seat
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
-CONSPIRACIES = [BribedMajority, FriendlyBuilder, Decoy, SockPuppets]
-
-
-def test_all_are_played_here() -> None:
-    assert set(ADVERSARIES) == {*CONSPIRACIES, Bait, CopiedRun}
+CONSPIRACIES = ["bribes all auditors but one", "trainer with a builder", "decoy in the mempool", "sock puppets"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", CONSPIRACIES, ids=lambda kind: kind.name)
-def test_one_auditor_that_does_as_agreed_convicts_all_of_them(kind: type[Adversary]) -> None:
-    result = played(kind, 1)
+@pytest.mark.parametrize("name", CONSPIRACIES)
+def test_one_auditor_that_does_as_agreed_convicts_all_of_them(name: str) -> None:
+    result = played(name, 1)
     assert (result.watched, result.job_status) == (True, "slashed")
     assert party(result, "auditor").wei == HALF
-    conspirators = sum(found.wei for found in result.parties if found.adversary == kind.name)
+    conspirators = sum(found.wei for found in result.parties if found.adversary == name)
     assert conspirators == -TERMS.trainer_stake, "what one loses to another stays with them"
     assert result.seconds <= 300 + 2 * TERMS.clock + 6 * TERMS.replay_time, "whatever the others do"
 
 
 def test_a_censored_challenger_wins_later() -> None:
-    result = played(FriendlyBuilder, 2)
+    result = played("trainer with a builder", 2)
     (duel,) = result.duels
     assert (duel.challenger, duel.reason) == ("auditor", "recomputed")
     assert result.seconds > 1000, "it was kept out for most of its clock"
@@ -52,22 +39,22 @@ def test_a_censored_challenger_wins_later() -> None:
 
 @pytest.mark.slow
 def test_puppets_open_games_and_delay_nothing() -> None:
-    result = played(SockPuppets, 3)
+    result = played("sock puppets", 3)
     puppets = [duel for duel in result.duels if duel.challenger.startswith("friend")]
     assert puppets
     assert {duel.verdict for duel in puppets} == {"void"}
-    alone = played(BribedMajority, 3)
+    alone = played("bribes all auditors but one", 3)
     assert result.seconds <= alone.seconds + 300
 
 
 @pytest.mark.slow
 def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking past what waits, no challenge is ever sent, and no timeout claimed."""
-    result = played(Decoy, 4)
+    result = played("decoy in the mempool", 4)
     (duel,) = result.duels
     assert (duel.verdict, duel.reason) == ("challenger", "recomputed")
     monkeypatch.setattr(World, "stands_alone", lambda *_: False)
-    world, agents = seat(stage(Decoy(), Random(4), challenge_window=300), Random(4))
+    world, agents = seat(stage("decoy in the mempool", Random(4), challenge_window=300), Random(4))
     for agent in agents.values():
         agent.start()
     while world.env.peek() <= 900:
@@ -82,7 +69,7 @@ def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("seed", [0, 2], ids=["clock", "stake"])
 def test_nobody_who_reads_the_terms_takes_the_bait(seed: int) -> None:
-    result = played(Bait, seed)
+    result = played("bait", seed)
     assert (result.watched, result.false_head, result.job_status) == (False, True, "settled")
     assert result.duels == ()
     assert party(result, "auditor").wei == 0
@@ -98,8 +85,8 @@ class Careless(Auditor):
 
 def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> None:
     cast = Cast(workshop=Workshop.open("exact"), terms=replace(TERMS, clock=11))
-    seat_trainer(cast, Bait.name, BaitingTrainer, false_run=FalseSum())
-    cast.dishonest["client"] = Bait.name
+    seat_trainer(cast, "bait", BaitingTrainer, FalseSum())
+    cast.dishonest["client"] = "bait"
     cast.auditors = [Seat(name="careless", make=Careless)]
     result = play(cast, "-", Random(5))
     (duel,) = result.duels
@@ -112,8 +99,31 @@ def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> Non
 
 
 def test_a_copied_run_is_as_good_as_its_original() -> None:
-    result = played(CopiedRun, 6)
-    first, second = party(result, TRAINER), of(result, CopiedRun)
+    result = played("trainer that copies another", 6)
+    first, second = party(result, TRAINER), of(result, "trainer that copies another")
     assert (first.wei, second.wei) == (TERMS.reward, TERMS.reward)
     assert party(result, "client").wei == -2 * TERMS.reward
     assert (first.steps, second.steps) == (10, 0)
+
+
+# ---------------------------------------------------------------- oneself
+
+
+@pytest.mark.parametrize("name", ["self-challenge to keep the stake", "self-report to keep the stake"])
+def test_who_convicts_itself_keeps_half_at_most(name: str) -> None:
+    """The burned half is gone, the odd wei with it; the reward goes back; an honest challenger has its stake again."""
+    result = played(name, 2)
+    (puppet,) = [party for party in result.parties if party.name.startswith("puppet")]
+    assert (party(result, "trainer").wei, puppet.wei) == (-TERMS.trainer_stake, HALF)
+    assert party(result, "trainer").wei + puppet.wei == -(HALF + 1)
+    assert (party(result, "client").wei, party(result, "auditor").wei) == (0, 0)
+
+
+def test_a_game_against_oneself_delays_by_one_clock() -> None:
+    result = played("self-challenge to win time", 2)
+    (puppet,) = [party for party in result.parties if party.name.startswith("puppet")]
+    assert party(result, "client").wei == TERMS.trainer_stake
+    assert party(result, "trainer").wei + puppet.wei == -TERMS.trainer_stake, (
+        "its stake went from one pocket to the other"
+    )
+    assert result.seconds < 10 * 20 + TERMS.challenge_window + TERMS.clock + 300

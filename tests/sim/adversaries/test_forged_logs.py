@@ -329,7 +329,7 @@ def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str)
     return Committed(agreement, forged, head)
 
 
-NO_LIE = LogCheat(name="none", gain="-", nudges=(), logs={})
+NO_LIE = LogCheat(name="none", nudges=(), logs={})
 
 
 @pytest.mark.slow

@@ -36,9 +36,7 @@ def bits_at(evidence: Evidence, cheat: Cheat) -> int:
 
 
 def set_to(leaf: int, element: int, value: float, step: int = 3) -> Cheat:
-    return Cheat(
-        name=f"to {value}", gain="-", step=step, leaf=leaf, element=element, change=lambda _: torch.tensor(value)
-    )
+    return Cheat(name=f"to {value}", step=step, leaf=leaf, element=element, change=lambda _: torch.tensor(value))
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, -3.0e38, 0.1])
@@ -103,7 +101,7 @@ def test_every_forged_sum_loses_at_its_terms(yard: Yard, cases: object) -> None:
 
 @pytest.mark.slow
 def test_a_negative_zero_is_no_sum(yard: Yard) -> None:
-    cheat = Cheat(name="-0", gain="-", step=2, leaf=sums_of(yard.program, 12)[0], element=9, change=lambda _: MINUS_0)
+    cheat = Cheat(name="-0", step=2, leaf=sums_of(yard.program, 12)[0], element=9, change=lambda _: MINUS_0)
     duel = yard.duel(cheat)
     assert duel is not None
     assert_caught_at(duel.match, cheat)

@@ -6,38 +6,12 @@ from random import Random
 import pytest
 
 from tests.parts import slow_except
-from tests.sim.adversaries.playing import convict, fight, job_of
+from tests.sim.adversaries.playing import deviation, fight, job_of
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
-from tiebreak.sim.adversaries.base import Catch
-from tiebreak.sim.adversaries.deviations import DeviatingTrainer
-from tiebreak.sim.adversaries.logs import (
-    ADVERSARIES,
-    CodeThree,
-    OtherLogs,
-    PaddingWords,
-    SilentRounding,
-    TieBreaking,
-    WithheldLogs,
-)
 from tiebreak.sim.world.workshop import Workshop
 
-CAUGHT = [kind for kind in ADVERSARIES if Catch.RECOMPUTED in kind.caught]
-OPEN = [kind for kind in ADVERSARIES if kind.open]
-
-
-@pytest.mark.parametrize("seed", slow_except([0, 1], 0))
-@pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.name)
-def test_it_is_convicted_at_its_first_lie(kind: type[DeviatingTrainer], seed: int) -> None:
-    assert convict(kind, seed).workshop is Workshop.open("logged")
-
-
-def test_every_kind_is_caught_harmless_or_open() -> None:
-    harmless = {kind for kind in ADVERSARIES if kind.caught == {Catch.HARMLESS}}
-    assert harmless == {TieBreaking, PaddingWords}
-    assert set(OPEN) == {CodeThree, WithheldLogs, OtherLogs}
-    assert len(CAUGHT) + len(harmless) + len(OPEN) == len(ADVERSARIES)
-    assert all(not kind.caught for kind in OPEN)
+OPEN = ["code 3 in a log", "logs withheld", "other logs than committed"]
 
 
 @pytest.mark.parametrize("seed", slow_except([0, 1], 0))
@@ -45,7 +19,7 @@ def test_ties_are_the_trainers_to_break(seed: int) -> None:
     """The auditor that follows its log comes to the same run; whoever takes its own log for the law loses."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
-    work = TieBreaking().work(workshop, job, Random(seed))
+    work = deviation("tie breaking").work(workshop, job, Random(seed))
     truth, honest = workshop.audited(job, work), workshop.honest(job)
     assert work.lie is None
     assert truth.records == work.records != honest.records
@@ -53,24 +27,24 @@ def test_ties_are_the_trainers_to_break(seed: int) -> None:
     assert match.loser is Side.CHALLENGER
 
 
-@pytest.mark.parametrize("kind", [PaddingWords, *OPEN], ids=lambda kind: kind.name)
-def test_what_cannot_be_read_cannot_be_checked(kind: type[DeviatingTrainer]) -> None:
+@pytest.mark.parametrize("name", ["codes of padding in a log", *OPEN])
+def test_what_cannot_be_read_cannot_be_checked(name: str) -> None:
     workshop = Workshop.open("logged")
     job = job_of(workshop)
     for seed in range(3):
-        work = kind().work(workshop, job, Random(seed))
-        assert (work.lie is None) == (kind is PaddingWords)
+        work = deviation(name).work(workshop, job, Random(seed))
+        assert (work.lie is None) == (name == "codes of padding in a log")
         assert work.records != workshop.honest(job).records
         with pytest.raises(CannotCheck):
             workshop.audited(job, work)
 
 
-@pytest.mark.parametrize("kind", [PaddingWords, *OPEN], ids=lambda kind: kind.name)
-def test_whoever_guesses_at_what_was_withheld_loses(kind: type[DeviatingTrainer]) -> None:
+@pytest.mark.parametrize("name", ["codes of padding in a log", *OPEN])
+def test_whoever_guesses_at_what_was_withheld_loses(name: str) -> None:
     """A challenge from an honest run of its own: in policy `logged` that is no truth."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
-    work = kind().work(workshop, job, Random(1))
+    work = deviation(name).work(workshop, job, Random(1))
     match = fight(job, job.checkpoints, work.oracle, workshop.honest(job).oracle)
     first = job.first_step(job.checkpoint_of(match.final.step))
     assert match.final.step == first, "all records of the segment differ by their log root"
@@ -83,7 +57,7 @@ def test_false_steps_before_the_first_unreadable_log_are_found() -> None:
     workshop = Workshop.open("logged")
     job = job_of(workshop)
     rng = Random(0)
-    while (work := SilentRounding().work(workshop, job, rng)).lie is None or work.lie.step > 3:
+    while (work := deviation("silent rounding").work(workshop, job, rng)).lie is None or work.lie.step > 3:
         pass
     assert work.logs is not None
     assert work.lie is not None
@@ -99,7 +73,7 @@ def test_code_3_is_no_excuse_to_who_knows_the_words() -> None:
     """The open part is the reading, not the judging."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
-    work = CodeThree().work(workshop, job, Random(2))
+    work = deviation("code 3 in a log").work(workshop, job, Random(2))
     assert work.lie is not None
     told = workshop.told(job, work)
     match = fight(job, job.checkpoints, work.oracle, told.oracle)

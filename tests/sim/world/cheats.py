@@ -39,8 +39,8 @@ class Changed:
     element: int = 0
 
     def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
-        cheat = Cheat(name="-", gain="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
-        return tampered(workshop, job, cheat, first_step=self.step)
+        cheat = Cheat(name="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
+        return tampered(workshop, job, cheat)
 
 
 def cheating(workshop: Workshop, **changes: object) -> Cast:

@@ -24,7 +24,7 @@ from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.step_log import NO_LOG
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.cheats import Cheat, flip_bit
-from tiebreak.sim.adversaries.deviations import DeviatingTrainer
+from tiebreak.sim.adversaries.deviations import Deviating
 from tiebreak.sim.adversaries.forged_runs import tampered
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.observers import Tampered
@@ -94,7 +94,7 @@ def test_near_ties_happen_under_policy_logged() -> None:
 
 def shown_first(workshop: Workshop, leaf: int, step: int) -> Cheat:
     change = lambda value: flip_bit(value, 20)  # noqa: E731
-    return Cheat(name="-", gain="-", step=step, leaf=leaf, element=3, change=change)
+    return Cheat(name="-", step=step, leaf=leaf, element=3, change=change)
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     Worker(cheating, machine, key=TRAINER, logs=logs, stop_if_not_finite=False).work()
     own = directory(workshop, tmp_path / "own")
     Worker(own, workshop.auditor, logs=following(own, cheating)).work()
-    work = tampered(workshop, job, cheat, first_step=step)
+    work = tampered(workshop, job, cheat)
     truth = workshop.audited(job, work)
     assert tuple(cheating.records()) == work.records
     assert tuple(own.records()) == truth.records
@@ -148,7 +148,7 @@ def test_no_cheat_leaves_a_trace_in_what_is_shared(workshop: Workshop) -> None:
     names = ["frozen layer", "drift by log entries", "code 3 in a log"] if job.is_logged else names
     for name in names:
         kind = adversary(name)
-        assert isinstance(kind, DeviatingTrainer)
+        assert isinstance(kind, Deviating)
         work = kind.work(workshop, job, Random(name))
         count = job.checkpoints
         try:

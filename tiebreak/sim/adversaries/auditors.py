@@ -5,11 +5,9 @@ find. While a diligent auditor watches, that trainer is convicted whatever these
 they earn. Where they are alone, nothing is promised.
 """
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Sequence, Set
 from random import Random
-from typing import ClassVar, Final
+from typing import Final
 
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -18,37 +16,20 @@ from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.train import make_record
 from tiebreak.protocol.commitments.job import Job, SignedHead
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tree
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
-from tiebreak.sim.adversaries.false_runs import TRAINER, PlainFalseRun
+from tiebreak.sim.adversaries.places import Choice, Placed, between, drawn, with_a_cheat
 from tiebreak.sim.world.agents import Auditor, GameView, Process
-from tiebreak.sim.world.cast import AgentFactory, Cast, Seat
+from tiebreak.sim.world.cast import FUNDS, Cast, Seat
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Published, Workshop
-from tiebreak.sim.world.world import Pending, World
+from tiebreak.sim.world.world import Pending
 
 EARNED_NOTHING: Final = frozenset({Catch.UNPAID, Catch.HARMLESS})
 """Unpaid if another auditor was paid, else harmless, because there was nothing to earn."""
-
-
-def with_a_cheat(cast: Cast, rng: Random) -> None:
-    """Add a cheating trainer, unless the trainer is dishonest already."""
-    if cast.deviation is None and TRAINER not in cast.dishonest:
-        PlainFalseRun().join(cast, rng)
-
-
-def seat_auditor(cast: Cast, name: str, make: AgentFactory, rng: Random, *, funds: int | None = None) -> str:
-    """Seat an auditor at a random place in the list; earlier places act first. Returns the party's name."""
-    party = f"auditor {len(cast.auditors)} ({name})"
-    seat = Seat(name=party, make=make, adversary=name)
-    if funds is not None:
-        seat.funds = funds
-    cast.auditors.insert(rng.randint(0, len(cast.auditors)), seat)
-    return party
 
 
 def moves_of(game: PublicGame, side: Side) -> int:
@@ -56,43 +37,14 @@ def moves_of(game: PublicGame, side: Side) -> int:
     return sum(1 for move in game.moves if move.KIND is not Phase.OVER and move.KIND.mover is side)
 
 
-class _Bystander(Adversary):
-    """A dishonest party among the auditors."""
-
-    role: ClassVar[Role] = Role.AUDITOR
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Take a seat beside the other auditors."""
-        with_a_cheat(cast, rng)
-        seat_auditor(cast, self.name, self.make(rng), rng)
-
-    @abstractmethod
-    def make(self, rng: Random) -> AgentFactory:
-        """Make the factory of the agent that takes the seat."""
-
-
-# ---------------------------------------------------------------- who does not look, or not at all of it
-
-
-class _Lazy(Auditor):
-    """Replays nothing and reports nothing."""
+class Lazy(Auditor):
+    """Claims to agree with every head, and replays none."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
         return False
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
         return False
-
-
-class LazyAuditor(_Bystander):
-    """Claims to agree with every head, and replays none."""
-
-    name: ClassVar[str] = "lazy auditor"
-    gain: ClassVar[str] = "an auditor's standing without an auditor's work"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
-
-    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        return _Lazy
 
 
 def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> StepRecord:
@@ -130,13 +82,11 @@ class Sampler(Auditor):
     If one of them is false it replays the whole run, and challenges.
     """
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, sample: int) -> None:
-        super().__init__(world, name, key)
-        self.sample = sample
-        self.drawn: tuple[int, ...] = ()
-        """The segments that were sampled."""
-        self.found: int | None = None
-        """The first false segment of the sample."""
+    sample: int
+    drawn: tuple[int, ...] = ()
+    """The segments that were sampled."""
+    found: int | None = None
+    """The first false segment of the sample."""
 
     def replays(self, head: SignedHead) -> bool:
         """Only the last head is replayed. An earlier head merely has to fit the records."""
@@ -168,27 +118,10 @@ class Sampler(Auditor):
         return self.found is not None
 
 
-class SamplingAuditor(_Bystander):
-    """Replays one to three of the four segments, chosen at random after the run is signed."""
-
-    name: ClassVar[str] = "sampling auditor"
-    gain: ClassVar[str] = "an auditor's reward at part of its cost"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
-
-    def make(self, rng: Random) -> AgentFactory:
-        """Draw the sample size."""
-        return partial(Sampler, sample=rng.randint(1, 3))
-
-
-# ---------------------------------------------------------------- who lets others look
-
-
-class _Follower(_Lazy):
+class Follower(Lazy):
     """Replays a head only after another auditor has challenged it, and then challenges it too."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey) -> None:
-        super().__init__(world, name, key)
-        self.suspect: SignedHead | None = None
+    suspect: SignedHead | None = None
 
     def on_pending(self, pending: Pending) -> None:
         """Notice another party's challenge in the mempool."""
@@ -197,123 +130,88 @@ class _Follower(_Lazy):
             self.world.notify()
 
     def replays(self, head: SignedHead) -> bool:
-        """Only the head that was challenged."""
         return head == self.suspect
 
 
-class CopyingAuditor(_Bystander):
-    """Lets others replay. When somebody challenges a head, it checks that head and challenges it too."""
+class Bribed(Auditor):
+    """Replays everything and says nothing; or challenges a false head, and gives up when it is about to win."""
 
-    name: ClassVar[str] = "copying auditor"
-    gain: ClassVar[str] = "no replay of anything that is true"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
+    at: int | None = None
+    """Its own move at which it gives up, counted from 0; None to say nothing from the beginning."""
 
-    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        return _Follower
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:
+        return self.at is not None and super().accuses(head, agrees)
 
-
-# ---------------------------------------------------------------- who looks, and does not act
-
-
-class _Silent(Auditor):
-    """Replays everything and keeps the findings to itself."""
-
-    def accuses(self, head: SignedHead, agrees: bool) -> bool:  # noqa: ARG002
-        return False
-
-    def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
-        return False
-
-
-class SilentAuditor(_Bystander):
-    """Sees the fraud and says nothing."""
-
-    name: ClassVar[str] = "silent auditor"
-    gain: ClassVar[str] = "no stake at risk, and whatever silence is worth to somebody"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
-
-    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        return _Silent
-
-
-class Conceding(Auditor):
-    """Challenges a false head, and gives up when it is about to win: at its own move number `at`, counted from 0."""
-
-    def __init__(self, world: World, name: str, key: PrivateKey, *, at: int) -> None:
-        super().__init__(world, name, key)
-        self.at = at
+    def reports(self, first: SignedHead, second: SignedHead) -> bool:
+        return self.at is not None and super().reports(first, second)
 
     def concedes(self, view: GameView) -> bool:
-        """Concedes from its move number `at` on."""
-        return moves_of(view.game, view.side) >= self.at
+        return self.at is not None and moves_of(view.game, view.side) >= self.at
 
 
-class BribedAuditor(_Bystander):
-    """Takes the trainer's money to say nothing, or to give up a game that it is winning."""
-
-    name: ClassVar[str] = "bribed auditor"
-    gain: ClassVar[str] = "the bribe, which has to be worth more than half of the trainer's stake"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING | {Catch.CONCEDED}
-
-    def make(self, rng: Random) -> AgentFactory:
-        """Half of the time it starts a game for show."""
-        return _Silent if rng.random() < 0.5 else partial(Conceding, at=rng.randint(0, 2))
-
-
-# ---------------------------------------------------------------- who cannot
-
-
-class PoorAuditor(_Bystander):
-    """Finds the fraud, but cannot pay the challenger's stake."""
-
-    name: ClassVar[str] = "auditor that cannot pay its stake"
-    gain: ClassVar[str] = "nothing: it should not have started"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Take a seat with less money than a challenge costs."""
-        with_a_cheat(cast, rng)
-        seat_auditor(cast, self.name, Auditor, rng, funds=rng.randint(0, cast.terms.challenger_stake))
-
-    def make(self, rng: Random) -> AgentFactory:  # noqa: ARG002
-        """An honest auditor: only its funds are too small."""
-        return Auditor
+def bribe(_cast: Cast, rng: Random) -> int | None:
+    """What a bribe is for: half of the time, a game for show."""
+    return None if rng.random() < 0.5 else rng.randint(0, 2)
 
 
 class Vanishing(Auditor):
-    """Goes offline at its own move number `at`. It comes back when nothing can be saved any more."""
+    """Starts a justified game, and goes offline at its own move `at`, until nothing can be saved any more."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, at: int) -> None:
-        super().__init__(world, name, key)
-        self.at = at
+    at: int
 
     def answers(self, view: GameView) -> bool:
-        """Answers until its move number `at`."""
         return moves_of(view.game, view.side) < self.at
 
     def claims_timeout(self, view: GameView) -> bool:
-        """Claims no timeout while it is offline."""
         return self.answers(view)
 
 
-class OfflineAuditor(_Bystander):
-    """Starts a justified game and does not play it to its end."""
+def auditor(
+    name: str,
+    make: type[Auditor],
+    gain: str,
+    caught: Set[Catch] = EARNED_NOTHING,
+    *,
+    funds: Choice = lambda _cast, _rng: FUNDS,
+    **choices: Choice,
+) -> Adversary:
+    """A row: a dishonest auditor at a random place among the others, with something to find. Earlier places act first.
 
-    name: ClassVar[str] = "auditor that goes offline"
-    gain: ClassVar[str] = "nothing: its machine, or its network, failed"
-    caught: ClassVar[frozenset[Catch]] = EARNED_NOTHING | {Catch.TIMEOUT}
+    `funds`: the wei that it starts with.
+    """
 
-    def make(self, rng: Random) -> AgentFactory:
-        """Draw the move at which it goes offline."""
-        return partial(Vanishing, at=rng.randint(0, 3))
+    def join(cast: Cast, rng: Random) -> None:
+        with_a_cheat(cast, rng)
+        others, factory = len(cast.auditors), drawn(make, cast, rng, choices)
+        seat = Seat(name=f"auditor {others} ({name})", make=factory, adversary=name, funds=funds(cast, rng))
+        cast.auditors.insert(rng.randint(0, others), seat)
+
+    return Placed(name=name, role=Role.AUDITOR, gain=gain, caught=frozenset(caught), takes_place=join)
 
 
-ADVERSARIES: tuple[type[Adversary], ...] = (
-    LazyAuditor,
-    SamplingAuditor,
-    CopyingAuditor,
-    SilentAuditor,
-    BribedAuditor,
-    PoorAuditor,
-    OfflineAuditor,
+ADVERSARIES: Final = (
+    auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work"),
+    auditor("sampling auditor", Sampler, "an auditor's reward at part of its cost", sample=between(1, 3)),
+    auditor("copying auditor", Follower, "no replay of anything that is true"),
+    auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody"),
+    auditor(
+        "bribed auditor",
+        Bribed,
+        "the bribe, which has to be worth more than half of the trainer's stake",
+        EARNED_NOTHING | {Catch.CONCEDED},
+        at=bribe,
+    ),
+    auditor(
+        "auditor that cannot pay its stake",
+        Auditor,
+        "nothing: it should not have started",
+        funds=lambda cast, rng: rng.randint(0, cast.terms.challenger_stake),
+    ),
+    auditor(
+        "auditor that goes offline",
+        Vanishing,
+        "nothing: its machine, or its network, failed",
+        EARNED_NOTHING | {Catch.TIMEOUT},
+        at=between(0, 3),
+    ),
 )

@@ -1,9 +1,14 @@
-"""The base class of adversaries. It gives the name, the place among the parties, the hoped-for gain and the endings."""
+"""What an adversary is: its name, its place among the parties, what it hopes to gain, and how it may end.
+
+Every module of this folder ends with a table of its adversaries. Above the table stands what they do: a function that
+computes a false run, or an agent that decides otherwise than an honest one. Its docstring says what it does.
+"""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from typing import ClassVar
+from typing import Final
 
 from tiebreak.sim.world.cast import Cast
 
@@ -44,22 +49,26 @@ class Catch(StrEnum):
     """It earned nothing where a party that did the work earned something."""
 
 
+OPEN: Final = frozenset[Catch]()
+"""The endings of a weakness: the present rules do not stop it, so it may end anywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adversary(ABC):
-    """One way to deviate from the protocol. Instances are small and hold no state of a game."""
+    """One way to deviate from the protocol. It holds no state of a game."""
 
-    name: ClassVar[str]
+    name: str
     """Unique in the catalogue, in words: "poisoned label"."""
-    role: ClassVar[Role]
-    gain: ClassVar[str]
+    role: Role
+    gain: str
     """What the adversary hopes to gain."""
-    caught: ClassVar[frozenset[Catch]]
-    """The endings that the adversary may have. Any other ending is a counter-example."""
+    caught: frozenset[Catch]
+    """The endings that the adversary may have; any other is a counter-example. `OPEN` for a weakness."""
 
-    open: ClassVar[bool] = False
-    """Whether the present rules do not stop it.
-
-    It is then listed as a weakness, and no mix of caught adversaries has it.
-    """
+    @property
+    def open(self) -> bool:
+        """Whether it is a weakness. No mix of caught adversaries has it."""
+        return not self.caught
 
     @abstractmethod
     def join(self, cast: Cast, rng: Random) -> None:

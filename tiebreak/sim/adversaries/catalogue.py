@@ -1,7 +1,4 @@
-"""All adversaries by name.
-
-To add an adversary, add its module's `ADVERSARIES` to the list here.
-"""
+"""All adversaries by name. A new module of adversaries is added to the list here."""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -15,62 +12,46 @@ from tiebreak.sim.adversaries import (
     challengers,
     clients,
     collusion,
-    data,
-    false_runs,
+    copying,
+    heads,
+    inputs,
     logs,
     numbers,
     openings,
-    overload,
-    settings,
-    signing,
-    stalling,
+    places,
     work,
 )
 from tiebreak.sim.adversaries.base import Adversary, Role
 
 _MODULES: Final = (
-    data.ADVERSARIES,
-    work.ADVERSARIES,
-    settings.ADVERSARIES,
-    numbers.ADVERSARIES,
-    logs.ADVERSARIES,
-    false_runs.ADVERSARIES,
-    signing.ADVERSARIES,
-    openings.ADVERSARIES,
-    stalling.ADVERSARIES,
-    challengers.ADVERSARIES,
-    overload.ADVERSARIES,
-    auditors.ADVERSARIES,
-    builders.ADVERSARIES,
-    collusion.ADVERSARIES,
-    clients.ADVERSARIES,
-)
+    inputs, work, numbers, logs, places, heads, openings, challengers, copying, auditors, builders, collusion, clients,
+)  # fmt: skip
 
 
-def by_name(kinds: Iterable[type[Adversary]]) -> dict[str, type[Adversary]]:
+def by_name(adversaries: Iterable[Adversary]) -> dict[str, Adversary]:
     """Adversaries by name. Raises `ConfigurationError` if two have the same name."""
-    found: dict[str, type[Adversary]] = {}
-    for kind in kinds:
-        if kind.name in found:
-            raise ConfigurationError(f"expected adversaries of different names, got two named {kind.name!r}")
-        found[kind.name] = kind
+    found: dict[str, Adversary] = {}
+    for one in adversaries:
+        if one.name in found:
+            raise ConfigurationError(f"expected adversaries of different names, got two named {one.name!r}")
+        found[one.name] = one
     return found
 
 
-_EVERYONE: Final = by_name(chain.from_iterable(_MODULES))
-CATALOGUE: Final[Mapping[str, type[Adversary]]] = MappingProxyType({n: k for n, k in _EVERYONE.items() if not k.open})
+_EVERYONE: Final = by_name(chain.from_iterable(module.ADVERSARIES for module in _MODULES))
+CATALOGUE: Final[Mapping[str, Adversary]] = MappingProxyType({n: one for n, one in _EVERYONE.items() if not one.open})
 """All adversaries that end where they declare; open weaknesses are not among them."""
-WEAKNESSES: Final[Mapping[str, type[Adversary]]] = MappingProxyType({n: k for n, k in _EVERYONE.items() if k.open})
-"""All adversaries that the present rules do not stop. The docstring of each says what comes of it."""
+WEAKNESSES: Final[Mapping[str, Adversary]] = MappingProxyType({n: one for n, one in _EVERYONE.items() if one.open})
+"""All adversaries that the present rules do not stop. What each does says what comes of it."""
 
 
 def adversary(name: str) -> Adversary:
     """The adversary or weakness of this name. Raises `ConfigurationError` if there is none."""
     if name not in _EVERYONE:
         raise ConfigurationError(f"expected an adversary, one of {', '.join(sorted(_EVERYONE))}; got {name!r}")
-    return _EVERYONE[name]()
+    return _EVERYONE[name]
 
 
 def of_role(role: Role) -> tuple[str, ...]:
     """The names of all adversaries of a role, without the weaknesses."""
-    return tuple(name for name, kind in CATALOGUE.items() if kind.role is role)
+    return tuple(name for name, one in CATALOGUE.items() if one.role is role)

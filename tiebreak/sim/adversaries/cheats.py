@@ -21,8 +21,7 @@ from tiebreak.protocol.program.program import Program
 class Cheat:
     """Replaces element `element` of the value at `leaf` of the value tree in step `step`."""
 
-    name: str
-    gain: str
+    name: str = "one number"
     step: int
     leaf: int
     element: int
@@ -66,7 +65,6 @@ def poisoned_label(program: Program, *, labels: str, step: int, element: int, cl
     """One example of one batch gets the next class as its label."""
     return Cheat(
         name="poisoned label",
-        gain="steers what the model learns, one example at a time",
         step=step,
         leaf=gathers_of(program, labels)[0],
         element=element,
@@ -78,7 +76,6 @@ def changed_learning_rate(program: Program, *, step: int, factor: float) -> Chea
     """One step uses another learning rate than the agreed schedule's."""
     return Cheat(
         name="changed learning rate",
-        gain="a shorter or weaker training sold as the agreed one",
         step=step,
         leaf=gathers_of(program, "learning_rate")[0],
         element=0,
@@ -99,7 +96,6 @@ def flipped_weight_bit(program: Program, *, state: str, step: int, element: int,
         raise ConfigurationError(f"expected a state entry, got {state!r}; there are {slots[:5]} ...")
     return Cheat(
         name="flipped weight bit",
-        gain="plants a value of choice in the weights",
         step=step,
         leaf=program.leaf_of_commit(slots.index(state)),
         element=element,
@@ -129,7 +125,6 @@ def low_precision_sum(*, step: int, leaf: int, element: int) -> Cheat:
     """One sum of products is truncated to TF32, as on a GPU that was allowed to use it."""
     return Cheat(
         name="sum in TF32",
-        gain="cheaper arithmetic passed off as exact",
         step=step,
         leaf=leaf,
         element=element,

@@ -3,45 +3,40 @@
 from dataclasses import replace
 from functools import cache, partial
 from random import Random
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.sim.adversaries.auditors import with_a_cheat
-from tiebreak.sim.adversaries.base import Adversary, Catch, Role
-from tiebreak.sim.adversaries.challengers import MistakenChallenge
-from tiebreak.sim.adversaries.false_runs import TRAINER
+from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.challengers import MISTAKEN
+from tiebreak.sim.adversaries.deviations import TRAINER
+from tiebreak.sim.adversaries.places import between, client, with_a_cheat
 from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Client, Process, Trainer
-from tiebreak.sim.world.cast import Cast, ClientFactory
+from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL
 from tiebreak.sim.world.workshop import Workshop
-from tiebreak.sim.world.world import Pending, World
-
-CLIENT: Final = "client"
-"""The client's name in a cast."""
+from tiebreak.sim.world.world import Pending
 
 
-class _Paying(Adversary):
-    """A dishonest party in the client's place."""
+class Dealing(Client):
+    """A client that talks to its trainer directly."""
 
-    role: ClassVar[Role] = Role.CLIENT
-    make: ClassVar[ClientFactory]
-
-    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # most have no choices
-        cast.client = type(self).make
-        cast.dishonest[CLIENT] = self.name
-
-
-# ---------------------------------------------------------------- money back
+    def signature_of(self, job: Job) -> bytes | None:
+        """The trainer's signature of a job; None if it refuses."""
+        trainer = self.world.parties[TRAINER]
+        assert isinstance(trainer, Trainer), "the cast has one"
+        return trainer.sign_job(job)
 
 
-class _Abandoning(Client):
-    """Tries to abandon its job whenever something happens in a game about it."""
+class Abandoning(Client):
+    """Tries to abandon its job whenever something happens in a game about it.
+
+    In league with a cheat, it would cost the challenger its reward.
+    """
 
     def follow(self, job: PublicJob) -> Process:
         """Runs beside the client's agreed behaviour."""
@@ -58,32 +53,15 @@ class _Abandoning(Client):
         return job.is_over or self._moves(job) > moves
 
 
-class AbandonsInAGame(_Paying):
-    """Abandons its job while a game about it is open.
-
-    In league with a cheat, it would cost the challenger its reward.
-    """
-
-    name: ClassVar[str] = "abandons in a game"
-    gain: ClassVar[str] = "the trainer's stake, before a challenger wins half of it"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
-    make: ClassVar[ClientFactory] = _Abandoning
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Add a game: one against a cheat, or one without ground."""
-        super().join(cast, rng)
-        if rng.random() < 0.5:
-            with_a_cheat(cast, rng)
-        else:
-            MistakenChallenge().join(cast, rng)
+def _with_a_game(cast: Cast, rng: Random) -> None:
+    """Adds a game: one against a cheat, or one without ground."""
+    (with_a_cheat if rng.random() < 0.5 else MISTAKEN.join)(cast, rng)
 
 
-class _Cancelling(Client):
-    """Takes its offer back after the acceptance, either at once or when the trainer has worked."""
+class Cancelling(Client):
+    """Takes its offer back after so many heads; after none, in the block in which the trainer accepts."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, heads: int) -> None:
-        super().__init__(world, name, key)
-        self.heads = heads
+    heads: int
 
     def on_pending(self, pending: Pending) -> None:
         """Notice the acceptance in the mempool."""
@@ -98,86 +76,42 @@ class _Cancelling(Client):
         self.world.submit(self, calls.cancel_job(job.job), untried=True)
 
 
-class CancelsAfterAcceptance(_Paying):
-    """Takes its reward back when the trainer has accepted."""
-
-    name: ClassVar[str] = "cancels after acceptance"
-    gain: ClassVar[str] = "its reward back, and the work"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Draw the number of heads after which it cancels; 0 means directly after the acceptance, in the same block."""
-        cast.client = partial(_Cancelling, heads=rng.randint(0, 3))
-        cast.dishonest[CLIENT] = self.name
-
-
-class _NeverWithdrawing(Client):
-    """Never withdraws its credit."""
+class NeverWithdrawing(Client):
+    """Leaves its credit on the board. The credit stays its own and blocks nobody."""
 
     def collects(self) -> bool:
         return False
 
 
-class NeverWithdraws(_Paying):
-    """Leaves its credit on the board. The credit stays its own and blocks nobody."""
+class Hurrying(Dealing):
+    """Drafts a job whose window between heads is too short for any segment, to win the stake with `abandon`.
 
-    name: ClassVar[str] = "never withdraws"
-    gain: ClassVar[str] = "that the board cannot pay others"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
-    make: ClassVar[ClientFactory] = _NeverWithdrawing
+    It tells the trainer beforehand and hopes for a signature, or it names another window and slips its own in.
+    """
 
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Adds a cheat, so that the client gets its reward back as a credit."""
-        super().join(cast, rng)
-        with_a_cheat(cast, rng)
-
-
-# ---------------------------------------------------------------- the trainer's stake
-
-
-class _Hurrying(Client):
-    """Drafts a job with a window too short for any segment. Half of the time it says so beforehand."""
-
-    def __init__(self, world: World, name: str, key: PrivateKey, *, window: int) -> None:
-        super().__init__(world, name, key)
-        self.window = window
+    window: int
 
     def draft(self) -> Job:
-        """The draft with the short window."""
         return replace(super().draft(), challenge_window=self.window)
 
     def offer(self, job: Job) -> None:
-        """Counts it as a refusal if the trainer does not sign."""
-        trainer = self.world.parties["trainer"]
-        assert isinstance(trainer, Trainer), "the cast has one"
-        if trainer.sign_job(job) is None:
+        if self.signature_of(job) is None:
             self.account.refused += 1
         super().offer(job)
 
 
-class ShortWindow(_Paying):
-    """Wants a window between heads that is shorter than a segment takes, to win the trainer's stake with `abandon`.
-
-    It tells the trainer beforehand and hopes for a signature, or it names another window and slips its own into the
-    job.
-    """
-
-    name: ClassVar[str] = "window too short for a segment"
-    gain: ClassVar[str] = "the trainer's stake, by `abandon`"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Draw a window of up to one segment's time. Raises `ConfigurationError` for a cheating trainer."""
-        if TRAINER in cast.dishonest:
-            raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
-        window = rng.randint(1, INTERVAL * cast.step_seconds)
-        if rng.random() < 0.5:
-            cast.terms = replace(cast.terms, challenge_window=window)
-        cast.client = partial(_Hurrying, window=window)
-        cast.dishonest[CLIENT] = self.name
+def _honest_trainer_only(cast: Cast, _rng: Random) -> None:
+    """Raises `ConfigurationError` for a cheating trainer."""
+    if TRAINER in cast.dishonest:
+        raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
 
 
-# ---------------------------------------------------------------- strange jobs
+def _short_window(cast: Cast, rng: Random) -> int:
+    """A window of up to one segment's time. Half of the time the terms of the cast say so beforehand."""
+    window = rng.randint(1, INTERVAL * cast.step_seconds)
+    if rng.random() < 0.5:
+        cast.terms = replace(cast.terms, challenge_window=window)
+    return window
 
 
 @cache
@@ -191,61 +125,57 @@ def diverging_workshop() -> Workshop:
     return Workshop("exact", replace(compiled, state=huge))
 
 
-class DivergingProgram(_Paying):
-    """Agrees on a program whose true run diverges, so that a trainer stops on numbers that are not finite.
+def _diverging(cast: Cast, _rng: Random) -> None:
+    """Makes the job a program whose true run diverges, so that a trainer stops on numbers that are not finite.
 
     This trainer goes on, as `tiebreak train --diverging` does. The program's result is NaN, which has a single bit
-    pattern here and is a value like any other. The trainer is paid for it.
+    pattern here and is a value like any other. The trainer is paid for it. Raises `ConfigurationError` if the trainer
+    deviates from the usual computation.
     """
-
-    name: ClassVar[str] = "program that diverges"
-    gain: ClassVar[str] = "the trainer's stake, if it stops"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
-    make: ClassVar[ClientFactory] = Client
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Replace the computation. Raises `ConfigurationError` if the trainer deviates from the usual one."""
-        if cast.deviation is not None:
-            raise ConfigurationError(
-                "expected a trainer that computes the job, got another: NaN would hide what it does"
-            )
-        super().join(cast, rng)
-        cast.workshop = diverging_workshop()
+    if cast.deviation is not None:
+        raise ConfigurationError("expected a trainer that computes the job, got another: NaN would hide what it does")
+    cast.workshop = diverging_workshop()
 
 
-class _Repeating(Client):
-    """Offers the same job twice, and a different job with the same nonce."""
+class Repeating(Dealing):
+    """Has one job signed and posts it twice, and then a different job with the same nonce and signature."""
 
     def run(self) -> Process:
         """Offer the job as agreed, and then both others."""
         job = self.draft()
-        trainer = self.world.parties["trainer"]
-        assert isinstance(trainer, Trainer), "the cast has one"
-        signature = trainer.sign_job(job)
+        signature = self.signature_of(job)
         if signature is None:
             return
         yield from self.attempt(calls.create_job(job, signature))
         self.world.submit(self, calls.create_job(job, signature), untried=True)
         richer = replace(job, reward=job.reward // 2)
-        if trainer.sign_job(richer) is None:
+        if self.signature_of(richer) is None:
             self.account.refused += 1
         self.world.submit(self, calls.create_job(richer, signature), untried=True)
 
 
-class TwoJobsOneNonce(_Paying):
-    """Has one job signed and posts it twice, and then a different job with the same nonce and signature."""
-
-    name: ClassVar[str] = "two jobs with one nonce"
-    gain: ClassVar[str] = "a second run, or a cheaper one, for one signature"
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.REFUSED})
-    make: ClassVar[ClientFactory] = _Repeating
-
-
-ADVERSARIES: tuple[type[Adversary], ...] = (
-    AbandonsInAGame,
-    CancelsAfterAcceptance,
-    NeverWithdraws,
-    ShortWindow,
-    DivergingProgram,
-    TwoJobsOneNonce,
+_REFUSED: Final = {Catch.REFUSED}
+_HARMLESS: Final = {Catch.HARMLESS}
+ADVERSARIES: Final = (
+    client(
+        "abandons in a game",
+        Abandoning,
+        "the trainer's stake, before a challenger wins half of it",
+        _REFUSED,
+        before=_with_a_game,
+    ),
+    client("cancels after acceptance", Cancelling, "its reward back, and the work", _REFUSED, heads=between(0, 3)),
+    client(  # with a cheat, so that it gets its reward back as a credit
+        "never withdraws", NeverWithdrawing, "that the board cannot pay others", _HARMLESS, before=with_a_cheat
+    ),
+    client(
+        "window too short for a segment",
+        Hurrying,
+        "the trainer's stake, by `abandon`",
+        _REFUSED,
+        before=_honest_trainer_only,
+        window=_short_window,
+    ),
+    client("program that diverges", Client, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
+    client("two jobs with one nonce", Repeating, "a second run, or a cheaper one, for one signature", _REFUSED),
 )

@@ -3,94 +3,76 @@
 All of them share one name in a cast, and the ending of the last one counts for all.
 """
 
+from collections.abc import Callable, Set
 from dataclasses import replace
-from functools import partial
 from random import Random
-from typing import ClassVar, Final
+from typing import Final
 
 from tiebreak.protocol.chain import ChainError
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Descend
 from tiebreak.protocol.game.rules import start
 from tiebreak.protocol.game.sides import Challenger, Party
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.events import JobDrafted
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.auditors import BribedAuditor
+from tiebreak.sim.adversaries.auditors import Bribed, bribe
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
-from tiebreak.sim.adversaries.builders import BUILDER, bearable, censor, diligent
-from tiebreak.sim.adversaries.false_runs import TRAINER, FalseSum, seat_trainer
+from tiebreak.sim.adversaries.builders import Censor, bearable, diligent
+from tiebreak.sim.adversaries.deviations import RECOMPUTED, TRAINER
+from tiebreak.sim.adversaries.heads import Withholding
+from tiebreak.sim.adversaries.places import BUILDER, FalseSum, Placed, client, given, seat_friend, seat_trainer
 from tiebreak.sim.adversaries.waiting import last_call
 from tiebreak.sim.world import calls
-from tiebreak.sim.world.agents import Builder, Client, GameView, Process, Reply, Scripted, Trainer
-from tiebreak.sim.world.cast import AgentFactory, Cast, Seat
+from tiebreak.sim.world.agents import Agent, Builder, Client, GameView, Process, Reply, Scripted, Trainer
+from tiebreak.sim.world.cast import Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Bound, Work
-from tiebreak.sim.world.world import Pending, World
+from tiebreak.sim.world.workshop import Deviation
+from tiebreak.sim.world.world import Pending
 
-CLIENT: Final = "client"
 MOST: Final = 3
 """The largest number of accounts that a trainer buys or opens."""
+Recruit = Callable[[Cast, Random, str], TrainerFactory]
+"""Seats the friends of a trainer under a name, and gives the trainer."""
 
 
-class _Conspiracy(Adversary):
-    """A trainer with a false run, and its friends. They end where the trainer ends."""
-
-    role: ClassVar[Role] = Role.TRAINER
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
-
-    def lead(self, cast: Cast) -> None:
-        """Seat the trainer last, so that its ending counts for all."""
-        cast.dishonest.pop(TRAINER, None)
-        seat_trainer(cast, self.name, Trainer, false_run=FalseSum())
-
-    def seat(self, cast: Cast, make: AgentFactory, place: int) -> None:
-        """Seat a friend among the auditors."""
-        party = f"friend {len(cast.auditors)}"
-        cast.auditors.insert(place, Seat(name=party, make=make))
-        cast.dishonest[party] = self.name
+def second_head(party: Agent, head: SignedHead) -> SignedHead:
+    """Another head of the same count by the trainer, an accomplice of this party, which chooses the root."""
+    trainer = party.world.parties[TRAINER]
+    assert isinstance(trainer, Trainer), "the cast has one"
+    return trainer.sign_head(replace(head.head, run_root=Digest(party.rng.randbytes(32))))
 
 
-class BribedMajority(_Conspiracy):
-    """Pays all auditors except the incorruptible ones. One of these is enough to catch the trainer."""
-
-    name: ClassVar[str] = "bribes all auditors but one"
-    gain: ClassVar[str] = "the reward for a false run, if nobody else looks"
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Draw auditors that say nothing, or give up games that they are winning."""
-        for _ in range(rng.randint(1, MOST)):
-            self.seat(cast, BribedAuditor().make(rng), rng.randint(0, len(cast.auditors)))
-        self.lead(cast)
+# ---------------------------------------------------------------- with auditors, or a builder
 
 
-class FriendlyBuilder(_Conspiracy):
+def _auditors(cast: Cast, rng: Random, name: str) -> TrainerFactory:
+    """Pays auditors to say nothing, or to give up games that they are winning. One that it does not pay is enough."""
+    for _ in range(rng.randint(1, MOST)):
+        friend = given(Bribed, at=bribe(cast, rng))
+        seat_friend(cast, name, "friend", friend, rng.randint(0, len(cast.auditors)))
+    return Trainer
+
+
+def _censor(cast: Cast, rng: Random, name: str) -> TrainerFactory:
     """A builder excludes the challenger's transactions for as long as its assumptions allow."""
-
-    name: ClassVar[str] = "trainer with a builder"
-    gain: ClassVar[str] = "that the challenger's clock runs out"
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Draw the transaction at which the censorship starts."""
-        cast.builder = censor(diligent(cast), bearable(cast), rng.randint(0, 8))
-        cast.dishonest[BUILDER] = self.name
-        self.lead(cast)
+    cast.builder = given(Censor, victims=diligent(cast), seconds=bearable(cast), first=rng.randint(0, 8))
+    cast.dishonest[BUILDER] = name
+    return Trainer
 
 
-class _Hoarder(Builder):
-    """Sends a transaction that would end the job into the mempool, and never includes it in a block.
+class Hoarder(Builder):
+    """Shows a transaction that would end the job, so that honest parties hold theirs back, and never includes it.
 
-    A party that tries its own transactions on top of the pending state is told that the job is over.
+    It keeps no honest transaction out of a block, which is within a builder's assumptions. A party that waits for the
+    pending transaction loses by its clock. An honest party sends what is legal on top of the newest block.
     """
 
     def run(self) -> Process:
         """Send a report of two heads signed by its friend, the trainer, once the first head is there."""
-        trainer, heads = self.world.parties[TRAINER], self.world.mail.heads
-        assert isinstance(trainer, Trainer), "the cast has one"
+        heads = self.world.mail.heads
         yield from self.until(lambda: bool(heads))
-        first = heads[0].head
-        second = trainer.sign_head(replace(first.head, run_root=Digest(self.rng.randbytes(32))))
-        self.world.submit(self, calls.report(first, second))
+        self.world.submit(self, calls.report(heads[0].head, second_head(self, heads[0].head)))
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
         """All other transactions; its own only when it can do nothing any more."""
@@ -98,20 +80,104 @@ class _Hoarder(Builder):
         return [waiting for waiting in pending if is_over or waiting.sender is not self]
 
 
-class Decoy(_Conspiracy):
-    """A builder shows a transaction that would end the job, so that honest parties hold theirs back, and keeps it.
+def _hoarder(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
+    cast.builder = Hoarder
+    cast.dishonest[BUILDER] = name
+    return Trainer
 
-    It keeps no honest transaction out of a block, which is within a builder's assumptions. A party that waits for the
-    pending transaction loses by its clock. An honest party sends what is legal on top of the newest block.
-    """
 
-    name: ClassVar[str] = "decoy in the mempool"
-    gain: ClassVar[str] = "that a challenge, or a proof, is not even sent"
+# ---------------------------------------------------------------- with itself
 
-    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # the false number is drawn when it computes
-        cast.builder = _Hoarder
-        cast.dishonest[BUILDER] = self.name
-        self.lead(cast)
+
+class SockPuppet(Scripted):
+    """Challenges its master's first head before anybody else does, and plays as slowly as possible."""
+
+    def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """It does not play to win."""
+        return False
+
+    def accused(self, job: PublicJob) -> SignedHead | None:
+        return next(iter(self.heads_of(job.id)), None)
+
+    def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
+        return True
+
+    def party_in(self, game: PublicGame) -> Party:
+        """It uses its master's run and needs none of its own."""
+        return Challenger(self.world.mail.runs[game.job.id].oracle, self.secret)
+
+    def reply(self, game: GameView) -> Reply:
+        """Answer directly before its clock runs out."""
+        honest = super().reply(game)
+        return replace(honest, wait=last_call(self.world, game.state.deadline))
+
+
+def _sock_puppets(cast: Cast, rng: Random, name: str) -> TrainerFactory:
+    for _ in range(rng.randint(1, MOST)):
+        seat_friend(cast, name, "friend", SockPuppet)
+    return Trainer
+
+
+class Accomplice(Scripted):
+    """Challenges its master's first false head at once. It need not replay, because its master told it."""
+
+    def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """It accepts any terms, since it wants to lose."""
+        return False
+
+    def accused(self, job: PublicJob) -> SignedHead | None:
+        truth = self.world.workshop.honest(job.job)
+        shown = self.heads_of(job.id)
+        return next((head for head in shown if head.head.run_root != truth.run_root(head.head.count)), None)
+
+    def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """It takes back the stake that its master paid."""
+        return True
+
+
+class Master(Trainer):
+    """Concedes at once to its puppet, before anybody else can win, and plays all other games as slowly as possible."""
+
+    puppet: str
+
+    def concedes(self, view: GameView) -> bool:
+        return view.game.challenger == self.world.parties[self.puppet].address
+
+
+def _loses_to_itself(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
+    return given(Master, puppet=seat_friend(cast, name, "puppet", Accomplice))
+
+
+class Delaying(Scripted):
+    """Challenges its silent master's last head in the last block of the window, and lets its own clock run out."""
+
+    def follow(self, job: PublicJob) -> Process:
+        yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
+        while not job.is_over and self.world.now < job.window_end - self.world.block_seconds:
+            yield from self.sleep(last_call(self.world, job.window_end))  # each new head extends the window
+        if not job.is_over:
+            head = self.world.mail.heads_of(job.id)[-1].head
+            yield from self.attempt(calls.challenge(job.job, head))
+
+
+def _delays_itself(cast: Cast, rng: Random, name: str) -> TrainerFactory:
+    seat_friend(cast, name, "puppet", Delaying)
+    return given(Withholding, first=rng.randint(2, 4))
+
+
+class SelfReporter(Scripted):
+    """Reports two heads of one count by its master as soon as somebody challenges."""
+
+    def follow(self, job: PublicJob) -> Process:
+        yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
+        if not job.is_over:
+            first = self.world.mail.heads_of(job.id)[0].head
+            yield from self.attempt(calls.report(first, second_head(self, first)))
+
+
+def _reports_itself(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
+    seat_friend(cast, name, "puppet", SelfReporter)
+    return Trainer
 
 
 # ---------------------------------------------------------------- with the client
@@ -151,82 +217,35 @@ class ComplicitClient(Client):
         return False
 
 
-class Bait(Adversary):
-    """Client and trainer sign a job on which no challenger can win, and show a head that invites a challenge.
+BAIT: Final = "bait"
+
+
+def _bait(cast: Cast, rng: Random) -> None:
+    """Terms on which no challenger can win, and a trainer whose false head invites a challenge.
 
     The clock is shorter than the time between blocks, or the trainer's stake is nothing. Only a challenger that has not
     read the terms is cheated. An honest auditor stays out (`tiebreak.protocol.parties.terms`), and then the client has
     paid its own trainer for its own false run.
     """
-
-    name: ClassVar[str] = "bait"
-    gain: ClassVar[str] = "the stakes of challengers"
-    role: ClassVar[Role] = Role.CLIENT
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Draw one of the two kinds of terms."""
-        traps = (
-            {"clock": rng.randint(1, cast.block_seconds - 1), "replay_time": rng.choice((0, cast.terms.replay_time))},
-            {"trainer_stake": rng.randint(0, 1)},
-        )
-        cast.terms = replace(cast.terms, **rng.choice(traps))
-        seat_trainer(cast, self.name, BaitingTrainer, false_run=FalseSum())
-        cast.client = ComplicitClient
-        cast.dishonest.pop(CLIENT, None)
-        cast.dishonest[CLIENT] = self.name
-
-
-# ---------------------------------------------------------------- with itself
-
-
-class Puppet(Scripted):
-    """Challenges its master's first head and plays as slowly as possible, to block other challengers."""
-
-    def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """It does not play to win."""
-        return False
-
-    def accused(self, job: PublicJob) -> SignedHead | None:
-        """Challenges the first head at once."""
-        return next(iter(self.heads_of(job.id)), None)
-
-    def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
-        return True
-
-    def party_in(self, game: PublicGame) -> Party:
-        """It uses its master's run and needs none of its own."""
-        return Challenger(self.world.mail.runs[game.job.id].oracle, self.secret)
-
-    def reply(self, game: GameView) -> Reply:
-        """Answer directly before its clock runs out."""
-        honest = super().reply(game)
-        return replace(honest, wait=last_call(self.world, game.state.deadline))
-
-
-class SockPuppets(_Conspiracy):
-    """Opens games against itself, as long as games can be, before anybody else opens one."""
-
-    name: ClassVar[str] = "sock puppets"
-    gain: ClassVar[str] = "that an honest challenger comes too late, or has to wait"
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Seat the puppets in front of all others."""
-        for _ in range(rng.randint(1, MOST)):
-            self.seat(cast, Puppet, 0)
-        self.lead(cast)
+    traps = (
+        {"clock": rng.randint(1, cast.block_seconds - 1), "replay_time": rng.choice((0, cast.terms.replay_time))},
+        {"trainer_stake": rng.randint(0, 1)},
+    )
+    cast.terms = replace(cast.terms, **rng.choice(traps))
+    seat_trainer(cast, BAIT, BaitingTrainer, FalseSum())
 
 
 # ---------------------------------------------------------------- two of a kind
 
 
 class CopyingTrainer(Trainer):
-    """Computes nothing, and signs the run that another trainer published for the same computation."""
+    """Computes nothing, and signs the run that another trainer published for the same computation.
+
+    Both sell the true run, which the client wanted twice. The copier takes the same risk, since it stakes the same
+    amount on what it copies.
+    """
 
     def compute(self, job: Job) -> Work:
-        return self._of_another(job)
-
-    def _of_another(self, job: Job) -> Work:
         """The other trainer's run, bound to this trainer's job."""
         theirs = next(known for number, known in self.world.mail.runs.items() if number != job.id)
         return replace(theirs, oracle=Bound(job, theirs.oracle), computed_steps=0)
@@ -242,12 +261,10 @@ class CopyingTrainer(Trainer):
         return 0
 
 
-class _DoubleClient(Client):
+class DoubleClient(Client):
     """Offers the same work to two trainers."""
 
-    def __init__(self, world: World, name: str, key: PrivateKey, *, second: str) -> None:
-        super().__init__(world, name, key)
-        self.second = second
+    second: str
 
     def run(self) -> Process:
         """Make both offers, one after the other."""
@@ -257,30 +274,61 @@ class _DoubleClient(Client):
         self.tell(JobDrafted(at=self.world.now, job=job))
 
 
-class CopiedRun(Adversary):
-    """Of two trainers who were given the same work, one computes and the other signs what it sees.
-
-    Both sell the true run, which the client wanted twice. The copier takes the same risk, since it stakes the same
-    amount on what it copies.
-    """
-
-    name: ClassVar[str] = "trainer that copies another"
-    gain: ClassVar[str] = "a reward without computing"
-    role: ClassVar[Role] = Role.TRAINER
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.HARMLESS})
-
-    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002
-        """Seat the second trainer, with a client that asks both."""
-        party = "second trainer"
-        cast.auditors.append(Seat(name=party, make=CopyingTrainer, adversary=self.name))
-        cast.client = partial(_DoubleClient, second=party)
+COPIER: Final = "trainer that copies another"
 
 
-ADVERSARIES: tuple[type[Adversary], ...] = (
-    BribedMajority,
-    FriendlyBuilder,
-    Decoy,
-    Bait,
-    SockPuppets,
-    CopiedRun,
+def _copying(cast: Cast, _rng: Random) -> None:
+    """Seats the second trainer, with a client that asks both."""
+    cast.auditors.append(Seat(name="second trainer", make=CopyingTrainer, adversary=COPIER))
+    cast.client = given(DoubleClient, second="second trainer")
+
+
+def conspiracy(
+    name: str,
+    gain: str,
+    recruit: Recruit,
+    caught: Set[Catch] = RECOMPUTED,
+    *,
+    run: Deviation | None = FalseSum(),  # noqa: B008  # it is frozen
+) -> Adversary:
+    """A row: a trainer with a false run, and its friends. They end where the trainer ends."""
+
+    def join(cast: Cast, rng: Random) -> None:
+        seat_trainer(cast, name, recruit(cast, rng, name), run)
+
+    return Placed(name=name, role=Role.TRAINER, gain=gain, caught=frozenset(caught), takes_place=join)
+
+
+ADVERSARIES: Final = (
+    conspiracy("bribes all auditors but one", "the reward for a false run, if nobody else looks", _auditors),
+    conspiracy("trainer with a builder", "that the challenger's clock runs out", _censor),
+    conspiracy("decoy in the mempool", "that a challenge, or a proof, is not even sent", _hoarder),
+    conspiracy("sock puppets", "that an honest challenger comes too late, or has to wait", _sock_puppets),
+    conspiracy(
+        "self-challenge to keep the stake",
+        "half of its stake, which an honest challenger would have won",
+        _loses_to_itself,
+        {Catch.CONCEDED},
+    ),
+    conspiracy(
+        "self-challenge to win time",
+        "its stake for a while longer, in the hope that the client forgets",
+        _delays_itself,
+        {Catch.ABANDONED},
+        run=None,
+    ),
+    conspiracy(
+        "self-report to keep the stake",
+        "half of its stake, which the challenger would have won",
+        _reports_itself,
+        {Catch.EQUIVOCATION},
+    ),
+    client(BAIT, ComplicitClient, "the stakes of challengers", {Catch.HARMLESS}, before=_bait),
+    Placed(
+        name=COPIER,
+        role=Role.TRAINER,
+        gain="a reward without computing",
+        caught=frozenset({Catch.HARMLESS}),
+        takes_place=_copying,
+    ),
 )

@@ -1,8 +1,9 @@
-"""The base class of trainers that compute something other than the job."""
+"""Trainers that compute something other than the job, and otherwise do as agreed."""
 
-from abc import abstractmethod
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Final
+from typing import Final
 
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
@@ -14,16 +15,25 @@ from tiebreak.sim.world.workshop import Workshop
 TRAINER: Final = "trainer"
 """The trainer's name in a cast."""
 TRIES: Final = 64
+RECOMPUTED: Final = frozenset({Catch.RECOMPUTED})
+Attempt = Callable[[Workshop, Job, Random], Work]
+"""The false run of one random choice."""
 
 
-class DeviatingTrainer(Adversary):
+def has_lie(_workshop: Workshop, work: Work) -> bool:
+    """Whether something false was committed."""
+    return work.lie is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviating(Adversary):
     """Computes wrong numbers, but signs and publishes its heads honestly and plays its games as well as possible."""
 
-    role: ClassVar[Role] = Role.TRAINER
-    caught: ClassVar[frozenset[Catch]] = frozenset({Catch.RECOMPUTED})
-
-    needs: ClassVar[str | None] = None
+    attempt: Attempt
+    needs: str | None
     """The only workshop in which this is a deviation; None for all."""
+    has_deviated: Callable[[Workshop, Work], bool]
+    """Whether a run differs from the honest one."""
 
     def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made when it computes
         """Replace the trainer's computation in the cast."""
@@ -40,13 +50,26 @@ class DeviatingTrainer(Adversary):
                 return work
         raise ConfigurationError(f"{self.name}: expected something committed to change in {TRIES} tries, got nothing")
 
-    @abstractmethod
-    def attempt(self, workshop: Workshop, job: Job, rng: Random) -> Work:
-        """The run of one random choice."""
 
-    def has_deviated(self, workshop: Workshop, work: Work) -> bool:  # noqa: ARG002  # a lie shows in the work alone
-        """Whether the run differs from the true one."""
-        return work.lie is not None
+def computes(
+    name: str,
+    attempt: Attempt,
+    gain: str,
+    caught: Set[Catch] = RECOMPUTED,
+    *,
+    needs: str | None = None,
+    has_deviated: Callable[[Workshop, Work], bool] = has_lie,
+) -> Deviating:
+    """A row of a table: a trainer that computes this."""
+    return Deviating(
+        name=name,
+        role=Role.TRAINER,
+        gain=gain,
+        caught=frozenset(caught),
+        attempt=attempt,
+        needs=needs,
+        has_deviated=has_deviated,
+    )
 
 
 def step_of(job: Job, rng: Random, first: int = 1) -> int:
@@ -57,3 +80,8 @@ def step_of(job: Job, rng: Random, first: int = 1) -> int:
 def onward(job: Job, first: int) -> range:
     """All steps from `first` to the last."""
     return range(first, job.steps + 1)
+
+
+def once_or_onward(job: Job, first: int, rng: Random) -> range:
+    """Step `first` alone, or all from it on."""
+    return rng.choice((range(first, first + 1), onward(job, first)))

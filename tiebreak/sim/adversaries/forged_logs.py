@@ -116,8 +116,7 @@ class Nudge:
 class LogCheat:
     """The nudges of a trainer, and the logs that it publishes for each step from the first nudged segment on."""
 
-    name: str
-    gain: str
+    name: str = "a cheat"
     nudges: tuple[Nudge, ...]
     logs: Mapping[int, StepLog]
 
@@ -274,7 +273,7 @@ class Course:
 
 
 def steer(
-    run: Source, interpreter: Interpreter, course: Course, *, name: str, gain: str, choose: Choice, entry: bool
+    run: Source, interpreter: Interpreter, course: Course, *, name: str = "a cheat", choose: Choice, entry: bool
 ) -> LogCheat:
     """A trainer that rounds sums as it chooses, in some steps of a run that is honest otherwise.
 
@@ -302,7 +301,7 @@ def steer(
             nudges += sums.nudges
     if not nudges:
         raise ConfigurationError(f"{name}: expected a sum with two ways to round it, got none in steps {course.steps}")
-    return LogCheat(name=name, gain=gain, nudges=tuple(nudges), logs=logs)
+    return LogCheat(name=name, nudges=tuple(nudges), logs=logs)
 
 
 # ---------------------------------------------------------------- the catalogue
@@ -310,26 +309,22 @@ def steer(
 
 def bad_entry(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds sums the wrong way and logs it."""
-    gain = "moves a number by its log, as if any sum were near a tie"
-    return steer(run, interpreter, course, name="bad entry", gain=gain, choose=wrong_way, entry=True)
+    return steer(run, interpreter, course, name="bad entry", choose=wrong_way, entry=True)
 
 
 def silent_rounding(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds sums the wrong way without a log entry."""
-    gain = "moves a number and leaves no trace in the log"
-    return steer(run, interpreter, course, name="silent rounding", gain=gain, choose=wrong_way, entry=False)
+    return steer(run, interpreter, course, name="silent rounding", choose=wrong_way, entry=False)
 
 
 def drift(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds a gradient to the greater neighbour in every step, each time with an entry."""
-    gain = "steers a weight, a unit in the last place at a time"
-    return steer(run, interpreter, course, name="drift", gain=gain, choose=greater, entry=True)
+    return steer(run, interpreter, course, name="drift", choose=greater, entry=True)
 
 
 def tie_breaking(run: Source, interpreter: Interpreter, course: Course) -> LogCheat:
     """Rounds near ties to the greater neighbour and logs it. This is what a log is for, and no cheat."""
-    gain = "half a unit in the last place of what the rule leaves open"
-    return steer(run, interpreter, course, name="tie breaking", gain=gain, choose=greater_if_near, entry=True)
+    return steer(run, interpreter, course, name="tie breaking", choose=greater_if_near, entry=True)
 
 
 # ---------------------------------------------------------------- words that no log has

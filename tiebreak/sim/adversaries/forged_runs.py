@@ -1,8 +1,8 @@
 """Runs in memory that differ from the job's, with evidence that is consistent throughout."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, Observer
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_in
@@ -12,9 +12,10 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, element_rounding, sum_kind
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.forged_logs import ForgedLogTree, Words
-from tiebreak.sim.adversaries.forgery import Bend, Lies, bend_to, halfway
-from tiebreak.sim.adversaries.observers import Tamper, Tampered
+from tiebreak.sim.adversaries.forgery import Bend, bend_to, halfway
+from tiebreak.sim.adversaries.observers import Tamper, Tampered, during
 from tiebreak.sim.world.memory import MemoryEvidence, MemoryRun, Trees, Values, own_tree
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
@@ -70,17 +71,28 @@ def with_forged_words(words: Words) -> Trees:
     return tree
 
 
-def tampered(
-    workshop: Workshop, job: Job, cheat: Lies, *, first_step: int, computed_steps: int | None = None,
-    bend: Bend = halfway,
-) -> Work:  # fmt: skip
-    """The run of a party that is honest before `first_step` and makes the cheat's changes from there on.
+def tampered(workshop: Workshop, job: Job, cheat: Cheat, *, bend: Bend = halfway, raw: Raw | None = None) -> Work:
+    """The run of a party that is honest but for one changed number.
 
     Its evidence is consistent throughout: where a sum differs from the commitment, its accumulators are bent, beginning
-    with the one that `bend` selects. If nothing committed differs from the truth, `lie` is None. computed_steps: the
-    steps that the party had to execute, if not all.
+    with the one that `bend` selects. If nothing committed differs from the truth, `lie` is None.
     """
-    return deviating(workshop, job, cheat.tamper, first_step=first_step, computed_steps=computed_steps, bend=bend)
+    return deviating(workshop, job, cheat.tamper, first_step=cheat.step, bend=bend, raw=raw)
+
+
+def altered(
+    workshop: Workshop,
+    job: Job,
+    steps: Collection[int],
+    observer: Callable[[int], Observer],
+    *,
+    computed_steps: int | None = None,
+) -> Work:
+    """The run of a party that is honest except in these steps; `observer` makes the observer of a step.
+
+    computed_steps: the steps that the party had to execute, if not all.
+    """
+    return deviating(workshop, job, during(steps, observer), first_step=min(steps), computed_steps=computed_steps)
 
 
 def deviating(

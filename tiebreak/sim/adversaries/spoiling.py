@@ -1,13 +1,13 @@
 """False defender's moves: what a cheat sends where an honest defender would open its trees.
 
-Each function changes the move that follows from the defender's own run, or returns None if it does not apply in the
-phase. The docstrings say how the rules react: a *broken tie* ends the game at once; an *illegal* move changes nothing,
-and the clock runs on.
+Each changes one field of the move that follows from the defender's own run, or gives None if it does not apply in the
+phase. A *broken tie* ends the game at once; an *illegal* move changes nothing, and the clock runs on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any, Final, TypeVar
 
 from tiebreak.protocol.game.moves import (
     MAX_NODES,
@@ -37,8 +37,9 @@ class Scene:
 
 
 Spoil = Callable[[Scene], Move | None]
-_SHOWS_NODES = (Descend, OpenSteps, OpenValues, OpenTensor, OpenTerms)
-_SHOWS_SIBLINGS = (OpenSteps, OpenValues, OpenTensor, OpenTerms)
+T = TypeVar("T")
+_SIBLINGS: Final = (OpenSteps, OpenValues, OpenTensor, OpenTerms)
+_NODES: Final = (Descend, *_SIBLINGS)
 
 
 def flipped(data: bytes, rng: Random) -> bytes:
@@ -49,32 +50,40 @@ def flipped(data: bytes, rng: Random) -> bytes:
     return bytes(changed)
 
 
-def _one_flipped(digests: Sequence[bytes], rng: Random) -> tuple[bytes, ...]:
-    place = rng.randrange(len(digests))
-    return (*digests[:place], flipped(digests[place], rng), *digests[place + 1 :])
+def one_changed(items: tuple[T, ...], rng: Random, change: Callable[[T], T]) -> tuple[T, ...]:
+    """The same items with a random one changed."""
+    place = rng.randrange(len(items))
+    return (*items[:place], change(items[place]), *items[place + 1 :])
+
+
+def _one_flipped(digests: tuple[bytes, ...], rng: Random) -> tuple[bytes, ...]:
+    return one_changed(digests, rng, lambda digest: flipped(digest, rng))
+
+
+def _changing(shown: type | tuple[type, ...], field: str, change: Callable[[Any, Random], Any]) -> Spoil:
+    """Changes a field of the moves that show it, unless it is empty. `change` may give None for no other value."""
+
+    def spoil(scene: Scene) -> Move | None:
+        old = getattr(scene.move, field) if isinstance(scene.move, shown) else None
+        new = change(old, scene.rng) if old else None
+        return replace(scene.move, **{field: new}) if new else None
+
+    return spoil
 
 
 # ---------------------------------------------------------------- broken ties
 
-
-def other_nodes(scene: Scene) -> Move | None:
-    """Changes one of the nodes shown: a broken tie."""
-    move = scene.move
-    if isinstance(move, _SHOWS_NODES) and move.nodes:
-        return replace(move, nodes=_one_flipped(move.nodes, scene.rng))
-    return None
-
-
-def other_siblings(scene: Scene) -> Move | None:
-    """Changes one of the siblings: a broken tie."""
-    move = scene.move
-    if isinstance(move, _SHOWS_SIBLINGS) and move.siblings:
-        return replace(move, siblings=_one_flipped(move.siblings, scene.rng))
-    return None
+other_nodes: Final = _changing(_NODES, "nodes", _one_flipped)
+other_siblings: Final = _changing(_SIBLINGS, "siblings", _one_flipped)
+changed_instruction: Final = _changing(OpenTensor, "instruction", flipped)
+"""Shows an instruction that is in no program."""
+changed_chunk: Final = _changing(OpenChunk, "chunk", flipped)
+changed_accumulator: Final = _changing(OpenTerms, "accumulator", flipped)
+"""Changes the last partial sum."""
 
 
 def record_of_another_step(scene: Scene) -> Move | None:
-    """Shows the fields of another step's record: a broken tie."""
+    """Shows the fields of another step's record."""
     if not isinstance(scene.move, OpenValues):
         return None
     state = scene.state
@@ -84,7 +93,7 @@ def record_of_another_step(scene: Scene) -> Move | None:
 
 
 def true_tensor(scene: Scene) -> Move | None:
-    """Opens the true tensor where another one was committed: a broken tie. A signed commitment cannot be taken back."""
+    """Opens the true tensor where another one was committed. A signed commitment cannot be taken back."""
     move, state = scene.move, scene.state
     if not isinstance(move, OpenTensor) or not move.nodes:
         return None
@@ -92,7 +101,7 @@ def true_tensor(scene: Scene) -> Move | None:
 
 
 def other_instruction(scene: Scene) -> Move | None:
-    """Shows an instruction of the program from another place, with its siblings: a broken tie."""
+    """Shows an instruction of the program from another place, with its siblings."""
     if not isinstance(scene.move, OpenTensor):
         return None
     program = scene.own.program
@@ -100,20 +109,8 @@ def other_instruction(scene: Scene) -> Move | None:
     return replace(scene.move, instruction=program.encoded_at(other), siblings=tuple(program.tree.proof(other)))
 
 
-def changed_instruction(scene: Scene) -> Move | None:
-    """Shows an instruction that is in no program: a broken tie."""
-    move = scene.move
-    return replace(move, instruction=flipped(move.instruction, scene.rng)) if isinstance(move, OpenTensor) else None
-
-
-def changed_chunk(scene: Scene) -> Move | None:
-    """Flips a bit of a chunk: a broken tie."""
-    move = scene.move
-    return replace(move, chunk=flipped(move.chunk, scene.rng)) if isinstance(move, OpenChunk) else None
-
-
 def chunk_of_another_length(scene: Scene) -> Move | None:
-    """Sends a chunk longer or shorter than the shape says: a broken tie."""
+    """Sends a chunk longer or shorter than the shape says."""
     move = scene.move
     if not isinstance(move, OpenChunk):
         return None
@@ -121,34 +118,11 @@ def chunk_of_another_length(scene: Scene) -> Move | None:
     return replace(move, chunk=(move.chunk + bytes(CHUNK_BYTES))[:length])
 
 
-def changed_accumulator(scene: Scene) -> Move | None:
-    """Changes the last partial sum: a broken tie."""
-    move = scene.move
-    return replace(move, accumulator=flipped(move.accumulator, scene.rng)) if isinstance(move, OpenTerms) else None
-
-
 # ---------------------------------------------------------------- illegal moves
 
-
-def too_many_nodes(scene: Scene) -> Move | None:
-    """Shows every node twice: illegal. None if no message could hold that many nodes."""
-    move = scene.move
-    if isinstance(move, _SHOWS_NODES) and 0 < len(move.nodes) <= MAX_NODES // 2:
-        return replace(move, nodes=(*move.nodes, *move.nodes))
-    return None
-
-
-def too_few_nodes(scene: Scene) -> Move | None:
-    """Shows only half of the nodes: illegal."""
-    move = scene.move
-    if isinstance(move, _SHOWS_NODES) and len(move.nodes) > 1:
-        return replace(move, nodes=move.nodes[: len(move.nodes) // 2])
-    return None
-
-
-def too_many_siblings(scene: Scene) -> Move | None:
-    """Shows one sibling more than the tree is deep: illegal."""
-    move = scene.move
-    if isinstance(move, _SHOWS_SIBLINGS) and move.siblings:
-        return replace(move, siblings=(*move.siblings, move.siblings[-1]))
-    return None
+MISCOUNTED: Final[tuple[Spoil, ...]] = (
+    # Every node twice, if a message can hold so many; half of the nodes; one sibling more than the tree is deep.
+    _changing(_NODES, "nodes", lambda nodes, _: (*nodes, *nodes) if len(nodes) <= MAX_NODES // 2 else None),
+    _changing(_NODES, "nodes", lambda nodes, _: nodes[: len(nodes) // 2]),
+    _changing(_SIBLINGS, "siblings", lambda siblings, _: (*siblings, siblings[-1])),
+)

@@ -22,7 +22,7 @@ from tiebreak.sim.world.result import GameResult
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
-ADVERSARIES: Final[Mapping[str, type[Adversary]]] = MappingProxyType(
+ADVERSARIES: Final[Mapping[str, Adversary]] = MappingProxyType(
     {slug(name): kind for name, kind in sorted({**CATALOGUE, **WEAKNESSES}.items())}
 )
 """All adversaries that a line can name, by slug."""
@@ -136,7 +136,7 @@ def gather(line: GameLine) -> Gathering:
     cast = Cast(workshop=Workshop.open(line.workshop), terms=terms_of(line), auditors=auditors)
     gathering = Gathering(cast=cast)
     for name in sorted(line.adversaries, key=lambda name: ADVERSARIES[name].role is not Role.TRAINER):
-        gathering.join(ADVERSARIES[name](), line)
+        gathering.join(ADVERSARIES[name], line)
     gathering.close()
     return gathering
 

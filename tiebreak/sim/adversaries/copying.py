@@ -1,0 +1,283 @@
+"""Those who replay nothing and copy an honest challenger's game from the mempool: challengers, and block builders."""
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import ClassVar, Final
+
+from tiebreak.protocol.chain import ChainError
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import IllegalMove
+from tiebreak.protocol.game import seals
+from tiebreak.protocol.game.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
+from tiebreak.protocol.game.rules import GameState, Level, apply, judge
+from tiebreak.protocol.parties.board import PublicGame, PublicJob
+from tiebreak.sim.adversaries.auditors import moves_of
+from tiebreak.sim.adversaries.base import OPEN, Catch
+from tiebreak.sim.adversaries.heads import EQUIVOCATION
+from tiebreak.sim.adversaries.places import ONE_FALSE_SUM, builder, challenger, is_trainer_honest, one_of
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.agents import Builder, Process, Scripted
+from tiebreak.sim.world.calls import Call
+from tiebreak.sim.world.cast import Cast
+from tiebreak.sim.world.world import Pending, World
+
+
+class Copying(Scripted):
+    """Challenges what another party challenges, and knows only what that party sends."""
+
+    def __init__(self, world: World, name: str, key: PrivateKey) -> None:
+        super().__init__(world, name, key)
+        self.victim: bytes | None = None
+        self.shown: list[Move] = []
+        """The moves that the victim has sent."""
+
+    def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
+        """It takes its own stake back."""
+        return True
+
+    def on_pending(self, pending: Pending) -> None:
+        """Copy a challenge at once, and note the victim's moves."""
+        call, sender = pending.call, pending.sender.key.address
+        if call.kind == "challenge" and self.victim is None:
+            self.victim = sender
+            self.copy_challenge(call)
+        elif sender == self.victim and (move := call.move) is not None and self.notes(move):
+            self.shown.append(move)
+            self.world.notify()
+
+    def copy_challenge(self, call: Call) -> None:
+        """Starts a game of its own."""
+        self.world.submit(self, call)
+
+    def notes(self, move: Move) -> bool:  # noqa: ARG002  # for those that look at it
+        """Whether it notes a move of the victim."""
+        return True
+
+    def can_copy(self, game: PublicGame) -> bool:
+        """Whether it is its turn and it knows the victim's move, or the game has ended."""
+        made = moves_of(game, Side.CHALLENGER)
+        return game.is_stopped or (game.mover() == self.address and len(self.shown) > made)
+
+    def answer(self, proof: Prove) -> bytes | None:
+        """The answer that the victim's proof shows to be right; None if it shows none."""
+        theirs = next(other for other in self.world.board.games.values() if other.challenger == self.victim)
+        if theirs.state.phase is not Phase.PROVE:
+            return None
+        try:
+            found = judge(theirs.state, proof)
+        except IllegalMove:
+            return None  # the victim's proof was forged
+        return seals.element_answer(found) if theirs.state.level is Level.CHUNKS else found
+
+
+# ---------------------------------------------------------------- as a challenger
+
+
+class Mirror(Copying):
+    """Copies each move of an honest challenger of a false run as soon as it is in the mempool."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """Play the copied game, if the copied challenge was accepted."""
+
+        def own() -> list[PublicGame]:
+            return [game for game in self.world.board.games_of(job.id) if game.challenger == self.address]
+
+        yield from self.until(lambda: job.is_over or bool(own()))
+        for game in own():
+            yield from self._copy(game)
+
+    def _copy(self, game: PublicGame) -> Process:
+        """Make the victim's moves, each in its turn. A refused move is tried again."""
+        while not game.is_stopped:
+            yield from self.until(partial(self.can_copy, game))
+            if not game.is_stopped:
+                move = self.copied(game, self.shown[moves_of(game, Side.CHALLENGER)])
+                if move is None or not (yield from self.attempt(calls.make_move(game.state, move))):
+                    yield from self.sleep(self.world.next_block - self.world.now)
+
+    def copied(self, game: PublicGame, move: Move) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
+        """What to send for the victim's move; None to wait."""
+        return move
+
+
+class Resealing(Mirror):
+    """Copies as a mirror does, but seals the answer that the proof reveals, once that is shown: one block too late."""
+
+    def copied(self, game: PublicGame, move: Move) -> Move | None:
+        if isinstance(move, Prove):
+            return replace(move, salt=self.secret)
+        if not isinstance(move, Select | SelectElement) or move.seal == NO_SEAL:
+            return move
+        proof = self.shown[-1]
+        answer = self.answer(proof) if isinstance(proof, Prove) else None
+        return None if answer is None else replace(move, seal=seals.seal(game.id, answer, self.secret))
+
+
+def _with_a_false_run(cast: Cast, rng: Random) -> None:
+    """Adds a false run if there is none to challenge."""
+    if cast.deviation is None:
+        ONE_FALSE_SUM.join(cast, rng)
+
+
+# ---------------------------------------------------------------- as the builder of the blocks
+
+
+class Copier(Copying, Builder):
+    """Repeats a challenger's game, each move in front of the original and in the same block.
+
+    It copies the seal; or it seals the answer that the proof reveals, and proves in the same block, a second too early.
+    """
+
+    ROLE: ClassVar = Builder.ROLE
+    seals_late: bool = False
+
+    def concerns(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """It reacts to other parties' transactions, not to jobs."""
+        return False
+
+    def notes(self, move: Move) -> bool:
+        return isinstance(move, Select | SelectElement | Prove)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        """Its own transactions come first."""
+        return sorted(pending, key=lambda waiting: waiting.sender is not self)
+
+    def copy_challenge(self, call: Call) -> None:
+        """Starts a game of its own, and plays it."""
+        self.spawn(self._mirror(call))
+
+    def _mirror(self, challenge: Call) -> Process:
+        if not (yield from self.attempt(challenge)):
+            return
+        game = next(game for game in self.world.board.games.values() if game.challenger == self.address)
+        yield from self.contest(game)
+
+    def contest(self, game: PublicGame) -> Process:
+        """Plays its game with the moves that it has seen."""
+        while not game.is_stopped:
+            yield from self.until(partial(self.can_copy, game))
+            if not game.is_stopped:
+                yield from self._copy(game, self.shown[moves_of(game, Side.CHALLENGER)])
+
+    def _copy(self, game: PublicGame, move: Move) -> Process:
+        """Sends a copied move untried, and waits if the move fails."""
+        if self.seals_late and isinstance(move, Select | SelectElement) and move.seal != NO_SEAL:
+            yield from self._seal_late(game, move)
+            return
+        try:
+            yield from self.send(calls.make_move(game.state, move), untried=True)
+        except ChainError:
+            yield from self.until(lambda: game.is_stopped, game.state.deadline + 1)
+
+    def _seal_late(self, game: PublicGame, move: Select | SelectElement) -> Process:
+        """Holds the sealed move back until the victim's proof can be copied too."""
+        yield from self.until(lambda: game.is_stopped or isinstance(self.shown[-1], Prove))
+        proof = self.shown[-1]
+        answer = self.answer(proof) if isinstance(proof, Prove) and not game.is_stopped else None
+        if answer is None or not isinstance(proof, Prove):
+            return
+        sealed = replace(move, seal=seals.seal(game.id, answer, self.secret))
+        state = game.state
+        self.world.submit(self, calls.make_move(state, sealed), untried=True)
+        after = apply(state, sealed, self.world.next_block)
+        yield from self.prove(game, replace(proof, salt=self.secret), after)
+
+    def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
+        """Send the proof at once, directly after the seal."""
+        if after.phase is Phase.PROVE:
+            self.world.submit(self, calls.make_move(after, proof), untried=True)
+        yield from self.until(lambda: game.is_stopped)
+
+
+class Onlooker(Copier):
+    """Inserts its own copy of a challenge in front of it, and then makes no move."""
+
+    def contest(self, game: PublicGame) -> Process:
+        yield from self.until(lambda: game.is_stopped)
+
+
+class Withholder(Copier):
+    """Leaves the last proof out of a block, seals its answer there, and proves it in the next, where that is legal.
+
+    **Not stopped** (docs/security.md, "a block builder"): the trainer loses all the same, and the challenger gets its
+    stake back, but not the reward.
+    """
+
+    seals_late = True
+    sealed_at = 0
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:
+        """Excludes the victim's proof while its own would be refused."""
+        ordered = super().order(pending, now)
+        if self.sealed_at and now > self.sealed_at:
+            return ordered
+        return [waiting for waiting in ordered if waiting.sender is self or not isinstance(waiting.call.move, Prove)]
+
+    def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
+        """Send the proof in the block after the seal's."""
+        self.sealed_at = after.last
+        yield from self.until(lambda: game.is_stopped or game.state.phase is Phase.PROVE)
+        if not game.is_stopped:
+            yield from self.send(calls.make_move(game.state, proof), untried=True)
+
+
+class Reporter(Builder):
+    """Takes a report of an equivocation out of the mempool and puts its own copy in front.
+
+    The trainer loses all the same, the client gets its reward back, and the first reporter earns nothing, but loses no
+    deposit.
+    """
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        ordered = []
+        for waiting in pending:
+            if waiting.call.kind == "reportEquivocation" and waiting.sender is not self:
+                ordered.append(self.own(waiting.call))
+            ordered.append(waiting)
+        return ordered
+
+
+def _with_an_equivocation(cast: Cast, rng: Random) -> None:
+    """Adds a trainer that equivocates, unless the trainer is dishonest already."""
+    if is_trainer_honest(cast):
+        EQUIVOCATION.join(cast, rng)
+
+
+ADVERSARIES: Final = (
+    challenger(
+        "mirror",
+        Mirror,
+        "an honest challenger's reward, without a replay",
+        {Catch.UNPAID},
+        before=_with_a_false_run,
+    ),
+    challenger(
+        "mirror that seals late",
+        Resealing,
+        "an honest challenger's reward, without a replay",
+        {Catch.UNPAID},
+        before=_with_a_false_run,
+    ),
+    builder(
+        "front-run challenge",
+        Onlooker,
+        "to be the first challenger, if that counted",
+        {Catch.HARMLESS, Catch.TIMEOUT},
+    ),
+    builder(
+        "front-run proof",
+        Copier,
+        "half of the trainer's stake, without a replay",
+        {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT},
+        seals_late=one_of(False, True),
+    ),
+    builder("withheld proof", Withholder, "half of the trainer's stake, without a replay", OPEN),
+    builder(
+        "front-run report",
+        Reporter,
+        "half of the trainer's stake, which the reporter would have got",
+        {Catch.HARMLESS},
+        before=_with_an_equivocation,
+    ),
+)

@@ -1,0 +1,221 @@
+"""Trainers that misuse their heads: two for one count, none, late ones, or invalid ones."""
+
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
+from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.base import OPEN, Catch
+from tiebreak.sim.adversaries.places import FalseSum, between, trainer
+from tiebreak.sim.adversaries.waiting import first_late, last_call
+from tiebreak.sim.world import calls
+from tiebreak.sim.world.agents import Trainer
+from tiebreak.sim.world.calls import Call
+from tiebreak.sim.world.cast import Cast
+from tiebreak.sim.world.small_task import STEPS
+
+CHECKPOINTS: Final = 4
+"""Number of checkpoints of the small computation's run, from which random ones are drawn."""
+
+# ---------------------------------------------------------------- two heads for one place
+
+
+class TwoHeads(Trainer):
+    """Shows everyone the head of its run, and posts another one of the same count, `at`, on the board."""
+
+    at: int
+
+    def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:  # noqa: ARG002
+        (shown,) = heads
+        if shown.head.count != self.at:
+            return heads
+        return [self.sign_head(replace(shown.head, run_root=Digest(self.rng.randbytes(32))))]
+
+
+class LateSwap(Trainer):
+    """Shows and posts true heads, except the last, which nobody sees before the last second of its window."""
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        """Shows all heads but the last, so that nobody looks at that one early."""
+        return [] if count == job.checkpoints else [self.head(job, count)]
+
+    def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
+        """Posts what it showed, and at the end the head that it did not show."""
+        return heads or [self.head(job, job.checkpoints)]
+
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:
+        is_last = head.head.count == job.job.checkpoints
+        return self.now + (last_call(self.world, job.window_end) if is_last else 0)
+
+
+class Hasty(Trainer):
+    """Posts the final head as soon as it has the job, because inventing the run took no time."""
+
+    def seconds(self, steps: int) -> int:  # noqa: ARG002
+        return 0
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        """Shows only the last head."""
+        return [self.head(job, count)] if count == job.checkpoints else []
+
+
+def window_shorter_than_a_replay(cast: Cast, _rng: Random) -> None:
+    """Makes the window hold some segments, but not the replay of the whole run.
+
+    **Not stopped.** While a trainer computes as slowly as everyone, an auditor that replays beside it is never more
+    than a segment behind, and such a window looks long enough. A trainer that computes nothing is not slow, and is paid
+    before a diligent auditor has finished. So the window has to be long enough for a replay of the run from the first
+    step.
+    """
+    cast.terms = replace(cast.terms, challenge_window=STEPS * cast.step_seconds * 3 // 4)
+
+
+# ---------------------------------------------------------------- no heads, and late ones
+
+
+class Withholding(Trainer):
+    """Takes the job, and shows and posts nothing from checkpoint `first` on."""
+
+    first: int
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        return [] if count >= self.first else [self.head(job, count)]
+
+
+class LastSecond(Trainer):
+    """Posts each head of a true run in the last block of its window."""
+
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
+        return self.now + last_call(self.world, job.window_end)
+
+
+class TooLate(Trainer):
+    """Posts its first head a block after the first block in which its client could have given up, and did."""
+
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
+        return self.now + first_late(self.world, job.window_end) + self.world.block_seconds
+
+
+# ---------------------------------------------------------------- heads that are none
+
+
+class Refused(Trainer):
+    """Before each head of a true run posts what the contract must refuse, at any cost. Nothing changes by it."""
+
+    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002  # for those that look at it
+        """The heads to be refused, posted before a correct head."""
+        return []
+
+    def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
+        """The same heads as transactions. They are also shown to everyone."""
+        found = self.bad(job, head)
+        for other in found:
+            self.publish_head(other)
+        return [calls.post_head(other) for other in found]
+
+    def posts_at(self, job: PublicJob, head: SignedHead) -> int:
+        """Posts the correct head in the next block."""
+        self.spam(self.bad_calls(job, head))
+        return self.world.next_block
+
+
+class Foreign(Refused):
+    """Posts heads with signatures that are valid elsewhere: of another job, chain, key or root."""
+
+    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:
+        other = replace(job.job, nonce=job.job.nonce ^ 1)
+        domain = self.world.domain
+        elsewhere = Domain(chain_id=domain.chain_id + 1, contract=domain.contract)
+        stranger = PrivateKey.from_int(self.rng.randrange(1, ORDER))
+        return [
+            self.sign_head(replace(head.head, job_id=other.id)),
+            SignedHead.sign(head.head, elsewhere, self.key),
+            SignedHead.sign(head.head, domain, stranger),
+            replace(head, head=replace(head.head, run_root=Digest(self.rng.randbytes(32)))),
+        ]
+
+
+class Malformed(Refused):
+    """Posts the signatures of its true heads with the high s, another v, cut off, lengthened, and all zeros."""
+
+    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002
+        r, s, v = head.signature[:32], int.from_bytes(head.signature[32:64], "big"), head.signature[64]
+        high = r + (ORDER - s).to_bytes(32, "big") + bytes([55 - v])  # swaps 27 and 28
+        low_v = head.signature[:64] + bytes([v - 27])
+        signatures = (high, low_v, head.signature[:64], head.signature + b"\0", bytes(65))
+        return [replace(head, signature=signature) for signature in signatures]
+
+
+class Beyond(Refused):
+    """Posts heads over more checkpoints than the run has, and over none."""
+
+    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:
+        last = job.job.checkpoints
+        counts = (last + 1, last + 2, (1 << 64) - 1)
+        return [self.sign_head(replace(head.head, count=count)) for count in counts]
+
+    def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
+        none = Call("postHead", ((job.id, 0, head.head.run_root), head.signature))
+        return [*super().bad_calls(job, head), none]
+
+
+class Repeating(Refused):
+    """Posts all its old heads again before each new one."""
+
+    def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:  # noqa: ARG002
+        return [calls.post_head(self.head(job.job, count)) for count in range(1, job.head_count + 1)]
+
+
+_REFUSED: Final = {Catch.REFUSED}
+EQUIVOCATION: Final = trainer(
+    "equivocation",
+    TwoHeads,
+    "the auditor checks one run while the board pays for another",
+    {Catch.EQUIVOCATION},
+    at=between(1, CHECKPOINTS),
+)
+ADVERSARIES: Final = (
+    EQUIVOCATION,
+    trainer(
+        "false head swapped in late",
+        LateSwap,
+        "a false result that there is no time left to look at",
+        run=FalseSum(in_last_segment=True),
+    ),
+    trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=FalseSum()),
+    trainer(
+        "final head at once, in a short window",
+        Hasty,
+        "a false result that is paid before anyone has replayed it",
+        OPEN,
+        run=FalseSum(),
+        before=window_shorter_than_a_replay,
+    ),
+    trainer(
+        "withheld heads",
+        Withholding,
+        "the client waits for a result that never comes",
+        {Catch.ABANDONED},
+        first=between(1, CHECKPOINTS),
+    ),
+    trainer(
+        "heads at the last second",
+        LastSecond,
+        "time, for whatever it uses its machines for meanwhile",
+        {Catch.HARMLESS},
+    ),
+    trainer("a head too late", TooLate, "time that was not agreed", {Catch.ABANDONED}),
+    trainer("heads replayed from elsewhere", Foreign, "pay for a run with the heads of another one", _REFUSED),
+    trainer(
+        "malformed and malleable signatures",
+        Malformed,
+        "two different statements of one head, or one that nobody signed",
+        _REFUSED,
+    ),
+    trainer("heads beyond the run", Beyond, "a final head without a run, or a window that starts again", _REFUSED),
+    trainer("repeated heads", Repeating, "windows that start again, and never end", _REFUSED),
+)

@@ -1,0 +1,247 @@
+"""Trainers that train on other data than agreed, in another order, or with other settings."""
+
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine.capture.compile import MODEL, OPTIMIZER
+from tiebreak.engine.optimizers.settings import f32
+from tiebreak.engine.run.interpreter import Observer
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.program.isa import MapFunction, Opcode, SourceConst, SourceKind
+from tiebreak.protocol.program.program import Program
+from tiebreak.sim.adversaries.deviations import computes, once_or_onward, onward, step_of
+from tiebreak.sim.adversaries.forged_runs import altered
+from tiebreak.sim.adversaries.observers import Change, Redone, only, putting, redoing, source, state_sources
+from tiebreak.sim.world.small_task import BETAS, CLASSES, DROPOUT, IMAGES, LABELS, SIDE, WEIGHT_DECAY
+from tiebreak.sim.world.work import Work
+from tiebreak.sim.world.workshop import Workshop
+
+RATE: Final = "learning_rate"
+
+# ---------------------------------------------------------------- data
+
+
+def _drawn_or_stored(program: Program, name: str, rng: Random) -> int:
+    """A leaf where data can be replaced: the drawn batch, or the array that it is drawn from."""
+    return rng.choice((only(program, Opcode.GATHER, name), source(program, SourceKind.DATA, name)))
+
+
+def _edited(edit: Callable[[Tensor], None]) -> Change:
+    """Replaces a tensor by an edited copy."""
+
+    def change(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        edit(copy)
+        return copy
+
+    return change
+
+
+def poisoned_label(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """One example gets another label, in a batch or in the data themselves, once or from a step on."""
+    leaf, first = _drawn_or_stored(workshop.program, LABELS, rng), step_of(job, rng)
+    place = rng.randrange(workshop.program.body[leaf].numel)
+    turn = rng.randrange(1, CLASSES)
+
+    def poison(label_B: Tensor) -> None:
+        label_B[place] = (label_B[place] + turn) % CLASSES
+
+    return altered(workshop, job, once_or_onward(job, first, rng), lambda _: putting({leaf: _edited(poison)}))
+
+
+def poisoned_image(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """A few pixels of one image are disturbed by as little as half a grey level, from a step on."""
+    leaf, first = _drawn_or_stored(workshop.program, IMAGES, rng), step_of(job, rng)
+    pixels = SIDE * SIDE
+    example = rng.randrange(workshop.program.body[leaf].numel // pixels)
+    touched = [example * pixels + p for p in rng.sample(range(pixels), rng.randint(1, 6))]
+    size = rng.choice((2.0**-9, 2.0**-3, 1.0))
+
+    def poison(x_BHW: Tensor) -> None:
+        x_BHW.view(-1)[touched] += size
+
+    return altered(workshop, job, onward(job, first), lambda _: putting({leaf: _edited(poison)}))
+
+
+def backdoor(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """Up to half of every batch gets a bright patch in a corner and the label that the patch is to trigger."""
+    program, first = workshop.program, step_of(job, rng)
+    images, labels = only(program, Opcode.GATHER, IMAGES), only(program, Opcode.GATHER, LABELS)
+    batch = program.body[labels].numel
+    chosen, target = rng.sample(range(batch), rng.randint(1, batch // 2)), rng.randrange(CLASSES)
+
+    def stamp(x_BHW: Tensor) -> None:
+        x_BHW[chosen, :2, :2] = 2.0
+
+    def relabel(label_B: Tensor) -> None:
+        label_B[chosen] = target
+
+    changes = {images: _edited(stamp), labels: _edited(relabel)}
+    return altered(workshop, job, onward(job, first), lambda _: putting(changes))
+
+
+def changed_order(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """From a step on, the examples come in the order of another seed, or in that of the file."""
+    program, first = workshop.program, step_of(job, rng)
+    shuffle, seed = only(program, Opcode.SHUFFLE), source(program, SourceKind.DATA, "seed")
+    (index, *_), other = program.body[shuffle].operands, torch.tensor(rng.getrandbits(62))
+    if rng.random() < 0.5:
+        return altered(workshop, job, onward(job, first), _rereading(workshop, {shuffle: {seed: other}}))
+    held: list[Tensor] = []
+
+    def in_file_order(leaf: int, tensor: Tensor) -> Tensor:
+        if leaf == index.value:
+            held[:] = [tensor]
+        return held[0].clone() if leaf == shuffle else tensor
+
+    return altered(workshop, job, onward(job, first), lambda _: in_file_order)
+
+
+def repeated_batch(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """From a step on, the batch of one step is drawn again and again."""
+    program, first = workshop.program, step_of(job, rng)
+    shuffle, clock = only(program, Opcode.SHUFFLE), source(program, SourceKind.STEP)
+    drawn = next(n for n in range(shuffle) if any(operand.value == clock for operand in program.body[n].operands))
+    same = torch.tensor(step_of(job, rng) - 1)
+    return altered(workshop, job, onward(job, first), _rereading(workshop, {drawn: {clock: same}}))
+
+
+# ---------------------------------------------------------------- settings
+
+
+def constants(program: Program, value: float) -> list[int]:
+    """The numbers of the program's float32 constants that have this value."""
+    bits = int(torch.tensor(f32(value)).view(torch.int32).item()) & 0xFFFFFFFF
+    return [
+        n
+        for n, i in enumerate(program.body)
+        if isinstance(i.params, SourceConst) and i.params.bits == bits and i.dtype.name == "F32"
+    ]
+
+
+def _readers(program: Program, values: Collection[int], origin: str = "") -> dict[int, int]:
+    """Maps each instruction that reads one of these values to that value. `origin`: the part of the model to search."""
+    return {
+        n: operand.value
+        for n, i in enumerate(program.body)
+        for operand in i.operands
+        if operand.value in values and i.origin.startswith(origin)
+    }
+
+
+def _rereading(workshop: Workshop, redone: Redone) -> Callable[[int], Observer]:
+    """Executes some instructions with other operands."""
+    return lambda step: redoing(workshop.program, workshop.interpreter.arithmetic, step, redone)
+
+
+def _reading(workshop: Workshop, readers: dict[int, int], value: float) -> Callable[[int], Observer]:
+    """Makes these instructions read another constant."""
+    return _rereading(workshop, {n: {read: torch.tensor(value)} for n, read in readers.items()})
+
+
+def changed_learning_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """The learning rate differs in the table or where it is read, once or from a step on."""
+    first = step_of(job, rng)
+    leaf = _drawn_or_stored(workshop.program, RATE, rng)
+    factor = rng.choice((0.0, 0.5, 1.0 + 2.0**-20, 1.5, 10.0))
+    steps = once_or_onward(job, first, rng)
+    return altered(workshop, job, steps, lambda _: putting({leaf: lambda rate: rate * factor}))
+
+
+def wrong_schedule_step(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """From a step on, the schedule is read some steps ahead or behind, for instance to leave out the warm-up."""
+    program, first = workshop.program, step_of(job, rng)
+    rate, clock = only(program, Opcode.GATHER, RATE), source(program, SourceKind.STEP)
+    ahead = rng.choice((-3, -2, -1, 1, 2, 3))
+
+    def observer(step: int) -> Observer:
+        read = torch.tensor(min(max(step - 1 + ahead, 0), job.steps - 1))
+        return redoing(program, workshop.interpreter.arithmetic, step, {rate: {clock: read}})
+
+    return altered(workshop, job, onward(job, first), observer)
+
+
+def changed_weight_decay(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """From a step on, weights decay by another factor or not at all: the constant differs, or only what is read."""
+    program, first = workshop.program, step_of(job, rng)
+    held, value = constants(program, WEIGHT_DECAY), rng.choice((0.0, 0.01, 0.1))
+    if rng.random() < 0.5:
+        changes = {leaf: lambda decay: torch.full_like(decay, value) for leaf in held}
+        return altered(workshop, job, onward(job, first), lambda _: putting(changes))
+    return altered(workshop, job, onward(job, first), _reading(workshop, _readers(program, held), value))
+
+
+def changed_dropout_seed(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """Dropout draws from another seed, once or from a step on."""
+    program, first = workshop.program, step_of(job, rng)
+    drawn, seed = only(program, Opcode.RANDOM), source(program, SourceKind.DATA, "seed")
+    redone = {drawn: {seed: torch.tensor(rng.getrandbits(62))}}
+    return altered(workshop, job, once_or_onward(job, first, rng), _rereading(workshop, redone))
+
+
+def changed_dropout_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """From a step on, dropout drops more units than agreed, fewer, or none."""
+    program, first = workshop.program, step_of(job, rng)
+    readers = _readers(program, constants(program, 1 - DROPOUT))
+    kept = {n: value for n, value in readers.items() if program.body[n].function == MapFunction.LT}
+    return altered(workshop, job, onward(job, first), _reading(workshop, kept, rng.choice((0.5, 0.875, 1.0))))
+
+
+def changed_initialisation(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """The first step starts from a parameter that is scaled, flipped, or different in one number."""
+    program = workshop.program
+    parameters = {leaf: name for leaf, name in state_sources(program).items() if name.startswith(MODEL)}
+    leaf = rng.choice([n for n in parameters if program.body[n].dtype.name == "F32" and program.body[n].shape])
+    place, value = rng.randrange(program.body[leaf].numel), rng.randrange(1, 256) / 256
+
+    def replace_one(parameter: Tensor) -> None:
+        parameter.view(-1)[place] = value
+
+    change = rng.choice((lambda x: x * 1.5, lambda x: x.flip(0).contiguous(), _edited(replace_one)))
+    return altered(workshop, job, (1,), lambda _: putting({leaf: change}))
+
+
+def changed_beta(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """From a step on, the optimizer's moments decay by another beta."""
+    program, first = workshop.program, step_of(job, rng)
+    which = rng.randrange(len(BETAS))
+    readers = _readers(program, constants(program, BETAS[which]), OPTIMIZER)  # batch norm may use the same constant
+    return altered(workshop, job, onward(job, first), _reading(workshop, readers, rng.choice((0.5, 0.95, 0.99))))
+
+
+def forgotten_moments(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """In one step the optimizer starts again with empty moments, as after a restart from weights alone."""
+    step, prefix = step_of(job, rng, 2), f"{OPTIMIZER}exp_avg"
+    moments = [leaf for leaf, name in state_sources(workshop.program).items() if name.startswith(prefix)]
+    return altered(workshop, job, (step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))
+
+
+ADVERSARIES: Final = (
+    computes("poisoned label", poisoned_label, "steers what the model learns, one example at a time"),
+    computes("poisoned image", poisoned_image, "teaches the model a weakness that no one sees in the pictures"),
+    computes("backdoor trigger", backdoor, "a model that answers as its trainer wants whenever it sees the trigger"),
+    computes(
+        "changed data order", changed_order, "an order of examples that steers the model with nothing but agreed data"
+    ),
+    computes("same batch repeated", repeated_batch, "data that need not be loaded, and a loss that looks good"),
+    computes("changed learning rate", changed_learning_rate, "a shorter or weaker training sold as the agreed one"),
+    computes(
+        "wrong step in the schedule", wrong_schedule_step, "a schedule of its own, made of nothing but agreed rates"
+    ),
+    computes(
+        "changed weight decay",
+        changed_weight_decay,
+        "a model that fits the client's data better and everything else worse",
+    ),
+    computes("changed dropout seed", changed_dropout_seed, "the run of its choice among many that look alike"),
+    computes("changed dropout rate", changed_dropout_rate, "a model that looks trained sooner"),
+    computes(
+        "changed initialisation", changed_initialisation, "weights that were prepared, for a backdoor or a good look"
+    ),
+    computes("changed optimizer beta", changed_beta, "another optimizer than the agreed one"),
+    computes("forgotten moments", forgotten_moments, "no optimizer state to be kept"),
+)
