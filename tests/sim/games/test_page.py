@@ -6,7 +6,7 @@ from tests.sim.games.players import ADVERSARIES, duel, party, result
 from tiebreak.sim.adversaries.base import Catch, Role
 from tiebreak.sim.games.line import GameLine
 from tiebreak.sim.games.page import ENDINGS, ROLES, table, to_markdown
-from tiebreak.sim.games.records import Head
+from tiebreak.sim.games.records import Header
 from tiebreak.sim.games.summary import summarize
 
 
@@ -15,7 +15,7 @@ def page(*changes: dict[str, Any]) -> str:
     for game, change in enumerate(changes):
         line = str(GameLine(seed=7, game=game, adversaries=change.pop("names", ())))
         records.append({"game": game, "line": line, "wall": 0.5, "result": result(line, **change)})
-    return to_markdown(summarize(Head(seed=7, mix="all", environment={}, adversaries=ADVERSARIES), records))
+    return to_markdown(summarize(Header(seed=7, mix="all", environment={}, adversaries=ADVERSARIES), records))
 
 
 def test_the_page_tells_endings_disputes_and_money() -> None:

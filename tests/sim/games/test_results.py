@@ -47,6 +47,6 @@ def test_everyone_took_part_and_ended_where_it_must(summary: Any, cases: Callabl
 
 
 def test_it_is_small_and_as_it_is_written(summary: Any) -> None:
-    assert PATH.stat().st_size < 230_000
+    assert PATH.stat().st_size < 100_000
     assert PATH.read_text() == to_text(summary)
     assert (ROOT / "docs" / "simulation.md").read_text() == to_markdown(summary)

@@ -99,7 +99,7 @@ def _payments(s: Json) -> Iterator[str]:
     )
 
     def cells(found: Json | None) -> tuple[str, ...]:
-        return ("–", "–") if found is None else (ether(found["wei"]["median"]), number(found["gas"]["median"]))
+        return ("–", "–") if found is None else (ether(found["wei"]), number(found["gas"]))
 
     honest = s["honest"]["honest"]
     rows = [("nobody: all are honest", "", "", *cells(honest.get("trainer")), *cells(honest.get("auditor")))]

@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Header:
     """What all games of a file have in common."""
 
     seed: int
@@ -56,7 +56,7 @@ class Head:
         }  # fmt: skip
 
     @classmethod
-    def of(cls, found: Json) -> "Head":
+    def of(cls, found: Json) -> "Header":
         """Parse the first line. Raises `EncodingError` for a file of another format or version."""
         if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
             got = f"{found.get('format')!r}, version {found.get('version')!r}"
@@ -66,7 +66,7 @@ class Head:
         )  # fmt: skip
 
 
-def read(path: Path) -> tuple[Head, list[Json]]:
+def read(path: Path) -> tuple[Header, list[Json]]:
     """The head of a file and its records, sorted by game number. An incomplete last line is ignored.
 
     Raises `ConfigurationError` if there is no file, `EncodingError` if it is not a file of results.
@@ -81,7 +81,7 @@ def read(path: Path) -> tuple[Head, list[Json]]:
     numbers = [record["game"] for record in records]
     if len(set(numbers)) < len(numbers):
         raise EncodingError(f"expected each game once in {path}, got one twice")
-    return Head.of(found[0]), records
+    return Header.of(found[0]), records
 
 
 def _object(line: bytes, number: int, path: Path) -> Json:
@@ -115,7 +115,7 @@ def encode(found: Json) -> str:
 
 
 @contextmanager
-def open_ledger(folder: Path, head: Head, *, resume: bool) -> Iterator[Ledger]:
+def open_ledger(folder: Path, head: Header, *, resume: bool) -> Iterator[Ledger]:
     """Open the results file of a folder: a new one, or with `resume` an existing one of the same seed and mix.
 
     Raises `ConfigurationError` for an existing file without `resume`, for one of another seed or mix, and for one that
@@ -139,7 +139,7 @@ def open_ledger(folder: Path, head: Head, *, resume: bool) -> Iterator[Ledger]:
         lock.release()
 
 
-def _go_on(path: Path, head: Head, *, resume: bool) -> dict[int, str]:
+def _go_on(path: Path, head: Header, *, resume: bool) -> dict[int, str]:
     """The games that are done, after an incomplete last line was removed."""
     if not path.exists():
         return {}

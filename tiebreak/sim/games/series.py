@@ -17,7 +17,7 @@ from typing import Final
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.mixes import Mix, Repertoire
 from tiebreak.sim.games.page import PAGE, to_markdown
-from tiebreak.sim.games.records import RECORDS, Head, Json, Ledger, open_ledger, read
+from tiebreak.sim.games.records import RECORDS, Header, Json, Ledger, open_ledger, read
 from tiebreak.sim.games.runner import Play, play_games
 from tiebreak.sim.games.summary import summarize
 
@@ -30,7 +30,7 @@ _LISTS: Final = ("adversaries", "levels", "environment", "violations", "notable"
 class Series:
     """Which games are played, and how. play, preload: as for `play_games`."""
 
-    head: Head
+    head: Header
     mix: Mix
     repertoire: Repertoire
     games: int
