@@ -94,7 +94,6 @@ def one_at_a_time(case: Case) -> Tree:
 
 
 def kind_rows() -> list[Row]:
-    """Rows for each kind, and for the reference on sums of products."""
     rows = []
     for name, case in cases(KINDS_AT):
         seconds = interleaved({name: lambda case=case: tree(case)}, repeats=3)[name]  # type: ignore[misc]

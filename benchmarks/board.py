@@ -55,7 +55,6 @@ class Bench:
         return job
 
     def accepted(self) -> Job:
-        """A job that the trainer has accepted."""
         job = self.job()
         self.take("accept job", self.chain.accept_job(TRAINER, job.id))
         return job
@@ -70,7 +69,6 @@ class Bench:
         return game
 
     def settled(self) -> None:
-        """Measures an honest job."""
         job = self.accepted()
         for count in range(1, job.checkpoints + 1):
             receipt = self.chain.post_head(TRAINER, self.head(job, count))
@@ -80,7 +78,6 @@ class Bench:
         self.take("withdraw", self.chain.withdraw(TRAINER))
 
     def ended_early(self) -> None:
-        """Measures a job that is cancelled, and one that is abandoned."""
         self.take("cancel job", self.chain.cancel_job(CLIENT, self.job().id))
         job = self.accepted()
         self.chain.advance(TERMS.challenge_window + 2)

@@ -69,11 +69,9 @@ class Stage:
 
     @cached_property
     def honest(self) -> StagedEvidence:
-        """The challenger's evidence."""
         return StagedEvidence(self.run(b"truth"), self.interpreter)
 
     def forgery(self, cheat: Cheat) -> StagedForgery:
-        """The evidence of a trainer that cheats."""
         return StagedForgery(self.run(b"lie"), self.interpreter, cheat)
 
     def fight(self, forgery: StagedForgery, levels: int) -> ChainMatch:

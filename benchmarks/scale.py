@@ -79,7 +79,6 @@ def cpu_seconds(run: Callable[[], object], *, warmup: int = 1) -> list[float]:
 
 
 def median(metric: str, case: str, seconds: list[float]) -> Row:
-    """A row with the median."""
     return Row(metric=metric, case=case, value=statistics.median(seconds), unit="s")
 
 
@@ -87,7 +86,6 @@ def median(metric: str, case: str, seconds: list[float]) -> Row:
 
 
 def steps() -> Iterator[Row]:
-    """Measures every workload."""
     for name, make in {**FITTED, **HELD_OUT}.items():
         click.echo(f"steps: {name}", err=True)
         task = make()
@@ -137,7 +135,6 @@ def memory() -> Iterator[Row]:
 
 
 def states() -> Iterator[Row]:
-    """Times of hashing a state's tensors and of writing them."""
     for tensors, numbers in STATES:
         case = f"{tensors} x {numbers}"
         state = {f"{n}": torch.randn(numbers) for n in range(tensors)}

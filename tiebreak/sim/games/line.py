@@ -61,7 +61,6 @@ def _number(least: int, most: int) -> Format:
 
 
 def write_wei(wei: int) -> str:
-    """An amount as it is written in a line."""
     digits = str(wei)
     zeros = len(digits) - len(digits.rstrip("0"))
     return f"{digits[:-zeros]}e{zeros}" if wei and zeros >= 3 else digits

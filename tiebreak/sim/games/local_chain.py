@@ -14,8 +14,6 @@ FUNDS = 1000 * ETHER
 
 @dataclass(frozen=True, slots=True)
 class Parties:
-    """The keys of everyone in the market."""
-
     client: PrivateKey
     trainer: PrivateKey
     challenger: PrivateKey

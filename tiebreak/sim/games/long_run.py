@@ -75,7 +75,6 @@ class StagedRun:
         return made_up(step, b"" if step < self.step else self.party)
 
     def records(self) -> list[StepRecord]:
-        """The records of all checkpoints."""
         return [self.record(self.job.last_step(checkpoint)) for checkpoint in range(self.job.checkpoints)]
 
     def kept_before(self, step: int) -> int:

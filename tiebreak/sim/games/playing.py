@@ -37,7 +37,6 @@ _PLACES: Final = {"workshop": "computation", "deviation": "computation"} | {
 
 
 def terms_of(line: GameLine) -> Terms:
-    """The terms of the job between client and trainer."""
     return Terms(
         reward=line.reward, trainer_stake=line.trainer_stake, challenger_stake=line.challenger_stake,
         challenge_window=line.window, clock=line.clock, replay_time=line.replay, descent_levels=line.levels,

@@ -49,7 +49,6 @@ class Header:
     adversaries: Mapping[str, Mapping[str, Any]]
 
     def to_json(self) -> Json:
-        """The content of the first line."""
         return {
             "format": FORMAT, "version": VERSION, "seed": self.seed, "mix": self.mix,
             "environment": dict(self.environment), "adversaries": {k: dict(v) for k, v in self.adversaries.items()},
@@ -103,7 +102,6 @@ class Ledger:
         """Maps each recorded game to its line."""
 
     def add(self, record: Json) -> None:
-        """Write one record and flush it."""
         self._file.write(encode(record))
         self._file.flush()
         self.done[record["game"]] = record["line"]

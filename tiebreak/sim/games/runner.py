@@ -70,7 +70,6 @@ class _Worker:
         self._game, self._line, self._since = 0, "", 0.0
 
     def start(self, game: int, line: str) -> None:
-        """Hand the worker a game."""
         self._game, self._line, self._since = game, line, time.perf_counter()
         with suppress(BrokenPipeError, ConnectionResetError):  # a dead process, which `finish` notices
             self.pipe.send_bytes(json.dumps({"game": game, "line": line}).encode())

@@ -38,7 +38,6 @@ class Series:
     preload: tuple[str, ...] = ()
 
     def line(self, game: int) -> str:
-        """The line of the game with this number."""
         return str(self.mix.deal(self.head.seed, game, self.repertoire))
 
     def run(

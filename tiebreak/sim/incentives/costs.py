@@ -22,7 +22,7 @@ from tiebreak.protocol.program.isa import (
 from tiebreak.protocol.program.program import Limits
 from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.incentives.counts import Counts, transformer_counts, transformer_near
-from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute
+from tiebreak.sim.incentives.measured import FIGURES, WORST, cost, dispute, first_writes
 
 RECORD_BYTES: Final = 76
 MAX_RECORDS_BYTES: Final = 1 << 30
@@ -66,7 +66,6 @@ class Workload:
 
     @property
     def checkpoints(self) -> int:
-        """Checkpoints of one job."""
         return -(-self.steps // self.interval)
 
     @property
@@ -108,7 +107,6 @@ class Estimates:
     all_gas: float = _estimate("gas of all jobs and disputes", "gas")
 
     def named(self) -> dict[str, float]:
-        """All estimates by name, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
@@ -116,7 +114,6 @@ WHAT: Final[dict[str, tuple[str, str]]] = {f.name: (f.metadata["what"], f.metada
 
 
 def costs(work: Workload) -> Estimates:
-    """The costs of these jobs."""
     counts, board = work.counts, FIGURES["board"]
     features = {name: getattr(counts, name) for name in ("instructions", "products", "terms", "elements")}
     plain, step, hashed = (cost("seconds", f"{kind} step", features) for kind in ("plain", "trainer", "hashed"))
@@ -181,14 +178,8 @@ def walk(levels: int, *, run: int, steps: int, values: int, chunks: int, terms: 
     moves = {"challenge": 1, "descend": sum(rounds) - len(opened), "select": sum(rounds), "open_chunk": 1,
              "select_element": 1, "prove": 1, **{f"open_{kind}": 1 for kind in opened}}  # fmt: skip
     counted = sum(game[kind] * number for kind, number in moves.items())
-    # The medians leave out the higher cost of first writes to a slot. So scale to the whole of the measured game.
-    known = dict.fromkeys(("challenge", "prove", "open_chunk", "select_element"), 1)
-    known |= {f"open_{kind}": 1 for kind in ("steps", "values", "tensor", "terms")}
-    descents = (game["transactions"] - len(known) - 4) // 2
-    known |= {"descend": descents, "select": descents + 4}
-    scale = game["in all"] / sum(game[kind] * number for kind, number in known.items())
     dearer = max(0, FIGURES["dearest proof"] - game["prove"])
-    return sum(moves.values()), counted * scale + dearer
+    return sum(moves.values()), counted * float(first_writes(game)) + dearer
 
 
 # ---------------------------------------------------------------- what gives way first

@@ -86,13 +86,11 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """Number of trained parameters."""
         d = self.width
         return (self.vocabulary + self.context + 2) * d + self.layers * d * (12 * d + 13)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
         return self.sequence * self.batch
 
 

@@ -14,8 +14,6 @@ MOST_AUDITORS: Final = 1000
 
 
 class Trainer(StrEnum):
-    """A strategy of the trainer."""
-
     HONEST = "honest"
     NAIVE = "cheats, plays on when challenged"
     HEDGED = "cheats, reports itself when challenged"
@@ -24,8 +22,6 @@ class Trainer(StrEnum):
 
 
 class Auditor(StrEnum):
-    """A strategy of an auditor."""
-
     DILIGENT = "diligent"
     LAZY = "lazy"
     COPYING = "copies a challenge"

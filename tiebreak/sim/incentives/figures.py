@@ -97,12 +97,10 @@ class Figures:
 
     @property
     def segments(self) -> int:
-        """Checkpoints of the run."""
         return -(-self.steps // self.checkpoint_interval)
 
     @property
     def sampled(self) -> int:
-        """Segments of an audit."""
         return self.sample or self.segments
 
     @property

@@ -45,8 +45,6 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What follows from figures and measured gas."""
-
     figures: Figures
     gas: Mapping[str, int]
     economics: JobEconomics
@@ -121,7 +119,6 @@ def _money(f: Figures, wei: Fraction | int) -> tuple[str, str]:
 
 
 def tables(found: Findings) -> tuple[Table, ...]:
-    """The findings for people."""
     return (
         _costs(found), _terms(found), _conditions(found), _margins(found), _rates(found), _regimes(found),
         _griefing(found),

@@ -51,23 +51,30 @@ def dispute(levels: int) -> dict[str, int]:
     return found
 
 
-def sides(game: Mapping[str, int]) -> tuple[int, int]:
-    """(defender's, challenger's) gas of a whole game.
+def moves_of(game: Mapping[str, int]) -> dict[str, int]:
+    """How often each kind of transaction occurs in a measured game.
 
     A game has one challenge, one proof, each opening once, and one selection after each opening that shows a tree and
-    after each descent. The number of descents follows from the number of transactions. The medians add up to a little
-    less than the total, because the first write to a slot costs more. The difference is shared in proportion.
+    after each descent. The number of descents follows from the number of transactions.
     """
-    openings = [kind for kind in _OPENINGS if kind in game]
-    showing = sum(kind in _SHOWING for kind in openings)
-    element = int("select_element" in game)
-    descents, odd = divmod(game["transactions"] - 2 - len(openings) - element - showing, 2)
+    once = [kind for kind in ("challenge", "prove", "select_element", *_OPENINGS) if kind in game]
+    showing = sum(kind in _SHOWING for kind in once)
+    descents, odd = divmod(game["transactions"] - len(once) - showing, 2)
     if odd or descents < 0:
+        openings = sum(kind in _OPENINGS for kind in once)
         raise ConfigurationError(
-            f"expected transactions of whole rounds beside {len(openings)} openings, got {game['transactions']}"
+            f"expected transactions of whole rounds beside {openings} openings, got {game['transactions']}"
         )
-    defender = descents * game["descend"] + sum(game[kind] for kind in openings)
-    challenger = game["challenge"] + game["prove"] + (descents + showing) * game["select"]
-    challenger += element * game.get("select_element", 0)
-    scale = Fraction(game["in all"], defender + challenger)
-    return round(defender * scale), round(challenger * scale)
+    return {**dict.fromkeys(once, 1), "descend": descents, "select": descents + showing}
+
+
+def first_writes(game: Mapping[str, int]) -> Fraction:
+    """By what factor the whole game costs more than its moves' medians, as the first write to a slot costs more."""
+    return Fraction(game["in all"], sum(game[kind] * number for kind, number in moves_of(game).items()))
+
+
+def sides(game: Mapping[str, int]) -> tuple[int, int]:
+    """(defender's, challenger's) gas of a whole game."""
+    moves, scale = moves_of(game), first_writes(game)
+    defender = sum(game[kind] * number for kind, number in moves.items() if kind in ("descend", *_OPENINGS))
+    return round(defender * scale), round(game["in all"] - defender * scale)

@@ -39,7 +39,6 @@ class Recommendation:
 
     @property
     def holds(self) -> bool:
-        """Whether all conditions hold."""
         return all(condition.holds for condition in self.conditions)
 
 

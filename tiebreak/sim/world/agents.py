@@ -33,14 +33,11 @@ class Builder(Agent):
 
 
 class Client(Agent, client.Client):
-    """A client that wants one job done."""
-
     def run(self) -> Process:
         self.tell(events.JobDrafted(at=self.world.now, job=self.draft()))
         yield from ()
 
     def draft(self) -> Job:
-        """The job that the client offers."""
         trainer = self.world.parties["trainer"]
         return self.world.workshop.job(
             client=self.address, trainer=trainer.address, nonce=self.rng.getrandbits(128), terms=self.world.terms
@@ -66,7 +63,6 @@ class Trainer(Agent, trainer.Trainer):
         return steps * self.world.step_seconds
 
     def party_in(self, game: PublicGame) -> Party:  # noqa: ARG002
-        """A defender that answers from the trainer's own run."""
         return Defender(self.held()[1].oracle)
 
     def work_on(self, work: events.Work) -> Process:
@@ -90,7 +86,6 @@ class Trainer(Agent, trainer.Trainer):
         self.world.mail.publish_run(action.job_id, run if action.logs else replace(run, logs=None))
 
     def held(self) -> tuple[Job, Work]:
-        """The job and the run, once training has begun."""
         assert self.job is not None, "a run is asked for after it was begun"
         assert self.work is not None
         return self.job, self.work
@@ -110,7 +105,6 @@ class Auditor(Agent, auditor.Auditor):
         """The heads that could not be checked because their logs were withheld."""
 
     def concerns(self, job: PublicJob) -> bool:
-        """Whether the auditor has the job's computation."""
         return self.program_of(job.job) is not None
 
     def is_valid(self, head: SignedHead, job: Job) -> bool:
@@ -131,7 +125,6 @@ class Auditor(Agent, auditor.Auditor):
             self.party_of(game)
 
     def party_in(self, game: PublicGame) -> Party:  # noqa: ARG002
-        """A challenger that answers from the latest replay."""
         return Challenger(self.works[-1].oracle, self.secret)
 
     def work_on(self, work: events.Work) -> Process:

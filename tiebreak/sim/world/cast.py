@@ -46,8 +46,6 @@ class Seat:
 
 @dataclass(kw_only=True)
 class Cast:
-    """The parties of a game and its terms."""
-
     workshop: Workshop
     terms: Terms = TERMS
     deviation: Deviation | None = None

@@ -44,7 +44,6 @@ class Finished:
     """Whether the game was stopped before it came to an end by itself."""
 
     def is_honest(self, address: bytes) -> bool:
-        """Whether an account belongs to an honest party."""
         return any(a.address == address and name not in self.deviations for name, a in self.agents.items())
 
     @property
@@ -64,9 +63,6 @@ def violations(finished: Finished) -> tuple[str, ...]:
     """Every promise that was broken, as sentences."""
     promises = (nobody_loses, false_heads_fall, adversaries_end, money_adds_up, referees_agree, first_lies)
     return tuple(sentence for promise in promises for sentence in promise(finished))
-
-
-# ---------------------------------------------------------------- 1
 
 
 def nobody_loses(finished: Finished) -> list[str]:
@@ -103,9 +99,6 @@ def least_owed(finished: Finished, agent: Agent) -> int:
     return total
 
 
-# ---------------------------------------------------------------- 2, 3
-
-
 def false_heads_fall(finished: Finished) -> list[str]:
     """Promise 2."""
     if not finished.watched:
@@ -122,9 +115,6 @@ def adversaries_end(finished: Finished) -> list[str]:
         if end not in allowed:
             found.append(f"3: {name}: expected an end by {', '.join(sorted(allowed))}, got {end}")
     return found
-
-
-# ---------------------------------------------------------------- 4
 
 
 def money_adds_up(finished: Finished) -> list[str]:
@@ -162,9 +152,6 @@ def _is_stuck(finished: Finished, job: PublicJob) -> bool:
         return False
     parties = [job.job.client] if job.status is JobStatus.OFFERED else [job.job.client, job.job.trainer]
     return any(map(finished.is_honest, parties))
-
-
-# ---------------------------------------------------------------- 5, 6
 
 
 def referees_agree(finished: Finished) -> list[str]:

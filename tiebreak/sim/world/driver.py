@@ -156,7 +156,6 @@ class Agent(Machine):
     # ------------------------------------------------------------------ actions
 
     def perform(self, action: e.Action) -> None:
-        """Perform one action that the machine asked for."""
         now = self.world.now
         match action:
             case e.Wake(at=at) if at not in self._ticks:
@@ -230,7 +229,6 @@ class Agent(Machine):
             other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
 
     def call_of(self, wanted: e.Transaction) -> Call:
-        """The board call for a transaction that the machine wants."""
         board = self.world.board
         match wanted:
             case e.CreateJob():
@@ -262,13 +260,11 @@ class Agent(Machine):
         self.world.mail.publish_head(head, self.name, self.account, self.world.now)
 
     def offer(self, job: Job) -> None:
-        """Ask a job's trainer for its signature."""
         self.world.party_at(job.trainer).tell(e.JobOffered(at=self.world.now, job=job))
 
     # ------------------------------------------------------------------ what scripts wait with, and send
 
     def spawn(self, process: Process) -> simpy.Process:
-        """Start a process of this party."""
         return self.world.env.process(process)
 
     def sleep(self, seconds: int) -> Process:

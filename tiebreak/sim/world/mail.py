@@ -29,7 +29,6 @@ class Account:
     refused: int = 0
 
     def sent(self, size: int) -> None:
-        """Count one message of this many bytes."""
         self.messages += 1
         self.bytes += size
 
@@ -60,7 +59,6 @@ class Mail:
         self.game_bytes: dict[Digest, int] = {}
 
     def publish_head(self, head: SignedHead, by: str, account: Account, now: int) -> None:
-        """Publish a head to everyone."""
         account.sent(len(head.encode()))
         self.see_head(head, by, now)
         self._notify()
@@ -71,7 +69,6 @@ class Mail:
             self.heads.append(PublishedHead(head=head, by=by, at=now))
 
     def heads_of(self, job_id: Digest) -> list[PublishedHead]:
-        """The public heads of a job, in the order of publication."""
         return [known for known in self.heads if known.head.head.job_id == job_id]
 
     def is_valid(self, head: SignedHead, job: Job) -> bool:

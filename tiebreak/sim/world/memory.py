@@ -62,11 +62,9 @@ class MemoryRun:
     path: str = "a run in memory"
 
     def records(self) -> list[StepRecord]:
-        """The records of all checkpoints."""
         return [self.step_records[self.job.last_step(checkpoint) - 1] for checkpoint in range(self.job.checkpoints)]
 
     def kept_before(self, step: int) -> int:
-        """The latest kept step up to `step`: the step itself."""
         return step
 
     def state(self, step: int) -> State:
@@ -77,7 +75,6 @@ class MemoryRun:
         return self.inputs
 
     def step_log(self, step: int) -> StepLog:
-        """The log of a step, of a job of policy `logged`."""
         log = self.steps[step - 1].log
         assert log is not None  # `Evidence` asks only under that policy
         return log
@@ -102,7 +99,6 @@ class OwnLogs(CommittedLogs):
         self._memory = run
 
     def step_log(self, step: int) -> StepLog:
-        """The log, unchecked."""
         return self._memory.step_log(step)
 
     def log_tree(self, step: int) -> LogTree:
@@ -112,8 +108,6 @@ class OwnLogs(CommittedLogs):
 
 @dataclass(frozen=True, kw_only=True)
 class Computer:
-    """Computes runs of one job with one interpreter."""
-
     job: Job
     interpreter: Interpreter
     initial: State
@@ -192,14 +186,12 @@ class MemoryEvidence(Evidence):
         self._accumulators = lru_cache(maxsize=256)(self._make_accumulators)
 
     def record(self, step: int) -> StepRecord:
-        """The record of a step; step 0 has the job's initial record."""
         return self.run.step_records[step - 1] if step else self.job.initial_record
 
     def value_tree(self, step: int) -> Tree:
         return self._values(step).tree
 
     def tensor(self, step: int, value: int) -> bytes:
-        """The bytes of a body value."""
         return self._values(step).data[value]
 
     def _make_values(self, step: int) -> Values:

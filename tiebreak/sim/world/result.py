@@ -6,8 +6,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyResult:
-    """The totals of one party."""
-
     name: str
     role: str
     adversary: str | None
@@ -27,8 +25,6 @@ class PartyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuelResult:
-    """One dispute between a trainer and a challenger."""
-
     challenger: str
     verdict: str
     """The winner, `trainer` or `challenger`; `void` if the job ended otherwise; `open` if nobody ended the game."""
@@ -71,5 +67,4 @@ class GameResult:
     """The promises that were broken. Each is a counter-example."""
 
     def to_json(self) -> dict[str, Any]:
-        """The result as a `dict` that `json` can write."""
         return asdict(self)

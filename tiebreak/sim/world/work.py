@@ -92,11 +92,9 @@ class Bound:
         return self.evidence.program
 
     def run_tree(self, count: int) -> Tree:
-        """The run tree of the first `count` checkpoints."""
         return self.evidence.run_tree(count)
 
     def steps_tree(self, checkpoint: int) -> Tree:
-        """The tree over the records of a segment's steps."""
         self._replay_segment(checkpoint)
         return self.evidence.steps_tree(checkpoint)
 
@@ -110,17 +108,14 @@ class Bound:
         return self.evidence.value_tree(step)
 
     def tensor(self, step: int, value: int) -> bytes:
-        """The bytes of a body value."""
         self._replay_step(("tensor", step, value), step)
         return self.evidence.tensor(step, value)
 
     def tensor_tree(self, step: int, value: int) -> Tree:
-        """The chunk tree of a body value."""
         self._replay_step(("tensor", step, value), step)
         return self.evidence.tensor_tree(step, value)
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        """The accumulator tree of one element of a sum."""
         for operand in self.program.body[value].operands:
             self._replay_step(("tensor", step, operand.value), step)
         return self.evidence.accumulators(step, value, element)
@@ -130,17 +125,14 @@ class Bound:
         return self.evidence.log_tree(step)
 
     def state_leaves(self, step: int) -> Tree:
-        """The state tree after a step."""
         self._reach(step)
         return self.evidence.state_leaves(step)
 
     def state_id(self, step: int, name: str) -> Digest:
-        """The id of a state entry after a step."""
         self._reach(step)
         return self.evidence.state_id(step, name)
 
     def data_id(self, name: str) -> Digest:
-        """The id of a data entry."""
         return self.evidence.data_id(name)
 
     def _replay_segment(self, checkpoint: int) -> None:

@@ -151,7 +151,6 @@ class World:
 
     @property
     def domain(self) -> Domain:
-        """The domain of all signatures."""
         return self.chain.domain
 
     @property
@@ -286,7 +285,6 @@ class World:
         return drafting
 
     def _settle(self, included: Included) -> None:
-        """Book the gas and pass on the outcome of a transaction in a block."""
         pending, applied = included.pending, included.applied
         account = pending.sender.account
         account.gas += applied.gas_used
@@ -313,7 +311,6 @@ class World:
 
 
 def _game_of(call: Call, applied: Applied) -> Digest | None:
-    """The game that a transaction started or was about."""
     for event in applied.events:
         if event.name == "GameStarted":
             return Digest(event.values["gameId"])
