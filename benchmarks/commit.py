@@ -169,11 +169,11 @@ def checkpoint(state: State, step: float, source: str) -> Iterator[Row]:
     yield Row(metric="hash the state", case=case, value=alone["hash"], unit="s")
     yield Row(metric="hash and write the state", case=case, value=alone["commit"], unit="s")
     yield Row(metric="added to products beside it", case=case, value=added, unit="s")
-    for what, seconds in (
-        ("hashing alone", alone["hash"]),
-        ("one after the other", alone["commit"]),
-        ("beside", added),
-    ):
+    for what, seconds in {
+        "hashing alone": alone["hash"],
+        "one after the other": alone["commit"],
+        "beside": added,
+    }.items():
         yield Row(metric=f"share of {INTERVAL} steps, {what}", case=case, value=100 * seconds / (INTERVAL * step),
                   unit="%", target="< 2" if what == "beside" else "")  # fmt: skip
 

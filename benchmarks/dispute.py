@@ -17,7 +17,6 @@ from benchmarks.table import Row, placed, publish
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
@@ -37,19 +36,11 @@ def arena(folder: Path) -> Arena:
     task = load_task("digits")
     compiled = compile_task(task)
     market = Market()
-    keys = market.parties
-    job = draft_job(
-        compiled,
-        steps=task.steps,
-        checkpoint_interval=task.checkpoint_interval,
-        client=keys.client.address,
-        trainer=keys.trainer.address,
-        terms=Terms(),
-    )
+    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
     agreement = market.sign(job)
     interpreter = Interpreter(compiled.program, Arithmetic())
     run = RunDirectory.create(folder / "honest", agreement, compiled.program, compiled.state, compiled.data)
-    Worker(run, interpreter, key=keys.trainer).work()
+    Worker(run, interpreter, key=market.parties.trainer).work()
     return Arena(market, run, fork(run, folder / "replay", agreement, upto=job.steps), interpreter, folder)
 
 
@@ -83,15 +74,10 @@ def match_rows(case: str, match: ChainMatch) -> list[Row]:
     for played in match.moves:
         by_kind[kind_name(played.move)].append(played.gas or 0)
     rows = [
-        Row(
-            metric=f"gas: {kind}",
-            case=case,
-            value=statistics.median(gas),
-            unit="gas",
-            target=LEAF_TARGET if kind == "prove" else MOVE_TARGET,
-        )
+        Row(metric=f"gas: {kind}", case=case, value=statistics.median(gas), unit="gas",
+            target=LEAF_TARGET if kind == "prove" else MOVE_TARGET)
         for kind, gas in by_kind.items()
-    ]
+    ]  # fmt: skip
     start = match.chain.start_gas
     total = start + sum(sum(gas) for gas in by_kind.values())
     rows += [

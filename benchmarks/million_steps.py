@@ -1,9 +1,9 @@
 """What a dispute costs at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
 
-The disputed step is real: it is executed, hashed, opened and refereed. The records of the other 999,999 steps are made
-up (`tiebreak.sim.games.long_run`). Gas is a transaction's whole gas (base cost, calldata by EIP-7623, execution), on
-anvil if that is installed, otherwise on the embedded chain. `python -m benchmarks.million_steps --layers N` plays with
-fewer layers.
+The disputed step is real: it is executed, hashed, opened and refereed. The records of the other 999,999 steps are
+invented: both parties agree on those before the lie and differ on those after it. Gas is a transaction's whole gas
+(base cost, calldata by EIP-7623, execution), on anvil if that is installed, otherwise on the embedded chain. `python -m
+benchmarks.million_steps --layers N` plays with fewer layers.
 """
 
 from collections.abc import Iterator
@@ -15,29 +15,130 @@ from pathlib import Path
 import click
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from benchmarks.dispute import match_rows
 from benchmarks.table import Row, placed, publish
 from benchmarks.workloads import gpt2
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.devnet import dev_secrets, free_port, running_node
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.commitments.records import StepRecord, state_tree
+from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, long_sums, low_precision_sum
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market, Parties, another
-from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute
+from tiebreak.sim.games.scenario import play_out
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"
 CONSOLE = Console()
+
+
+LOSS_BITS = 0x40000000
+"""The bits of 2.0, the loss of every step that was not executed."""
+
+
+def made_up(step: int, party: bytes) -> StepRecord:
+    """An invented record. Equal arguments give equal records."""
+    root = tagged_hash(Tag.STEP_RECORD, b"made up" + step.to_bytes(8, "big") + party)
+    return StepRecord(step=step, state_root=root, loss_bits=LOSS_BITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedRun:
+    """The part of a run directory that `Evidence` needs. `state_before` is used as the state after step `step` - 1.
+
+    Raises `ConfigurationError` for the first or last step of a segment, because a record beside it would be a
+    checkpoint's and the walk would not go through the steps tree.
+    """
+
+    job: Job
+    program: Program
+    step: int
+    state_before: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    party: bytes
+    """Makes this party's invented records after the lie differ from the other party's."""
+    path: str = "a staged run"
+
+    def __post_init__(self) -> None:
+        first, last = self.job.first_step(self.segment), self.job.last_step(self.segment)
+        if not first < self.step < last:
+            raise ConfigurationError(f"expected a step between {first} and {last}, got {self.step}")
+
+    @property
+    def segment(self) -> int:
+        """The checkpoint whose segment contains the real step."""
+        return self.job.checkpoint_of(self.step)
+
+    @cached_property
+    def before(self) -> StepRecord:
+        """The record of the step before the real one. Its state root is true."""
+        root = state_tree(identities(self.state_before)).root
+        return StepRecord(step=self.step - 1, state_root=root, loss_bits=LOSS_BITS)
+
+    def record(self, step: int) -> StepRecord:
+        """The record of any step except the real one."""
+        if step == self.step - 1:
+            return self.before
+        return made_up(step, b"" if step < self.step else self.party)
+
+    def records(self) -> list[StepRecord]:
+        return [self.record(self.job.last_step(checkpoint)) for checkpoint in range(self.job.checkpoints)]
+
+    def kept_before(self, step: int) -> int:
+        """The only step whose state is kept. Raises `ConfigurationError` for an earlier `step`."""
+        if step < self.step - 1:
+            raise ConfigurationError(f"expected a step from {self.step - 1} on, got {step}")
+        return self.step - 1
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """The state before the real step, which is the only one kept."""
+        self.kept_before(step)
+        return self.state_before
+
+    def data(self) -> dict[str, Tensor]:
+        return self.inputs
+
+
+class StagedEvidence(Evidence):
+    """The honest party's evidence. It executes only the real step."""
+
+    run: StagedRun
+
+    def _replay_segment(self, checkpoint: int) -> None:
+        steps = range(self.job.first_step(checkpoint), self.job.last_step(checkpoint) + 1)
+        self._records.update({step: self.run.record(step) for step in steps if step != self.run.step})
+        if checkpoint == self.run.segment:
+            step = self.run.step
+            result = next(self._steps(step, step, self._state_after(step - 1))).result
+            self._records[self.run.step] = make_record(self.run.step, result.state, result.loss_bits)
+
+
+class StagedForgery(StagedEvidence, ForgedEvidence):
+    """The cheat's evidence: it lies in the real step and forges its sums to fit the lie."""
+
+
+def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:
+    """Puts the job on the board, posts the defender's last head, and plays the game against it."""
+    agreement = market.sign(job)
+    market.open(agreement)
+    head = Head(job_id=job.id, count=job.checkpoints, run_root=defender.run_tree(job.checkpoints).root)
+    signed = SignedHead.sign(head, agreement.domain, market.parties.trainer)
+    market.post(signed)
+    return play_out(market, agreement, signed, defender, challenger)
 
 
 @contextmanager
@@ -58,14 +159,9 @@ class Stage:
     job: Job
 
     def run(self, party: bytes) -> StagedRun:
-        return StagedRun(
-            job=self.job,
-            program=self.compiled.program,
-            step=STEP,
-            state_before=self.compiled.state,
-            inputs=self.compiled.data,
-            party=party,
-        )
+        made = self.compiled
+        return StagedRun(job=self.job, program=made.program, step=STEP, state_before=made.state, inputs=made.data,
+                         party=party)  # fmt: skip
 
     @cached_property
     def honest(self) -> StagedEvidence:
@@ -91,14 +187,7 @@ def make_stage(market: Market, layers: int) -> Stage:
     """Captures the model and drafts the job."""
     task = replace(gpt2(layers), steps=STEPS, checkpoint_interval=INTERVAL)
     compiled = compile_task(task)
-    job = draft_job(
-        compiled,
-        steps=STEPS,
-        checkpoint_interval=INTERVAL,
-        client=market.parties.client.address,
-        trainer=market.parties.trainer.address,
-        terms=Terms(),
-    )
+    job = market.draft(compiled, steps=STEPS, checkpoint_interval=INTERVAL)
     return Stage(market, compiled, Interpreter(compiled.program, Arithmetic()), job)
 
 
@@ -111,13 +200,10 @@ def cheats(program: Program) -> dict[str, Cheat]:
     exp = max(exps, key=lambda n: program.body[n].numel)
     last = {n: program.body[n].numel * 2 // 3 for n in (largest, longest, exp)}
     weight = next(name for name in program.state_spec() if name.endswith("wte.weight") and name.startswith("model."))
+    sums = {f"sum of {program.body[n].terms} products": low_precision_sum(step=STEP, leaf=n, element=last[n])
+            for n in (largest, longest)}  # fmt: skip
     return {
-        f"sum of {program.body[largest].terms} products": low_precision_sum(
-            step=STEP, leaf=largest, element=last[largest]
-        ),
-        f"sum of {program.body[longest].terms} products": low_precision_sum(
-            step=STEP, leaf=longest, element=last[longest]
-        ),
+        **sums,
         "exp": Cheat(name="exp", step=STEP, leaf=exp, element=last[exp], change=lambda value: 2 * value),
         "weight": flipped_weight_bit(program, state=weight, step=STEP, element=5),
     }

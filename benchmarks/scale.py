@@ -39,7 +39,6 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.data.tensors import identities, identity
-from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
@@ -55,15 +54,9 @@ MEMORY: Final[dict[str, Callable[[], Task]]] = {
 } | BATCHED
 """Workloads of two sorts: in some the state takes most of the memory, in the others the values of a step."""
 STATES: Final = (
-    (8, 1 << 10),
-    (64, 1 << 10),
-    (400, 1 << 10),
-    (8, 1 << 18),
-    (64, 1 << 16),
-    (400, 1 << 15),
-    (8, 1 << 21),
+    (8, 1 << 10), (64, 1 << 10), (400, 1 << 10), (8, 1 << 18), (64, 1 << 16), (400, 1 << 15), (8, 1 << 21),
     (64, 1 << 19),
-)
+)  # fmt: skip
 """Pairs: the number of tensors, and the number of floats in each."""
 SUMS: Final = (10, 12, 14, 16, 18, 20)
 
@@ -168,28 +161,20 @@ def files() -> Iterator[Row]:
     """Sizes of those files in the digits job's run directory whose size no format fixes."""
     task = FITTED["digits"]()
     compiled, market = compile_task(task), Market()
-    keys = market.parties
-    job = draft_job(
-        compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, client=keys.client.address,
-        trainer=keys.trainer.address, terms=Terms(),
-    )  # fmt: skip
+    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory.create(
             Path(folder) / "run", market.sign(job), compiled.program, compiled.state, compiled.data
         )
-        Worker(run, Interpreter(compiled.program, Arithmetic()), key=keys.trainer).work()
+        Worker(run, Interpreter(compiled.program, Arithmetic()), key=market.parties.trainer).work()
         size = {path.relative_to(run.path).as_posix(): path.stat().st_size for path in run.path.rglob("*.*")}
-    metrics = size["metrics.jsonl"] / job.steps
-    yield Row(metric="files: metrics", case="a step", value=metrics, unit="bytes")
-    yield Row(
-        metric="files: head", case="a checkpoint", value=max(v for k, v in size.items() if "heads/" in k), unit="bytes"
-    )
-    yield Row(
-        metric="files: program",
-        case="an instruction",
-        value=size["program.tbp"] / len(compiled.program.body),
-        unit="bytes",
-    )
+    found = {
+        ("metrics", "a step"): size["metrics.jsonl"] / job.steps,
+        ("head", "a checkpoint"): max(v for k, v in size.items() if "heads/" in k),
+        ("program", "an instruction"): size["program.tbp"] / len(compiled.program.body),
+    }
+    for (name, case), value in found.items():
+        yield Row(metric=f"files: {name}", case=case, value=value, unit="bytes")
 
 
 # ---------------------------------------------------------------- all of it

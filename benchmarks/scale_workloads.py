@@ -80,15 +80,8 @@ def resnet(widths: tuple[int, ...], pixels: int, batch: int) -> Task:
 
 
 def _transformer(layers: int, width: int, heads: int, vocabulary: int, sequence: int, batch: int) -> Transformer:
-    return Transformer(
-        layers=layers,
-        width=width,
-        heads=heads,
-        vocabulary=vocabulary,
-        context=sequence,
-        sequence=sequence,
-        batch=batch,
-    )
+    return Transformer(layers=layers, width=width, heads=heads, vocabulary=vocabulary, context=sequence,
+                       sequence=sequence, batch=batch)  # fmt: skip
 
 
 TRANSFORMERS: Final[dict[str, Transformer]] = {

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.million_steps import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
 from tests.sim.yard import make_task, sums_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
-from tiebreak.engine.run.agreement import Terms, draft_job
+from tiebreak.engine.run.agreement import Terms
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
@@ -16,7 +17,6 @@ from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, low_precision_sum
 from tiebreak.sim.games.duel import ChainMatch
 from tiebreak.sim.games.local_chain import Market
-from tiebreak.sim.games.long_run import StagedEvidence, StagedForgery, StagedRun, dispute, made_up
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 
@@ -28,15 +28,8 @@ class Stage:
         self.market = Market()
         self.compiled = compile_task(replace(make_task(), steps=STEPS, checkpoint_interval=INTERVAL))
         self.interpreter = Interpreter(self.compiled.program, Arithmetic())
-        keys = self.market.parties
-        self.job = draft_job(
-            self.compiled,
-            steps=STEPS,
-            checkpoint_interval=INTERVAL,
-            client=keys.client.address,
-            trainer=keys.trainer.address,
-            terms=Terms(descent_levels=5),
-        )
+        terms = Terms(descent_levels=5)
+        self.job = self.market.draft(self.compiled, steps=STEPS, checkpoint_interval=INTERVAL, terms=terms)
 
     def run(self, party: bytes, job: Job | None = None, step: int = STEP) -> StagedRun:
         compiled = self.compiled

@@ -3,7 +3,8 @@
 import secrets
 from dataclasses import dataclass, replace
 
-from tiebreak.engine.run.agreement import sign_job
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.protocol.chain import Chain, EmbeddedChain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
@@ -31,6 +32,12 @@ class Market:
         self.parties = Parties.generate() if parties is None else parties
         self.chain = _embedded(self.parties) if chain is None else chain
         self.chain.deploy(self.parties.client)
+
+    def draft(self, compiled: Compiled, *, steps: int, checkpoint_interval: int, terms: Terms | None = None) -> Job:
+        """A job between the market's client and trainer, on the usual terms unless others are given."""
+        client, trainer = self.parties.client.address, self.parties.trainer.address
+        return draft_job(compiled, steps=steps, checkpoint_interval=checkpoint_interval, client=client, trainer=trainer,
+                         terms=Terms() if terms is None else terms)  # fmt: skip
 
     def sign(self, job: Job) -> SignedJob:
         """The job with both signatures, valid for this market's board."""
