@@ -7,14 +7,14 @@ from benchmarks.logged.names import KINDS
 from benchmarks.table import Row
 from tiebreak.api.environment import describe, usable_cores
 from tiebreak.engine.logged.calibration import Calibration
-from tiebreak.engine.logged.divergence import settings_of
+from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 
 
 def thresholds(c: Context) -> list[Row]:
     """Calibrates at b = 32."""
-    settings = settings_of(c.sizes.orders, threads=(usable_cores(),), compiled=True)
+    settings = variants_of(c.sizes.orders, threads=(usable_cores(),), compiled=True)
     calibration = Calibration(settings, precision=MAX_PRECISION)
     of = c.compiled
     calibration.examine(of.program, of.state, of.data, steps=c.sizes.calibrated_steps, on_progress=_progress(c))

@@ -23,13 +23,13 @@ from tiebreak.engine.logged.calibration import (
     proven_policy,
     threshold,
 )
-from tiebreak.engine.logged.divergence import BINS, Comparison, Seen, Setting, settings_of
+from tiebreak.engine.logged.divergence import BINS, Comparer, Seen, Variant, variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind
 
-ORDERS = settings_of(3, threads=(1,), compiled=contraction.build().library is not None)
+ORDERS = variants_of(3, threads=(1,), compiled=contraction.build().library is not None)
 
 
 def product(rows: int, terms: int, columns: int) -> Instruction:
@@ -56,8 +56,8 @@ def matrices(seed: int, rows: int, terms: int, columns: int) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for size in ((rows, terms), (terms, columns))]
 
 
-def compared(instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Setting] = ORDERS) -> Seen:
-    comparison = Comparison(ways, 32, seed=0)
+def compared(instruction: Instruction, operands: Sequence[Tensor], ways: Sequence[Variant] = ORDERS) -> Seen:
+    comparison = Comparer(ways, 32, seed=0)
     comparison.compare(instruction, operands)
     (seen,) = [seen for seen in comparison.seen.values() if seen.total]
     return seen
@@ -122,7 +122,7 @@ def test_the_threshold_covers_each_value_from_each_other_and_from_exact(seed: in
         for column in operands[1].T.tolist()
     ]
     for setting in ORDERS:
-        near = Comparison([setting], 32, 0)._near(setting, 2.0**60, i, operands)
+        near = Comparer([setting], 32, 0)._near(setting, 2.0**60, i, operands)
         assert near is not None
         for at, value, error in zip(near.elements.tolist(), near.values.tolist(), near.errors.tolist(), strict=True):
             assert abs(Fraction(value) - exact[at]) <= Fraction(kappa) * Fraction(error) / 2**60
@@ -153,16 +153,16 @@ def test_cancellation_breaks_the_papers_unit_and_not_this_one() -> None:
     assert cancelled.of_exponent > 2.0**-24, "more than half a gap: no tau covers it"
 
 
-class Shifted(Comparison):
-    """A comparison in which one setting is off by so many units."""
+class Shifted(Comparer):
+    """A comparison in which one variant is off by so many units."""
 
     off = 0.0
 
     def _near(
-        self, setting: Setting, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
+        self, variant: Variant, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
     ) -> NearTies | None:
-        near = super()._near(setting, sampling, instruction, operands)
-        if near is None or setting != self._settings[-1]:
+        near = super()._near(variant, sampling, instruction, operands)
+        if near is None or variant != self._variants[-1]:
             return near
         return NearTies(near.elements, near.values + self.off * near.errors / sampling, near.errors)
 
@@ -171,7 +171,7 @@ class Shifted(Comparison):
 def test_one_setting_that_is_off_raises_the_threshold(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
     i, operands = product(8, 100, 8), matrices(3, 8, 100, 8)
     monkeypatch.setattr(Shifted, "off", off)
-    monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparison", Shifted)
+    monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparer", Shifted)
     calibration = Calibration(ORDERS, precision=32)
     calibration._comparison.compare(i, operands)
     kappa = calibration.policy(margin=1).thresholds[SumKind.PRODUCTS]
@@ -183,7 +183,7 @@ def test_one_setting_that_is_off_raises_the_threshold(off: float, monkeypatch: p
 
 def test_an_inaccurate_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shifted, "off", 2.0**45)
-    monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparison", Shifted)
+    monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparer", Shifted)
     calibration = Calibration(ORDERS, precision=32)
     calibration._comparison.compare(product(8, 100, 8), matrices(3, 8, 100, 8))
     with pytest.raises(CalibrationError, match="less accurately"):
@@ -212,27 +212,27 @@ def test_sums_without_error_and_sums_that_are_not_finite() -> None:
     seen = compared(product(6, 50, 6), operands)
     assert seen.total == 36
     assert seen.elements == 25
-    nothing = Comparison(ORDERS, 32, 0)
+    nothing = Comparer(ORDERS, 32, 0)
     nothing.compare(product(2, 3, 2), [torch.zeros(2, 3), torch.zeros(3, 2)])
     assert nothing.seen[SumKind.PRODUCTS].elements == 0
 
 
 def test_kinds_are_kept_apart() -> None:
-    comparison = Comparison(ORDERS, 32, 0)
+    comparison = Comparer(ORDERS, 32, 0)
     comparison.compare(plain(9, 1000), [torch.randn(9000, generator=torch.Generator().manual_seed(7))])
     assert comparison.seen[SumKind.PLAIN].elements == 9
     assert comparison.seen[SumKind.PRODUCTS].total == comparison.seen[SumKind.SCATTER].total == 0
 
 
 def test_settings_hold_every_kernel_thread_count_device_and_order() -> None:
-    found = settings_of(3, threads=(1, 2), compiled=True, devices=("cuda:0",), seed=10)
+    found = variants_of(3, threads=(1, 2), compiled=True, devices=("cuda:0",), seed=10)
     assert len(found) == len(set(found)) == len(set(map(str, found))) == 2 * (2 + 3) + 4
     for compiled in (True, False):
         own = [s for s in found if s.device == "cpu" and s.compiled == compiled]
         assert {(s.threads, s.order) for s in own} >= {(1, None), (2, None)}
         assert {s.order for s in own} == {None, 11, 12, 13}
     assert {s.order for s in found if s.device == "cuda:0"} == {None, 11, 12, 13}
-    assert {s.compiled for s in settings_of(1, threads=(1,), compiled=False)} == {False}
+    assert {s.compiled for s in variants_of(1, threads=(1,), compiled=False)} == {False}
 
 
 def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
 
     torch.set_num_threads(1)
     monkeypatch.setattr(Arithmetic, "execute", spy)
-    ways = (Setting(threads=2), Setting(compiled=False, threads=1), Setting(threads=2, order=5))
+    ways = (Variant(threads=2), Variant(compiled=False, threads=1), Variant(threads=2, order=5))
     compared(product(4, 20, 4), matrices(8, 4, 20, 4), ways)
     native = contraction.build().library is not None
     assert seen == [(2, native, False), (1, False, False), (2, native, True)]
@@ -266,7 +266,7 @@ def test_proven_policies(precision: int) -> None:
 def test_what_cannot_be_calibrated_is_named() -> None:
     with pytest.raises(ConfigurationError, match="precision of 16 to 32"):
         Calibration(ORDERS, precision=12)
-    with pytest.raises(ConfigurationError, match="at least two settings"):
+    with pytest.raises(ConfigurationError, match="at least two variants"):
         Calibration(ORDERS[:1], precision=32)
     calibration = Calibration(ORDERS, precision=32)
     for options, text in [

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.data.tensors import check_spec
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.protocol.errors import EncodingError
@@ -81,8 +82,8 @@ def test_a_state_that_is_not_finite_names_step_and_tensor() -> None:
 
 
 def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Compiled) -> None:
-    machine = Interpreter(tiny.program, Arithmetic())
-    machine.check_inputs(tiny.state, tiny.data)
+    check_spec("state", tiny.state, tiny.program.state_spec())
+    check_spec("data", tiny.data, tiny.program.data_spec())
     name = next(iter(tiny.state))
     for state in (
         {k: v for k, v in tiny.state.items() if k != name},
@@ -91,4 +92,4 @@ def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Compiled) -> None:
         tiny.state | {name: tiny.state[name].reshape(-1)},
     ):
         with pytest.raises(EncodingError, match="state"):
-            machine.check_inputs(state, tiny.data)
+            check_spec("state", state, tiny.program.state_spec())

@@ -15,7 +15,7 @@ from tiebreak.api.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress
-from tiebreak.engine.logged.divergence import settings_of
+from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
@@ -84,7 +84,7 @@ def calibrate_subjects(
         qualify(Arithmetic(device=usable_device(name)))
     counts = sorted({1, max(2, usable_cores()) if threads is None else threads})
     compiled = contraction.build().library is not None
-    settings = settings_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
+    settings = variants_of(orders, threads=counts, compiled=compiled, devices=devices, seed=seed)
     calibration = Calibration(settings, precision=precision, seed=seed)
     for subject in subjects:
         with progress(subject.name) as on_progress:

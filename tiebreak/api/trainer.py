@@ -23,10 +23,9 @@ from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.strict_json import JsonObject
 
 SAVED: Final = "trainer.json"
-MAX_DEPTH: Final = 4
 FORMAT: Final = 1
 MAX_SAVED_BYTES: Final = 4096
 
@@ -137,22 +136,22 @@ class Trainer:
         if not (folder / SAVED).is_file():
             return self._compiled.state
         with Folder(folder) as files:
-            saved = _saved(folder / SAVED, files.read(SAVED, MAX_SAVED_BYTES))
+            saved = JsonObject.parse(str(folder / SAVED), files.read(SAVED, MAX_SAVED_BYTES), 1)
+        saved.integer("format", FORMAT, FORMAT)
         for name, root in self._roots.items():
-            if saved.get(name) != root:
+            if (found := _text(saved, name)) != root:
                 raise ConfigurationError(
-                    f"{folder}: expected {name} {root} of this model, data and settings, got {saved.get(name)}; choose "
-                    "another directory"
+                    f"{folder}: expected {name} {root} of this model, data and settings, got {found}; choose another "
+                    "directory"
                 )
-        step = saved["step"]
-        if type(step) is not int or not 0 <= step <= self.steps:
-            raise EncodingError(f"{folder / SAVED}: expected a step of 0 to {self.steps}, got {step!r}")
+        step, state_root = saved.integer("step", 0, self.steps), _text(saved, "state_root")
+        saved.finish()
         state_file, losses_file = _files(step)
         with Folder(folder) as files:
             state = read_tensors(files, state_file, self._compiled.program.state_spec())
             losses = read_tensors(files, losses_file, {"loss": (DType.F32, (step + 1,))})["loss"]
-        if saved["state_root"] != (root := _state_root(state)):
-            raise EncodingError(f"{folder / state_file}: expected state {saved['state_root']}, got {root}")
+        if state_root != (root := _state_root(state)):
+            raise EncodingError(f"{folder / state_file}: expected state {state_root}, got {root}")
         self.step, self.losses = step, losses[:step].tolist()
         return state
 
@@ -187,11 +186,5 @@ def _files(step: int) -> tuple[str, str]:
     return f"state-{step:012d}.safetensors", f"losses-{step:012d}.safetensors"
 
 
-def _saved(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        saved = parse_json(content, MAX_DEPTH)
-    except ValueError as error:
-        raise EncodingError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(saved, dict) or not {"format", "step", "state_root"} <= saved.keys() or saved["format"] != FORMAT:
-        raise EncodingError(f"{path}: expected a trainer saved in format {FORMAT}")
-    return saved
+def _text(saved: JsonObject, name: str) -> str:
+    return str(saved.take(name, "text", lambda found: isinstance(found, str)))

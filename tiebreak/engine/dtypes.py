@@ -1,4 +1,4 @@
-"""The three dtypes of a program's values, and their torch counterparts."""
+"""The three dtypes of a program's values in torch; `tiebreak.engine.data.elements.Element` has the same names."""
 
 from typing import Final
 

@@ -162,7 +162,6 @@ def first_batch(task: Task, program: Program) -> tuple[Tensor, ...]:
 def train(compiled: Compiled, arithmetic: Arithmetic, steps: int) -> tuple[list[float], list[Digest], State]:
     """Losses, step records and the last state of the first steps."""
     machine = Interpreter(compiled.program, arithmetic)
-    machine.check_inputs(compiled.state, compiled.data)
     state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
     losses, records = [], []
     for step in range(1, steps + 1):

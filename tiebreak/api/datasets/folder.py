@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy
 from tiebreak.engine.data.disk import StorageError, read_file, write_file
-from tiebreak.engine.data.elements import Array
+from tiebreak.engine.data.elements import Array, Element
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import parse_json
@@ -33,7 +33,6 @@ MAX_DEPTH: Final = 4
 HEADER_BYTES: Final = 512
 """Size of the header of every .npy file written here, whatever its final shape. A multiple of 64, like numpy's own."""
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_KINDS: Final = {DType.F32: "<f4", DType.I64: "<i8"}
 
 OnBytes = Callable[[int], None]
 """Called with the number of further bytes of the source that have been read."""
@@ -45,6 +44,7 @@ class ArrayWriter:
     def __init__(self, path: Path, dtype: DType, row: tuple[int, ...]) -> None:
         """`row`: the shape of one row; () makes an array of one dimension."""
         self.path, self.dtype, self.row = path, dtype, row
+        self._kind = Element[dtype.name].numpy
         self._elements = 0
         self._file = path.open("xb")
         self._file.write(bytes(HEADER_BYTES))
@@ -57,8 +57,8 @@ class ArrayWriter:
 
     def extend(self, values: Array) -> None:
         """Adds elements in row-major order, little-endian and of the array's dtype."""
-        if values.dtype != np.dtype(_KINDS[self.dtype]):
-            raise EncodingError(f"{self.path.stem}: expected {_KINDS[self.dtype]}, got {values.dtype.str}")
+        if values.dtype != self._kind:
+            raise EncodingError(f"{self.path.stem}: expected {self._kind.str}, got {values.dtype.str}")
         self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         self._elements += values.size
 
@@ -68,7 +68,7 @@ class ArrayWriter:
             raise ConfigurationError(f"{self.path.stem}: expected at least one row, got none; look at the source")
         rows, rest = divmod(self._elements, prod(self.row))
         assert not rest
-        text = f"{{'descr': '{_KINDS[self.dtype]}', 'fortran_order': False, 'shape': {(rows, *self.row)}, }}".encode()
+        text = f"{{'descr': '{self._kind.str}', 'fortran_order': False, 'shape': {(rows, *self.row)}, }}".encode()
         self._file.seek(0)
         head = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
         self._file.write(head + text.ljust(HEADER_BYTES - 11) + b"\n")

@@ -41,12 +41,14 @@ class Element(StrEnum):
     @property
     def numpy(self) -> np.dtype[Any]:
         """The little-endian numpy type in which an element is stored; u16 for a BF16 and u8 for a bool."""
-        return _STORED[self]
+        if self in (Element.BF16, Element.BOOL):
+            return np.dtype("<u2" if self == Element.BF16 else "u1")
+        return np.dtype(f"<{self[0].lower()}{int(self[1:]) // 8}")
 
     @property
     def committed(self) -> DType | None:
         """Its type in a job, if a job commits to these bytes as they are."""
-        return _COMMITTED.get(self)
+        return DType.__members__.get(self)
 
     @property
     def converted(self) -> DType:
@@ -72,33 +74,15 @@ class Element(StrEnum):
             return stored.astype("<f4" if self.converted == DType.F32 else "<i8")
 
 
-_STORED: Final[dict[Element, np.dtype[Any]]] = {
-    Element.F64: np.dtype("<f8"),
-    Element.F32: np.dtype("<f4"),
-    Element.F16: np.dtype("<f2"),
-    Element.BF16: np.dtype("<u2"),
-    Element.I64: np.dtype("<i8"),
-    Element.I32: np.dtype("<i4"),
-    Element.I16: np.dtype("<i2"),
-    Element.I8: np.dtype("i1"),
-    Element.U64: np.dtype("<u8"),
-    Element.U32: np.dtype("<u4"),
-    Element.U16: np.dtype("<u2"),
-    Element.U8: np.dtype("u1"),
-    Element.BOOL: np.dtype("u1"),
-}
-_COMMITTED: Final = {Element.F32: DType.F32, Element.I64: DType.I64, Element.BOOL: DType.BOOL}
-_NUMPY: Final = {
-    f"{dtype.kind}{dtype.itemsize}": element
-    for element, dtype in _STORED.items()
-    if element not in (Element.BF16, Element.BOOL)
+_OF_NUMPY: Final = {
+    f"{element.numpy.kind}{element.size}": element for element in Element if element not in (Element.BF16, Element.BOOL)
 } | {"b1": Element.BOOL}
 
 
 def of_numpy(description: str) -> tuple[Element, bool]:
     """The element of a numpy type string such as `<f4`, and whether it is big-endian. Raises `EncodingError`."""
     order, kind = description[:1], description[1:]
-    if order not in ("<", ">", "|") or kind not in _NUMPY or (order == "|" and _NUMPY[kind].size > 1):
-        known = ", ".join(sorted(_NUMPY))
+    if order not in ("<", ">", "|") or kind not in _OF_NUMPY or (order == "|" and _OF_NUMPY[kind].size > 1):
+        known = ", ".join(sorted(_OF_NUMPY))
         raise EncodingError(f"expected elements of one of {known} with their byte order, got {description!r}")
-    return _NUMPY[kind], order == ">"
+    return _OF_NUMPY[kind], order == ">"

@@ -8,6 +8,7 @@ is not cached. Anyone who can write into the cache can forge an id, so the cache
 
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,19 +21,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.data.disk import read_file
 from tiebreak.engine.data.files import ArrayFile, check_bools, source_of
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import cache_directory
 from tiebreak.protocol.commitments.streaming import TensorStream
-from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
+from tiebreak.protocol.program.isa import MAX_NUMEL, DType
+from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
 SETTLED_NS: Final = 2_000_000_000
 """Two writes closer together than this may carry the same time: the coarsest file system counts in 2 s."""
 MAX_ENTRY_BYTES: Final = 1024
-"""An entry has about 200 bytes. Longer JSON could be nested so deeply that it exhausts the C stack of the parser."""
+"""An entry has about 200 bytes."""
+_HEX: Final = re.compile("[0-9a-f]{64}")
 MAX_ENTRIES: Final = 4096
 ELEMENTS: Final = 1 << 22
 """The number of elements of a tensor in memory that are examined at a time."""
@@ -64,17 +68,16 @@ class FactsCache:
         key = _key(array)
         path = self._path(key)
         try:
-            if not self._is_private() or path.stat().st_size > MAX_ENTRY_BYTES:
+            if not self._is_private():
                 return None
-            entry = json.loads(path.read_bytes())
-            if entry["key"] != key:
-                return None
-            identity, not_finite = bytes.fromhex(entry["identity"]), entry["not_finite"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            entry = JsonObject.parse(str(path), read_file(path, MAX_ENTRY_BYTES), 1)
+            entry.take("key", key, lambda found: found == key)
+            identity = entry.take("identity", "64 hex digits", lambda x: isinstance(x, str) and bool(_HEX.fullmatch(x)))
+            not_finite = entry.integer("not_finite", 0, MAX_NUMEL)
+            entry.finish()
+        except (OSError, EncodingError):
             return None
-        if len(identity) != 32 or type(not_finite) is not int:
-            return None
-        return Facts(identity=Digest(identity), not_finite=not_finite)
+        return Facts(identity=Digest(bytes.fromhex(identity)), not_finite=not_finite)
 
     def put(self, array: ArrayFile, facts: Facts, now: int) -> bool:
         """Caches facts, unless the file changed so shortly before `now` (nanoseconds) that its times prove nothing.

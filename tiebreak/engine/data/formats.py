@@ -14,18 +14,17 @@ from torch import Tensor
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, write_whole
 from tiebreak.engine.data.elements import Element, of_numpy
 from tiebreak.engine.data.files import ArrayFile, check_bools
-from tiebreak.engine.data.tensors import Spec, memory_of, plain_bytes
+from tiebreak.engine.data.tensors import Spec, memory_of, tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.strict_json import JsonObject, parse_json
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 MAX_NPY_HEADER: Final = 1024
 """numpy writes 128 bytes at rank 8. More could exhaust the stack of Python's parser."""
 MAX_SAFETENSORS_HEADER: Final = 1 << 24
 MAX_DEPTH: Final = 3
-_FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
 
 def open_array(
@@ -139,18 +138,17 @@ def _safetensors(path: Path, file: FileIO, stamp: Stamp) -> dict[str, ArrayFile]
 
 
 def _entry(path: Path, name: str, entry: Any, start: int, stamp: Stamp) -> ArrayFile:
-    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        raise EncodingError(f"{path}, {name[:60]}: expected dtype, shape and data_offsets, got something else")
-    kind, shape, places = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if kind not in list(Element):
-        raise EncodingError(f"{path}, {name[:60]}: expected one of {', '.join(Element)}, got {str(kind)[:20]}")
-    for values in (shape, places):
-        if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
-            raise EncodingError(f"{path}, {name[:60]}: expected lists of integers >= 0, got {str(values)[:60]}")
-    element = Element(kind)
+    fields = JsonObject(f"{path}, {name[:60]}", entry)
+    element = Element(fields.take("dtype", f"one of {', '.join(Element)}", lambda kind: kind in list(Element)))
+    shape, places = (fields.take(key, "a list of integers >= 0", _are_counts) for key in ("shape", "data_offsets"))
+    fields.finish()
     if len(places) != 2 or places[1] - places[0] != prod(shape) * element.size:
-        raise EncodingError(f"{path}, {name[:60]}: expected {kind} {shape} to fill its place, got {places}")
+        raise EncodingError(f"{path}, {name[:60]}: expected {element} {shape} to fill its place, got {places}")
     return ArrayFile(path=path, name=name, element=element, shape=tuple(shape), offset=start + places[0], stamp=stamp)
+
+
+def _are_counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -168,7 +166,7 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> N
     with folder.replacing(name) as file:
         write_whole(file, memoryview(len(header).to_bytes(8, "little") + header))
         for entry in order:
-            write_whole(file, plain_bytes(tensors[entry]))
+            write_whole(file, tensor_bytes(tensors[entry]))
 
 
 def read_tensors(folder: Folder, name: str, spec: Spec) -> dict[str, Tensor]:

@@ -34,11 +34,6 @@ def canonical(tensor: Tensor) -> Tensor:
     return torch.where(nan, torch.tensor(NAN_BITS, dtype=torch.int32, device=tensor.device), bits).view(torch.float32)
 
 
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The tensor's data as committed; a view of its memory where possible."""
-    return memory_of(canonical(tensor.detach()))
-
-
 def memory_of(tensor: Tensor) -> memoryview:
     """The tensor's own bytes, without changing NaN: a view of its memory if it is contiguous and on the CPU."""
     array = tensor.detach().to("cpu").contiguous().numpy()
@@ -47,8 +42,9 @@ def memory_of(tensor: Tensor) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
-def plain_bytes(tensor: Tensor) -> memoryview:
-    """Like `tensor_bytes`, but with numpy alone: beside the main thread, torch would start threads of its own."""
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's data as committed; a view of its memory where possible."""
+    # With numpy alone: beside the main thread, torch would start threads of its own.
     data = memory_of(tensor)
     if tensor.dtype != torch.float32:
         return data

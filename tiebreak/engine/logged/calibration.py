@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import LEAST, UNIT
-from tiebreak.engine.logged.divergence import Comparison, Operands, Setting
+from tiebreak.engine.logged.divergence import Comparer, Operands, Variant
 from tiebreak.engine.logged.policy import LoggedPolicy, Measurements
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
@@ -79,18 +79,18 @@ def threshold(low: float, high: float, covers: Callable[[float], bool]) -> float
 
 
 class Calibration:
-    """Compares every logged sum of some programs in several settings, and derives a policy."""
+    """Compares every logged sum of some programs in several variants, and derives a policy."""
 
-    def __init__(self, settings: Sequence[Setting], *, precision: int, seed: int = 0) -> None:
-        """Raises `ConfigurationError` for settings that no policy can have, or if there is nothing to compare."""
+    def __init__(self, variants: Sequence[Variant], *, precision: int, seed: int = 0) -> None:
+        """Raises `ConfigurationError` for a precision that no policy can have, or if there is nothing to compare."""
         self._proven = proven_policy(precision)
-        if len(settings) < 2:
-            raise ConfigurationError(f"expected at least two settings to compare, got {len(settings)}")
-        self.settings = tuple(settings)
+        if len(variants) < 2:
+            raise ConfigurationError(f"expected at least two variants to compare, got {len(variants)}")
+        self.variants = tuple(variants)
         self.programs: list[str] = []
         self.steps = 0
         self._seed = seed
-        self._comparison = Comparison(settings, precision, seed)
+        self._comparison = Comparer(variants, precision, seed)
 
     def examine(
         self,
@@ -101,7 +101,7 @@ class Calibration:
         steps: int,
         on_progress: OnProgress = lambda *_: None,
     ) -> None:
-        """Runs the first steps of a program under policy `exact`, computing each logged sum in every setting."""
+        """Runs the first steps of a program under policy `exact`, computing each logged sum in every variant."""
         interpreter = Interpreter(program, Arithmetic(precision=self._proven.precision))
         now, there = interpreter.to_device(state), interpreter.place_data(data)
         count, done = steps * sum(sum_kind(instruction) is not None for instruction in program.body), 0
@@ -138,11 +138,11 @@ class Calibration:
         measurements = Measurements(
             programs=tuple(self.programs),
             steps=self.steps,
-            orders=len({setting.order for setting in self.settings} - {None}),
+            orders=len({variant.order for variant in self.variants} - {None}),
             seed=self._seed,
             margin=float(margin),
             share=float(share),
-            settings=tuple(map(str, self.settings)),
+            settings=tuple(map(str, self.variants)),
             environment=tuple(environment),
             sums=found,
         )

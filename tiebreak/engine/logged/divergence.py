@@ -1,4 +1,4 @@
-"""How far apart the values of one sum are in several settings, in units of each element's own error."""
+"""How far apart the values of one sum are in several variants, in units of each element's own error."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -41,7 +41,7 @@ _LOWER: Final[Floats] = np.ldexp(1.0, np.arange(-(BINS // 2), BINS // 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Variant:
     """One way to compute a sum. order: the seed of the order of its terms; None keeps their own order."""
 
     device: str = "cpu"
@@ -58,9 +58,9 @@ class Setting:
         return ", ".join(words if self.order is None else [*words, f"order {self.order}"])
 
 
-def settings_of(
+def variants_of(
     orders: int, *, threads: Sequence[int], compiled: bool, devices: Sequence[str] = (), seed: int = 0
-) -> tuple[Setting, ...]:
+) -> tuple[Variant, ...]:
     """On each kernel and device, the terms' own order and `orders` permuted ones, with seeds from `seed` + 1 on.
 
     threads: thread counts; each is used with the terms' own order, and they take turns for the permuted ones. compiled:
@@ -68,12 +68,12 @@ def settings_of(
     """
     found = []
     for kernel in (True, False) if compiled else (False,):
-        found += [Setting(compiled=kernel, threads=count) for count in threads]
+        found += [Variant(compiled=kernel, threads=count) for count in threads]
         found += [
-            Setting(compiled=kernel, threads=threads[k % len(threads)], order=seed + 1 + k) for k in range(orders)
+            Variant(compiled=kernel, threads=threads[k % len(threads)], order=seed + 1 + k) for k in range(orders)
         ]
     for device in devices:
-        found += [Setting(device=device, order=order) for order in (None, *range(seed + 1, seed + 1 + orders))]
+        found += [Variant(device=device, order=order) for order in (None, *range(seed + 1, seed + 1 + orders))]
     return tuple(found)
 
 
@@ -160,16 +160,16 @@ class Operands:
         return value
 
 
-class Comparison:
-    """Computes sums in several settings, and adds the observations to the `Seen` of their kind."""
+class Comparer:
+    """Computes sums in several variants, and adds the observations to the `Seen` of their kind."""
 
-    def __init__(self, settings: Sequence[Setting], precision: int, seed: int) -> None:
+    def __init__(self, variants: Sequence[Variant], precision: int, seed: int) -> None:
         self.seen = {kind: Seen() for kind in SumKind}
-        self._settings = tuple(settings)
+        self._variants = tuple(variants)
         self._precision = precision
         self._exact = Arithmetic(precision=precision)
         self._random = np.random.default_rng(seed)
-        self._made: dict[tuple[Setting, float], Arithmetic] = {}
+        self._made: dict[tuple[Variant, float], Arithmetic] = {}
 
     def compare(self, instruction: Instruction, operands: Sequence[Tensor]) -> None:
         """Compares one logged sum. Its operands are on the CPU."""
@@ -207,12 +207,12 @@ class Comparison:
     def _values(
         self, instruction: Instruction, operands: Sequence[Tensor], sampling: float
     ) -> tuple[Integers, Floats, Floats, float]:
-        """Elements, c and u times the norm of each in each setting, and how many elements each one represents."""
+        """Elements, c and u times the norm of each in each variant, and how many elements each one represents."""
         chosen: Integers = np.empty(0, np.int64)
         found: list[NearTies] = []
         each = 1.0
-        for setting in self._settings:
-            near = self._near(setting, sampling, instruction, operands)
+        for variant in self._variants:
+            near = self._near(variant, sampling, instruction, operands)
             if near is None:
                 return chosen[:0], np.empty((0, 0)), np.empty((0, 0)), each
             usable = np.isfinite(near.values) & np.isfinite(near.errors) & (near.errors > 0)
@@ -228,16 +228,16 @@ class Comparison:
         return chosen, values, np.stack([near.errors for near in last]) / sampling, each
 
     def _near(
-        self, setting: Setting, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
+        self, variant: Variant, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
     ) -> NearTies | None:
-        """The elements that one setting reports of a sum."""
+        """The elements that one variant reports of a sum."""
         found: list[NearTies] = []
-        with nullcontext() if setting.compiled else pure_path(), limited(setting.threads):
-            arithmetic = self._made.get((setting, sampling))
+        with nullcontext() if variant.compiled else pure_path(), limited(variant.threads):
+            arithmetic = self._made.get((variant, sampling))
             if arithmetic is None:
                 logging = Logging.reporting_all(sampling)
-                arithmetic = Arithmetic(setting.device, setting.order, precision=self._precision, logging=logging)
-                self._made[setting, sampling] = arithmetic
+                arithmetic = Arithmetic(variant.device, variant.order, precision=self._precision, logging=logging)
+                self._made[variant, sampling] = arithmetic
             there = [operand.to(arithmetic.device) for operand in operands]
             arithmetic.execute(instruction, there, 0, found.append)
         return found[0] if found else None

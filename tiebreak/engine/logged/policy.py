@@ -18,8 +18,8 @@ People refer to a file by its digest: SHA-256 of its shortest encoding, with the
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ _NAMES: Final = {kind.name.lower(): kind for kind in SumKind}
 class MeasuredSums:
     """The measurements of one kind of sum.
 
-    elements: the number compared between settings. exact: how many of them were also compared with the exact sum.
+    elements: the number that was compared. exact: how many of them were also compared with the exact sum.
     divergence: the largest, in units of u times the element's norm. error: the largest distance from an exact sum, in
     the same units. of_gap: the largest divergence as a share of the gap at the element. of_exponent: the same as a
     share of 2^exponent of the element, the unit of the paper's tau. logged: the share of all elements that the policy
@@ -67,7 +67,7 @@ class MeasuredSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """The record of a calibration. programs: roots of the programs, hex. settings, environment: one line each."""
+    """The record of a calibration. programs: their roots, hex. settings: a line for each variant."""
 
     programs: tuple[str, ...]
     steps: int
@@ -216,35 +216,31 @@ def _texts(data: JsonObject, key: str) -> tuple[str, ...]:
     return tuple(data.take(key, expected, allows))
 
 
+_READERS: Final[dict[Any, Callable[[JsonObject, str], Any]]] = {
+    int: _count,
+    float: _number,
+    tuple[str, ...]: _texts,
+}
+_SHARES: Final = {"share", "logged", "resolved"}
+
+
+def _fields(kind: type[Measurements | MeasuredSums], data: JsonObject) -> dict[str, Any]:
+    """The fields of a dataclass that are not objects themselves, each read by its type."""
+    return {
+        field.name: _number(data, field.name, 1.0) if field.name in _SHARES else _READERS[field.type](data, field.name)
+        for field in fields(kind)
+        if field.type in _READERS
+    }
+
+
 def _measurements(data: JsonObject) -> Measurements:
-    inner = data.inner("sums")
-    sums = {kind: _measured_sums(inner.inner(name)) for name, kind in _NAMES.items() if name in inner}
+    inner, sums = data.inner("sums"), dict[SumKind, MeasuredSums]()
+    for name, kind in _NAMES.items():
+        if name in inner:
+            one = inner.inner(name)
+            sums[kind] = MeasuredSums(**_fields(MeasuredSums, one))
+            one.finish()
     inner.finish()
-    found = Measurements(
-        programs=_texts(data, "programs"),
-        steps=_count(data, "steps"),
-        orders=_count(data, "orders"),
-        seed=_count(data, "seed"),
-        margin=_number(data, "margin"),
-        share=_number(data, "share", 1.0),
-        settings=_texts(data, "settings"),
-        environment=_texts(data, "environment"),
-        sums=sums,
-    )
-    data.finish()
-    return found
-
-
-def _measured_sums(data: JsonObject) -> MeasuredSums:
-    found = MeasuredSums(
-        elements=_count(data, "elements"),
-        exact=_count(data, "exact"),
-        divergence=_number(data, "divergence"),
-        error=_number(data, "error"),
-        of_gap=_number(data, "of_gap"),
-        of_exponent=_number(data, "of_exponent"),
-        logged=_number(data, "logged", 1.0),
-        resolved=_number(data, "resolved", 1.0),
-    )
+    found = Measurements(**_fields(Measurements, data), sums=sums)
     data.finish()
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.elementwise_native import Chain, Member, all_finite
 from tiebreak.engine.arithmetic.near_ties import NearTies
-from tiebreak.engine.data.tensors import canonical, check_spec
+from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit
@@ -136,11 +136,6 @@ class Interpreter:
         if self.arithmetic.chains is not None:
             self.arithmetic.chains.buffers.end_step()
         return result
-
-    def check_inputs(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> None:
-        """Raises `EncodingError` unless state and data have the program's names, dtypes and shapes."""
-        check_spec("state", state, self.program.state_spec())
-        check_spec("data", data, self.program.data_spec())
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
