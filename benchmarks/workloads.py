@@ -16,13 +16,13 @@ STEPS: Final = 100
 SEQUENCE: Final = 64
 
 
-def next_token(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    logits_BTV: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+def next_token(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    logits_BTV: Tensor = model(input_ids=x, use_cache=False).logits
+    return F.cross_entropy(logits_BTV.flatten(0, 1), y.flatten())
 
 
-def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(pixel_values=images).logits, labels)
+def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(pixel_values=x).logits, y)
 
 
 def gpt2(layers: int = 12) -> Task:

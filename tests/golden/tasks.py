@@ -70,9 +70,9 @@ def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), window_BT[:, 1:].reshape(-1))
 
 
-def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of an image classifier of `transformers`."""
-    return F.cross_entropy(model(pixel_values=x).logits, y)
+    return F.cross_entropy(model(pixel_values=images).logits, labels)
 
 
 def _task(name: str, dropout: bool) -> Task:

@@ -58,8 +58,8 @@ class Net(nn.Module):
         return logits
 
 
-def classify(model: nn.Module, x: Tensor, word: Tensor, label: Tensor) -> Tensor:
-    return F.cross_entropy(model(x, word), label)
+def classify(model: nn.Module, numbers: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(numbers, words), labels)
 
 
 def make_task() -> Task:

@@ -218,7 +218,8 @@ def test_columns_of_a_dataset(tmp_path: Path, saved: Path) -> None:
         kind = np.float32 if name in ("x", "half", "double") else np.int64
         assert np.array_equal(found[name].numpy(), expected.astype(kind)), name
         assert found[name].numpy().dtype == kind
-    assert linear_task(data=found, batch=Batch(size=2, examples=Rows(names=("image", "label")))).examples == 25
+    batch = Batch(size=2, examples=Rows(names=("image", "label")))
+    assert linear_task(data=found, batch=batch, loss=lambda model, image, label: model(image)).examples == 25
 
 
 def test_batches_of_a_dataset_change_nothing(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
     program.tbp           the program (specification 4.1)
     state.safetensors     the initial state
     data.safetensors      everything else that the steps read
-    bundle.json           name, steps, checkpoint interval, and the three roots; written last
+    bundle.json           name, steps, checkpoint interval, and the three roots; written last. `"unchecked": true` if
+                          the program was not compared with eager PyTorch
 
 All of these bytes are untrusted until `load_bundle` has checked them: the program must obey its rules, state and data
 must have exactly the names, dtypes and shapes that it declares, and the roots must be those of the files.
@@ -16,7 +17,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
+from tiebreak.api.tasks import capture
+from tiebreak.engine.capture.compile import MODEL, Compiled
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, read_file
@@ -61,6 +63,7 @@ class Bundle:
     program: Program
     state: dict[str, Tensor]
     data: dict[str, Tensor]
+    checked: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.checkpoint_interval <= self.steps:
@@ -78,6 +81,7 @@ class Bundle:
             program=compiled.program,
             state=compiled.state,
             data=compiled.data,
+            checked=compiled.checked,
         )
 
     @property
@@ -100,7 +104,7 @@ class Bundle:
     def manifest(self) -> dict[str, Any]:
         """The contents of bundle.json."""
         sizes = {"name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval}
-        return {"format": FORMAT, **sizes, **self.roots()}
+        return {"format": FORMAT, **sizes, **self.roots(), **({} if self.checked else {"unchecked": True})}
 
     def save(self, folder: Path) -> None:
         """Writes the four files into a new or empty folder, the manifest last."""
@@ -115,9 +119,9 @@ class Bundle:
             made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
 
 
-def capture_bundle(task: Task) -> Bundle:
-    """Captures a task. Raises `ConfigurationError`, which lists every operator that has no exact form."""
-    made = compile_task(task)
+def capture_bundle(task: Task, *, unchecked: bool = False) -> Bundle:
+    """Captures a task as `tiebreak.api.tasks.capture` does."""
+    made = capture(task, unchecked=unchecked)
     return Bundle.of(made, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
 
 
@@ -139,6 +143,7 @@ def load_bundle(folder: Path) -> Bundle:
             program=program,
             state=read_tensors(files, STATE, program.state_spec()),
             data=map_tensors(files, DATA, program.data_spec()),
+            checked="unchecked" not in manifest,
         )
     for name, root in bundle.roots().items():
         if manifest[name] != root:
@@ -156,11 +161,13 @@ def _manifest(path: Path, data: bytes) -> dict[str, Any]:
         manifest = parse_json(data, MAX_DEPTH)
     except ValueError as error:
         raise EncodingError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(manifest, dict) or manifest.keys() != _FIELDS.keys():
+    if not isinstance(manifest, dict) or manifest.keys() - {"unchecked"} != _FIELDS.keys():
         raise EncodingError(f"{path}: expected the fields {sorted(_FIELDS)}, got others")
     for field, kind in _FIELDS.items():
         if type(manifest[field]) is not kind:
             raise EncodingError(f"{path}: expected {field} of type {kind.__name__}, got {manifest[field]!r}")
     if manifest["format"] != FORMAT:
         raise EncodingError(f"{path}: expected format {FORMAT}, got {manifest['format']}")
+    if manifest.get("unchecked", True) is not True:
+        raise EncodingError(f"{path}: expected unchecked to be true or absent, got {manifest['unchecked']!r}")
     return manifest

@@ -37,6 +37,8 @@ from tiebreak.protocol.tags import Digest
 OFF_CHAIN: Final = Address(bytes(19) + b"\x01")
 """Stands in for the contract of a job without one. No contract can live here: it is the address of precompile 0x01."""
 NAMES: Final = "state_dict.tsv"
+UNCHECKED: Final = "unchecked.txt"
+"""Stands in the folder of a run whose capture was not checked against eager PyTorch."""
 MAX_NAMES_BYTES: Final = 1 << 26
 
 
@@ -59,6 +61,11 @@ class Run:
     def job(self) -> Job:
         """What the parties agreed on: the roots of program, initial state and data; steps, stakes and clocks."""
         return self._run.job
+
+    @property
+    def checked(self) -> bool:
+        """Whether the program was compared with eager PyTorch at capture, as far as this folder tells."""
+        return not (self.directory / UNCHECKED).exists()
 
     @property
     def steps(self) -> int:
@@ -189,7 +196,7 @@ def train(
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
     device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
-    **options: Any,
+    unchecked: bool = False, **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
@@ -200,7 +207,7 @@ def train(
     run = agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
         schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
-        policy=policy, precision=precision, device=device, threads=threads, **options,
+        policy=policy, precision=precision, device=device, threads=threads, unchecked=unchecked, **options,
     )  # fmt: skip
     return run.resume(trainer, progress=progress, keep=keep)
 
@@ -210,7 +217,8 @@ def agree(
     directory: str | Path, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None,
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
-    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, **options: Any,
+    domain: Domain | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
+    **options: Any,
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
 
@@ -218,7 +226,7 @@ def agree(
     reward, stakes, windows. domain: the chain and contract on which disputes are played [default: none]. policy: a
     policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
     results, 16 to 32 [default: the policy's, or 32]. If the directory already holds a run, that run is opened, provided
-    that it is the same job over the same model, data and settings.
+    that it is the same job over the same model, data and settings. unchecked: see `tiebreak.capture`; the run says so.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
@@ -230,7 +238,7 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    compiled = capture(task)
+    compiled = capture(task, unchecked=unchecked)
     client, trainer = client or new_key(), trainer or new_key()
     logged = as_policy(policy)
     job = _draft(compiled, task.steps, task.checkpoint_interval, client, trainer, terms or Terms(), logged, precision)
@@ -248,7 +256,7 @@ def agree_on(
     policy: Policy | None = None, precision: int | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Does what `agree` does, for a job that was captured into files earlier (`tiebreak capture`)."""
-    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data), as_policy(policy)
+    compiled, logged = Compiled(bundle.program, bundle.state, bundle.data, checked=bundle.checked), as_policy(policy)
     job = _draft(compiled, bundle.steps, bundle.checkpoint_interval, client, trainer, terms, logged, precision)
     return _create(directory, compiled, job, domain, client, trainer, logged)
 
@@ -276,6 +284,8 @@ def _create(
 ) -> RunDirectory:  # fmt: skip
     signed = sign_job(job, domain, client=client, trainer=trainer)
     more = {} if policy is None else {POLICY: policy.encode()}
+    if not compiled.checked:
+        more[UNCHECKED] = b"captured with --unchecked: never compared with eager PyTorch\n"
     return RunDirectory.create(folder, signed, compiled.program, compiled.state, compiled.data, more)
 
 

@@ -14,12 +14,15 @@ from torch.utils.data import TensorDataset
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, open_array
+from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 Schedule = Sequence[float] | Callable[[int], float]
 Data = Mapping[str, Any] | TensorDataset
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
 _OWN: Final = frozenset(_NAMES.split())
+TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
+"""What targets are usually called."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
 
@@ -32,8 +35,10 @@ def make_task(
     """Makes a `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError`.
 
     model: initialised, float32. Each module stays in the mode (train or eval) that it is in; nothing of it is changed.
-    loss: a function `loss(model, *batch)` that returns a float32 scalar; or one of torch's own losses, as a module
-        (`nn.CrossEntropyLoss()`) or a function (`F.mse_loss`), which is called with model(*batch[:-1]) and batch[-1].
+    loss: a function that returns a float32 scalar. It is called with the model and the arrays of the batch, each as the
+        argument of its name (`lambda model, x, y: ...` or `lambda model, **batch: model(**batch).loss`), or in the
+        order of the data for `*batch`. Or one of torch's own losses, as a module (`nn.CrossEntropyLoss()`) or a
+        function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
     optimizer: `tiebreak.AdamW(...)` or `tiebreak.SGD(...)`, which follow torch's arithmetic step for step.
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or int64
         tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`.
@@ -45,13 +50,14 @@ def make_task(
     """
     _check_kinds(model, loss, optimizer, steps)
     arrays = _arrays(data)
+    taken = _loss(loss, tuple(arrays), by_position=isinstance(data, TensorDataset))
     chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
     known = {field.name for field in fields(Task)} - _OWN
     if unknown := sorted(set(options) - known):
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
     interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
     return Task(
-        name=name, model=model, loss=_loss(loss), optimizer=optimizer, data=arrays, batch=chosen, steps=steps,
+        name=name, model=model, loss=taken, optimizer=optimizer, data=arrays, batch=chosen, steps=steps,
         seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
     )  # fmt: skip
 
@@ -90,16 +96,31 @@ def _array(name: str, array: object) -> Tensor:
     raise ConfigurationError(f"expected an array or a file in data {name!r}, got {type(array).__name__}")
 
 
-def _loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Gives every loss the signature loss(model, *batch); torch's own losses take an output and a target instead."""
+def _loss(loss: Callable[..., Tensor], names: tuple[str, ...], *, by_position: bool) -> Callable[..., Tensor]:
+    """Gives torch's own losses, which take an output and a target, the signature loss(model, *batch).
+
+    by_position: the arrays have no names of the user's, so every loss takes them in order.
+    """
     own = getattr(F, getattr(loss, "__name__", ""), None) is loss
     if not isinstance(loss, nn.Module) and not own:
-        return loss
+        return _in_order(loss) if by_position else loss
+    if misplaced := [name for name in names[:-1] if name in TARGETS and names[-1] not in TARGETS]:
+        raise ConfigurationError(
+            f"expected the target of torch's own losses last in the data, got {', '.join(names)}; put {misplaced[0]} "
+            "last, or write the loss as a function with arguments of these names"
+        )
 
     def of_output(model: nn.Module, *batch: Tensor) -> Tensor:
         return loss(model(*batch[:-1]), batch[-1])
 
     return of_output
+
+
+def _in_order(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def of_batch(model: nn.Module, *batch: Tensor) -> Tensor:
+        return loss(model, *batch)
+
+    return of_batch
 
 
 def _factors(schedule: Schedule | None, steps: int) -> tuple[float, ...] | None:
@@ -108,12 +129,13 @@ def _factors(schedule: Schedule | None, steps: int) -> tuple[float, ...] | None:
     return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
 
 
-def capture(task: Task) -> Compiled:
-    """Captures the task as a program, its initial state and its data.
+def capture(task: Task, *, unchecked: bool = False) -> Compiled:
+    """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    Raises `ConfigurationError`, which lists every operator that has no exact form.
+    The check takes about as long as capture itself and a few steps; `unchecked` skips it. Raises `ConfigurationError`
+    if the program is not the model, or if there is none; it then lists every operator that has no exact form.
     """
-    return compile_task(task)
+    return compile_task(task) if unchecked else checked(task)
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

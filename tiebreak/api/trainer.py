@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -46,7 +47,7 @@ class Trainer:
 
     def __init__(
         self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None, device: str = "cpu",
-        threads: int | None = None,
+        threads: int | None = None, unchecked: bool = False,
     ) -> None:  # fmt: skip
         if save_every is not None and (directory is None or save_every < 1):
             raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
@@ -58,7 +59,7 @@ class Trainer:
         """The loss of each computed step."""
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Compiled = capture(task)
+        self._compiled: Compiled = capture(task, unchecked=unchecked)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
@@ -80,6 +81,8 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Step]:
         """Computes the remaining steps, each when it is asked for. Raises `StateError` if one is not finite."""
+        if self.step == self.steps:
+            warnings.warn(f"all {self.steps} steps are computed; for more, make a trainer of more steps", stacklevel=2)
         numbers, started = range(self.step + 1, self.steps + 1), time.perf_counter()
         for done in steps(self._interpreter, self._state, self._data, numbers, sums=exact, check_finite=True):
             self.step, self._state = done.number, done.result.state
@@ -159,14 +162,15 @@ class Trainer:
 def reproducible(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
     seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
-    save_every: int | None = None, device: str = "cpu", threads: int | None = None, **options: Any,
+    save_every: int | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
+    **options: Any,
 ) -> Trainer:  # fmt: skip
     """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
 
     The arguments up to `schedule`, and `options`, are those of `tiebreak.make_task`. The initial weights are those that
     the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file if others
     are to repeat the run. directory: where to save, every `save_every` steps and at the end; if it holds a save of the
-    same run, training continues from it. device: qualified before the first step.
+    same run, training continues from it. device: qualified before the first step. unchecked: see `tiebreak.capture`.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
     form.
@@ -175,7 +179,9 @@ def reproducible(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
         checkpoint_every=1, **options,
     )  # fmt: skip
-    return Trainer(task, directory=directory, save_every=save_every, device=device, threads=threads)
+    return Trainer(
+        task, directory=directory, save_every=save_every, device=device, threads=threads, unchecked=unchecked
+    )
 
 
 def _state_root(state: State) -> str:

@@ -22,29 +22,32 @@ if TYPE_CHECKING:
 @task_argument
 @output_option("captured", "New or empty folder for the captured job.")
 @steps_option
-def capture(task: str, output: Path, steps: int | None) -> None:
+@click.option("--unchecked", is_flag=True, help="Do not compare the program with eager PyTorch; the job says so.")
+def capture(task: str, output: Path, steps: int | None, unchecked: bool) -> None:
     """Capture TASK as a program that any party can run without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
     run, so capture only what you wrote or read. What comes out is data: the training step as a list of instructions,
     the initial state and the data, named by the roots that a job is signed over. Give the folder to a trainer.
 
-    An operator without an exact form is an error that lists every such operator with its place in the model.
+    The program is checked: captured again with other seeds and clocks, and its first step compared with the same step
+    of eager PyTorch. An operator without an exact form is an error that lists every such operator with its place in
+    the model.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
     loaded = demo.loader.load_task(task, steps=steps)
     started = time.perf_counter()
-    bundle = captured(loaded)
+    bundle = captured(loaded, unchecked=unchecked)
     seconds = time.perf_counter() - started
     bundle.save(output)
     show(bundle, output, {"capture": f"{seconds:.1f} s"})
 
 
-def captured(task: "Task") -> "Bundle":
+def captured(task: "Task", *, unchecked: bool = False) -> "Bundle":
     """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
     with _waiting(Console(stderr=True), f"capturing {task.name}"):
-        return api.bundle.capture_bundle(task)
+        return api.bundle.capture_bundle(task, unchecked=unchecked)
 
 
 def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
@@ -69,6 +72,7 @@ def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> 
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
         "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
+        **({} if bundle.checked else {"unchecked": "the program was never compared with eager PyTorch"}),
         **(more or {}),
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),

@@ -14,11 +14,12 @@ from rich.console import Console
 from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.progress import training_progress
 from tiebreak.api.running import make_interpreter
+from tiebreak.api.tasks import capture
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.words import short
 from tiebreak.engine.arithmetic import Stats
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.agreement import draft_job
 from tiebreak.engine.run.audit import compare
@@ -55,7 +56,7 @@ class Trained:
 def agree(market: Market, task: Task, folder: Path, console: Console, terms: Terms) -> tuple[Compiled, RunDirectory]:
     """Captures the task, has client and trainer sign the job, and puts it on the board."""
     started = time.perf_counter()
-    compiled = compile_task(task)
+    compiled = capture(task)
     captured = time.perf_counter() - started
     job = draft_job(
         compiled,

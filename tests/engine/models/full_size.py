@@ -17,8 +17,8 @@ from tiebreak.engine.capture.task import Batch, Rows, Task
 pytestmark = [pytest.mark.timeout(1800)]
 
 
-def next_token(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    return F.cross_entropy(model(input_ids=x_BT, use_cache=False).logits.flatten(0, 1), y_BT.flatten())
+def next_token(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(input_ids=x, use_cache=False).logits.flatten(0, 1), y.flatten())
 
 
 def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

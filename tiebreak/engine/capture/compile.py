@@ -1,6 +1,6 @@
 """Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,11 +28,18 @@ TELEMETRY = "telemetry.loss"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A captured task. `state` is the initial state; `data` is everything else that the steps read."""
+    """A captured task. `state` is the initial state; `data` is everything else that the steps read.
+
+    gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
+    in `Builder`. checked: whether the program was compared with eager PyTorch.
+    """
 
     program: Program
     state: dict[str, Tensor]
     data: dict[str, Tensor]
+    gradients: dict[str, Ref] = field(default_factory=dict)
+    draws: tuple[int | None, ...] = ()
+    checked: bool = False
 
 
 def compile_task(task: Task) -> Compiled:
@@ -42,10 +49,11 @@ def compile_task(task: Task) -> Compiled:
     step; `tiebreak.engine.run.eager.checked` does.
     """
     with untouched(task.model):
-        return _compiled(task)
+        return compile_in_place(task)
 
 
-def _compiled(task: Task) -> Compiled:
+def compile_in_place(task: Task) -> Compiled:
+    """Does what `compile_task` does, but leaves behind what the user's code changes in the model."""
     b = Builder()
     initial = task.initial_state()
     refs = {name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
@@ -60,7 +68,7 @@ def _compiled(task: Task) -> Compiled:
     rate = b.rows(rates, b.step())
     parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
-    gradients = {name: g for name, g in step.gradients.items() if name in trainable}
+    raw = gradients = {name: g for name, g in step.gradients.items() if name in trainable}
     if task.clip is not None:
         gradients = clipped(b, task.clip, gradients)
     updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
@@ -76,7 +84,9 @@ def _compiled(task: Task) -> Compiled:
     state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
     data |= step.constants
-    return Compiled(program, state, {name: data[name].contiguous() for name in program.data_spec()})
+    data = {name: data[name].contiguous() for name in program.data_spec()}
+    placed = {name: replace(g, value=b.numbers[g.value]) for name, g in raw.items() if g.value in b.numbers}
+    return Compiled(program, state, data, placed, tuple(b.draws))
 
 
 def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:

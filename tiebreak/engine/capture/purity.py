@@ -25,8 +25,8 @@ from torch.func import functional_call
 from tiebreak.engine.capture.places import described, first_line, module_of, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
-_INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every module that hold its tensors, submodules and hooks."""
+_INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"} | {"_flat_weights", "_flat_weight_refs"}
+"""Attributes of every module that hold its tensors, submodules and hooks; of recurrent ones, their weights again."""
 _CLOCKS: Final = frozenset(
     f for name in dir(time) if name.endswith(("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter",
                                               "perf_counter_ns")) and callable(f := getattr(time, name))
@@ -172,11 +172,13 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
         what = None
         if isinstance(owner, random.Random):
             what = (f"random numbers of Python (`{name}`)", _RANDOM)
+        elif "site-packages" in frame.f_code.co_filename:
+            return  # libraries read clocks for their logs, and in callbacks of the garbage collector
         elif (isinstance(owner, ModuleType) and called in _CLOCKS) or (
             isinstance(owner, type) and issubclass(owner, datetime.date) and name in ("now", "today", "utcnow")
         ):
             what = (f"the time (`{name}`)", "keep it out of the step")
-        if what is not None and (line := user_line(frame)) and "site-packages" not in line:
+        if what is not None and (line := user_line(frame)):
             found.append((described(module_of(frame, names), line), *what))
 
     before = sys.getprofile()

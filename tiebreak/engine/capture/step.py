@@ -149,6 +149,7 @@ class _Lowering:
             self.values[node] = self._getitem(node)
             return
         if not node.users:
+            self.builder.draws += [None] * (torch.Tag.nondeterministic_seeded in node.target.tags)
             return
         arguments = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if (bad := _unknown_dtype(node)) is not None:

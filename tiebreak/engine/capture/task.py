@@ -6,6 +6,7 @@ receive the program captured from it, and its initial state and data as bytes.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from math import isfinite
 from typing import Final
 
@@ -28,6 +29,7 @@ from tiebreak.engine.optimizers.settings import (
     require_count,
     require_number,
 )
+from tiebreak.protocol.errors import ConfigurationError
 
 __all__ = [
     "SGD", "Adafactor", "Adam", "AdamW", "Batch", "Clip", "Evaluation", "Examples", "Group", "Loss", "Optimizer",
@@ -39,7 +41,10 @@ DATA_DTYPES: Final = (torch.float32, torch.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Example i is row i of each named array, in this order; the batch gains a leading dimension."""
+    """Example i is row i of each named array; the batch gains a leading dimension.
+
+    The loss gets each array as the argument of its name; the order counts only for `*batch`.
+    """
 
     names: tuple[str, ...]
 
@@ -106,7 +111,53 @@ class Batch:
 
 
 Loss = Callable[..., Tensor]
-"""loss(model, *batch) -> f32 of rank 0."""
+"""loss(model, ...) -> f32 of rank 0. Its further arguments are those of the batch, by name if the data are `Rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A loss over a batch in the order of `names`: each array goes to the argument of its name.
+
+    `*batch` takes the arrays that no argument names, in their order; `**batch` takes them by name.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    order: tuple[str, ...]
+    """The arrays that are given by position."""
+
+    def __call__(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        given = dict(zip(self.names, batch, strict=True))
+        positional = [given.pop(name) for name in self.order]
+        return self.loss(model, *positional, **given)
+
+    @classmethod
+    def of(cls, loss: Loss, names: tuple[str, ...]) -> "Bound":
+        """Binds a loss. Raises `ConfigurationError` if its arguments are not those of the batch."""
+        loss = loss.loss if isinstance(loss, cls) else loss
+        try:
+            found = list(signature(loss).parameters.values())
+        except (TypeError, ValueError):  # some callables in C do not tell their arguments
+            return cls(loss, names, names)
+        if not found or found[0].kind == Parameter.VAR_POSITIONAL:
+            return cls(loss, names, names)
+        arguments, kinds = found[1:], {p.kind for p in found[1:]}
+        named = [p for p in arguments if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+        missing = [p.name for p in named if p.name not in names and p.default is Parameter.empty]
+        left = [name for name in names if name not in [p.name for p in named]]
+        if missing or (left and not kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}):
+            raise ConfigurationError(
+                f"expected a loss whose arguments after the model are the arrays of the batch, {', '.join(names)}, got "
+                f"{', '.join(str(p) for p in arguments) or 'none'}; arrays are bound by name, so rename the arguments "
+                "or the data, leave out what the loss does not take, or take them by position with `*batch`"
+            )
+        first = [p.name for p in named if p.kind == Parameter.POSITIONAL_ONLY and p.name in names]
+        if Parameter.VAR_POSITIONAL in kinds:
+            before = [p.name for p in named if p.kind != Parameter.KEYWORD_ONLY and p.name in names]
+            first = [*before, *left]
+        return cls(loss, names, tuple(first))
+
+
 Evaluation = Callable[[nn.Module], dict[str, float]]
 """evaluate(model) -> metrics by name. It must not draw from training's random stream, nor train on what it measures."""
 
@@ -155,6 +206,8 @@ class Task:
         require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
         self._check_schedule()
         self._check_data()
+        if isinstance(self.batch.examples, Rows):
+            object.__setattr__(self, "loss", Bound.of(self.loss, self.batch.examples.names))
         self._check_model()
 
     def _check_schedule(self) -> None:
@@ -172,6 +225,7 @@ class Task:
         missing = [name for name in self.batch.examples.arrays() if name not in self.data]
         require(not missing, f"data named {missing}", sorted(self.data))
         require(self.examples >= 1, "at least one example", self.examples)
+        require(self.batch.size <= self.examples, f"a batch of at most all {self.examples} examples", self.batch.size)
 
     def _check_model(self) -> None:
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 import torch.fx.traceback
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
@@ -53,9 +54,10 @@ class JointGraph:
     """The new value of each mutated buffer."""
 
     def origin(self, node: fx.Node) -> str:
-        """`module.path:node`, for messages: the module whose forward, or whose backward, makes the node."""
-        path = node.meta.get("custom", {}).get(_PATH, "")
-        return f"{path}:{node.name}" if path else node.name
+        """`module.path:node (file.py:12)`: the module and the user's line that make the node, or its forward."""
+        noted = node.meta.get("custom", {})
+        named = f"{noted[_PATH]}:{node.name}" if noted.get(_PATH) else node.name
+        return f"{named} ({noted[_LINE]})" if noted.get(_LINE) else named
 
     def place(self, node: fx.Node) -> str:
         """`module.path: file.py:12`, the module and the user's line that make the node or its forward."""
@@ -185,7 +187,15 @@ def trace(
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
-    with sdpa_kernel(SDPBackend.MATH), kept_whole(), as_export(), _refusals(model), _paths(model), tracing(context):
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        kept_whole(),
+        as_export(),
+        uncheckpointed(),
+        _refusals(model),
+        _paths(model),
+        tracing(context),
+    ):
         graph, metadata, _, _ = _aot_export_function(
             step,
             (*parameters.values(), *buffers.values(), *batch),
@@ -233,6 +243,17 @@ def _checked(loss: Any) -> Tensor:
     if not loss.requires_grad:
         raise ConfigurationError("expected a loss that depends on a trainable parameter, got one that does not")
     return loss
+
+
+@contextmanager
+def uncheckpointed() -> Iterator[None]:
+    """Lets torch.utils.checkpoint save what it would compute again: a trace would draw other random numbers then."""
+    before = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    torch.utils.checkpoint._checkpoint_without_reentrant_generator = lambda *_, **__: iter([None])
+    try:
+        yield
+    finally:
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator = before
 
 
 @contextmanager

@@ -146,6 +146,10 @@ class Builder:
         self.origin = ""
         self._known: dict[Instruction, int] = {}
         self._streams = 0
+        self.draws: list[int | None] = []
+        """The stream of each random tensor in the order of the traced step; None for one that nothing reads."""
+        self.numbers: dict[int, int] = {}
+        """The number in the finished program of each value that is still in it."""
         self._data: dict[str, Ref] = {}
         self._state: dict[str, Ref] = {}
 
@@ -494,6 +498,7 @@ class Builder:
     def random(self, shape: Sequence[int]) -> Ref:
         """Uniform f32 in [0, 1), drawn anew in every step; the key is the job's seed."""
         seed, step = self.seed(), self.step()
+        self.draws.append(self._streams)
         zeros = (0,) * len(shape)
         operands = (Access(seed.value, 0, zeros), Access(step.value, 0, zeros))
         return self.emit(
@@ -535,7 +540,7 @@ class Builder:
         """
         whole = {name: self.copy(state[name]) for name in sorted(state)}
         live = self._live([ref.value for ref in whole.values()] + [loss.value])
-        renumber = {old: new for new, old in enumerate(live)}
+        renumber = self.numbers = {old: new for new, old in enumerate(live)}
         slots = {
             SourceKind.STATE: {name: slot for slot, name in enumerate(whole)},
             SourceKind.DATA: {

@@ -64,8 +64,8 @@ class Classifier(nn.Module):
         return logits
 
 
-def _loss(model: nn.Module, x_BHW: Tensor, label_B: Tensor) -> Tensor:
-    return F.cross_entropy(model(x_BHW), label_B)
+def _loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(images), labels)
 
 
 def _images(label_B: Tensor) -> Tensor:

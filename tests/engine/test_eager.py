@@ -1,0 +1,158 @@
+"""The check of a capture against eager PyTorch: it passes what is right, and finds by itself what capture must refuse."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
+from tiebreak.engine.capture import compile as compiling
+from tiebreak.engine.capture.task import SGD, AdamW, Batch, Bound, Clip, Rows, Task, Windows
+from tiebreak.engine.lowering import RULES
+from tiebreak.engine.run import eager
+from tiebreak.engine.run.eager import checked
+from tiebreak.protocol.errors import ConfigurationError
+
+DATA = {"x": torch.sin(torch.arange(32.0)).reshape(8, 4), "y": torch.cos(torch.arange(32.0) * 3).reshape(8, 4)}
+
+
+def task(model: nn.Module, loss: Callable[..., Tensor] | None = None, **changes: Any) -> Task:
+    settings = {
+        "name": "checked",
+        "model": model,
+        "loss": loss or (lambda model, x, y: F.mse_loss(model(x), y)),
+        "optimizer": SGD(lr=0.1),
+        "data": DATA,
+        "batch": Batch(size=4, examples=Rows(names=("x", "y"))),
+        "steps": 3,
+        "checkpoint_interval": 1,
+    }
+    return Task(**(settings | changes))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Sequential(nn.Tanh(), nn.Linear(6, 4)))
+
+
+def test_what_is_right_passes(cases: Callable[[], None]) -> None:
+    torch.manual_seed(0)
+    frozen = network()
+    frozen[0].requires_grad_(False)
+    frozen[1].eval()
+    saving = Layer(lambda _, x: checkpoint(lambda y: F.dropout(torch.tanh(y)), x, use_reentrant=False))
+    words = nn.Sequential(nn.Embedding(9, 6), nn.GRU(6, 4, 2, dropout=0.2, batch_first=True))
+    for made in (
+        task(network(), accumulation=2, clip=Clip(norm=0.01), average=0.9, optimizer=AdamW(lr=0.1)),
+        task(frozen),
+        task(saving),
+        task(with_buffers(centred, centre=torch.full((4,), 0.5))),
+        task(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), lambda m, *b: (m(b[0]).sum(), m(b[0] - b[1]).mean())[1]),
+        task(
+            words,
+            lambda model, window: model(window)[0].square().mean(),
+            data={"text": torch.arange(60) % 9},
+            batch=Batch(size=2, examples=Windows(name="text", length=5, stride=5)),
+        ),
+    ):
+        compiled = checked(made)
+        assert compiled.checked
+        assert compiled.program.root == compiling.compile_task(made).program.root
+        cases()
+
+
+def undo_examining(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("tiebreak.engine.capture.step.examine", lambda *_: frozenset())
+
+
+def undo_assigning(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("tiebreak.engine.capture.tracing._written", lambda *_: None)
+
+
+def undo_modes(patch: pytest.MonkeyPatch) -> None:
+    real = compiling.capture
+    patch.setattr(compiling, "capture", lambda b, model, *rest: real(b, model.train(), *rest))
+
+
+def undo_binding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Bound, "__call__", lambda self, model, *batch: self.loss(model, *batch))
+
+
+def undo_operators(patch: pytest.MonkeyPatch) -> None:
+    from tiebreak.engine.capture import undecomposed  # noqa: PLC0415
+
+    names = [name for name in undecomposed._names() if not name.startswith("multilabel_margin_loss")]
+    patch.setattr(undecomposed, "_names", lambda: names)
+
+
+def loaded(again: bool) -> Callable[..., Tensor]:
+    batches = iter(DataLoader(TensorDataset(torch.rand(80, 4)), batch_size=4))
+    return lambda model, x, y: F.mse_loss(model(next(batches)[0] if again else x), y)
+
+
+def batch_norm() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].eval()
+    return model
+
+
+CYCLE = itertools.cycle([0.5, 1.0, 1.5, 2.0, 2.5])
+LABELS = torch.tensor([[3, 0, -1, 1], [1, 2, -1, 0]] * 2)
+UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
+    "assigned": (undo_assigning, lambda: task(with_buffers(centred, centre=torch.ones(4))), "buffer centre"),
+    "random": (undo_examining, lambda: task(Layer(lambda _, x: x * random.random())), "first difference is at mul"),
+    "numpy": (undo_examining, lambda: task(Layer(lambda _, x: x * np.random.rand())), "first difference is at mul"),
+    "time": (undo_examining, lambda: task(Layer(lambda _, x: x * time.time())), "first difference is at mul"),
+    "counter": (undo_examining, lambda: task(nn.Sequential(Layer(counting, calls=0))), r"is at 0:mul.*\.py:\d+"),
+    "loader": (undo_examining, lambda: task(nn.Linear(4, 4), loaded(True)), "captured again"),
+    "cycle": (lambda _: None, lambda: task(Layer(lambda _, x: x * next(CYCLE))), "first difference is at mul"),
+    "mode": (undo_modes, lambda: task(batch_norm()), "the first module whose output departs is 1"),
+    "names": (undo_binding, lambda: task(nn.Linear(4, 4), lambda model, y, x: F.mse_loss(model(x), y)), "step 1, the"),
+    "padding": (
+        undo_operators,
+        lambda: task(nn.Linear(4, 4), lambda m, x, y: F.multilabel_margin_loss(m(x), LABELS + (y > 9).long())),
+        "the program is not the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_the_check_finds_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    undo, make, words = UNDONE[name]
+    torch.manual_seed(0)
+    undo(monkeypatch)
+    with pytest.raises(ConfigurationError, match=words):
+        checked(make())
+
+
+def test_a_wrong_rule_is_found_in_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "tanh.default", lambda c, x: RULES["sin.default"](c, x))
+    with pytest.raises(ConfigurationError, match=r"the loss is .* allowed .* departs is 3\.0\."):
+        checked(task(network()))
+
+
+def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = eager._engine
+
+    def fewer(*given: Any) -> Any:
+        ours, drawn = real(*given)
+        return ours, [tensor[:1] for tensor in drawn if tensor is not None]
+
+    monkeypatch.setattr(eager, "_engine", fewer)
+    with pytest.raises(ConfigurationError, match=r"draws random numbers of shape \(4, 6\) where the program draws"):
+        checked(task(network()))
+
+
+def test_a_model_that_cannot_run_in_double_precision_is_compared_in_single() -> None:
+    weight = torch.eye(4)
+    checked(task(Layer(lambda _, x: x.float() @ weight), lambda model, x, y: F.mse_loss(model(x), y.float())))
+    with pytest.raises(ConfigurationError, match="captured again"):
+        checked(task(Layer(lambda _, x: x.float() @ weight * next(CYCLE)), lambda model, x, y: (model(x) - y).sum()))

@@ -1,0 +1,382 @@
+"""Checks a capture: the program must be the user's model, and not what a tracer made of it.
+
+(a) The task is captured twice, with other seeds, clocks and Python state, and the two programs are compared.
+(b) Step 1 is run on the user's data by the engine and by plain eager PyTorch, in FP64 and, to know the model's own
+    noise, in FP32. Loss, gradients and buffers must agree. Eager draws the program's random numbers, in the same order.
+
+What departs is named with the first module whose output departs, or with the first instruction.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import zip_longest
+from math import sqrt
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
+from tiebreak.engine.capture.places import refusal
+from tiebreak.engine.capture.purity import untouched
+from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
+from tiebreak.engine.capture.tracing import uncheckpointed
+from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.philox import shuffle
+from tiebreak.protocol.program.isa import Opcode, RandomParams, ShuffleParams
+
+NOISE: Final = 16.0
+"""How many times the distance between eager FP32 and FP64 a result may be from FP64."""
+RELATIVE: Final = 2.0**-18
+"""What it may be off besides, as a share of its norm: 32 units of FP32's rounding."""
+LARGEST: Final = 2.0**-20
+"""The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
+PERTURBED: Final = 3
+"""The number of further runs, from weights moved by one rounding, that tell noise from a difference."""
+CLOCKS: Final = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
+SHIFT: Final = 86_413
+"""Seconds (or nanoseconds) by which clocks are shifted."""
+
+Outputs = list[tuple[str, Tensor]]
+"""The output of each call of a module, with the module's path."""
+
+
+def checked(task: Task) -> Compiled:
+    """Captures a task and checks the program. Raises `ConfigurationError` if it is not the task's own step."""
+    with untouched(task.model):
+        compiled = compile_in_place(task)
+        with disturbed():
+            _same_programs(compiled, compile_in_place(task))
+    with untouched(task.model), torch.enable_grad():
+        _same_step(task, compiled)
+    return replace(compiled, checked=True)
+
+
+@contextmanager
+def disturbed() -> Iterator[None]:
+    """Other random streams of Python, NumPy and torch, and other times."""
+    random.seed(SHIFT)
+    np.random.seed(SHIFT)
+    torch.manual_seed(SHIFT)
+    clocks = {name: getattr(time, name) for name in CLOCKS}
+    for name, clock in clocks.items():
+        setattr(time, name, lambda clock=clock: clock() + SHIFT)
+    try:
+        yield
+    finally:
+        for name, clock in clocks.items():
+            setattr(time, name, clock)
+
+
+def _same_programs(first: Compiled, second: Compiled) -> None:
+    for a, b in zip_longest(first.program.body, second.program.body):
+        if a != b:
+            place = (a or b).origin
+            break
+    else:
+        differing = [n for n, t in first.data.items() if not torch.equal(t, second.data[n])]
+        if not differing and first.program == second.program:
+            return
+        named = (i.origin for i in first.program.body if getattr(i.params, "name", "") in differing)
+        place = next(named, "the optimizer")
+    raise ConfigurationError(
+        f"the step is another one when it is captured again, with other seeds and clocks; the first difference is at "
+        f"{place}. It reads Python state that changes from step to step, which a program cannot; make that a buffer, a "
+        "schedule or data, and draw random numbers with torch"
+    )
+
+
+@dataclass
+class _Outcome:
+    """What a step makes of the model: in names of the task's own model."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    outputs: Outputs = field(default_factory=list)
+
+    def results(self) -> Iterator[tuple[str, Tensor]]:
+        yield "the loss", self.loss
+        yield from ((f"buffer {name}", tensor) for name, tensor in self.buffers.items())
+        yield from ((f"the gradient of {name}", tensor) for name, tensor in self.gradients.items())
+
+
+def _same_step(task: Task, compiled: Compiled) -> None:
+    ours, drawn = _engine(task, compiled)
+    batches = _batches(task, compiled)
+    wide = _eager(task, batches, drawn, torch.float64)
+    narrow = _eager(task, batches, drawn, torch.float32)
+    reference = narrow if wide is None else wide
+    assert reference is not None  # FP32 raises where it fails
+    others = [narrow] if wide is not None else []
+    departing = _departing(ours, reference, others)
+    if departing or wide is None:
+        # A second look: how far do the model's own results move if its weights move by one rounding?
+        others += [_eager(task, batches, drawn, reference.loss.dtype, seed) for seed in range(PERTURBED)]
+        departing = _departing(ours, reference, others)
+    if departing:
+        name, distance, allowed = departing[0]
+        raise ConfigurationError(
+            f"the program is not the model: in step 1, {name} is {distance:.3g} from that of eager PyTorch, where "
+            f"{allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
+            f"{_first_module(task, reference, others)}. Please report this with the model; `unchecked` skips the check"
+        )
+
+
+def _departing(
+    ours: _Outcome, reference: _Outcome, others: Sequence[_Outcome | None]
+) -> list[tuple[str, float, float]]:
+    """Name, distance and allowance of each result that is too far from the reference."""
+    near = [dict(other.results()) for other in others if other is not None]
+    scale = max((_size(g) for g in reference.gradients.values()), default=0.0)
+    mine = dict(ours.results())
+    found = []
+    for name, wanted in reference.results():
+        largest = scale if name.startswith("the gradient") else 0.0
+        allowed = _allowed(wanted, [other[name] for other in near], largest)
+        distance = _distance(mine[name], wanted) if name in mine else float("inf")
+        if not distance <= allowed:
+            found.append((name, distance, allowed))
+    extra = (
+        (name, _distance(t, torch.zeros_like(t))) for name, t in mine.items() if name not in dict(reference.results())
+    )
+    return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
+
+
+def _allowed(wanted: Tensor, others: Sequence[Tensor], largest: float = 0.0) -> float:
+    noise = max((_distance(other, wanted) for other in others), default=0.0)
+    size = _size(wanted)
+    return NOISE * noise + sqrt(wanted.numel()) * (RELATIVE * size + LARGEST * largest) + 1e-30
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square of the finite elements."""
+    finite = tensor.double()[torch.isfinite(tensor.double())]
+    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The norm of the difference; infinite if not the same elements are finite, or integers differ."""
+    a, b = a.double(), b.double()
+    if a.shape != b.shape or not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+        return float("inf")
+    apart: Tensor = (a - b)[torch.isfinite(b)].norm()
+    return apart.item()
+
+
+# The engine's side
+
+
+def _engine(task: Task, compiled: Compiled) -> tuple[_Outcome, list[Tensor | None]]:
+    """The results of step 1, and the random numbers of each draw (None for one that the program leaves out)."""
+    body, streams, values = compiled.program.body, dict[int, Tensor](), dict[int, Tensor]()
+    wanted = {ref.value for ref in compiled.gradients.values()}
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        if leaf in wanted:
+            values[leaf] = tensor
+        if leaf < len(body) and isinstance(body[leaf].params, RandomParams) and body[leaf].opcode == Opcode.RANDOM:
+            streams[body[leaf].params.stream] = tensor.clone()  # type: ignore[union-attr]
+        return tensor
+
+    machine = Interpreter(compiled.program, Arithmetic())
+    state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
+    result = machine.step(1, state, data, observe, check_finite=False)
+    gradients = {name: _read(values[ref.value], ref) for name, ref in compiled.gradients.items()}
+    buffers = {name: result.state[MODEL + name] for name, _ in task.model.named_buffers()}
+    drawn = [None if stream is None else streams.get(stream) for stream in compiled.draws]
+    return _Outcome(torch.tensor(result.loss), gradients, buffers), drawn
+
+
+def _read(value: Tensor, ref: Ref) -> Tensor:
+    """The tensor that a ref reads."""
+    index = torch.tensor(ref.offset)
+    for size, stride in zip(ref.shape, ref.strides, strict=True):
+        index = index[..., None] + torch.arange(size) * stride
+    return value.flatten()[index]
+
+
+def _batches(task: Task, compiled: Compiled) -> list[tuple[Tensor, ...]]:
+    """The batches of step 1, by section 7 of the specification in plain integers."""
+    stream = next(i.params.stream for i in compiled.program.body if isinstance(i.params, ShuffleParams))
+    n, size = task.examples, task.batch.size
+    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in range(size * task.accumulation)]
+    parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+    return [task.batch.examples.take(task.data, part) for part in parts]
+
+
+# Eager PyTorch's side
+
+
+class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own."""
+
+    def __init__(self, numbers: Sequence[Tensor | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._numbers = iter(numbers)
+
+    def _next(self, shape: torch.Size) -> Tensor:
+        found = next(self._numbers, None)
+        if found is None:
+            return torch.rand(shape, dtype=torch.float32)  # the program does without it, so it does not matter
+        if found.shape != shape:
+            raise ConfigurationError(
+                f"the program is not the model: eager PyTorch draws random numbers of shape {tuple(shape)} where the "
+                f"program draws {tuple(found.shape)}"
+            )
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func is aten.bernoulli_.float:
+            p = torch.tensor(args[1] if len(args) > 1 else 0.5, dtype=torch.float32)
+            return args[0].copy_(self._next(args[0].shape) < p)
+        if func in (aten.bernoulli.default, aten.bernoulli_.Tensor):
+            p = args[-1]
+            drawn = (self._next(args[0].shape) < p).to(args[0].dtype)
+            return args[0].copy_(drawn) if func is aten.bernoulli_.Tensor else drawn
+        result = func(*args, **(kwargs or {}))
+        if func in (aten.rand.default, aten.rand_like.default):
+            result.copy_(self._next(result.shape))
+        return result
+
+
+class _Observed(nn.Module):
+    """A loss over a model that keeps the buffers and the modules' outputs of its last call."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.model = task.model
+        self._task = task
+        self.buffers_after: dict[str, Tensor] = {}
+        self.outputs: Outputs = []
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        with _outputs(self.model) as self.outputs:
+            loss = _by_name(self._task, self.model, batch)
+        self.buffers_after = dict(self.model.named_buffers())
+        return loss
+
+
+def _by_name(task: Task, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """Calls the user's own loss, with each array of `Rows` by its name where that is possible."""
+    examples, loss = task.batch.examples, task.loss.loss if isinstance(task.loss, Bound) else task.loss
+    given = dict(zip(examples.names, batch, strict=True)) if isinstance(examples, Rows) else {}
+    try:
+        signature(loss).bind(model, **given)
+    except (TypeError, ValueError):  # it takes them by position
+        return task.loss(model, *batch)
+    return loss(model, **given) if given else loss(model, *batch)
+
+
+@contextmanager
+def _outputs(model: nn.Module) -> Iterator[Outputs]:
+    """Collects the first tensor of what each module returns."""
+    found: Outputs = []
+
+    def keep(path: str, output: Any) -> None:
+        while isinstance(output, tuple | list | dict) and output:
+            output = next(iter(output.values() if isinstance(output, dict) else output))
+        if isinstance(output, Tensor) and output.is_floating_point():
+            found.append((path, output.detach()))
+
+    hooks = [
+        module.register_forward_hook(lambda _m, _i, output, path=path: keep(path, output))
+        for path, module in model.named_modules()
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _eager(
+    task: Task, batches: Sequence[Sequence[Tensor]], drawn: Sequence[Tensor | None], dtype: torch.dtype,
+    seed: int | None = None,
+) -> _Outcome | None:  # fmt: skip
+    """A step of plain PyTorch; None if the model does not run in FP64. seed: moves every weight by one rounding."""
+    named = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
+    own = {
+        f"model.{name}": _moved(t.detach(), dtype, seed).requires_grad_(t.requires_grad) for name, t in named.items()
+    }
+    step, default = _Observed(task), torch.get_default_dtype()
+    losses = []
+    torch.set_default_dtype(dtype)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), uncheckpointed(), _Drawn(drawn):
+            for batch in batches:
+                cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
+                losses.append(functional_call(step, own, cast) / len(batches))
+                losses[-1].backward()
+                own |= {f"model.{name}": t.detach() for name, t in step.buffers_after.items()}
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if dtype == torch.float64:
+            return None
+        raise refusal(error, task.model, "the step fails in plain PyTorch already", "mend it first") from error
+    finally:
+        torch.set_default_dtype(default)
+    gradients = {
+        n: g for n, p in task.model.named_parameters() if p.requires_grad and (g := own[f"model.{n}"].grad) is not None
+    }
+    buffers = {name: own[f"model.{name}"] for name, _ in task.model.named_buffers()}
+    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, step.outputs)
+
+
+def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    if seed is None:
+        return tensor.to(dtype, copy=True)
+    signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return tensor.to(dtype) * (1 + signs * 2.0**-23).to(dtype)
+
+
+# The first module that departs
+
+
+class _Probed(nn.Module):
+    """A model with a buffer for the output of each call of a module."""
+
+    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
+        super().__init__()
+        self.inner = model
+        for number, (_, tensor) in enumerate(outputs):
+            self.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
+
+
+def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome | None]) -> str:
+    """Captures the task again with every module's output as state, and says which is the first that departs."""
+
+    def loss(probed: Any, *batch: Tensor) -> Tensor:
+        with _outputs(probed.inner) as found:
+            value = task.loss(probed.inner, *batch)
+        for number, (_, tensor) in enumerate(found):
+            setattr(probed, f"probe{number}", tensor.float())
+        return value
+
+    probed = replace(
+        task, model=_Probed(task.model, reference.outputs), loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None
+    )
+    try:
+        ours, _ = _engine(probed, compile_in_place(probed))
+    except ConfigurationError as error:
+        return f"the module cannot be told ({error})"
+    for number, (path, wanted) in enumerate(reference.outputs):
+        near = [other.outputs[number][1] for other in others if other is not None]
+        if not _distance(ours.buffers[f"probe{number}"], wanted) <= _allowed(wanted, near):
+            return f"the first module whose output departs is {path or 'the model itself'}"
+    return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
