@@ -106,7 +106,8 @@ def test_a_module_takes_the_state_and_is_untouched_before(cases: Callable[[], No
         assert not same(after, before)
         given["model"].load_state_dict(after)  # strict: all keys, no others
         assert same(given["model"].state_dict(), after)
-        assert next(iter(trainer), None) is None
+        with pytest.warns(UserWarning, match=f"all {STEPS} steps are computed"):
+            assert next(iter(trainer), None) is None
         cases()
 
 
@@ -139,6 +140,9 @@ def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
         trainer = tiebreak.reproducible(**regression(**change))
         assert trainer.run(progress=False).digest() == expected
         cases()
+    turned = {name: given["data"][name] for name in ("y", "x")}  # the arrays find their arguments by name
+    trainer = tiebreak.reproducible(**regression(data=turned, loss=lambda model, x, y: F.mse_loss(model(x), y)))
+    assert trainer.run(progress=False).losses == tiebreak.reproducible(**regression()).run(progress=False).losses
     dataset = TensorDataset(given["data"]["x"], given["data"]["y"])
     assert tiebreak.reproducible(**regression(data=dataset)).run(progress=False).losses == trainer.losses
     other = tiebreak.reproducible(**regression(seed=1)).run(progress=False)
@@ -202,6 +206,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "schedule": ({"schedule": [1.0]}, "7 factors in the schedule"),
     "an option": ({"dropout": 0.5}, r"got \['dropout'\]"),
     "batch": ({"batch": 0}, "a batch size of at least 1"),
+    "large batch": ({"batch": 25}, "a batch of at most all 24 examples, got 25"),
+    "names": ({"loss": lambda model, x, z: F.mse_loss(model(x), z)}, "arrays of the batch, x, y, got x, z"),
+    "order": ({"data": {"y": torch.ones(9, 1), "x": torch.ones(9, 4)}}, "the target of torch's own losses last"),
 }
 
 

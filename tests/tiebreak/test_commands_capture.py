@@ -7,9 +7,14 @@ import pytest
 from rich.console import Console
 
 from tests.tiebreak.parties import TASK
-from tiebreak.api.bundle import load_bundle
+from tiebreak.api.bundle import MANIFEST, load_bundle
+from tiebreak.api.keys import new_key
+from tiebreak.api.runs import OFF_CHAIN, agree_on, open_run
 from tiebreak.cli.capture import _size, _waiting
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.errors import EncodingError
 
 
 def captured(folder: Path, name: str, *more: str) -> Path:
@@ -44,6 +49,24 @@ def test_steps_and_the_model_change_what_they_should(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK.replace("nn.Dropout(0.2)", "nn.Dropout(0.3)"))
     changed = load_bundle(captured(tmp_path, "changed"))
     assert changed.roots()["program_root"] != first.roots()["program_root"]
+
+
+def test_a_job_that_was_not_checked_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    checked, unchecked = captured(tmp_path, "checked"), captured(tmp_path, "unchecked", "--unchecked")
+    assert "never compared with eager PyTorch" in capsys.readouterr().out
+    assert (load_bundle(checked).checked, load_bundle(unchecked).checked) == (True, False)
+    assert load_bundle(checked).roots() == load_bundle(unchecked).roots()
+    assert "unchecked" not in (checked / MANIFEST).read_text()
+    keys = {name: new_key() for name in ("client", "trainer")}
+    domain = Domain(chain_id=0, contract=OFF_CHAIN)
+    for folder in (checked, unchecked):
+        run_folder = folder.parent / f"run-{folder.name}"
+        agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=domain)
+        assert open_run(run_folder).checked == (folder == checked)
+    (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace("true", "false"))
+    with pytest.raises(EncodingError, match="unchecked to be true or absent, got False"):
+        load_bundle(unchecked)
 
 
 def test_an_output_that_is_there_is_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

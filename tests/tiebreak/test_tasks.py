@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -201,3 +203,33 @@ def test_errors_of_the_users_own_code_pass_through(tmp_path: Path) -> None:
     path.write_text("def task():\n    return 1 / 0\n")
     with pytest.raises(ZeroDivisionError):
         load_task(str(path))
+
+
+LOSSES = {
+    "named": (lambda model, x, y: x - y, "xy"),
+    "turned": (lambda model, y, x: x - y, "xy"),
+    "in order": (lambda model, *batch: batch[0] - batch[1], "xy"),
+    "by name": (lambda model, **batch: batch["x"] - batch["y"], "xy"),
+    "one of both": (lambda model, y, *rest: rest[0] - y, "xy"),
+    "optional": (lambda model, x, y, z=0: x - y + z, "xy"),
+    "keywords": (lambda model, *, y, x: x - y, "xy"),
+    "partial": (partial(lambda scale, model, x, y: scale * (x - y), 1), "xy"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_arrays_go_to_the_arguments_of_their_names(name: str) -> None:
+    loss, names = LOSSES[name]
+    made = linear_task(loss=loss, batch=Batch(size=2, examples=Rows(names=tuple(names))))
+    assert made.loss(made.model, torch.tensor(5), torch.tensor(2)) == 3
+    again = dataclasses.replace(made, batch=Batch(size=2, examples=Rows(names=("y", "x"))))
+    assert again.loss(made.model, torch.tensor(2), torch.tensor(5)) == (-3 if name == "in order" else 3)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda model: 0, lambda model, x: 0, lambda model, x, z: 0, lambda model, x, y, z: 0, lambda model, a, b: 0],
+)
+def test_arguments_that_are_not_the_batch_are_refused(loss: Callable[..., object]) -> None:
+    with pytest.raises(ConfigurationError, match="arguments after the model are the arrays of the batch, x, y, got"):
+        linear_task(loss=loss)

@@ -231,7 +231,7 @@ def _variables(model: nn.Module, loss: Callable[..., Tensor]) -> dict[str, Calla
         for key in vars(module).keys() - _INTERNAL:
             found[f"attribute {key} of {_module(path)}"] = partial(vars(module).get, key)
     own = {type(module).forward for module in model.modules() if not type(module).__module__.startswith("torch.")}
-    for function in (loss, *own):
+    for function in (getattr(loss, "loss", loss), *own):  # a task's loss is wrapped so that its arguments have names
         found |= {f"variable {name}": get for name, get in _reached(function)}
     return found
 
