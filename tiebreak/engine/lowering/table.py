@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
+from math import log2
 from pathlib import Path
 
 from tiebreak.engine.lowering import RULES, WHOLE
@@ -23,6 +24,40 @@ left over is reported at capture with the path of its module. Those marked * are
 apart. Dtypes are float32, int64 and bool.
 """
 
+
+TINY = 2.0**-96
+ACCURACY: dict[str, tuple[float, float | str, float, float | str]] = {
+    "expm1": (3, 0, 2, 1),
+    "exp2": (3, 0, 4, 0),
+    "log1p": (3, 0, 2, 0),
+    "log2": (2, 0, 2, 0),
+    "log10": (2, 0, 2, TINY),
+    "sinh": (3, 0, 3, 0),
+    "cosh": (3, 0, 3, 0),
+    "tan": (2, 0, 4, 0),
+    "tanh": (0.5, 0, 2, 1),
+    "erf": (0.5, 0, 70, 0),
+    "erfc": (4, 0, 70, 0),
+    "rsqrt": (2, 0, 6, 0),
+    "sigmoid": (3, TINY, 2, 1),
+    "logsigmoid": (3, 0, 3, 0),
+    "softplus": (3, 0, 3, 0),
+    "silu": (3, TINY, 10, 1),
+    "mish": (4, TINY, 6, 1),
+    "gelu": (2, "x", 2, 1),
+    "gelu, tanh": (2, "x", 6, 1),
+    "elu": (3, 0, 0.5, 0),
+    "logit": (2, 1, 2, 0),
+    "logaddexp": (2, 0, 3, 1),
+    "sinc": (2, 1, 2, "1/x"),
+    "x^1.5": (2, 0, 2, 0),
+    "x^-2": (2, TINY, 3, TINY),
+    "x^5": (4, 0, 4, 0),
+}
+"""Functions of several instructions: the largest error, in ulp of the result or of a larger unit, and the gradient's.
+
+`tests/engine/test_lowering_accuracy.py` measures them.
+"""
 
 _FAMILIES = {
     "map": ("map", "add", "sub", "mul", "div", "scale", "compare", "where", "cast", "copy", "mean"),
@@ -106,7 +141,28 @@ def table() -> str:
         lines += [f"## {module.capitalize()}", "", "| operator | instructions | meaning |", "| --- | --- | --- |"]
         lines += [f"| {operators} | {used} | {meaning} |" for operators, used, meaning in found]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_accuracy()])
+
+
+_ACCURACY_HEAD = """## Accuracy
+
+An instruction rounds once (at most 0.5 ulp). The largest errors of functions that take several, and of their gradients,
+are below, in units in the last place (ulp) of the exact result. Where a unit is named, they are in ulp of that unit if
+the result is smaller: such results lose digits by cancellation or underflow, as in eager FP32. Subnormal results have
+the ulp of 2^-126. Results overflow only where the exact ones do, with these exceptions: the gradient of `rsqrt` is
+infinite below 2^-84; `gelu` (tanh) has a gradient up to 2^40, and `sinc` is a number up to 2^120.
+
+| function | ulp | unit | gradient, ulp | unit |
+| --- | --- | --- | --- | --- |"""
+
+
+def _unit(unit: float | str) -> str:
+    return "" if unit == 0 else unit if isinstance(unit, str) else "1" if unit == 1 else f"2^{round(log2(unit))}"
+
+
+def _accuracy() -> list[str]:
+    rows = ((name, ulp, _unit(of), slope, _unit(by)) for name, (ulp, of, slope, by) in ACCURACY.items())
+    return [_ACCURACY_HEAD, *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,0 +1,188 @@
+"""Functions made of several instructions are as accurate as docs/OPERATORS.md says, against mpmath."""
+
+import math
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.conftest import CaseCounter
+from tests.engine.lowering_bench import make_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.lowering.table import ACCURACY
+from tiebreak.protocol.program.isa import Opcode, Slot
+
+mp = mpmath.mp.clone()
+mp.prec = 400
+Exact = Callable[[mpmath.mpf], mpmath.mpf]
+OVERFLOW = mp.mpf(2) ** 128 - mp.mpf(2) ** 103
+"""From here on, FP32 rounds to infinity."""
+
+
+def _sigmoid(x: mpmath.mpf) -> mpmath.mpf:
+    return 1 / (1 + mp.exp(-x))
+
+
+def _sech2(x: mpmath.mpf) -> mpmath.mpf:
+    return mp.sech(x) ** 2
+
+
+def _normal(x: mpmath.mpf) -> mpmath.mpf:
+    return mp.exp(-x * x / 2) / mp.sqrt(2 * mp.pi)
+
+
+def _tanh_form(x: mpmath.mpf) -> mpmath.mpf:
+    return mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3)
+
+
+def _gelu_tanh(x: mpmath.mpf) -> mpmath.mpf:
+    return x * _sigmoid(2 * _tanh_form(x))
+
+
+def _gelu_tanh_slope(x: mpmath.mpf) -> mpmath.mpf:
+    s, inner = _sigmoid(2 * _tanh_form(x)), mp.sqrt(2 / mp.pi) * (1 + 3 * mp.mpf("0.044715") * x**2)
+    return s + x * s * (1 - s) * 2 * inner
+
+
+def _mish_slope(x: mpmath.mpf) -> mpmath.mpf:
+    t = mp.tanh(mp.log1p(mp.exp(x)))
+    return t + x * (1 - t * t) * _sigmoid(x)
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Exact, Exact]] = {
+    "expm1": (torch.expm1, mp.expm1, mp.exp),
+    "exp2": (torch.exp2, lambda x: mp.mpf(2) ** x, lambda x: mp.log(2) * mp.mpf(2) ** x),
+    "log1p": (torch.log1p, mp.log1p, lambda x: 1 / (1 + x)),
+    "log2": (torch.log2, lambda x: mp.log(x) / mp.log(2), lambda x: 1 / (x * mp.log(2))),
+    "log10": (torch.log10, mp.log10, lambda x: 1 / (x * mp.log(10))),
+    "sinh": (torch.sinh, mp.sinh, mp.cosh),
+    "cosh": (torch.cosh, mp.cosh, mp.sinh),
+    "tan": (torch.tan, mp.tan, lambda x: 1 + mp.tan(x) ** 2),
+    "tanh": (torch.tanh, mp.tanh, _sech2),
+    "erf": (torch.erf, mp.erf, lambda x: 2 / mp.sqrt(mp.pi) * mp.exp(-x * x)),
+    "erfc": (torch.erfc, mp.erfc, lambda x: -2 / mp.sqrt(mp.pi) * mp.exp(-x * x)),
+    "rsqrt": (torch.rsqrt, lambda x: 1 / mp.sqrt(x), lambda x: -1 / (2 * x * mp.sqrt(x))),
+    "sigmoid": (torch.sigmoid, _sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x)),
+    "logsigmoid": (F.logsigmoid, lambda x: -mp.log1p(mp.exp(-x)), lambda x: _sigmoid(-x)),
+    "softplus": (lambda x: F.softplus(x, threshold=80.0), lambda x: mp.log1p(mp.exp(x)), _sigmoid),
+    "silu": (F.silu, lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x))),
+    "mish": (F.mish, lambda x: x * mp.tanh(mp.log1p(mp.exp(x))), _mish_slope),
+    "gelu": (F.gelu, lambda x: x * mp.ncdf(x), lambda x: mp.ncdf(x) + x * _normal(x)),
+    "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), _gelu_tanh, _gelu_tanh_slope),
+    "elu": (F.elu, lambda x: x if x > 0 else mp.expm1(x), lambda x: mp.mpf(1) if x > 0 else mp.exp(x)),
+    "logit": (torch.logit, lambda x: mp.log(x / (1 - x)), lambda x: 1 / (x * (1 - x))),
+    "logaddexp": (
+        lambda x: torch.logaddexp(x, torch.ones(())),
+        lambda x: mp.log(mp.exp(x) + mp.e),
+        lambda x: _sigmoid(x - 1),
+    ),
+    "sinc": (torch.sinc, mp.sincpi, lambda x: (mp.cospi(x) - mp.sincpi(x)) / x if x else mp.mpf(0)),
+    "x^1.5": (lambda x: x**1.5, lambda x: x * mp.sqrt(x), lambda x: mp.mpf(1.5) * mp.sqrt(x)),
+    "x^-2": (lambda x: x**-2, lambda x: x**-2, lambda x: -2 * x**-3),
+    "x^5": (lambda x: x**5, lambda x: x**5, lambda x: 5 * x**4),
+}
+POSITIVE = {"log2", "log10", "rsqrt", "x^1.5", "x^-2"}
+
+
+def inputs(name: str, seed: int, count: int) -> Tensor:
+    """Numbers of every binade, and more of them where functions overflow, underflow or turn."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=g)
+
+    binades = torch.ldexp(1 + torch.rand(277 * 2, generator=g), torch.arange(-149, 128).repeat(2))
+    x = torch.cat([binades, draw(0, 0.7), draw(0, 4), draw(0, 12), draw(0, 110), draw(86, 90)])
+    if name == "rsqrt":  # below, the cube of the result, which the gradient takes, overflows
+        return binades[binades > 2.0**-84]
+    if name == "logit":
+        return torch.cat([binades[binades < 0.9], draw(0, 1)])
+    x = x if name in POSITIVE else torch.cat([x, torch.zeros(1), draw(-1, 0) if name == "log1p" else -x])
+    return x[x.abs() <= REACH.get(name, math.inf)]
+
+
+REACH = {"gelu, tanh": 2.0**40, "sinc": 2.0**120, "softplus": 79.0}
+"""Where a function is used at all; beyond, parts of it overflow, here as in eager FP32."""
+
+
+class Elementwise(nn.Module):
+    """f at fixed places: its values become a buffer, and its gradient is that of a parameter of zeros."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.zero = nn.Parameter(torch.zeros(x.shape))
+        self.register_buffer("x", x)
+        self.register_buffer("y", torch.zeros(x.shape))
+
+    def forward(self, unused: Tensor) -> Tensor:
+        y = self.function(self.x + self.zero)
+        self.y.copy_(y.detach())
+        return y.sum() + 0 * unused.sum()
+
+
+def _state(compiled: Compiled) -> dict[str, Tensor]:
+    """The new state, which may hold what is not finite."""
+    values: list[Tensor] = []
+    arithmetic, tensors = Arithmetic(), compiled.state | compiled.data
+    for i in compiled.program.body:
+        if i.opcode == Opcode.SOURCE and isinstance(i.params, Slot):
+            values.append(tensors[i.params.name])
+        else:
+            values.append(arithmetic.execute(i, [values[o.value] for o in i.operands], 0))
+    return {i.params.name: values[i.operands[0].value] for i in compiled.program.commits if isinstance(i.params, Slot)}
+
+
+def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The function and its gradient as instructions compute them."""
+    task = make_task(Elementwise(FUNCTIONS[name][0], x), {"u": torch.zeros(1, 1)}, batch=1)
+    state = _state(compile_task(task))
+    return state["model.y"], -state["model.zero"]
+
+
+def error(found: mpmath.mpf, exact: mpmath.mpf, unit: float) -> float:
+    """In ulp of the greatest of the exact value, `unit` and 2^-126; infinity stands for 2^128."""
+    if math.isinf(found) and abs(exact) < 2 * OVERFLOW:
+        found = mp.mpf(math.copysign(1, found)) * 2**128
+    if abs(exact) >= 2 * OVERFLOW or math.isnan(found):
+        return 0.0 if found == math.copysign(math.inf, exact) else math.inf
+    size = max(abs(exact), mp.mpf(unit), mp.mpf(2) ** -126)
+    return float(abs(found - exact) / mp.mpf(2) ** (mp.floor(mp.log(size, 2)) - 23))
+
+
+def far(name: str, seed: int, count: int) -> list[str]:
+    """Whether the function or its gradient has a greater error than is said, and where."""
+    x = inputs(name, seed, count)
+    stated, found = ACCURACY[name], []
+    for values, exact, limit, unit in zip(
+        results(name, x), FUNCTIONS[name][1:], stated[::2], stated[1::2], strict=True
+    ):
+        units = [{"x": abs(v), "1/x": 1 / abs(v) if v else 1.0}.get(str(unit), unit) for v in x.tolist()]
+        errors = [
+            error(y, exact(mp.mpf(v)), float(u)) for y, v, u in zip(values.tolist(), x.tolist(), units, strict=True)
+        ]
+        worst = max(errors)
+        if worst > limit:
+            found.append(f"{name}: {worst} ulp at {x[errors.index(worst)].item()}, not {limit}")
+    return found
+
+
+@pytest.mark.parametrize("name", ["expm1", "exp2", "log1p", "sinh", "cosh", "erfc"])
+def test_our_compositions(name: str, cases: CaseCounter) -> None:
+    assert far(name, 1, 8) == []
+    cases(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_as_accurate_as_the_page_says(name: str, cases: CaseCounter) -> None:
+    assert far(name, 2, 250) == []
+    cases(2)
+
+
+def test_the_page_names_the_functions_that_are_measured() -> None:
+    assert list(FUNCTIONS) == list(ACCURACY)
