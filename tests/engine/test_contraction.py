@@ -137,7 +137,8 @@ def test_a_table_that_leaves_its_operand_is_refused() -> None:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
     """Puts a kernel compiled from a changed source in place of the real one."""
-    sources = {name: SOURCE.with_name(name).read_text() for name in ("reduce.c", "exact.h", "lanes.h", "rounding.h")}
+    names = ("reduce.c", "exact.h", "lanes.h", "panels.h", "rounding.h")
+    sources = {name: SOURCE.with_name(name).read_text() for name in names}
     assert sum(text.count(old) for text in sources.values()) == 1
     for name, text in sources.items():
         (folder / name).write_text(text.replace(old, new))
@@ -174,18 +175,17 @@ FAULTS = [
         f"{ZERO}\n        open += !(upper == lower);",
         f"{ZERO}\n        open += !(c[j] == c[j]);",
     ),  # Ziv's test left out: FP64, then rounded
-    (
-        "return *to == round_pair(s, size > 0 ? low - bound : 0, precision);",
-        "return 1;",
-    ),  # no integers
-    ("pattern += (h > 0) == (l > 0) ? 1 : (uint64_t)-1;", "pattern += 0;"),  # rounded twice
+    ("return !off;", "return 1;"),  # no integers
+    ("(away & (l != 0) & -(~(integers)h & 1))", "0"),  # rounded twice
     (f"high[j] = upper + 0.0f; {ZERO}", "high[j] = upper;"),  # zero of either sign
-    ("*to = NAN;", "*to = (float)s;"),  # infinities that should be NaN
-    ("isfinite(e->e) ? round_exactly(limbs, first, precision) : NAN", "round_exactly(limbs, first, precision)"),
+    ("isfinite(open[s].e) ? result[s] : NAN;", "result[s];"),  # infinities that should be NaN
+    ("exact[s] + (float)(e - e);", "exact[s];"),  # those of a block that is summed as a whole
     ("return (size ^ sign) - sign;", "return size;"),  # exact sums of absolute terms
-    ("found[window + 1][column] = (int32_t)high;", ""),  # half of a factor is lost
-    ("i >= first; i--) sticky |=", "i >= top; i--) sticky |="),  # what decides a tie is not looked at
-    ("sums[r] = 0;", ""),  # the next element's sums begin with this one's
+    ("high[s] = (m - (low[s] >> shift)) >> (24 - shift);", "high[s] = 0;"),  # half of a factor is lost
+    ("low[s] = (int32_t)((uint32_t)m << (shift + 8)) >> 8;", "low[s] = 0;"),  # the other half
+    ("x->below = choose(here, x->rest, x->below);", ""),  # what decides a tie is not looked at
+    ("x->over = value >> 8;", ""),  # nothing is carried
+    ("*bin = (integers){0};", ""),  # the next element's sums begin with this one's
 ]
 
 
@@ -200,6 +200,8 @@ def test_a_faulty_kernel_is_caught(old: str, new: str, monkeypatch: pytest.Monke
         [[ONE, HALF_ULP, 0x00800000]],
         [[1, 0], [tiny, 0]],
         [[INF, ONE]],
+        [[0x49800000, 0x3D800000, 1]],  # 2^20 and half its ulp: more bits than FP64 has between the digits that decide
+        [[ONE, HALF_ULP, 1], [0x3F800001, ONE, ONE]],
     ]
 
     def wrong() -> int:
@@ -221,9 +223,8 @@ FAULTS_OF_FEWER_BITS = [
     ("(pattern >> drop & 1)", "1"),  # ties away from zero
     ("fabs(x) < 0x1p-126 ? small : from_pattern(kept)", "from_pattern(kept)"),  # subnormals keep too many places
     ("x == x ? rounded : x", "rounded"),  # a NaN's payload carries into the exponent
-    ("round_to(odd, precision) + 0.0f", "(float)odd + 0.0f"),  # settled elements keep all their bits
-    ("const int least = -117 - precision;", "const int least = -149;"),  # those settled in integers too
-    ("exponent - least + 1 : precision - 8", "exponent - least + 1 : 24"),
+    ("round_to(odd[s], precision) + 0.0f", "(float)odd[s] + 0.0f"),  # settled elements keep all their bits
+    ("round_to(open[j].c, (int)shared->precision) + 0.0f", "(float)open[j].c + 0.0f"),  # those on a grid too
 ]
 
 

@@ -1,5 +1,5 @@
-/* Ziv's test of a row of sums, and what becomes of those that it leaves undecided: sums of f32 terms, or of products of
- * two, in doubled precision and integers; or, under policy `logged`, near ties that are reported (near.py: the rules). */
+/* Ziv's test of a row of sums, and what becomes of those that it leaves undecided: exact sums of f32 terms, or of products
+ * of two; or, under policy `logged`, near ties that are reported (near_ties.py: the rules). */
 #pragma once
 
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     _Atomic int64_t next;        /* the next task */
     _Atomic int64_t undecided;   /* elements that Ziv's test left */
-    _Atomic int64_t twice;       /* of those: not decided in doubled precision either */
+    _Atomic int64_t twice;       /* of those: not on a grid either */
     _Atomic int64_t wrong;       /* of those: whose FP64 value rounds to another f32 than the exact one */
     _Atomic int64_t nanoseconds; /* spent on them, all threads together */
     _Atomic int64_t logged;      /* near ties; what `near` has no room for is counted, not kept */
@@ -45,11 +45,6 @@ typedef struct {
     double c, e;
 } element;
 
-static inline double term_of(const terms *t, const element *e, int64_t r, int64_t i) {
-    const double x = (double)e->a[t->a_k[r] + i];
-    return e->b ? x * (double)e->b[t->b_k[r] + i] : x;
-}
-
 static int consecutive(const int64_t *table, int64_t n) {
     for (int64_t j = 1; j < n; j++)
         if (table[j] != table[0] + j) return 0;
@@ -60,29 +55,23 @@ static inline int is_open(double c, double e, int precision) {
     return !(round_to(c + e, precision) == round_to(c - e, precision));
 }
 
-/* ---- exactly: a superaccumulator (Neal 2015) ----
+/* ---- exactly: a superaccumulator (Neal 2015) of WIDE sums side by side ----
  *
- * An f32 is m * 2^(4 p - 149), m an integer below 2^27 and 0 <= p <= 63. So a product is m * 2^(4 p - 298) with |m| < 2^54
- * and p <= 126; a plain term has 149 bits more below it. Terms are added by their place p: `sums[p] += m`, exact for 2^9
- * terms. Then the sums are added into limbs: digits of 32 bits in 64-bit integers, the lowest of weight 2^-298. A few
- * elements are summed side by side, so that no addition waits for the one before it. */
+ * A finite f32 is m * 2^(bit - 149), |m| < 2^24 and 0 <= bit <= 253. So a product is m * 2^(bit - 298) with |m| < 2^48 and
+ * bit <= 506; a plain term has 149 bits more below it. Bin p holds integers of weight 2^(8 p - 298): a term adds
+ * m * 2^(bit mod 8), below 2^55, to bin bit / 8. Before a bin can overflow, all that does not fit a signed digit of 8 bits
+ * is carried into the next one.
+ *
+ * Rounding: a number's digits of 32 bits, -2^31 ... 2^31 - 1, from the lowest up: those below one add up to less than 0.51
+ * of its unit. So the highest that is not zero, the one below it and the sign of the rest decide: the two are added in
+ * FP64, with a half for the rest, and rounded to odd. What that leaves, 30 bits or more, is rounded to at most 24 like the
+ * exact value (Boldo and Melquiond 2008). */
 
 #define UNIT 298
-#define SIDE 8    /* elements summed side by side; a multiple of LANES */
-#define PLACES 128
-#define STEP (PLACES + 8) /* from one element's sums to the next one's: equal places of all share no cache set */
-#define LIMBS 20   /* 506 + 48 bits, 2^31 terms and a sign: 586 bits */
-#define SAFE 512   /* terms added before the sums are moved into limbs */
-#define DIRECT 12  /* terms up to which each goes into the limbs by itself: moving sums costs more */
-
-typedef struct {
-    int64_t sums[SIDE * STEP]; /* all zero while nothing is being summed */
-    int64_t limbs[SIDE][LIMBS];
-    int64_t m[SAFE * SIDE];
-    uint8_t p[SAFE * SIDE];
-} superaccumulator;
-
-static _Thread_local superaccumulator exact_sums;
+#define WIDE 16   /* sums side by side: in vectors, and no addition waits for the one before it */
+#define ABOVE 12  /* bins above the highest term's: its 55 bits, 2^31 terms and a sign */
+#define BINS 80   /* of 506 bits and ABOVE, in groups of four */
+#define SAFE 480  /* terms below 2^54 that fit a bin together, digits and carries too; of those below 2^55, half as many */
 
 /* Compiled apart from its callers: GCC else looks up inside of the loops where this thread's memory is. */
 #if defined(__clang__)
@@ -91,7 +80,7 @@ static _Thread_local superaccumulator exact_sums;
 #define OUTSIDE __attribute__((noipa))
 #endif
 
-/* m of x, below 2^24, and its place in single bits. */
+/* m of x, below 2^24, and its lowest bit. */
 static inline int32_t decode(float x, int32_t *bit) {
     uint32_t pattern;
     memcpy(&pattern, &x, 4);
@@ -101,222 +90,187 @@ static inline int32_t decode(float x, int32_t *bit) {
     return (size ^ sign) - sign;
 }
 
-/* limbs += value * 2^(4 p). */
-static inline void add_at(int64_t *limbs, int64_t value, int p) {
-    const int limb = p >> 3, bit = 4 * (p & 7);
-    const uint64_t size = value < 0 ? -(uint64_t)value : (uint64_t)value;
-    const uint64_t low = size << bit, high = bit ? size >> (64 - bit) : 0;
-    const int64_t sign = value < 0 ? -1 : 1;
-    limbs[limb] += sign * (int64_t)(low & 0xffffffffull);
-    limbs[limb + 1] += sign * (int64_t)(low >> 32);
-    limbs[limb + 2] += sign * (int64_t)high;
-}
-
-/* Moves the sums of 8 places into limbs: of sums = high * 2^32 + low, each shifted to its place. */
-static inline void move_sums(int64_t *restrict sums, int64_t *restrict limbs) {
-    uint64_t low = 0, high = 0;
-    for (int r = 0; r < 8; r++) {
-        const uint64_t biased = (uint64_t)sums[r] + (1ull << 63);
-        low += (biased & 0xffffffffull) << 4 * r;
-        high += (biased >> 32) << 4 * r;
-        sums[r] = 0;
-    }
-    const int64_t top = (int64_t)(high - (0x11111111ull << 31)); /* less the biases, 2^31 each */
-    limbs[0] += (int64_t)(low & 0xffffffffull);
-    limbs[1] += (int64_t)(low >> 32) + (int64_t)((uint64_t)top & 0xffffffffull);
-    limbs[2] += top >> 32;
-}
-
 /* 2^exponent, of a normal FP64 number. */
 static inline double power_of_two(int exponent) { return from_pattern((uint64_t)(1023 + exponent) << 52); }
 
-/* RN of the value of limbs that are zero before `first`; zero is +0. */
-static float round_exactly(int64_t *limbs, int first, int precision) {
-    int64_t carry = 0;
-    for (int i = first; i < LIMBS; i++) {
-        const int64_t value = limbs[i] + carry;
-        limbs[i] = value & 0xffffffffll;
-        carry = value >> 32;
-    }
-    const int negative = carry < 0;
-    if (negative) { /* two's complement of the digits */
-        int64_t borrow = 1;
-        for (int i = first; i < LIMBS; i++) {
-            const int64_t value = (0xffffffffll ^ limbs[i]) + borrow;
-            limbs[i] = value & 0xffffffffll;
-            borrow = value >> 32;
+/* Leaves digits in the bins lo ... hi + ABOVE; terms were added to lo ... hi. */
+static OUTSIDE void carry_sums(int64_t *sums, int lo, int hi) {
+    integers over[WIDE / LANES];
+    memset(over, 0, sizeof over);
+    for (int p = lo; p <= hi + ABOVE; p++)
+        for (int v = 0; v < WIDE / LANES; v++) {
+            integers *bin = (integers *)(sums + p * WIDE) + v;
+            const integers value = *bin + over[v];
+            over[v] = (value + 128) >> 8;
+            *bin = value - over[v] * 256;
         }
-    }
-    int top = LIMBS - 1;
-    while (top >= 0 && limbs[top] == 0) top--;
-    if (top < 0) return 0.0f;
-    /* The leading 64 bits from the top three digits, then a sticky bit, then one rounding. */
-    const uint64_t d0 = (uint64_t)limbs[top], d1 = top > 0 ? (uint64_t)limbs[top - 1] : 0,
-                   d2 = top > 1 ? (uint64_t)limbs[top - 2] : 0;
-    const int zeros = __builtin_clzll(d0) - 32;
-    uint64_t lead = d0 << 32 | d1;
-    uint64_t sticky = zeros ? (d2 << zeros) & 0xffffffffull : d2;
-    if (zeros) lead = lead << zeros | d2 >> (32 - zeros);
-    for (int i = top - 3; i >= first; i--) sticky |= (uint64_t)limbs[i];
-    const int exponent = 32 * top + 31 - zeros - UNIT; /* lead's first bit has this weight */
-    /* Bits kept: precision - 8 (24 of f32), fewer for a subnormal result (smallest unit 2^least, 2^-149 of f32). */
-    const int least = -117 - precision;
-    const int keep = exponent < -126 ? exponent - least + 1 : precision - 8;
-    float result;
-    if (keep < 0) return 0.0f;
-    if (keep == 0) { /* between half the smallest unit and all of it: up unless exactly the tie */
-        const int up = (lead << 1) != 0 || sticky != 0;
-        result = up ? (float)power_of_two(least) : 0.0f;
-    } else {
-        uint64_t kept = lead >> (64 - keep);
-        const uint64_t rest = lead << keep, halfway = 1ull << 63;
-        if (rest > halfway || (rest == halfway && (sticky != 0 || (kept & 1)))) kept++;
-        result = (float)((double)kept * power_of_two(exponent - keep + 1)); /* exact, or infinity */
-    }
-    return negative && result != 0.0f ? -result : result;
 }
 
-/* Adds terms of SIDE elements at their places: m[k][s] at p[k][s]. */
-static OUTSIDE void add_terms(int64_t *restrict sums, const int64_t *restrict m, const uint8_t *restrict p, int64_t count) {
-    for (int64_t k = 0; k < count; k++, m += SIDE, p += SIDE)
-#pragma GCC unroll 8
-        for (int s = 0; s < SIDE; s++) sums[s * STEP + p[s]] += m[s];
+/* s + x rounded to FP64, to the neighbour with odd significand unless it is exact. */
+static inline vec add_odd(vec s, vec x) {
+    const vec h = s + x, v = h - s, l = (s - (h - v)) + (x - v);
+    const integers away = ((h < 0) ^ (l < 0)) | 1;
+    return (vec)((integers)h + (away & (l != 0) & -(~(integers)h & 1)));
 }
 
-/* Moves the sums of the places lo ... hi of `count` elements into their limbs. */
-static OUTSIDE void move_all(superaccumulator *x, int64_t count, int lo, int hi) {
+/* As FP64; |x| < 2^51. */
+static inline vec as_fp64(integers x) { return (vec)(x + 0x4338000000000000) - 0x1.8p52; }
+
+static inline integers choose(integers mask, integers x, integers y) { return (mask & x) | (~mask & y); }
+
+/* The digits of a number so far: the last one, and the highest that is not zero with its unit and the two below it, of
+ * which the lower one stands for the sign of all that is below. */
+typedef struct {
+    integers over, last, rest, top, under, below;
+    vec unit;
+} rounding;
+
+/* RN of the sums in the bins lo ... hi + ABOVE, which are cleared; zero is +0. */
+static OUTSIDE void round_sums(int64_t *sums, int lo, int hi, int precision, float *to) {
+    rounding found[WIDE / LANES];
+    double odd[WIDE];
+    memset(found, 0, sizeof found);
+    for (int p = lo & ~3; p <= hi + ABOVE; p += 4)
+        for (int v = 0; v < WIDE / LANES; v++) {
+            rounding *x = found + v;
+            integers digit = {0}, *bin = (integers *)(sums + p * WIDE) + v;
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++, bin += WIDE / LANES) {
+                const integers value = *bin + x->over + (q == 3 ? 128 : 0); /* 2^31: the digit may be negative */
+                *bin = (integers){0};
+                digit |= (value & 255) << 8 * q;
+                x->over = value >> 8;
+            }
+            digit -= 1ll << 31;
+            const integers here = digit != 0;
+            x->top = choose(here, digit, x->top);
+            x->under = choose(here, x->last, x->under);
+            x->below = choose(here, x->rest, x->below);
+            x->unit = (vec)choose(here, (integers)SPREAD(power_of_two(8 * p - UNIT - 32)), (integers)x->unit);
+            x->rest = choose(x->last != 0, x->last, x->rest);
+            x->last = digit;
+        }
+    for (int v = 0; v < WIDE / LANES; v++) {
+        const rounding *x = found + v;
+        const vec half = as_fp64((x->below < 0) - (x->below > 0)) * 0.5;
+        const vec sum = add_odd(as_fp64(x->top) * 0x1p32, as_fp64(x->under) + half) * x->unit;
+        memcpy(odd + v * LANES, &sum, sizeof sum);
+    }
+    for (int s = 0; s < WIDE; s++) to[s] = round_to(odd[s], precision) + 0.0f;
+}
+
+typedef struct {
+    _Alignas(64) int64_t sums[BINS * WIDE]; /* all zero while nothing is being summed */
+    float x[2][WIDE][SAFE / 2 + 8];         /* factors; rows apart, so that they share no cache set */
+    int64_t m[WIDE][SAFE / 2 + 8];
+    int16_t place[WIDE][SAFE / 2 + 8];
+} superaccumulator;
+
+static _Thread_local superaccumulator exact_sums;
+
+/* Copies factors [k, k + n) of an operand of some elements. */
+static OUTSIDE void read_factors(
+    const terms *t, const element *from, int64_t count, int right, int64_t k, int64_t n, float (*x)[SAFE / 2 + 8]) {
+    const int64_t *table = right ? t->b_k : t->a_k;
+    if (t->run == 1) { /* elements often follow each other in memory, but terms do not */
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t s = 0; s < count; s++) x[s][i] = (right ? from[s].b : from[s].a)[table[k + i]];
+        return;
+    }
     for (int64_t s = 0; s < count; s++)
-        for (int g = lo >> 3; g <= hi >> 3; g++) move_sums(x->sums + s * STEP + 8 * g, x->limbs[s] + g);
-}
-
-/* `first`: the first limb that is not zero. */
-static void put_exact(const element *e, int64_t *limbs, int first, progress *shared) {
-    const int precision = (int)shared->precision;
-    *e->to = isfinite(e->e) ? round_exactly(limbs, first, precision) : NAN; /* e is not finite where a term is not */
-    shared->twice++;
-    shared->wrong += isfinite(e->e) && *e->to != round_to(e->c, precision);
-}
-
-/* Decodes terms [k, k + n) of an element into m and p, SIDE apart; widens the range of places that are not zero. */
-static OUTSIDE void decode_terms(
-    const terms *t, const element *from, int64_t k, int64_t n, int64_t *m, uint8_t *p, int *lo, int *hi) {
-    int32_t least = *lo, most = *hi;
-    for (int64_t done = 0; done < n;) {
-        const int64_t r = (k + done) / t->run, skip = (k + done) % t->run;
-        const int64_t length = t->run - skip < n - done ? t->run - skip : n - done;
-        const float *a = from->a + t->a_k[r] + skip, *b = from->b ? from->b + t->b_k[r] + skip : 0;
-        for (int64_t i = 0; i < length; i++, m += SIDE, p += SIDE) {
-            int32_t left, right = 149;
-            int64_t term = decode(a[i], &left);
-            if (b) term *= decode(b[i], &right);
-            left += right;
-            *m = term << (left & 3); /* below 2^51 */
-            *p = (uint8_t)(left >> 2);
-            const int32_t place = left >> 2;
-            least = term && place < least ? place : least;
-            most = term && place > most ? place : most;
+        for (int64_t done = 0, length; done < n; done += length) {
+            const int64_t skip = (k + done) % t->run;
+            length = t->run - skip < n - done ? t->run - skip : n - done;
+            memcpy(x[s] + done, (right ? from[s].b : from[s].a) + table[(k + done) / t->run] + skip, 4 * (size_t)length);
         }
-        done += length;
+}
+
+/* Decodes terms; widens the range of bins of those that are not zero. */
+static OUTSIDE void decode_terms(
+    const float *restrict x, const float *restrict y, int64_t n, int64_t *restrict m, int16_t *restrict place, int *lo,
+    int *hi) {
+    int32_t least = *lo, most = *hi;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bit, right = 149;
+        int64_t term = decode(x[i], &bit);
+        if (y) term *= decode(y[i], &right);
+        bit += right;
+        m[i] = term * (1 << (bit & 7));
+        bit >>= 3;
+        place[i] = (int16_t)(bit * WIDE);
+        const int32_t low = term ? bit : BINS, high = term ? bit : -1;
+        least = low < least ? low : least;
+        most = high > most ? high : most;
     }
     *lo = least;
     *hi = most;
 }
 
-/* Exact sums of up to SIDE elements. */
-static void settle_side(const terms *t, const element *open, int64_t count, progress *shared) {
+static OUTSIDE void add_terms(superaccumulator *x, int64_t count, int64_t n) {
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t s = 0; s < count; s++) x->sums[x->place[s][k] + s] += x->m[s][k];
+}
+
+/* Exact sums of up to WIDE elements. */
+static void sum_exactly(const terms *t, const element *open, int64_t count, progress *shared) {
     superaccumulator *x = &exact_sums;
-    const int64_t all = t->runs * t->run, most = all < SAFE ? all : SAFE;
-    int lo = PLACES, hi = -1;
-    memset(x->limbs, 0, sizeof x->limbs);
-    if (count < SIDE) {
-        memset(x->m, 0, (size_t)most * SIDE * sizeof *x->m);
-        memset(x->p, 0, (size_t)most * SIDE);
+    const int64_t all = t->runs * t->run;
+    const int precision = (int)shared->precision;
+    int lo = BINS, hi = -1;
+    int64_t wrong = 0;
+    float result[WIDE] = {0};
+    for (int64_t k = 0; k < all; k += SAFE / 2) {
+        const int64_t n = all - k < SAFE / 2 ? all - k : SAFE / 2;
+        for (int right = 0; right <= (open->b != 0); right++) read_factors(t, open, count, right, k, n, x->x[right]);
+        for (int64_t s = 0; s < count; s++)
+            decode_terms(x->x[0][s], open->b ? x->x[1][s] : 0, n, x->m[s], x->place[s], &lo, &hi);
+        add_terms(x, count, n);
+        if (hi >= 0 && k + n < all) carry_sums(x->sums, lo, hi);
     }
-    for (int64_t k = 0; k < all; k += SAFE) {
-        const int64_t n = all - k < SAFE ? all - k : SAFE;
-        for (int64_t s = 0; s < count; s++) decode_terms(t, open + s, k, n, x->m + s, x->p + s, &lo, &hi);
-        if (all <= DIRECT) {
-            for (int64_t i = 0; i < n * SIDE; i++)
-                if (x->m[i]) add_at(x->limbs[i % SIDE], x->m[i], x->p[i]);
-            continue;
-        }
-        add_terms(x->sums, x->m, x->p, n);
-        move_all(x, count, lo, hi);
+    if (hi >= 0) round_sums(x->sums, lo, hi, precision, result);
+    for (int64_t s = 0; s < count; s++) {
+        *open[s].to = isfinite(open[s].e) ? result[s] : NAN; /* e is not finite where a term is not */
+        wrong += isfinite(open[s].e) && result[s] != round_to(open[s].c, precision);
     }
-    for (int64_t s = 0; s < count; s++) put_exact(open + s, x->limbs[s], all <= DIRECT || hi < 0 ? 0 : lo >> 3, shared);
+    shared->twice += count;
+    shared->wrong += wrong;
 }
 
-/* ---- in doubled precision ---- */
+/* ---- on a grid, and near ties ---- */
 
-/* h + l, |l| <= ulp(h)/2, rounded: first to FP64 to odd, so that the second rounding sees no false tie. */
-static float round_pair(double s, double t, int precision) {
-    const double h = s + t, v = h - s, l = (s - (h - v)) + (t - v);
-    uint64_t pattern;
-    memcpy(&pattern, &h, 8);
-    if (l != 0 && !(pattern & 1)) pattern += (h > 0) == (l > 0) ? 1 : (uint64_t)-1;
-    double odd;
-    memcpy(&odd, &pattern, 8);
-    return round_to(odd, precision) + 0.0f;
+static inline double term_of(const terms *t, const element *e, int64_t r, int64_t i) {
+    const double x = (double)e->a[t->a_k[r] + i];
+    return e->b ? x * (double)e->b[t->b_k[r] + i] : x;
 }
-
-typedef int64_t bits __attribute__((vector_size(8 * LANES)));
-
-/* s is a running FP64 sum, t the sum of its rounding errors e_i, which TwoSum finds exactly, size that of |e_i|. */
-typedef struct {
-    vec s, t, size;
-} doubled;
-
-#define OPEN 256    /* elements settled together */
-#define DENSE 8     /* where one in so many is undecided, all of them are summed exactly at once */
-#define PASS 128    /* terms of each of them read before the next one's: what they share stays in cache */
-
-/* Elements [first, first + LANES) over the runs [r0, r1). */
-static void add_doubled(doubled *sum, const terms *t, const element *first, int64_t r0, int64_t r1) {
-    vec s = sum->s, low = sum->t, size = sum->size;
-    for (int64_t r = r0; r < r1; r++)
-        for (int64_t i = 0; i < t->run; i++) {
-            vec x;
-            for (int l = 0; l < LANES; l++) x[l] = term_of(t, first + l, r, i);
-            const vec h = s + x, v = h - s, e = (s - (h - v)) + (x - v);
-            s = h;
-            low += e;
-            size += (vec)((bits)e & 0x7fffffffffffffffll); /* |e| */
-        }
-    *sum = (doubled){s, low, size};
-}
-
-/* exact = s + t + d, |d| <= K u (1 + 2^-16) size, K < 2^31; t -+ the bound are rounded once more each. Where every e_i is
- * 0, s is exact, ties included. NaN if a term is not finite. Whether that decides it. */
-static int round_doubled(const terms *t, double s, double low, double size, int precision, float *to) {
-    *to = NAN;
-    if (!isfinite(s)) return 1; /* FP64 sums of f32 products do not overflow */
-    const double count = (double)(t->runs * t->run + 8);
-    const double bound = size * (count * 0x1.0001p-53) + fabs(low) * 0x1p-51;
-    *to = round_pair(s, size > 0 ? low + bound : 0, precision);
-    return *to == round_pair(s, size > 0 ? low - bound : 0, precision);
-}
-
-/* ---- near ties ---- */
 
 /* Whether all terms are multiples of 2^(E+k-52), where they are below 2^E: then any order adds them exactly. */
 static int on_grid(const terms *t, const element *e, int64_t k) {
-    double peak = 0;
+    int64_t peak = 0, off = 0;
     for (int64_t r = 0; r < t->runs; r++)
         for (int64_t i = 0; i < t->run; i++) {
             const double x = fabs(term_of(t, e, r, i));
-            peak = x > peak ? x : peak;
+            int64_t pattern;
+            memcpy(&pattern, &x, 8);
+            peak = pattern > peak ? pattern : peak;
         }
-    uint64_t pattern;
-    memcpy(&pattern, &peak, 8);
-    pattern = ((pattern >> 52) + 1 + (uint64_t)k) << 52 | 1ull << 51; /* 1.5 * 2^(E+k) */
-    double shift;
-    memcpy(&shift, &pattern, 8);
-    for (int64_t r = 0; r < t->runs; r++)
+    const double shift = from_pattern(((uint64_t)(peak >> 52) + 1 + (uint64_t)k) << 52 | 1ull << 51); /* 1.5 * 2^(E+k) */
+    for (int64_t r = 0; r < t->runs && !off; r++)
         for (int64_t i = 0; i < t->run; i++) {
             const double x = term_of(t, e, r, i), high = x + shift;
-            if (high - shift != x) return 0;
+            off |= high - shift != x;
         }
-    return 1;
+    return !off;
+}
+
+/* Settles plain sums on a grid, which many ties are: c is exact. Moves the others to the front: how many. */
+static int64_t settle_on_grid(const terms *t, element *open, int64_t count, progress *shared) {
+    int64_t left = 0, k = 1;
+    while ((int64_t)1 << k < t->runs * t->run) k++;
+    for (int64_t j = 0; j < count; j++) {
+        if (!isfinite(open[j].e) || !on_grid(t, open + j, k)) open[left++] = open[j];
+        else *open[j].to = round_to(open[j].c, (int)shared->precision) + 0.0f;
+    }
+    return left;
 }
 
 /* Reports those of `count` open elements that may be left rounded from c; moves the others to the front: how many. */
@@ -342,41 +296,17 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Settles up to OPEN elements of which there are few among many: in doubled precision, which reads scattered terms
- * faster; what that leaves undecided moves to the front: how many. `open` has room for LANES more. */
-static int64_t settle_doubled(const terms *t, element *open, int64_t count, progress *shared) {
-    const int64_t step = t->run < PASS ? PASS / t->run : 1;
-    const int precision = (int)shared->precision;
-    doubled sums[OPEN / LANES + 1];
-    int64_t wrong = 0, left = 0;
-    memset(sums, 0, sizeof sums);
-    for (int l = 0; l < LANES; l++) open[count + l] = open[count - 1];
-    for (int64_t r = 0; r < t->runs; r += step)
-        for (int64_t j = 0; j < count; j += LANES)
-            add_doubled(sums + j / LANES, t, open + j, r, r + step < t->runs ? r + step : t->runs);
-    for (int64_t j = 0; j < count; j++) {
-        const doubled *sum = sums + j / LANES;
-        const int l = (int)(j % LANES);
-        float value;
-        if (!round_doubled(t, sum->s[l], sum->t[l], sum->size[l], precision, &value)) {
-            open[left++] = open[j];
-            continue;
-        }
-        *open[j].to = value;
-        wrong += value == value && value != round_to(open[j].c, precision);
-    }
-    shared->wrong += wrong;
-    return left;
-}
+#define OPEN 256 /* elements settled together */
+#define DENSE 8  /* where one in so many is undecided, a block is summed exactly as a whole */
 
-/* Reports or settles up to OPEN undecided elements. `open` has room for LANES more. `dense`: they are many among few. */
-static void settle(const terms *t, element *open, int64_t count, int dense, progress *shared) {
+/* Reports or settles up to OPEN undecided elements. */
+static void settle(const terms *t, element *open, int64_t count, progress *shared) {
     if (!count) return;
     const int64_t started = now();
     shared->undecided += count;
     if (shared->limit > 0) count = report(t, open, count, shared);
-    if (count && !dense) count = settle_doubled(t, open, count, shared);
-    for (int64_t j = 0; j < count; j += SIDE) settle_side(t, open + j, count - j < SIDE ? count - j : SIDE, shared);
+    if (!open->b) count = settle_on_grid(t, open, count, shared);
+    for (int64_t j = 0; j < count; j += WIDE) sum_exactly(t, open + j, count - j < WIDE ? count - j : WIDE, shared);
     shared->nanoseconds += now() - started;
 }
 

@@ -23,13 +23,13 @@
 #define MR 8
 #define SPREAD(x) ((vec)vdupq_n_f64(x))
 #define FMA(a, b, c) ((vec)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
-#define MULTIPLY_32(a, b) ((a) * (b))
+#define MULTIPLY_32(a, b) (((a) << 32 >> 32) * (b))
 #else
 #define LANES 2
 #define MR 4
 #define SPREAD(x) ((vec){(x), (x)})
 #define FMA(a, b, c) ((c) + (a) * (b))
-#define MULTIPLY_32(a, b) ((a) * (b))
+#define MULTIPLY_32(a, b) (((a) << 32 >> 32) * (b))
 #endif
 
 /* Loaded once into a register: compilers else load it again for each row, and loads become the bound. */
@@ -40,4 +40,4 @@
 #endif
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
-typedef int64_t integers __attribute__((vector_size(8 * LANES))); /* MULTIPLY_32: of factors that fit 32 bits */
+typedef int64_t integers __attribute__((vector_size(8 * LANES))); /* MULTIPLY_32: of the low 32 bits of each */

@@ -16,14 +16,10 @@
 
 #include "exact.h"
 #include "lanes.h"
+#include "panels.h"
 
-#define VECTORS 3
-#define NR (LANES * VECTORS)
 #define KC 192
 #define MC 96
-
-typedef double vec_unaligned __attribute__((vector_size(8 * LANES), aligned(8)));
-typedef float half_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* One instruction. An output is (batch, m, n); without m and n, a batch of sums. The terms may be cut into `parts`:
  * each leaves its FP64 sums in memory, (part, batch, m, n), and a call with `finish` adds them. */
@@ -42,96 +38,6 @@ typedef struct {
     double *sums, *sizes; /* of parts: C, and squared norms (part, batch, m + n) or sums of absolute terms */
     double coefficient;   /* of the error bound */
 } contraction;
-
-/* ---- panels ---- */
-
-typedef double quad __attribute__((vector_size(32)));
-typedef float quad_of_f32 __attribute__((vector_size(16), aligned(4)));
-
-/* Four terms of four rows, turned: to[k * width + r] = start[r][k]. */
-static inline __attribute__((always_inline)) void turn(double *to, const float *const *start, int64_t k, const int width) {
-    quad x[4];
-    for (int r = 0; r < 4; r++) x[r] = __builtin_convertvector(*(const quad_of_f32 *)(start[r] + k), quad);
-    const quad a = __builtin_shufflevector(x[0], x[1], 0, 4, 2, 6), b = __builtin_shufflevector(x[0], x[1], 1, 5, 3, 7);
-    const quad c = __builtin_shufflevector(x[2], x[3], 0, 4, 2, 6), d = __builtin_shufflevector(x[2], x[3], 1, 5, 3, 7);
-    const quad turned[4] = {
-        __builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(b, d, 0, 1, 4, 5),
-        __builtin_shufflevector(a, c, 2, 3, 6, 7), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
-    for (int i = 0; i < 4; i++) memcpy(to + (k + i) * width, &turned[i], sizeof(quad));
-}
-
-/* `width` rows (offsets `row`, fewer than `width` if `rows` says so: zeros then) times `kc` terms, term by term. */
-static inline __attribute__((always_inline)) void pack(
-    double *restrict to, const float *restrict from, const int64_t *row, int64_t rows, const int64_t *term, int64_t kc,
-    const int width) {
-    if (rows == width && consecutive(row, width)) {
-        for (int64_t k = 0; k < kc; k++, to += width) {
-            const float *at = from + row[0] + term[k];
-            for (int r = 0; r < width; r += LANES)
-                *(vec *)(to + r) = __builtin_convertvector(*(const half_unaligned *)(at + r), vec);
-        }
-        return;
-    }
-    const float *start[width];
-    for (int r = 0; r < width; r++) start[r] = from + row[r < rows ? r : 0];
-    int64_t k = 0;
-    if (width % 4 == 0 && kc >= 4 && consecutive(term, kc)) {
-        for (int r = 0; r < width; r++) start[r] += term[0];
-        for (; k + 4 <= kc; k += 4)
-            for (int r = 0; r < width; r += 4) turn(to + r, start + r, k, width);
-        for (int r = 0; r < width; r++) start[r] -= term[0];
-    }
-    for (; k < kc; k++)
-        for (int r = 0; r < width; r++) to[k * width + r] = start[r][term[k]];
-    for (k = 0; rows < width && k < kc; k++)
-        for (int64_t r = rows; r < width; r++) to[k * width + r] = 0.0;
-}
-
-/* Adds the squares of a panel's rows. */
-static inline __attribute__((always_inline)) void add_squares(
-    double *squares, const double *panel, int64_t kc, const int width) {
-    vec sums[width / LANES];
-    for (int r = 0; r < width / LANES; r++) sums[r] = *(vec *)(squares + r * LANES);
-    for (int64_t k = 0; k < kc; k++, panel += width)
-        for (int r = 0; r < width / LANES; r++) {
-            const vec x = *(const vec *)(panel + r * LANES);
-            sums[r] += x * x;
-        }
-    for (int r = 0; r < width / LANES; r++) *(vec *)(squares + r * LANES) = sums[r];
-}
-
-static void multiply(const double *a, const double *b, int64_t kc, double *c, int64_t row, int first) {
-    vec sum[MR][VECTORS];
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = (vec){0};
-    for (int r = 0; r < MR; r++) { /* the block lies in an outer cache: its lines come while the terms are added */
-        __builtin_prefetch(c + r * row, 1);
-        __builtin_prefetch(c + r * row + NR - 1, 1);
-    }
-    for (int64_t k = 0; k < kc; k++, a += MR, b += NR) {
-        vec right[VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-            right[v] = *(const vec *)(b + v * LANES);
-            KEEP(right[v]);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < MR; r++) {
-            const vec left = SPREAD(a[r]);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) sum[r][v] = FMA(left, right[v], sum[r][v]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-            vec_unaligned *at = (vec_unaligned *)(c + r * row + v * LANES);
-            *at = first ? sum[r][v] : *at + sum[r][v];
-        }
-}
 
 /* ---- blocks ---- */
 
@@ -216,68 +122,71 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
 
 /* ---- exact sums of a block of which many elements are undecided ----
  *
- * WIDE columns are summed side by side, as exact.h sums elements, but in vectors: in one row the place of a factor is the
- * same for all of them. So that the other factor's place is too, it is cut into pieces of WINDOW places, at fixed
- * places: |piece| <= 2^27, and products below 2^54 again. What costs time is how many pieces are not zero. */
+ * WIDE columns of some rows are summed side by side, as exact.h sums elements, but in vectors: in one row the bin of a
+ * factor is the same for all of them. So that the other factor's bin is too, it is cut into pieces of WINDOW bins, at
+ * fixed places: |piece| <= 2^23 and a row's factor is below 2^31, so products are below 2^54. What costs time is how many
+ * pieces are not zero. */
 
-#define WIDE 32
-#define WINDOW 7   /* places, of 28 bits: a factor has two pieces at most; of 254 + 27 bits there are WINDOWS */
-#define WINDOWS 11
-
-typedef struct {
-    int32_t m[WIDE]; /* pieces */
-    int32_t place;
-} piece;
+#define ROWS 4
+#define WINDOW 3   /* bins, of 24 bits: a factor has two pieces at most; of 254 + 24 bits there are WINDOWS */
+#define WINDOWS 12
 
 typedef struct {
-    _Alignas(64) int64_t sums[(PLACES + 2 * WINDOW) * WIDE]; /* all zero while nothing is being summed */
-    int64_t limbs[WIDE][LIMBS];
-    int32_t row_m[SAFE], row_p[SAFE];
-    piece *pieces; /* of all terms, in their order; `first` of each term, and the end */
-    int64_t *first, room, terms;
-    int lo, hi; /* the range of places of the pieces */
+    _Alignas(64) int64_t sums[ROWS][BINS * WIDE]; /* all zero while nothing is being summed */
+    int32_t m[ROWS][SAFE + 16], bin[ROWS][SAFE + 16]; /* factors of the rows, which share no cache set */
+    int32_t (*pieces)[WIDE], *place; /* of all terms, in their order; columns s and s + WIDE / 2 are neighbours */
+    int64_t *first, room, terms;     /* `first` piece of each term, and the end */
+    int64_t undecided, wrong;
+    int lo, hi, unit; /* the range of bins of the pieces; whether the terms of a row follow each other */
 } wide;
 static _Thread_local wide wide_sums;
 
-static void cut_column(float x, int32_t (*found)[WIDE], int column, int *used) {
-    int32_t bit;
-    const int64_t m = decode(x, &bit);
-    if (!m) return;
-    const int window = bit / (4 * WINDOW);
-    const int64_t whole = m * (1ll << bit % (4 * WINDOW)), half = 1ll << (4 * WINDOW - 1);
-    const int64_t low = ((whole + half) & (2 * half - 1)) - half, high = (whole - low) / (2 * half);
-    found[window][column] = (int32_t)low;
-    found[window + 1][column] = (int32_t)high;
-    *used |= (low != 0) << window | (high != 0) << (window + 1);
+#define HALF (WIDE / 2 / LANES) /* vectors of 64 bits in which the pieces of a term lie in pairs */
+typedef int64_t pair_of_32 __attribute__((vector_size(8 * LANES), aligned(4), may_alias));
+
+/* Room for pieces of one more term; 0 if memory ran out. */
+static int make_pieces(wide *x, int64_t count, int64_t terms) {
+    if (terms >= x->terms) {
+        free(x->first);
+        x->first = malloc(8 * (size_t)(terms + 1));
+        x->terms = x->first ? terms + 1 : 0;
+        if (!x->first) return 0;
+    }
+    if (count + WINDOWS < x->room) return 1;
+    const int64_t wanted = 2 * x->room + WINDOWS + 2 * terms;
+    void *pieces = realloc(x->pieces, (size_t)wanted * sizeof *x->pieces);
+    x->pieces = pieces ? pieces : x->pieces;
+    int32_t *place = realloc(x->place, (size_t)wanted * sizeof *place);
+    x->place = place ? place : x->place;
+    if (!pieces || !place) return 0;
+    x->room = wanted;
+    return 1;
 }
 
 /* Cuts the factors of up to WIDE columns; 0 if memory ran out. */
 static OUTSIDE int cut_columns(const contraction *t, wide *x, const float *b, const int64_t *row_n, int64_t width) {
-    if (t->k >= x->terms) {
-        free(x->first);
-        x->first = malloc(8 * (size_t)(t->k + 1));
-        x->terms = x->first ? t->k + 1 : 0;
-        if (!x->first) return 0;
-    }
     int64_t count = 0;
-    x->lo = PLACES;
+    x->lo = BINS;
     x->hi = -1;
     for (int64_t k = 0; k < t->k; k++) {
-        int32_t found[WINDOWS + 1][WIDE] = {{0}};
-        int used = 0;
-        for (int s = 0; s < width; s++) cut_column(b[row_n[s] + t->b_k[k]], found, s, &used);
-        if (count + WINDOWS >= x->room) {
-            const int64_t wanted = 2 * x->room + WINDOWS + t->k;
-            piece *grown = realloc(x->pieces, (size_t)wanted * sizeof *grown);
-            if (!grown) return 0;
-            x->pieces = grown;
-            x->room = wanted;
+        float factors[WIDE] = {0};
+        int32_t window[WIDE], low[WIDE], high[WIDE], used = 0;
+        if (!make_pieces(x, count, t->k)) return 0;
+        for (int64_t s = 0; s < width; s++) factors[2 * (s % (WIDE / 2)) + s / (WIDE / 2)] = b[row_n[s] + t->b_k[k]];
+        for (int s = 0; s < WIDE; s++) {
+            int32_t bit;
+            const int32_t m = decode(factors[s], &bit), at = bit / (8 * WINDOW), shift = bit - 8 * WINDOW * at;
+            window[s] = at;
+            low[s] = (int32_t)((uint32_t)m << (shift + 8)) >> 8; /* signed: the lowest 24 bits of m * 2^shift */
+            high[s] = (m - (low[s] >> shift)) >> (24 - shift);
+            used |= (low[s] != 0) << at | (high[s] != 0) << (at + 1);
         }
         x->first[k] = count;
         for (int w = 0; used >> w; w++) {
             if (!(used >> w & 1)) continue;
-            memcpy(x->pieces[count].m, found[w], sizeof found[w]);
-            x->pieces[count++].place = w * WINDOW;
+            for (int s = 0; s < WIDE; s++)
+                x->pieces[count][s] = window[s] == w ? low[s] : window[s] + 1 == w ? high[s] : 0;
+            x->place[count++] = w * WINDOW * WIDE;
             x->lo = w * WINDOW < x->lo ? w * WINDOW : x->lo;
             x->hi = w * WINDOW > x->hi ? w * WINDOW : x->hi;
         }
@@ -286,49 +195,43 @@ static OUTSIDE int cut_columns(const contraction *t, wide *x, const float *b, co
     return 1;
 }
 
-typedef int32_t half_integers __attribute__((vector_size(4 * LANES), aligned(4)));
-
-/* Adds the products of a row, terms [k, k + n), and the pieces of the columns. */
+/* Adds the products of n terms of the rows, and the pieces of the columns. */
 static OUTSIDE void add_products(
-    int64_t *restrict sums, const int32_t *restrict row_m, const int32_t *restrict row_p, const piece *restrict pieces,
-    const int64_t *restrict first, int64_t n) {
+    int64_t *restrict sums, const int32_t *restrict m, const int32_t *restrict bin, const int32_t (*restrict pieces)[WIDE],
+    const int32_t *restrict place, const int64_t *restrict first, int64_t n) {
     for (int64_t k = 0; k < n; k++)
-        for (const piece *at = pieces + first[k]; at < pieces + first[k + 1]; at++) {
-            integers *to = (integers *)(sums + (row_p[k] + at->place) * WIDE);
+        for (int64_t at = first[k]; at < first[k + 1]; at++) {
+            integers column[WIDE / LANES];
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDE / LANES; v++) {
-                const integers column = __builtin_convertvector(*(const half_integers *)(at->m + v * LANES), integers);
-                to[v] += MULTIPLY_32(column, (int64_t)row_m[k]);
+            for (int v = 0; v < HALF; v++) {
+                column[v] = *(const pair_of_32 *)(pieces[at] + 2 * LANES * v);
+                column[v + HALF] = column[v] >> 32;
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) {
+                integers *to = (integers *)(sums + bin[r * (SAFE + 16) + k] + place[at]);
+                const int64_t factor = m[r * (SAFE + 16) + k];
+#pragma GCC unroll 8
+                for (int v = 0; v < WIDE / LANES; v++) to[v] += MULTIPLY_32(column[v], factor);
             }
         }
 }
 
-/* Moves the sums of the places lo ... hi into the limbs. */
-static OUTSIDE void move_wide(wide *x, int64_t width, int lo, int hi) {
-    int64_t sums[8];
-    for (int g = lo >> 3; g <= hi >> 3; g++) {
-        int64_t *from = x->sums + 8 * g * WIDE;
-        for (int64_t s = 0; s < width; s++) {
-            for (int r = 0; r < 8; r++) sums[r] = from[r * WIDE + s];
-            move_sums(sums, x->limbs[s] + g);
-        }
-        memset(from, 0, 8 * WIDE * sizeof *from);
-    }
-}
-
-/* Decodes terms [k, k + n) of a row; the range of places that are not zero. */
+/* Decodes terms [k, k + n) of a row, which is number r of ROWS; widens the range of bins that are not zero. */
 static OUTSIDE void decode_row(
-    const contraction *t, const float *restrict a, int64_t k, int64_t n, int32_t *restrict m, int32_t *restrict p, int *lo,
-    int *hi) {
+    const float *restrict a, const int64_t *restrict a_k, int unit, int64_t n, int r, int32_t *restrict m, int32_t *restrict bin,
+    int *lo, int *hi) {
     float x[SAFE];
-    int32_t least = PLACES, most = -1;
-    for (int64_t i = 0; i < n; i++) x[i] = a[t->a_k[k + i]];
+    int32_t least = *lo, most = *hi;
+    if (unit) memcpy(x, a + a_k[0], 4 * (size_t)n);
+    else
+        for (int64_t i = 0; i < n; i++) x[i] = a[a_k[i]];
     for (int64_t i = 0; i < n; i++) {
         int32_t bit;
-        const int32_t whole = decode(x[i], &bit), place = bit >> 2;
-        m[i] = (int32_t)((uint32_t)whole << (bit & 3));
-        p[i] = place;
-        const int32_t low = whole ? place : PLACES, high = whole ? place : -1;
+        const int32_t whole = decode(x[i], &bit), at = bit >> 3;
+        m[i] = whole * (1 << (bit & 7));
+        bin[i] = (r * BINS + at) * WIDE;
+        const int32_t low = whole ? at : BINS, high = whole ? at : -1;
         least = low < least ? low : least;
         most = high > most ? high : most;
     }
@@ -336,46 +239,76 @@ static OUTSIDE void decode_row(
     *hi = most;
 }
 
-/* Exact sums of one row and the columns that are cut, into limbs, of which the first that is not zero is returned. */
-static OUTSIDE int add_row_exactly(const contraction *t, wide *x, const float *a, int64_t width) {
-    int first = 8 * LIMBS - 8;
-    memset(x->limbs, 0, sizeof x->limbs);
+/* Exact sums of ROWS rows and the columns that are cut. */
+static void sum_rows(const contraction *t, wide *x, const float *const *rows, int precision, float (*result)[WIDE]) {
+    int lo = BINS, hi = -1;
     for (int64_t k = 0; k < t->k; k += SAFE) {
         const int64_t n = t->k - k < SAFE ? t->k - k : SAFE;
-        int lo, hi;
-        decode_row(t, a, k, n, x->row_m, x->row_p, &lo, &hi);
-        add_products(x->sums, x->row_m, x->row_p, x->pieces, x->first + k, n);
-        if (hi < 0 || x->hi < 0) continue;
-        move_wide(x, width, lo + x->lo, hi + x->hi);
-        first = lo + x->lo < first ? lo + x->lo : first;
+        for (int r = 0; r < ROWS; r++) decode_row(rows[r], t->a_k + k, x->unit, n, r, x->m[r], x->bin[r], &lo, &hi);
+        add_products(x->sums[0], x->m[0], x->bin[0], (const void *)x->pieces, x->place, x->first + k, n);
+        for (int r = 0; r < ROWS && k + n < t->k && hi >= 0 && x->hi >= 0; r++) carry_sums(x->sums[r], lo + x->lo, hi + x->hi);
     }
-    return first >> 3;
+    for (int r = 0; r < ROWS; r++) {
+        memset(result[r], 0, sizeof result[r]);
+        if (hi >= 0 && x->hi >= 0) round_sums(x->sums[r], lo + x->lo, hi + x->hi, precision, result[r]);
+    }
+}
+
+/* Ziv's test of a row's elements again; of the undecided ones, those whose FP64 values do not round to the exact ones. */
+static inline __attribute__((always_inline)) void judge(
+    const double *restrict c, double left, const double *restrict right, int64_t n, float *restrict exact,
+    int32_t *restrict open, int32_t *restrict wrong, int precision) {
+    for (int64_t s = 0; s < n; s++) {
+        const double e = left * right[s];
+        const float value = exact[s] + (float)(e - e); /* NaN where e is not finite */
+        open[s] = is_open(c[s], e, precision);
+        wrong[s] = open[s] & (value == value) & (value != round_to(c[s], precision));
+        exact[s] = value;
+    }
+}
+
+/* Writes the exact sums of undecided elements of `count` rows, columns [j, j + width). */
+static void put_rows(
+    const contraction *t, const block *at, int64_t row, const int64_t *rows, int64_t count, int64_t j, int64_t width,
+    int precision) {
+    const float *a = t->a + t->a_batch[at->batch], *from[ROWS];
+    float *out = t->out + t->out_batch[at->batch], value[ROWS][WIDE];
+    for (int r = 0; r < ROWS; r++) from[r] = a + t->a_m[at->m0 + rows[r < count ? r : 0]];
+    sum_rows(t, &wide_sums, from, precision, value);
+    for (int64_t r = 0; r < count; r++) {
+        const double left = sqrt(held.squares_a[rows[r]]) * t->coefficient, *c = held.c + rows[r] * row + j;
+        float *to = out + t->out_m[at->m0 + rows[r]];
+        int32_t open[WIDE], wrong[WIDE];
+        if (precision == 32) judge(c, left, held.squares_b + j, width, value[r], open, wrong, 32);
+        else judge(c, left, held.squares_b + j, width, value[r], open, wrong, precision);
+        for (int64_t s = 0; s < width; s++) {
+            if (open[s]) to[t->out_n[at->n0 + j + s]] = value[r][s];
+            wide_sums.undecided += open[s];
+            wide_sums.wrong += wrong[s];
+        }
+    }
 }
 
 /* Exact sums of all undecided elements of a block that has many; 0 if memory ran out before any was settled. */
 static int settle_block(const contraction *t, const block *at, int64_t row, progress *shared) {
-    const float *a = t->a + t->a_batch[at->batch], *b = t->b + t->b_batch[at->batch];
-    float *out = t->out + t->out_batch[at->batch];
-    const int64_t started = now(), precision = shared->precision;
-    wide *x = &wide_sums;
+    const float *b = t->b + t->b_batch[at->batch];
+    const int64_t started = now();
+    wide_sums.unit = consecutive(t->a_k, t->k);
+    wide_sums.undecided = wide_sums.wrong = 0;
     for (int64_t j = 0; j < at->n; j += WIDE) {
         const int64_t width = at->n - j < WIDE ? at->n - j : WIDE;
-        if (!cut_columns(t, x, b, t->b_n + at->n0 + j, width)) return 0;
-        for (int64_t i = 0; i < at->m; i++) {
-            const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row + j;
-            int any = 0;
-            for (int64_t s = 0; s < width; s++) any |= is_open(c[s], left * held.squares_b[j + s], (int)precision);
-            if (!any) continue;
-            const int first = add_row_exactly(t, x, a + t->a_m[at->m0 + i], width);
-            for (int64_t s = 0; s < width; s++) {
-                const double e = left * held.squares_b[j + s];
-                if (!is_open(c[s], e, (int)precision)) continue;
-                shared->undecided++;
-                const element found = {0, 0, out + t->out_m[at->m0 + i] + t->out_n[at->n0 + j + s], c[s], e};
-                put_exact(&found, x->limbs[s], first, shared);
-            }
+        int64_t rows[ROWS], waiting = 0;
+        if (!cut_columns(t, &wide_sums, b, t->b_n + at->n0 + j, width)) return 0;
+        for (int64_t i = 0; i <= at->m; i++) {
+            if (i < at->m && held.opens[i]) rows[waiting++] = i;
+            if (waiting < ROWS && (i < at->m || !waiting)) continue;
+            put_rows(t, at, row, rows, waiting, j, width, (int)shared->precision);
+            waiting = 0;
         }
     }
+    shared->undecided += wide_sums.undecided;
+    shared->twice += wide_sums.undecided;
+    shared->wrong += wide_sums.wrong;
     shared->nanoseconds += now() - started;
     return 1;
 }
@@ -394,22 +327,22 @@ static void finish_block(const contraction *t, const block *at, int64_t row, pro
         rows += held.opens[i] > 0;
         for (int64_t j = 0; !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = high[j];
     }
-    const int dense = opens * DENSE >= rows * at->n && !(shared->limit > 0), whole = dense && at->n > 2;
-    if (!opens || (whole && settle_block(t, at, row, shared))) return;
+    const int dense = at->n > 2 && opens * DENSE >= rows * at->n && !(shared->limit > 0);
+    if (!opens || (dense && settle_block(t, at, row, shared))) return;
     const terms from = {t->a_k, t->b_k, t->k, 1};
-    element open[OPEN + LANES];
+    element open[OPEN];
     for (int64_t i = 0; i < at->m; i++) {
         const double left = sqrt(held.squares_a[i]) * t->coefficient, *c = held.c + i * row;
         float *to = out + t->out_m[at->m0 + i];
         for (int64_t j = 0; held.opens[i] && j < at->n; j++) {
             const double e = left * held.squares_b[j];
             if (!is_open(c[j], e, precision)) continue;
-            if (waiting == OPEN) settle(&from, open, waiting, dense, shared), waiting = 0;
+            if (waiting == OPEN) settle(&from, open, waiting, shared), waiting = 0;
             open[waiting++] =
                 (element){a + t->a_m[at->m0 + i], b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c[j], e};
         }
     }
-    settle(&from, open, waiting, dense, shared);
+    settle(&from, open, waiting, shared);
 }
 
 /* Leaves a block of one part in memory, or adds such blocks up in this thread's room. */
@@ -562,14 +495,14 @@ static void finish_tile(
     const int opens = test_row(sum, t->coefficient, size, n, out, precision);
     if (!opens) return;
     const terms from = {t->a_k, t->b_k, t->k / t->run_k, t->run_k};
-    element open[TILE + LANES];
+    element open[TILE];
     int64_t waiting = 0;
     for (int64_t j = 0; j < n; j++) {
         const double e = t->coefficient * size[j];
         if (is_open(sum[j], e, precision))
             open[waiting++] = (element){a_of(t, first + j), b_of(t, first + j), out + j, sum[j], e};
     }
-    settle(&from, open, waiting, opens * DENSE >= n, shared);
+    settle(&from, open, waiting, shared);
 }
 
 /* Sums without m and n; otherwise as `contract`. No term passes through more than

@@ -77,7 +77,7 @@ static void add_key(
     const terms places = {chain, 0, length, 1};
     double sum[OPEN], size[OPEN];
     float high[OPEN];
-    element open[OPEN + LANES];
+    element open[OPEN];
     for (int64_t w = w0; w < w1; w += OPEN) {
         const int64_t n = w1 - w < OPEN ? w1 - w : OPEN, *row = t->source_row + w;
         int64_t waiting = 0;
@@ -87,7 +87,7 @@ static void add_key(
         for (int64_t j = 0; opens && j < n; j++)
             if (is_open(sum[j], coefficient * size[j], precision))
                 open[waiting++] = (element){from + row[j], 0, out + t->out_row[w + j], sum[j], coefficient * size[j]};
-        settle(&places, open, waiting, opens * DENSE >= n, shared);
+        settle(&places, open, waiting, shared);
     }
 }
 

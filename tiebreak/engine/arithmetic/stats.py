@@ -12,7 +12,7 @@ class Counts:
     undecided: int = 0
     """Elements that the first Ziv test (in FP64) did not decide."""
     undecided_twice: int = 0
-    """Elements summed exactly: not decided in doubled precision either, or undecided among many."""
+    """Elements summed exactly. The others are sums on a grid (compiled) or decided in doubled precision (torch)."""
     logged: int = 0
     """Elements that the first test did not decide, and that were reported as near ties instead of settled."""
     double_rounded: int = 0
