@@ -38,15 +38,9 @@ MAX_ENTRY_BYTES: Final = 1024
 """An entry has about 200 bytes."""
 _HEX: Final = re.compile("[0-9a-f]{64}")
 MAX_ENTRIES: Final = 4096
-ELEMENTS: Final = 1 << 22
-"""The number of elements of a tensor in memory that are examined at a time."""
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
-
-
-def _silent(_: int) -> None:
-    """No progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +114,7 @@ def _key(array: ArrayFile) -> str:
     return sha256(repr((os.fspath(array.path.resolve()), astuple(array.stamp), place)).encode()).hexdigest()
 
 
-def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent) -> Facts:
+def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBytes = lambda _: None) -> Facts:
     """The id of an array of f32, i64 or bool and whether it is finite; taken from the cache if it is there.
 
     Raises `EncodingError` for bools other than 0 and 1, `StateError` if the file changes meanwhile, and
@@ -150,7 +144,7 @@ def examine(array: ArrayFile, *, cache: FactsCache | None = None, on_bytes: OnBy
 
 
 def data_identities(
-    tensors: Mapping[str, Tensor], *, cache: FactsCache | None = None, on_bytes: OnBytes = _silent
+    tensors: Mapping[str, Tensor], *, cache: FactsCache | None = None, on_bytes: OnBytes = lambda _: None
 ) -> dict[str, Digest]:
     """Like `tensors.identities`, but mapped arrays are read from their files, or not at all if the cache knows them."""
     files = {name: array for name, tensor in tensors.items() if (array := source_of(tensor)) is not None}
@@ -163,9 +157,7 @@ def not_finite(tensor: Tensor) -> int:
     """The number of infinities and NaN in a float32 tensor on the CPU; for a mapped array, from the cache."""
     if (array := source_of(tensor)) is not None:
         return examine(array, cache=FactsCache()).not_finite
-    flat = tensor.detach().reshape(-1)
-    parts = (flat[start : start + ELEMENTS] for start in range(0, flat.numel(), ELEMENTS))
-    return sum((int((~torch.isfinite(part)).sum()) for part in parts), 0)
+    return _not_finite(tensor.detach().reshape(-1).numpy())
 
 
 def _not_finite(words: "np.ndarray[Any, np.dtype[np.float32]]") -> int:

@@ -25,7 +25,6 @@ from math import prod
 from time import perf_counter
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic, NearTies
@@ -129,16 +128,6 @@ def qualify(arithmetic: Arithmetic) -> Report:
         operations=tuple(operations),
         seconds=perf_counter() - started,
     )
-
-
-def qualified(device: torch.device | str) -> Report:
-    """`qualify` for a plain `Arithmetic` of the device, once per process."""
-    return _qualified(str(torch.device(device)))
-
-
-@cache
-def _qualified(device: str) -> Report:
-    return qualify(Arithmetic(device))
 
 
 def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
