@@ -1,10 +1,17 @@
 """Evaluation measures the state it is given, and leaves the task alone."""
 
 import dataclasses
+import random
+from pathlib import Path
+from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import tiebreak
 from tiebreak.api.evaluation import evaluate_state
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.tasks.loader import load_task
@@ -41,3 +48,80 @@ def test_a_task_without_evaluation_says_so() -> None:
     task = dataclasses.replace(load_task("digits"), evaluate=None)
     with pytest.raises(ConfigurationError, match="to have an evaluation"):
         evaluate_state(task, {})
+
+
+def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
+    """A regression whose evaluation draws from every global stream and leaves the model in another mode."""
+    x = torch.sin(torch.arange(96.0)).reshape(24, 4)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        assert not model.training
+        model.train()
+        calls.append(model[0].weight.sum().item())
+        return {"drawn": random.random() + np.random.rand() + torch.rand(1).item()}
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 1))
+    given = {
+        "model": model, "loss": lambda model, x, y: (model(x) - y).square().mean(), "optimizer": tiebreak.SGD(lr=0.1),
+        "data": {"x": x, "y": x.sum(1, keepdim=True)}, "batch": 6, "steps": 7,
+        "evaluate": evaluate, "evaluate_every": 3,
+    }  # fmt: skip
+    return given | changes
+
+
+@pytest.fixture
+def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiebreak.api.running.qualify", lambda _: None)
+
+
+@pytest.mark.usefixtures("in_short")
+def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
+    calls, told = list[float](), list[Any]()
+    streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    trainer = tiebreak.reproducible(**measured(calls), callbacks=[told.append]).run(progress=False)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == streams
+    assert list(trainer.metrics) == [3, 6, 7]
+    assert [step.number for step in told] == list(range(1, 8))
+    assert [step.number for step in told if step.metrics] == [3, 6, 7]
+    assert calls[-1] == trainer.state_dict()["0.weight"].sum().item()
+    assert len(set(calls)) == 3
+    plain = tiebreak.reproducible(**measured([], evaluate=None, evaluate_every=None)).run(progress=False)
+    assert plain.digest() == trainer.digest()
+
+
+@pytest.mark.usefixtures("in_short")
+def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
+    calls, told = list[float](), list[Any]()
+    settings = measured(calls, evaluate_every=4) | {"checkpoint_every": 2, "steps": 8}
+    run = tiebreak.train(**settings, directory=tmp_path, progress=False, callbacks=[told.append])
+    assert list(run.metrics) == [4, 8]
+    assert sorted(step.number for step in told if step.metrics is None) == list(range(1, 9))
+    assert [step.number for step in told if step.metrics] == [4, 8]
+    assert calls[-1] == run.state_dict()["0.weight"].sum().item()
+    with pytest.raises(ConfigurationError, match="a multiple of checkpoint_every, 2, got 3"):
+        tiebreak.train(**(settings | {"evaluate_every": 3}), directory=tmp_path / "other")
+
+
+def test_evaluate_every_needs_something_to_call() -> None:
+    with pytest.raises(ConfigurationError, match="a function evaluate"):
+        tiebreak.make_task(**measured([], evaluate=None))
+    with pytest.raises(ConfigurationError, match="evaluate_every of at least one step"):
+        tiebreak.make_task(**measured([], evaluate_every=0))
+
+
+def test_a_hugging_face_dataset_is_data() -> None:
+    rows = {"text": ["a"] * 6, "y": [[n / 4] for n in range(6)], "x": [[n, 1.0, 2.0, 3.0] for n in range(6)],
+            "labels": list(range(6))}  # fmt: skip
+    dataset = datasets.Dataset.from_dict(rows)
+    made = tiebreak.make_task(**measured([], data=dataset))
+    assert set(made.data) == {"x", "y"}
+    assert made.data["x"].dtype == torch.float32
+    assert made.data["x"].tolist() == rows["x"]
+    loss = lambda model, **batch: model(batch["x"]).mean()  # noqa: E731
+    taken = tiebreak.make_task(**measured([], data=dataset, loss=loss))
+    assert set(taken.data) == {"x", "y", "labels"}
+    assert taken.data["labels"].dtype == torch.int64
+    with pytest.raises(ConfigurationError, match=r"one of \['train'\]"):
+        tiebreak.make_task(**measured([], data=datasets.DatasetDict(train=dataset)))

@@ -10,21 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from tiebreak.engine.capture.compile import MODEL
+from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError
 
 
 def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics of a job's state, whose tensors are named as in the job.
+    """Metrics of a job's state, whose tensors are named as in the job, by a copy of the model in eval mode.
 
-    Raises `ConfigurationError` if the task has no evaluation, or if the state belongs to another model.
+    The task's model and all global random streams stay as they are. Raises `ConfigurationError` if the task has no
+    evaluation, or if the state belongs to another model.
     """
     if task.evaluate is None:
         raise ConfigurationError(f"expected task {task.name} to have an evaluation, got none")
-    model = copy.deepcopy(task.model)
     own = {name.removeprefix(MODEL): tensor for name, tensor in state.items() if name.startswith(MODEL)}
-    load_state(model, own)
-    return task.evaluate(model.eval())
+    with untouched(task.model):
+        model = copy.deepcopy(task.model)
+        load_state(model, own)
+        return task.evaluate(model.eval())
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -10,13 +11,15 @@ from torch import Tensor, nn
 
 from tiebreak.api.audits import audit_chosen, segments_of
 from tiebreak.api.bundle import Bundle
+from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.keys import new_key
 from tiebreak.api.policies import Policy, as_policy
 from tiebreak.api.progress import Tally, on_stderr
 from tiebreak.api.running import Machine
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.api.trainer import OnStep, Step
 from tiebreak.engine.capture.compile import Compiled
-from tiebreak.engine.capture.task import Batch, Optimizer
+from tiebreak.engine.capture.task import Batch, Optimizer, Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
@@ -25,7 +28,7 @@ from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.engine.run.retention import Keep
-from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
+from tiebreak.engine.run.train import Commit, OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -45,7 +48,12 @@ MAX_NAMES_BYTES: Final = 1 << 26
 class Run:
     """A run in its directory. `tiebreak.train` and `tiebreak.agree` make one, `tiebreak.open_run` opens it again."""
 
-    def __init__(self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self, opened: RunDirectory, *, device: str = "cpu", threads: int | None = None, task: Task | None = None
+    ) -> None:
+        self.metrics: dict[int, dict[str, float]] = {}
+        """What the task's `evaluate` found in this process, by step; nothing for a run that `open_run` opened."""
+        self._task = task
         self._run = opened
         self._device = device
         self._threads = threads
@@ -111,13 +119,16 @@ class Run:
         return as_state_dict(self._run.state(at), _read_names(self._run))
 
     def resume(
-        self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all"
-    ) -> "Run":
+        self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
+        callbacks: Sequence[OnStep] = (),
+    ) -> "Run":  # fmt: skip
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
         key: the trainer's key; with it, a head is signed at every checkpoint. progress: show a bar with the loss on
         stderr. keep: which checkpoints stay on disk, `all`, `every:M` or `last`; an audit recomputes what was dropped.
-        Raises `StateError` if the loss or the state is no longer finite; whatever is committed by then stays.
+        callbacks: called with each `tiebreak.api.trainer.Step`, and once more, with metrics, when the task's `evaluate`
+        was called on a checkpoint. Raises `StateError` if the loss or the state is no longer finite; whatever is
+        committed by then stays.
         """
         tally = Tally()
         with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
@@ -127,12 +138,28 @@ class Run:
                 on_step(progress.step, progress.loss, tally.words())
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
+                for callback in callbacks:
+                    callback(Step(progress.step, progress.loss, progress.seconds))
+
+            def committed(commit: Commit) -> None:
+                tally.commit(commit)
+                self._evaluate(commit.record.step, callbacks)
 
             continue_run(
                 self._run, machine_of(self._run, threads=self._threads, device=self._device), key=key, until=until,
-                keep=keep, on_progress=told, on_commit=tally.commit,
+                keep=keep, on_progress=told, on_commit=committed,
             )  # fmt: skip
         return self
+
+    def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
+        """Measures the state of a checkpoint, if the task can and it is due."""
+        task = self._task
+        if task is None or task.evaluate is None or (step % (task.evaluate_every or step) and step != self.steps):
+            return
+        started = time.perf_counter()
+        self.metrics[step] = evaluate_state(task, self._run.state(step))
+        for callback in callbacks:
+            callback(Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step]))
 
     def audit(
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
@@ -196,20 +223,20 @@ def train(
     client: PrivateKey | None = None, trainer: PrivateKey | None = None, terms: Terms | None = None,
     policy: Policy | None = None, precision: int | None = None,
     device: str = "cpu", threads: int | None = None, progress: bool = True, keep: str = "all",
-    unchecked: bool = False, **options: Any,
+    unchecked: bool = False, callbacks: Sequence[OnStep] = (), **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
     The arguments up to `checkpoint_every`, and `options`, are those of `tiebreak.make_task`. For client, trainer and
     terms see `tiebreak.agree`; without keys the run is committed and can be audited, but it is not signed. The module
-    is not changed: use `model.load_state_dict(run.state_dict())`. For keep see `Run.resume`.
+    is not changed: use `model.load_state_dict(run.state_dict())`. For keep and callbacks see `Run.resume`.
     """
     run = agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, directory=directory, seed=seed,
         schedule=schedule, checkpoint_every=checkpoint_every, client=client, trainer=trainer, terms=terms,
         policy=policy, precision=precision, device=device, threads=threads, unchecked=unchecked, **options,
     )  # fmt: skip
-    return run.resume(trainer, progress=progress, keep=keep)
+    return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks)
 
 
 def agree(
@@ -235,6 +262,11 @@ def agree(
         model, loss, optimizer=optimizer, data=data, batch=batch, steps=steps, seed=seed, schedule=schedule,
         checkpoint_every=checkpoint_every, **options,
     )  # fmt: skip
+    if task.evaluate_every is not None and task.evaluate_every % task.checkpoint_interval:
+        raise ConfigurationError(
+            f"expected evaluate_every to be a multiple of checkpoint_every, {task.checkpoint_interval}, got "
+            f"{task.evaluate_every}; a run on disk is measured at its checkpoints"
+        )
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
@@ -245,10 +277,10 @@ def agree(
     if there:
         opened = RunDirectory.open(folder)
         _check_same(opened.job, job, folder)
-        return Run(opened, device=device, threads=threads)
+        return Run(opened, device=device, threads=threads, task=task)
     made = _create(folder, compiled, job, domain or Domain(chain_id=0, contract=OFF_CHAIN), client, trainer, logged)
     write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
-    return Run(made, device=device, threads=threads)
+    return Run(made, device=device, threads=threads, task=task)
 
 
 def agree_on(

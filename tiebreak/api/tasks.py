@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tiebreak.api.datasets import hugging_face
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, open_array
@@ -18,7 +20,8 @@ from tiebreak.engine.run.eager import checked
 from tiebreak.protocol.errors import ConfigurationError
 
 Schedule = Sequence[float] | Callable[[int], float]
-Data = Mapping[str, Any] | TensorDataset
+Data = Any
+"""Arrays by name, a `TensorDataset`, or a Hugging Face `datasets.Dataset`."""
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
 _OWN: Final = frozenset(_NAMES.split())
 TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
@@ -41,7 +44,8 @@ def make_task(
         function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
     optimizer: `tiebreak.AdamW(...)` or `tiebreak.SGD(...)`, which follow torch's arithmetic step for step.
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or int64
-        tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`.
+        tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
+        Hugging Face `datasets.Dataset`, of which the columns that the loss names are taken, or all that are numbers.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
@@ -49,7 +53,7 @@ def make_task(
     options: further fields of `tiebreak.Task`.
     """
     _check_kinds(model, loss, optimizer, steps)
-    arrays = _arrays(data)
+    arrays = _arrays(data, loss)
     taken = _loss(loss, tuple(arrays), by_position=isinstance(data, TensorDataset))
     chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
     known = {field.name for field in fields(Task)} - _OWN
@@ -75,12 +79,26 @@ def _check_kinds(model: object, loss: object, optimizer: object, steps: object) 
         raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
 
 
-def _arrays(data: object) -> dict[str, Any]:
+def _arrays(data: Any, loss: Callable[..., Tensor]) -> dict[str, Any]:
+    if isinstance(getattr(data, "column_names", None), dict):
+        raise ConfigurationError(
+            f"expected one split of the dataset, got all; choose one of {sorted(data.column_names)}"
+        )
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        data = hugging_face.arrays(data, _arguments(loss))
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:
         raise ConfigurationError(f"expected arrays by name or a TensorDataset, got {type(data).__name__}")
     return {name: _array(name, array) for name, array in data.items()}
+
+
+def _arguments(loss: Callable[..., Tensor]) -> list[str]:
+    """The names of a loss's arguments after the model; none for torch's own losses."""
+    try:
+        return [] if isinstance(loss, nn.Module) else list(signature(loss).parameters)[1:]
+    except (TypeError, ValueError):  # some callables in C do not tell their arguments
+        return []
 
 
 def _array(name: str, array: object) -> Tensor:

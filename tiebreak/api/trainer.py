@@ -3,16 +3,17 @@
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.progress import on_stderr
 from tiebreak.api.running import make_interpreter
-from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names
+from tiebreak.api.tasks import CHECKPOINTS, Data, Schedule, as_state_dict, capture, make_task, state_names
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Batch, Optimizer, Task
 from tiebreak.engine.data import FactsCache, data_identities
@@ -32,11 +33,20 @@ MAX_SAVED_BYTES: Final = 4096
 
 
 class Step(NamedTuple):
-    """A computed step. number: from 1. loss: before the step's update. seconds: how long the step took."""
+    """A computed step.
+
+    number: from 1. loss: before the step's update. seconds: how long the step took. metrics: what the task's `evaluate`
+    found after the step, if it was due.
+    """
 
     number: int
     loss: float
     seconds: float
+    metrics: dict[str, float] | None = None
+
+
+OnStep = Callable[[Step], None]
+"""A callback. It is called after each step, before the next is begun."""
 
 
 class Trainer:
@@ -47,7 +57,7 @@ class Trainer:
 
     def __init__(
         self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None, device: str = "cpu",
-        threads: int | None = None, unchecked: bool = False,
+        threads: int | None = None, unchecked: bool = False, callbacks: Sequence[OnStep] = (),
     ) -> None:  # fmt: skip
         if save_every is not None and (directory is None or save_every < 1):
             raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
@@ -57,6 +67,9 @@ class Trainer:
         """The number of steps computed so far."""
         self.losses: list[float] = []
         """The loss of each computed step."""
+        self.metrics: dict[int, dict[str, float]] = {}
+        """What the task's `evaluate` found, by step."""
+        self._task, self._callbacks = task, tuple(callbacks)
         self._every = save_every
         self._names = state_names(task.model)
         self._compiled: Compiled = capture(task, unchecked=unchecked)
@@ -89,8 +102,18 @@ class Trainer:
             self.losses.append(done.result.loss)
             if self.directory is not None and (self.step == self.steps or self._due()):
                 self.save()
-            yield Step(self.step, done.result.loss, time.perf_counter() - started)
+            step = Step(self.step, done.result.loss, time.perf_counter() - started, self._evaluated())
+            for callback in self._callbacks:
+                callback(step)
+            yield step
             started = time.perf_counter()
+
+    def _evaluated(self) -> dict[str, float] | None:
+        every = self._task.evaluate_every or max(1, self.steps // CHECKPOINTS)
+        if self._task.evaluate is None or (self.step % every and self.step != self.steps):
+            return None
+        self.metrics[self.step] = evaluate_state(self._task, self._state)
+        return self.metrics[self.step]
 
     def _due(self) -> bool:
         return self._every is not None and self.step % self._every == 0
@@ -163,7 +186,7 @@ def reproducible(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: Optimizer, data: Data, batch: int | Batch, steps: int,
     seed: int = 0, schedule: Schedule | None = None, directory: str | Path | None = None,
     save_every: int | None = None, device: str = "cpu", threads: int | None = None, unchecked: bool = False,
-    **options: Any,
+    callbacks: Sequence[OnStep] = (), **options: Any,
 ) -> Trainer:  # fmt: skip
     """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
 
@@ -171,6 +194,7 @@ def reproducible(
     the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file if others
     are to repeat the run. directory: where to save, every `save_every` steps and at the end; if it holds a save of the
     same run, training continues from it. device: qualified before the first step. unchecked: see `tiebreak.capture`.
+    callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
     form.
@@ -180,7 +204,13 @@ def reproducible(
         checkpoint_every=1, **options,
     )  # fmt: skip
     return Trainer(
-        task, directory=directory, save_every=save_every, device=device, threads=threads, unchecked=unchecked
+        task,
+        directory=directory,
+        save_every=save_every,
+        device=device,
+        threads=threads,
+        unchecked=unchecked,
+        callbacks=callbacks,
     )
 
 

@@ -4,7 +4,7 @@ They are Arrow files, which that library maps and reads in batches. A column of 
 have one shape, becomes an array; a column of texts goes to `tiebreak.api.datasets.text`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,18 @@ def import_columns(made: Import, dataset: Any, columns: list[str], on_rows: OnBy
             element, values = _numbers(name, table.column(name).combine_chunks())
             made.append(name, element.converted, element.convert(values))
         on_rows(table.num_rows)
+
+
+def arrays(dataset: Any, wanted: Iterable[str]) -> dict[str, Array]:
+    """The columns of a `datasets.Dataset` in memory, as float32 or int64: those wanted, or all that are numbers."""
+    found = dataset.with_format("arrow")
+    columns = [name for name in wanted if name in found.column_names] or numeric_columns(found)
+    parts: dict[str, list[Array]] = {name: [] for name in columns}
+    for table in _tables(found.select_columns(columns)):
+        for name in columns:
+            element, values = _numbers(name, table.column(name).combine_chunks())
+            parts[name].append(element.convert(values))
+    return {name: np.concatenate(part) for name, part in parts.items()}
 
 
 def texts(dataset: Any, column: str, on_rows: OnBytes) -> Iterator[str]:

@@ -179,7 +179,8 @@ class Task:
     data: arrays by name, float32 or int64, on the CPU. Everything the batch reads must be here.
     seed: of the example order and of dropout.
     checkpoint_interval: steps between two signed checkpoints (k of the specification).
-    evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it.
+    evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it, every `evaluate_every` steps
+    and after the last [default: a tenth of all steps, or each checkpoint of a run on disk].
     """
 
     name: str
@@ -196,11 +197,15 @@ class Task:
     clip: Clip | None = None
     average: float | None = None
     evaluate: Evaluation | None = field(default=None)
+    evaluate_every: int | None = None
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, "at least one step", self.steps)
         require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
         require_count(self.accumulation, "accumulation of at least one batch")
+        if self.evaluate_every is not None:
+            require_count(self.evaluate_every, "evaluate_every of at least one step")
+            require(self.evaluate is not None, "a function evaluate(model) with evaluate_every", "none")
         if self.average is not None:
             require_number(self.average, "0 <= average < 1, a decay", lambda x: 0 <= x < 1)
         require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)

@@ -152,6 +152,8 @@ def slice_scatter(
     c: Context, x: Ref, src: Ref, d: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Ref:
     """x with part of a dim replaced."""
+    if 0 in src.shape:
+        return c.ref(x)
     d = x.dim(d)
     span = range(x.shape[d])[start:end:step]
     lo = [span.start if e == d else 0 for e in range(x.rank)]
