@@ -7,12 +7,12 @@ from random import Random
 import torch
 from torch import Tensor
 
+from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.forged_runs import tampered
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
 from tiebreak.sim.world.cast import Cast, Seat
 from tiebreak.sim.world.driver import Process
@@ -162,7 +162,7 @@ class Spammer(Auditor):
 
     def follow(self, job: PublicJob) -> Process:
         for _ in range(3):
-            self.world.submit(self, calls.settle(job.job), untried=True)
+            self.world.submit(self, calls.settle(job.id), untried=True)
         self.world.submit(self, calls.Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
         yield from super().follow(job)
 

@@ -6,11 +6,10 @@ from random import Random
 import pytest
 
 from tests.sim.world.cheats import Staller, cheating, duel, party, tardy
-from tiebreak.protocol.chain import Reverted
+from tiebreak.protocol.chain import Reverted, calls
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Auditor, GameView, Reply
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.driver import Process
@@ -69,7 +68,7 @@ class Pressed(Auditor):
         after = game.apply(game_.state, plain.move, self.world.next_block)
         if after.phase is Phase.PROVE:
             self.rushed = True
-            self.spawn(self.rush(calls.make_move(after, self.party_of(game_.game).move(after, plain.move))))
+            self.spawn(self.rush(calls.move_call(after, self.party_of(game_.game).move(after, plain.move))))
         return plain
 
     def rush(self, proof: calls.Call) -> Process:

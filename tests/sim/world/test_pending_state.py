@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tiebreak.sim.world import calls
+from tiebreak.protocol.chain import calls
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.game import seat
 from tiebreak.sim.world.workshop import Workshop

@@ -5,13 +5,12 @@ from typing import Any
 
 import simpy
 
-from tiebreak.protocol.chain import InsufficientFunds, JobStatus, Receipt, Reverted
+from tiebreak.protocol.chain import InsufficientFunds, JobStatus, Receipt, Reverted, calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Agent, Builder
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.cast import FUNDS, TERMS
 from tiebreak.sim.world.game import simulated_chain
 from tiebreak.sim.world.workshop import Workshop
@@ -73,7 +72,11 @@ def test_what_waits_stands_in_one_block_at_the_next_slot(workshop: Workshop) -> 
     yard = Yard(workshop)
     (job, offer), (_, other) = yard.job(1), yard.job(2)
     yard.run(0)
-    sent = [yard.send("client", offer), yard.send("trainer", calls.accept_job(job)), yard.send("client", other)]
+    sent = [
+        yard.send("client", offer),
+        yard.send("trainer", calls.accept_job(job.id, job.trainer_stake)),
+        yard.send("client", other),
+    ]
     assert yard.agents["trainer"].pending == ["createJob", "createJob"]
     assert yard.agents["client"].pending == ["acceptJob"]
     assert not any(event.triggered for event in sent)
@@ -96,12 +99,12 @@ def test_no_block_without_transactions(workshop: Workshop) -> None:
 def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, offer = yard.job()
-    early = yard.send("trainer", calls.accept_job(job))
+    early = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
     assert refusal(early).name == "WrongJobStatus"
     assert (yard.world.pending, yard.agents["client"].pending) == ([], [])
     assert yard.agents["trainer"].account.gas == 0
     yard.send("client", offer)
-    yard.send("trainer", calls.accept_job(job))
+    yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
     yard.run(60)
     assert yard.world.board.jobs[job.id].status is JobStatus.ACTIVE, "the offer that waits counts for the acceptance"
 
@@ -109,7 +112,7 @@ def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
 def test_who_sends_untried_pays_for_what_reverts(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, _ = yard.job()
-    sent = yard.send("trainer", calls.accept_job(job), untried=True)
+    sent = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake), untried=True)
     yard.run(60)
     assert refusal(sent).name == "WrongJobStatus"
     account = yard.agents["trainer"].account
@@ -133,7 +136,7 @@ def test_a_builder_mixes_senders_but_not_what_one_sent(workshop: Workshop) -> No
     (job, offer), (_, second), (_, third) = yard.job(1), yard.job(2), yard.job(3)
     for call in (offer, second, third):
         yard.send("client", call)
-    accepted = yard.send("trainer", calls.accept_job(job))
+    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
     yard.run(60)
     (block,) = yard.world.blocks
     assert [item.pending.call for item in block.transactions][1:] == [offer, second, third]
@@ -154,7 +157,7 @@ def test_what_a_builder_leaves_out_waits(workshop: Workshop) -> None:
     sent = yard.send("client", offer)
     yard.run(59)
     assert (sent.triggered, yard.world.blocks) == (False, [])
-    accepted = yard.send("trainer", calls.accept_job(job))
+    accepted = yard.send("trainer", calls.accept_job(job.id, job.trainer_stake))
     yard.run(100)
     assert sent.value.timestamp == accepted.value.timestamp == GENESIS + 60
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import (
@@ -24,7 +25,6 @@ from tiebreak.sim.adversaries.base import OPEN, Catch, Role
 from tiebreak.sim.adversaries.places import EARLY, FalseSum, Placed, between, challenger, given, seat_challenger
 from tiebreak.sim.adversaries.spoiling import flipped, one_changed
 from tiebreak.sim.adversaries.waiting import last_call, stalled
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL, STEPS
@@ -147,7 +147,7 @@ class Forging(Accusing):
         plain = super().reply(game)
         if not isinstance(plain.move, Prove):
             return plain
-        self.spam([calls.make_move(game.state, proof) for proof in forgeries(plain.move, self.rng)])
+        self.spam([calls.move_call(game.state, proof) for proof in forgeries(plain.move, self.rng)])
         return Reply(move=None)
 
 
@@ -167,7 +167,7 @@ class Garbling(Wanderer):
         if isinstance(plain.move, SelectElement):
             found.append(replace(plain.move, chunk=flipped(plain.move.chunk, self.rng)))
             found.append(replace(plain.move, index=1 << 31))
-        self.spam(calls.make_move(state, move) for move in found)
+        self.spam(calls.move_call(state, move) for move in found)
         return plain
 
 
@@ -188,7 +188,9 @@ class Griefer(Scripted):
             yield from self.sleep(last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
         heads = self.world.mail.heads_of(job.id)
         for nonce in range(self.games):
-            if job.is_over or not (yield from self.attempt(calls.challenge(job.job, heads[-1].head, nonce))):
+            if job.is_over or not (
+                yield from self.attempt(calls.challenge(heads[-1].head, nonce, job.job.challenger_stake))
+            ):
                 return
             yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
 
@@ -208,9 +210,9 @@ class Tardy(Scripted):
         yield from self.sleep(job.window_end + 1 - self.world.now)
         heads = self.world.mail.heads_of(job.id)
         for known in (heads[0], heads[-1]):
-            self.world.submit(self, calls.challenge(job.job, known.head), untried=True)
+            self.world.submit(self, calls.challenge(known.head, 0, job.job.challenger_stake), untried=True)
         yield from self.until(lambda: job.is_over)
-        self.world.submit(self, calls.challenge(job.job, heads[-1].head, 1), untried=True)
+        self.world.submit(self, calls.challenge(heads[-1].head, 1, job.job.challenger_stake), untried=True)
 
 
 # ---------------------------------------------------------------- everywhere at once
@@ -272,7 +274,7 @@ class Swarm(Scripted):
         yield from self.until(lambda: job.is_over or job.has_final_head)
         head = self.heads_of(job.id)[-1]
         for nonce in range(self.games):
-            self.world.submit(self, calls.challenge(job.job, head, nonce))
+            self.world.submit(self, calls.challenge(head, nonce, job.job.challenger_stake))
 
     def plays(self, game: PublicGame) -> bool:  # noqa: ARG002
         return True

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
@@ -14,7 +15,6 @@ from tiebreak.sim.adversaries.base import Catch
 from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.deviations import TRAINER
 from tiebreak.sim.adversaries.places import between, client, with_a_cheat
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Client, Process, Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL
@@ -43,7 +43,7 @@ class Abandoning(Client):
         yield from self.until(lambda: job.is_over or bool(self.world.board.open_games(job.id)))
         while not job.is_over:
             moves = self._moves(job)
-            self.world.submit(self, calls.abandon(job.job), untried=True)
+            self.world.submit(self, calls.abandon(job.id), untried=True)
             yield from self.until(partial(self._has_changed, job, moves))
 
     def _moves(self, job: PublicJob) -> int:
@@ -68,12 +68,12 @@ class Cancelling(Client):
         call = pending.call
         job = None if call.job_id is None else self.world.board.jobs.get(call.job_id)
         if not self.heads and call.kind == "acceptJob" and job is not None:
-            self.world.submit(self, calls.cancel_job(job.job), untried=True)
+            self.world.submit(self, calls.cancel_job(job.id), untried=True)
 
     def follow(self, job: PublicJob) -> Process:
         """Runs beside the client's agreed behaviour."""
         yield from self.until(lambda: job.status is not JobStatus.OFFERED and job.head_count >= self.heads)
-        self.world.submit(self, calls.cancel_job(job.job), untried=True)
+        self.world.submit(self, calls.cancel_job(job.id), untried=True)
 
 
 class NeverWithdrawing(Client):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from tiebreak.protocol.chain import ChainError
+from tiebreak.protocol.chain import ChainError, calls
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.game.moves import Descend
 from tiebreak.protocol.game.rules import start
@@ -23,7 +23,6 @@ from tiebreak.sim.adversaries.deviations import RECOMPUTED, TRAINER
 from tiebreak.sim.adversaries.heads import Withholding
 from tiebreak.sim.adversaries.places import BUILDER, FalseSum, Placed, client, given, seat_friend, seat_trainer
 from tiebreak.sim.adversaries.waiting import last_call
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Agent, Builder, Client, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Bound, Work
@@ -72,7 +71,7 @@ class Hoarder(Builder):
         """Send a report of two heads signed by its friend, the trainer, once the first head is there."""
         heads = self.world.mail.heads
         yield from self.until(lambda: bool(heads))
-        self.world.submit(self, calls.report(heads[0].head, second_head(self, heads[0].head)))
+        self.world.submit(self, calls.report_equivocation(heads[0].head, second_head(self, heads[0].head)))
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
         """All other transactions; its own only when it can do nothing any more."""
@@ -157,7 +156,7 @@ class Delaying(Scripted):
             yield from self.sleep(last_call(self.world, job.window_end))  # each new head extends the window
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
-            yield from self.attempt(calls.challenge(job.job, head))
+            yield from self.attempt(calls.challenge(head, 0, job.job.challenger_stake))
 
 
 def _delays_itself(cast: Cast, rng: Random, name: str) -> TrainerFactory:
@@ -172,7 +171,7 @@ class SelfReporter(Scripted):
         yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
         if not job.is_over:
             first = self.world.mail.heads_of(job.id)[0].head
-            yield from self.attempt(calls.report(first, second_head(self, first)))
+            yield from self.attempt(calls.report_equivocation(first, second_head(self, first)))
 
 
 def _reports_itself(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
@@ -205,7 +204,7 @@ class BaitingTrainer(Trainer):
         state = start(job, head.head, identity, self.world.next_block)
         shown = tuple(work.oracle.run_tree(head.head.count).below(state.height, 0, state.levels))
         try:
-            yield from self.send(calls.make_move(state, Descend(nodes=shown)))
+            yield from self.send(calls.move_call(state, Descend(nodes=shown)))
         except ChainError:
             return
 

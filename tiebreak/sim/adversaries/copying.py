@@ -5,7 +5,8 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.protocol.chain import ChainError
+from tiebreak.protocol.chain import ChainError, calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import seals
@@ -16,9 +17,7 @@ from tiebreak.sim.adversaries.auditors import moves_of
 from tiebreak.sim.adversaries.base import OPEN, Catch
 from tiebreak.sim.adversaries.heads import EQUIVOCATION
 from tiebreak.sim.adversaries.places import ONE_FALSE_SUM, builder, challenger, is_trainer_honest, one_of
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Builder, Process, Scripted
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.world import Pending, World
 
@@ -93,7 +92,7 @@ class Mirror(Copying):
             yield from self.until(partial(self.can_copy, game))
             if not game.is_stopped:
                 move = self.copied(game, self.shown[moves_of(game, Side.CHALLENGER)])
-                if move is None or not (yield from self.attempt(calls.make_move(game.state, move))):
+                if move is None or not (yield from self.attempt(calls.move_call(game.state, move))):
                     yield from self.sleep(self.world.next_block - self.world.now)
 
     def copied(self, game: PublicGame, move: Move) -> Move | None:  # noqa: ARG002  # for who does not copy blindly
@@ -166,7 +165,7 @@ class Copier(Copying, Builder):
             yield from self._seal_late(game, move)
             return
         try:
-            yield from self.send(calls.make_move(game.state, move), untried=True)
+            yield from self.send(calls.move_call(game.state, move), untried=True)
         except ChainError:
             yield from self.until(lambda: game.is_stopped, game.state.deadline + 1)
 
@@ -179,14 +178,14 @@ class Copier(Copying, Builder):
             return
         sealed = replace(move, seal=seals.seal(game.id, answer, self.secret))
         state = game.state
-        self.world.submit(self, calls.make_move(state, sealed), untried=True)
+        self.world.submit(self, calls.move_call(state, sealed), untried=True)
         after = apply(state, sealed, self.world.next_block)
         yield from self.prove(game, replace(proof, salt=self.secret), after)
 
     def prove(self, game: PublicGame, proof: Prove, after: GameState) -> Process:
         """Send the proof at once, directly after the seal."""
         if after.phase is Phase.PROVE:
-            self.world.submit(self, calls.make_move(after, proof), untried=True)
+            self.world.submit(self, calls.move_call(after, proof), untried=True)
         yield from self.until(lambda: game.is_stopped)
 
 
@@ -219,7 +218,7 @@ class Withholder(Copier):
         self.sealed_at = after.last
         yield from self.until(lambda: game.is_stopped or game.state.phase is Phase.PROVE)
         if not game.is_stopped:
-            yield from self.send(calls.make_move(game.state, proof), untried=True)
+            yield from self.send(calls.move_call(game.state, proof), untried=True)
 
 
 class Reporter(Builder):

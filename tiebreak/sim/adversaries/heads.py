@@ -4,6 +4,8 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from tiebreak.protocol.chain import calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
@@ -12,9 +14,7 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.base import OPEN, Catch
 from tiebreak.sim.adversaries.places import FalseSum, between, trainer
 from tiebreak.sim.adversaries.waiting import first_late, last_call
-from tiebreak.sim.world import calls
 from tiebreak.sim.world.agents import Trainer
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import STEPS
 

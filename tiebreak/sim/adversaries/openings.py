@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
+from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.moves import Descend, OpenChunk, OpenTensor, OpenTerms
@@ -23,7 +24,6 @@ from tiebreak.sim.adversaries.places import EARLY, FalseSum, between, one_of, tr
 from tiebreak.sim.adversaries.spoiling import MISCOUNTED, Scene, Spoil
 from tiebreak.sim.adversaries.waiting import first_late, stalled
 from tiebreak.sim.world.agents import GameView, Process, Reply, Trainer
-from tiebreak.sim.world.calls import Call, make_move
 from tiebreak.sim.world.work import Bound, Work
 from tiebreak.sim.world.workshop import Workshop
 
@@ -92,7 +92,7 @@ class Swollen(Trainer):
         if move is None or not isinstance(move, self.kind):
             return honest
         self.world.mail.deliver(game.game, self.rng.randbytes(MAX_MESSAGE_BYTES + 1), game.side, self.account)
-        self.spam([self._swell(make_move(game.state, move))])
+        self.spam([self._swell(move_call(game.state, move))])
         return Reply(move=None)
 
     def _swell(self, call: Call) -> Call:
@@ -126,7 +126,7 @@ class Babbling(Trainer):
         pause = max(self.world.block_seconds, (state.deadline - self.world.now) // self.times)
         while game.game.state is state and not game.game.is_stopped:
             move = self.rng.choice(moves)
-            self.world.submit(self, make_move(state, move), untried=True)
+            self.world.submit(self, move_call(state, move), untried=True)
             wire = self.wire(game, move)
             assert wire is not None, "it signs what it says"
             self.world.mail.deliver(game.game, spoiling.flipped(wire, self.rng), game.side, self.account)

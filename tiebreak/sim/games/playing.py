@@ -30,10 +30,10 @@ CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.ope
 """The adversaries that the rules stop: the singles of a mix."""
 TRAINER: Final = "trainer"
 """The trainer's name in a cast."""
-_PLACES: Final = {"workshop": "computation", "deviation": "computation"} | {
+_EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }
-"""The fields of a cast that only one adversary may set, with the name of the place that each belongs to."""
+"""The fields of a cast that only one adversary may set, with what each of them decides."""
 
 
 def terms_of(line: GameLine) -> Terms:
@@ -56,22 +56,22 @@ class Gathering:
 
     Not all of them are in the line.
     """
-    places: dict[str, str] = field(default_factory=dict)
-    """Maps each place of the cast to the adversary that took it."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """Maps what only one adversary may decide to the one that decides it."""
     has_own_computation: bool = False
     """Whether an adversary replaced the workshop's computation."""
 
     def join(self, adversary: Adversary, line: GameLine) -> None:
         """Lets one adversary take its place. Raises `ConfigurationError` if another adversary has it already."""
-        cast, before, deviations = self.cast, _places(self.cast), self.cast.deviations()
+        cast, before, deviations = self.cast, _exclusive(self.cast), self.cast.deviations()
         adversary.join(cast, line.random(slug(adversary.name)))
-        for place, value in _places(cast).items():
-            if value is before[place]:
+        for name, value in _exclusive(cast).items():
+            if value is before[name]:
                 continue
-            taken, by = _PLACES[place], adversary.name
-            if self.places.setdefault(taken, by) != by:
-                raise ConfigurationError(f"expected one adversary for the {taken}, got {self.places[taken]} and {by}")
-            self.has_own_computation |= place == "workshop"
+            what, by = _EXCLUSIVE[name], adversary.name
+            if self.taken.setdefault(what, by) != by:
+                raise ConfigurationError(f"expected one adversary for the {what}, got {self.taken[what]} and {by}")
+            self.has_own_computation |= name == "workshop"
         if (needed := cast.workshop.name) != line.workshop:
             raise ConfigurationError(f"{adversary.name}: expected workshop={needed}, its only one, got {line.workshop}")
         self.names.append(adversary.name)
@@ -122,8 +122,8 @@ def joint(names: Sequence[str]) -> str:
     return " and ".join(names)
 
 
-def _places(cast: Cast) -> dict[str, Any]:
-    return {name: getattr(cast, name) for name in _PLACES}
+def _exclusive(cast: Cast) -> dict[str, Any]:
+    return {name: getattr(cast, name) for name in _EXCLUSIVE}
 
 
 def gather(line: GameLine) -> Gathering:

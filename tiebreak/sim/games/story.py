@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from enum import IntEnum
 
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.records import Event, GameRecord
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.commitments.terms import ether
@@ -20,7 +21,6 @@ from tiebreak.protocol.game.moves import (
 )
 from tiebreak.protocol.game.moves import SelectElement as SelectElementMove
 from tiebreak.protocol.game.rules import Level
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.world import GENESIS, Included, World
 
@@ -94,7 +94,7 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
     if call.kind == "challenge":
         return f"challenges the head of {call.values['head']['count']} and pays its stake: game {len(games)}"
     if call.move is not None:
-        return f"{where}{_move(call.move)}{'' if record is None else _place(record)}"
+        return f"{where}{_move(call.move)}{'' if record is None else _position(record)}"
     if not call.kind:
         return f"sends {len(call.raw)} bytes that are no call"
     return f"{where}{_CALLS.get(call.kind, call.kind)}"
@@ -123,7 +123,7 @@ def _move(move: Move) -> str:
     return move.KIND.name.lower().replace("_", " ")
 
 
-def _place(record: GameRecord) -> str:
+def _position(record: GameRecord) -> str:
     """The game's place in the walk after a move, by the contract's record."""
     if record.phase in (Phase.DESCEND, Phase.SELECT):
         return f" -> {Level(record.level).name.lower()} tree, height {record.height}, position {record.position}"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar
 
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck
@@ -10,7 +11,6 @@ from tiebreak.protocol.game.sides import Challenger, Defender, Party
 from tiebreak.protocol.parties import auditor, client, events, trainer
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.player import GameView, Reply
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.driver import Agent, Process
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import Pending, World

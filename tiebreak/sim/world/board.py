@@ -7,6 +7,7 @@ contract refuses must be illegal there. `disagreements` lists the places where t
 from typing import Any, Final
 
 from tiebreak.protocol.chain import EndReason, Event, GameRecord, Outcome, Reverted
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.simulated import Applied
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import IllegalMove
@@ -16,7 +17,6 @@ from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.parties import board
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.calls import Call
 
 _ENDINGS: Final = {
     "JobCancelled": JobStatus.CANCELLED,
@@ -148,7 +148,7 @@ def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
             ("defender's rest", ours.defender_rest, theirs.defender_rest),
             ("challenger's rest", ours.challenger_rest, theirs.challenger_rest),
         ]
-    return _unequal(pairs if ours.is_over else [*pairs, *_places(ours, theirs)])
+    return _unequal(pairs if ours.is_over else [*pairs, *_positions(ours, theirs)])
 
 
 def _verdicts(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
@@ -158,7 +158,7 @@ def _verdicts(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, ob
     return [("verdict", lost, theirs.verdict), ("reason", int(ours.verdict.reason), int(theirs.reason))]
 
 
-def _places(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
+def _positions(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
     judged = ours.phase is Phase.PROVE and ours.level is game.Level.CHUNKS
     if ours.phase is Phase.OPEN_TERMS or judged:
         node: tuple[object, object] = int.from_bytes(ours.claimed, "little"), int.from_bytes(theirs.node, "big")

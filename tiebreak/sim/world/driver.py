@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import simpy
 
-from tiebreak.protocol.chain import ChainError, Receipt, Reverted
+from tiebreak.protocol.chain import ChainError, Receipt, Reverted, calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Side
@@ -22,22 +23,20 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world import calls
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.mail import Account
 from tiebreak.sim.world.world import Block, Pending, World
 
 Process = Generator[simpy.Event, Any, Any]
-_ON_JOB: Final[dict[type[e.Transaction], Callable[[Job], Call]]] = {
-    e.CancelJob: calls.cancel_job,
-    e.AcceptJob: calls.accept_job,
-    e.Settle: calls.settle,
-    e.Abandon: calls.abandon,
-}
-_ON_GAME: Final[dict[type[e.Transaction], Callable[[Digest], Call]]] = {
-    e.ClaimTimeout: calls.timeout,
-    e.Reclaim: calls.reclaim,
+_CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
+    e.CreateJob: lambda wanted: calls.create_job(wanted.job, wanted.signature),
+    e.CancelJob: lambda wanted: calls.cancel_job(wanted.job_id),
+    e.PostHead: lambda wanted: calls.post_head(wanted.head),
+    e.Report: lambda wanted: calls.report_equivocation(wanted.first, wanted.second),
+    e.Settle: lambda wanted: calls.settle(wanted.job_id),
+    e.Abandon: lambda wanted: calls.abandon(wanted.job_id),
+    e.ClaimTimeout: lambda wanted: calls.timeout(wanted.game_id),
+    e.Reclaim: lambda wanted: calls.reclaim(wanted.game_id),
+    e.Withdraw: lambda wanted: calls.withdraw(wanted.to),
 }
 
 
@@ -231,22 +230,13 @@ class Agent(Machine):
     def call_of(self, wanted: e.Transaction) -> Call:
         board = self.world.board
         match wanted:
-            case e.CreateJob():
-                return calls.create_job(wanted.job, wanted.signature)
-            case e.PostHead():
-                return calls.post_head(wanted.head)
-            case e.Report():
-                return calls.report(wanted.first, wanted.second)
-            case e.Challenge():
-                return calls.challenge(board.jobs[wanted.head.head.job_id].job, wanted.head, wanted.nonce)
+            case e.AcceptJob(job_id=job_id):
+                return calls.accept_job(job_id, board.jobs[job_id].job.trainer_stake)
+            case e.Challenge(head=head, nonce=nonce):
+                return calls.challenge(head, nonce, board.jobs[head.head.job_id].job.challenger_stake)
             case e.MakeMove():
-                return calls.make_move(board.games[wanted.game_id].state, wanted.move)
-            case e.ClaimTimeout() | e.Reclaim():
-                return _ON_GAME[type(wanted)](wanted.game_id)
-            case e.Withdraw():
-                return calls.withdraw(wanted.to)
-            case _:
-                return _ON_JOB[type(wanted)](board.jobs[wanted.job_id].job)
+                return calls.move_call(board.games[wanted.game_id].state, wanted.move)
+        return _CALLS[type(wanted)](wanted)
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""

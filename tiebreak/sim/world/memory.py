@@ -28,7 +28,7 @@ from tiebreak.protocol.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KeptStep:
     """What is kept of an executed step."""
 
     state: State
@@ -55,7 +55,7 @@ class MemoryRun:
     program: Program
     initial: State
     inputs: State
-    steps: tuple[Step, ...]
+    steps: tuple[KeptStep, ...]
     step_records: tuple[StepRecord, ...]
     trees: Trees
     """Builds the committed log trees."""
@@ -116,7 +116,7 @@ class Computer:
     def run(
         self,
         *,
-        known: Sequence[Step] = (),
+        known: Sequence[KeptStep] = (),
         logs: Mapping[int, StepLog] | None = None,
         trees: Trees = own_tree,
     ) -> MemoryRun:
@@ -133,10 +133,10 @@ class Computer:
         for _, result, sums in computed:
             log = None if sums is None else sums.log
             root = ZERO_DIGEST if log is None else LogTree(self.interpreter.program, log).root
-            made.append(Step(result.state, result.loss_bits, log, root))
+            made.append(KeptStep(result.state, result.loss_bits, log, root))
         return self._made(made, trees)
 
-    def _made(self, steps: Sequence[Step], trees: Trees) -> MemoryRun:
+    def _made(self, steps: Sequence[KeptStep], trees: Trees) -> MemoryRun:
         job, program = self.job, self.interpreter.program
         records = list[StepRecord]()
         for checkpoint in range(job.checkpoints):
@@ -154,7 +154,7 @@ class Computer:
             trees=trees,
         )
 
-    def _log_root(self, number: int, step: Step, trees: Trees) -> Digest:
+    def _log_root(self, number: int, step: KeptStep, trees: Trees) -> Digest:
         if trees is own_tree or step.log is None:
             return step.log_root
         return trees(self.interpreter.program, number, step.log).root

@@ -17,7 +17,7 @@ from simpy.events import URGENT
 
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.chain import ChainError, Receipt, Reverted
-from tiebreak.protocol.chain.calls import read_game
+from tiebreak.protocol.chain.calls import Call, read_game
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
 from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.chain.simulated import Applied, Draft, SimulatedChain
@@ -27,7 +27,6 @@ from tiebreak.protocol.parties.events import Event
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.board import Board
-from tiebreak.sim.world.calls import Call
 from tiebreak.sim.world.mail import Account, Mail
 from tiebreak.sim.world.workshop import Deviation, Workshop
 
