@@ -22,9 +22,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.game.moves import kind_name
 from tiebreak.sim.adversaries.cheats import flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.local_chain import Market, another
-from tiebreak.sim.games.scenario import Arena, fight
+from tiebreak.sim.games.disputes import Arena, ChainMatch, Market, another, fight
 from tiebreak.sim.world.forking import fork
 
 MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"

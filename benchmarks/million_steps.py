@@ -37,9 +37,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.local_chain import Market, Parties, another
-from tiebreak.sim.games.scenario import play_out
+from tiebreak.sim.games.disputes import ChainMatch, Market, Parties, another, play_out
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"

@@ -42,7 +42,7 @@ from tiebreak.engine.data.tensors import identities, identity
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.games.disputes import Market
 from tiebreak.sim.incentives.counts import counts_of
 
 BUDGET_S: Final = 2.0

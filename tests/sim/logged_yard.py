@@ -23,9 +23,7 @@ from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.sim.adversaries.forged_logs import ExactSum, LogCheat, survey
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.observers import Tampered
-from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.local_chain import another
-from tiebreak.sim.games.scenario import Arena, Fought, play_out
+from tiebreak.sim.games.disputes import Arena, ChainMatch, Fought, another, play_out
 from tiebreak.sim.world.forking import fork
 
 

@@ -26,9 +26,8 @@ from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.cheats import Cheat, poisoned_label
 from tiebreak.sim.adversaries.observers import Tampered
-from tiebreak.sim.games import scenario
-from tiebreak.sim.games.duel import by_hand, game_of, play, replay_on_chain, signed_messages
-from tiebreak.sim.games.local_chain import another
+from tiebreak.sim.games import disputes
+from tiebreak.sim.games.disputes import another, by_hand, game_of, play, replay_on_chain, signed_messages
 from tiebreak.sim.world.forking import fork
 
 
@@ -133,7 +132,7 @@ def test_a_false_challenge_loses_its_stake(yard: Yard, interval: int, leaf: int,
     place = leaf if leaf >= 0 else program.leaf_of_commit(1)
     mistake = any_cheat(program, place, step=step, rng=random.Random(2))
     before, worth = yard.credits(), yard.market.worth(yard.market.parties.trainer)
-    fought = scenario.challenge_falsely(arena, mistake, yard.fresh("wrong").name)
+    fought = disputes.challenge_falsely(arena, mistake, yard.fresh("wrong").name)
     match, job = fought.match, arena.run.job
     assert match.loser is Side.CHALLENGER
     assert match.final.verdict is not None
@@ -240,4 +239,4 @@ def test_a_cheat_that_nothing_depends_on_is_an_error(yard: Yard) -> None:
     job = yard.job()
     yard.jobs.append(job.id)
     with pytest.raises(StateError, match="expected a run that differs from the honest one"):
-        scenario.fight(yard.arena(), idle, job, yard.fresh("idle").name)
+        disputes.fight(yard.arena(), idle, job, yard.fresh("idle").name)

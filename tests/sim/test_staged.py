@@ -15,8 +15,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, low_precision_sum
-from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.games.disputes import ChainMatch, Market
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 

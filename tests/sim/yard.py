@@ -28,10 +28,17 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.cheats import Cheat, long_sums
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.observers import Tampered
-from tiebreak.sim.games import scenario
-from tiebreak.sim.games.duel import ChainMatch, game_of, play, replay_on_chain, signed_messages
-from tiebreak.sim.games.local_chain import Market, another
-from tiebreak.sim.games.scenario import Arena
+from tiebreak.sim.games import disputes
+from tiebreak.sim.games.disputes import (
+    Arena,
+    ChainMatch,
+    Market,
+    another,
+    game_of,
+    play,
+    replay_on_chain,
+    signed_messages,
+)
 from tiebreak.sim.world.forking import fork
 
 STEPS, BATCH, CLASSES = 8, 6, 3
@@ -195,7 +202,7 @@ class Yard:
         """The whole story: the cheat must lose at its own leaf before both referees, and pay for it."""
         arena, job, before = self.arena(interval), self.job(interval, levels), self.credits()
         self.jobs.append(job.id)
-        match = scenario.fight(arena, cheat, job, self.fresh("fight").name).match
+        match = disputes.fight(arena, cheat, job, self.fresh("fight").name).match
         assert_caught_at(match, cheat)
         assert_same_end(match)
         assert_slashed(self, job, match, before)

@@ -19,9 +19,8 @@ from tiebreak.sim.adversaries.cheats import (
     low_precision_sum,
     poisoned_label,
 )
-from tiebreak.sim.games import scenario
-from tiebreak.sim.games.local_chain import another
-from tiebreak.sim.games.scenario import Arena, Fought
+from tiebreak.sim.games import disputes
+from tiebreak.sim.games.disputes import Arena, Fought, another
 
 
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
@@ -50,7 +49,7 @@ def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
 def fight(arena: Arena, trained: Trained, number: int, tampered: str, cheat: Cheat, console: Console) -> DisputeResult:
     """Lets a trainer cheat; the auditor, whose replay is honest, challenges its last head."""
     started = time.perf_counter()
-    fought = scenario.fight(arena, cheat, another(arena.run.job), str(number))
+    fought = disputes.fight(arena, cheat, another(arena.run.job), str(number))
     return _tell(console, _result(trained, cheat.name, tampered, fought, started, honest_trainer=False))
 
 
@@ -59,7 +58,7 @@ def false_challenge(arena: Arena, trained: Trained, console: Console) -> Dispute
     started = time.perf_counter()
     steps = arena.run.job.steps
     mistake = poisoned_label(arena.run.program, labels="labels", step=steps - 5, element=7, classes=10)
-    fought = scenario.challenge_falsely(arena, mistake, "challenger")
+    fought = disputes.challenge_falsely(arena, mistake, "challenger")
     tampered = "nothing: the trainer is honest"
     return _tell(console, _result(trained, "false challenge", tampered, fought, started, honest_trainer=True))
 

@@ -14,8 +14,7 @@ from tiebreak.demo.results import DemoResult
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.games.local_chain import Market
-from tiebreak.sim.games.scenario import Arena
+from tiebreak.sim.games.disputes import Arena, Market
 
 MARKER = ".tiebreak-demo"
 """Marks a folder that a demo made, so that the next demo may empty it."""

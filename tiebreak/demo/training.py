@@ -29,7 +29,7 @@ from tiebreak.engine.run.train import Commit, Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
-from tiebreak.sim.games.local_chain import Market
+from tiebreak.sim.games.disputes import Market
 
 TRAINER_THREADS, AUDITOR_THREADS = 1, 2
 """The jobs are small, so more threads would slow the trainer down. The auditor's number must differ."""

@@ -14,7 +14,7 @@ from tiebreak.protocol.game.sides import Oracle
 from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.deviations import Deviating
-from tiebreak.sim.games.duel import play as play_match
+from tiebreak.sim.games.disputes import play as play_match
 from tiebreak.sim.world.cast import TERMS, Cast
 from tiebreak.sim.world.game import play
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult

@@ -46,8 +46,7 @@ from tiebreak.sim.adversaries.forged_logs import (
     with_words,
     wrong_way,
 )
-from tiebreak.sim.games.duel import ChainMatch
-from tiebreak.sim.games.scenario import play_out
+from tiebreak.sim.games.disputes import ChainMatch, play_out
 from tiebreak.sim.world.forking import fork
 
 
@@ -160,9 +159,7 @@ def test_a_fork_takes_the_logs_over_under_its_own_job(logged: LoggedYard) -> Non
     assert root == source.heads()[-1].head.run_root
     for other in ({"tolerances": 0}, {"precision": 17}, {"policy": 0, "tolerances": 0}):
         job = replace(agreement.job, **other)
-        with pytest.raises(
-            ConfigurationError, match=r"expected a job of policy, precision, tolerances \(1, 16, 328965\), got"
-        ):
+        with pytest.raises(ConfigurationError, match=f"expected a job of {next(iter(other))} "):
             fork(source, logged.yard.fresh("other"), logged.yard.market.sign(job), upto=INTERVAL)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -15,22 +15,16 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
     an auditor of several jobs, or a cheat that is honest up to its lie. Raises `ConfigurationError` for a job with
     other checkpoints or roundings, `VerificationError` for one of another program, state or data.
     """
-    if (rules := _rules(source.job)) != _rules(agreement.job):
-        raise ConfigurationError(
-            f"expected a job of policy, precision, tolerances {rules}, got {_rules(agreement.job)}"
-        )
-    if (source.job.steps, source.job.checkpoint_interval) != (agreement.job.steps, agreement.job.checkpoint_interval):
-        raise ConfigurationError(
-            f"expected a job of {source.job.steps} steps with a checkpoint every {source.job.checkpoint_interval}, got "
-            f"{agreement.job.steps} and {agreement.job.checkpoint_interval}"
-        )
+    for what in ("policy", "precision", "tolerances", "steps", "checkpoint_interval"):
+        if (theirs := getattr(source.job, what)) != (ours := getattr(agreement.job, what)):
+            raise ConfigurationError(f"expected a job of {what} {theirs}, got {ours}")
     run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
-    theirs, logs = LogFiles(source), LogFiles(run)
+    published, logs = LogFiles(source), LogFiles(run)
     for checkpoint, record in enumerate(source.records()):
         if record.step <= upto:
             if agreement.job.is_logged:
                 for step in range(agreement.job.first_step(checkpoint), record.step + 1):
-                    logs.write(step, theirs.step_log(step))
+                    logs.write(step, published.step_log(step))
                 logs.sync(checkpoint)
             if source.state_path(record.step).exists():
                 run.write_state(record.step, source.state(record.step))
@@ -39,7 +33,3 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
         if metric["step"] <= upto:
             run.add_metric(int(metric["step"]), metric["loss"], metric["seconds"])
     return run
-
-
-def _rules(job: Job) -> tuple[int, int, int]:
-    return job.policy, job.precision, job.tolerances

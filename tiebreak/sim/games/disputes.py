@@ -1,0 +1,264 @@
+"""Disputes between run directories, on a chain of their own: the market, the game, and who cheats.
+
+A game is first played as signed messages and then move by move on the chain. `fight` has a cheating trainer challenged,
+`challenge_falsely` has an honest one challenged without cause.
+"""
+
+import secrets
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
+from tiebreak.engine.run.audit import compare
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.chain import Chain, EmbeddedChain, GameRecord, Outcome
+from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
+from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.game import match, rules
+from tiebreak.protocol.game.match import Courier, Match, by_hand, by_message, by_rules
+from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
+from tiebreak.protocol.tags import Digest
+from tiebreak.sim.adversaries.cheats import Cheat
+from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.world.forking import fork
+
+ETHER = 10**18
+FUNDS = 1000 * ETHER
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    client: PrivateKey
+    trainer: PrivateKey
+    challenger: PrivateKey
+
+    @classmethod
+    def generate(cls) -> "Parties":
+        return cls(*(PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES)) for _ in range(3)))
+
+
+class Market:
+    """A job board and a referee, deployed on a chain of their own, with the accounts of the parties."""
+
+    def __init__(self, parties: Parties | None = None, chain: Chain | None = None) -> None:
+        """`chain`: a chain on which the parties have money. The default is a new embedded chain."""
+        self.parties = Parties.generate() if parties is None else parties
+        self.chain = _embedded(self.parties) if chain is None else chain
+        self.chain.deploy(self.parties.client)
+
+    def draft(self, compiled: Compiled, *, steps: int, checkpoint_interval: int, terms: Terms | None = None) -> Job:
+        """A job between the market's client and trainer, on the usual terms unless others are given."""
+        client, trainer = self.parties.client.address, self.parties.trainer.address
+        return draft_job(compiled, steps=steps, checkpoint_interval=checkpoint_interval, client=client, trainer=trainer,
+                         terms=Terms() if terms is None else terms)  # fmt: skip
+
+    def sign(self, job: Job) -> SignedJob:
+        """The job with both signatures, valid for this market's board."""
+        return sign_job(job, self.chain.domain, client=self.parties.client, trainer=self.parties.trainer)
+
+    def open(self, agreement: SignedJob) -> int:
+        """Puts a job on the board: the client pays the reward, the trainer its stake. Returns the gas used."""
+        offered = self.chain.create_job(self.parties.client, agreement.job, agreement.trainer_signature)
+        accepted = self.chain.accept_job(self.parties.trainer, agreement.job.id)
+        return offered.gas_used + accepted.gas_used
+
+    def post(self, head: SignedHead) -> int:
+        """Posts a signed head. Returns the gas used."""
+        return self.chain.post_head(self.parties.trainer, head).gas_used
+
+    def worth(self, key: PrivateKey) -> int:
+        """What a party can withdraw, in wei. Gas is paid from its balance and counted separately."""
+        return self.chain.credit(key.address)
+
+
+def _embedded(parties: Parties) -> EmbeddedChain:
+    chain = EmbeddedChain()
+    for key in (parties.client, parties.trainer, parties.challenger):
+        chain.fund(key.address, FUNDS)
+    return chain
+
+
+def another(job: Job) -> Job:
+    """The same job under another id. The computation is the same, and so is its true run."""
+    return replace(job, nonce=secrets.randbits(128))
+
+
+# ---------------------------------------------------------------- one game
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainVerdict:
+    """What the contract decided, and each party's gain or loss in wei (gas not counted)."""
+
+    record: GameRecord
+    start_gas: int
+    trainer_gain: int
+    challenger_gain: int
+
+    @property
+    def loser(self) -> Side:
+        return Side.DEFENDER if self.record.verdict is Outcome.DEFENDER_LOST else Side.CHALLENGER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainMatch(Match):
+    """A match that was also played on the chain."""
+
+    chain: ChainVerdict
+
+
+def game_of(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Digest:
+    """The id of the game that the market's challenger starts against a head."""
+    return game_id(head.head, agreement.domain, market.parties.challenger.address, nonce)
+
+
+def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
+    """Carries moves as messages signed by the market's trainer and challenger."""
+    keys = market.parties
+    transcript = Transcript(
+        job_id=agreement.job.id,
+        game_id=game_of(market, agreement, head, nonce),
+        domain=agreement.domain,
+        defender=agreement.job.trainer,
+        challenger=keys.challenger.address,
+    )
+    return by_message(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
+
+
+def play(
+    agreement: SignedJob,
+    head: SignedHead,
+    defender: Oracle,
+    challenger: Oracle,
+    courier: Courier = by_hand,
+    *,
+    identity: Digest | None = None,
+    secret: bytes | None = None,
+) -> Match:
+    """Plays a game to its end, refereed in Python. A second passes with every move.
+
+    identity: the game's id, if the game is played elsewhere too, since the challenger's seals are bound to it. The
+    default is the id for a challenger with the zero address. secret: derives the challenger's seals; a new one by
+    default.
+    """
+    head.verify(agreement.job, agreement.domain)
+    identity = game_id(head.head, agreement.domain, bytes(20), 0) if identity is None else identity
+    return match.play(
+        rules.start(agreement.job, head.head, identity, 0),
+        defender=Defender(defender),
+        challenger=Challenger(challenger, secrets.token_bytes(32) if secret is None else secret),
+        judge=by_rules(count(1).__next__),
+        courier=courier,
+    )
+
+
+def replay_on_chain(
+    market: Market, agreement: SignedJob, head: SignedHead, played: Match, *, nonce: int = 0
+) -> ChainMatch:
+    """Plays the same moves as transactions, with the contract's own step check deciding.
+
+    The job must be on the board.
+    """
+    chain, keys = market.chain, market.parties
+    before = market.worth(keys.trainer), market.worth(keys.challenger)
+    stake = agreement.job.challenger_stake
+    identity, started = chain.challenge(keys.challenger, head, nonce)
+    if identity != played.final.game_id:
+        raise StateError(f"expected a match of game {identity.hex()}, got one of {played.final.game_id.hex()}")
+    signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
+    moves = []
+    for item in played.moves:
+        receipt = chain.play(signers[item.by], item.before, item.move)
+        moves.append(replace(item, gas=receipt.gas_used))
+    record = chain.game_state(identity)
+    if record.verdict is Outcome.NONE:
+        raise StateError("expected the contract to reach a verdict with the last move, got a game that goes on")
+    slashed = agreement.job.trainer_stake if record.verdict is Outcome.DEFENDER_LOST else 0
+    verdict = ChainVerdict(
+        record=record,
+        start_gas=started.gas_used,
+        trainer_gain=market.worth(keys.trainer) - before[0] - slashed,
+        challenger_gain=market.worth(keys.challenger) - before[1] - stake,
+    )
+    return ChainMatch(moves=tuple(moves), chain=verdict)
+
+
+def play_out(
+    market: Market, agreement: SignedJob, head: SignedHead, defender: Evidence, challenger: Evidence, nonce: int = 0
+) -> ChainMatch:
+    """Plays the whole game, first as signed messages and then on the chain. The job must be on the board."""
+    courier, identity = signed_messages(market, agreement, head, nonce), game_of(market, agreement, head, nonce)
+    match = play(agreement, head, defender, challenger, courier, identity=identity)
+    return replay_on_chain(market, agreement, head, match, nonce=nonce)
+
+
+# ---------------------------------------------------------------- one dispute
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What disputes about one computation share: the market, the honest run, the auditor's replay, an interpreter."""
+
+    market: Market
+    run: RunDirectory
+    replay: RunDirectory
+    interpreter: Interpreter
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fought:
+    """A finished dispute, with the evidence of the side that told the truth."""
+
+    match: ChainMatch
+    truth: Evidence
+    replayed_steps: int
+    """Steps that the challenger executed again for the dispute."""
+
+
+def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
+    """A trainer takes `job` (the honest run's, under another id) and cheats once; then its last head is challenged.
+
+    Both sides reuse what is already computed: the cheat is honest up to the checkpoint before its lie, and the auditor
+    has replayed the same computation. Raises `StateError` if the cheat changed nothing that is committed.
+    """
+    market = arena.market
+    agreement = market.sign(job)
+    market.open(agreement)
+    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
+    cheating = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
+    Worker(cheating, Tampered(arena.interpreter, cheat.tamper), key=market.parties.trainer).work()
+    head = cheating.heads()[-1]
+    market.post(head)
+    own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
+    if compare(own, head).agrees:
+        raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
+    defender = ForgedEvidence(cheating, arena.interpreter, cheat)
+    challenger = Evidence(own, arena.interpreter)
+    match = play_out(market, agreement, head, defender, challenger)
+    return Fought(match, challenger, challenger.replayed_steps)
+
+
+def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0) -> Fought:
+    """A challenger whose replay contains a mistake attacks the honest trainer's last head.
+
+    Games of one challenger against one head need different nonces.
+    """
+    job = arena.run.job
+    before = job.first_step(job.checkpoint_of(mistake.step)) - 1
+    wrong = fork(arena.run, arena.folder / f"wrong-{name}", arena.run.agreement, upto=before)
+    machine = Tampered(arena.interpreter, mistake.tamper)
+    Worker(wrong, machine).work()
+    defender = Evidence(arena.run, arena.interpreter)
+    challenger = Evidence(wrong, machine)
+    match = play_out(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
+    return Fought(match, defender, challenger.replayed_steps)
