@@ -138,7 +138,7 @@ def test_a_fork_is_of_the_same_computation(yard: Yard) -> None:
     source, job = yard.arena().run, yard.job()
     with pytest.raises(ConfigurationError, match="expected a job of checkpoint_interval 3, got 2"):
         fork(source, yard.fresh("f"), yard.market.sign(replace(job, checkpoint_interval=2)), upto=3)
-    with pytest.raises(ConfigurationError, match="of 8 steps"):
+    with pytest.raises(ConfigurationError, match="expected a job of steps 8, got 7"):
         fork(source, yard.fresh("f"), yard.market.sign(replace(job, steps=7)), upto=3)
     for change in ("program_root", "initial_state_root", "data_root"):
         path = yard.fresh("f")
