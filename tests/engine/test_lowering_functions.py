@@ -23,6 +23,8 @@ def _assigned(x: Tensor) -> Tensor:
     return y
 
 
+LABELS = torch.tensor([[3, 0, -1, 1, 2], [-1, 2, 1, 0, 0]])  # of a multi-label loss, for which they end at -1
+
 FUNCTIONS: dict[str, Function] = {
     "cumsum": lambda x: x.cumsum(2), "cumprod": lambda x: x.cumprod(2), "prod": lambda x: x.prod(2),
     "flip": lambda x: x.flip(1, 2), "roll": lambda x: x.roll((1, -2), (1, 2)), "roll all": lambda x: x.roll(4),
@@ -38,6 +40,9 @@ FUNCTIONS: dict[str, Function] = {
     "sign": lambda x: x.sign() * x, "floor": lambda x: x.floor() * x, "ceil": lambda x: x.ceil() * x,
     "round": lambda x: x.round() * x, "trunc": lambda x: x.trunc() * x, "frac": torch.frac,
     "finite": torch.nan_to_num, "pad": lambda x: F.pad(x, (1, 2), value=0.5), "assigned": _assigned,
+    "multi-label margin": lambda x: F.multilabel_margin_loss(x[:, 0], LABELS),
+    "multi-label margins": lambda x: F.multilabel_margin_loss(x[:, 0], LABELS, reduction="none"),
+    "one multi-label margin": lambda x: F.multilabel_margin_loss(x[0, 0], LABELS[0], reduction="sum"),
     "triangle": lambda x: x.tril() + x.triu(1), "outer": lambda x: torch.outer(x[0, 0], x[0, 1]),
 }  # fmt: skip
 
@@ -124,6 +129,11 @@ def test_empty_tensors_take_no_instruction(cases: CaseCounter) -> None:
 
     check_modules({"nothing": nothing}, (3, 5))
     cases()
+
+
+def test_matrices_are_not_decomposed() -> None:
+    with pytest.raises(ConfigurationError, match=r"parts.0.*_linalg_check_errors.default .*write it with products"):
+        check_modules({"inverse": torch.linalg.inv}, (3, 3))
 
 
 def test_the_extreme_of_nothing_is_refused() -> None:

@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.places import described, refusal, user_line
 from tiebreak.engine.capture.purity import LossModule
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
@@ -211,6 +212,12 @@ def trace(
 
 def _only_inputs(graph: fx.Graph, count: int) -> None:
     """Removes the tangents, which the gradient of one loss does not need, and all inputs that nothing reads."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
+        noted, operator = node.meta.get("custom", {}), str(node.args[1]).removeprefix("aten.")
+        raise ConfigurationError(
+            f"the model cannot be captured: at {described(noted.get(_PATH), noted.get(_LINE))} {operator} would act on "
+            f"values while the step runs; {operator_hint(operator)}"
+        )
     for tangent in graph.find_nodes(op="placeholder")[count:]:
         graph.erase_node(tangent)  # raises if anything reads it
     graph.eliminate_dead_code()

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from math import log2
 from pathlib import Path
 
@@ -71,6 +72,7 @@ _FAMILIES = {
 """The methods of `tiebreak.engine.lowering.builder.Builder` that emit instructions of each family."""
 
 
+@cache
 def _calls(rule: object) -> tuple[set[str], list[object]]:
     """The names of the builder's methods that a function calls, and the functions that it mentions."""
     if not inspect.isfunction(rule):

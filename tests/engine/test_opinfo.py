@@ -1,0 +1,38 @@
+"""Every operator of torch's OpInfo is right or refused with advice, never wrong and never a raw exception."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.conftest import CaseCounter
+from tests.engine.opinfo import full_name, operators, sweep
+
+FEW = ("exp", "max.reduction_with_dim", "unfold", "isinf", "cat", "linspace", "nn.functional.conv2d", "topk")
+SHARDS = 8
+
+
+def _check(ops: Sequence[Any], samples: int) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    bad = []
+    for name, kind, number, outcome in sweep(ops, ("float",), samples):
+        counts[outcome.kind] += 1
+        if outcome.kind in ("wrong", "raw"):
+            bad.append(f"{outcome.kind} {name}, {kind} sample {number}: {outcome.detail}")
+    assert not bad, "\n".join(bad)
+    return counts
+
+
+def test_a_few_operators(cases: CaseCounter) -> None:
+    counts = _check([op for op in operators() if full_name(op) in FEW], 1)
+    assert counts == {"right": 7, "refused": 1}
+    cases(counts.total())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_every_operator(shard: int, cases: CaseCounter) -> None:
+    counts = _check(operators()[shard::SHARDS], 1)
+    assert counts["right"] > 30
+    cases(counts.total())
