@@ -12,7 +12,7 @@ import click
 
 from benchmarks.table import Row, placed, publish
 from tiebreak.engine.run.agreement import Terms
-from tiebreak.protocol.chain import EmbeddedChain, Receipt
+from tiebreak.protocol.chain import EmbeddedChain, Receipt, calls
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
@@ -51,12 +51,14 @@ class Bench:
             challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
             replay_time=TERMS.replay_time, descent_levels=TERMS.descent_levels, nonce=self.jobs,
         )  # fmt: skip
-        self.take("create job", self.chain.create_job(CLIENT, job, TRAINER.sign(job.digest(self.chain.domain))))
+        self.take(
+            "create job", self.chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(self.chain.domain))))
+        )
         return job
 
     def accepted(self) -> Job:
         job = self.job()
-        self.take("accept job", self.chain.accept_job(TRAINER, job.id))
+        self.take("accept job", self.chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake)))
         return job
 
     def head(self, job: Job, count: int, run: str = "run") -> SignedHead:
@@ -71,32 +73,32 @@ class Bench:
     def settled(self) -> None:
         job = self.accepted()
         for count in range(1, job.checkpoints + 1):
-            receipt = self.chain.post_head(TRAINER, self.head(job, count))
+            receipt = self.chain.send(TRAINER, calls.post_head(self.head(job, count)))
             self.take("first head" if count == 1 else "post head", receipt)
         self.chain.advance(TERMS.challenge_window + 2)
-        self.take("settle", self.chain.settle(TRAINER, job.id))
-        self.take("withdraw", self.chain.withdraw(TRAINER))
+        self.take("settle", self.chain.send(TRAINER, calls.settle(job.id)))
+        self.take("withdraw", self.chain.send(TRAINER, calls.withdraw(TRAINER.address)))
 
     def ended_early(self) -> None:
-        self.take("cancel job", self.chain.cancel_job(CLIENT, self.job().id))
+        self.take("cancel job", self.chain.send(CLIENT, calls.cancel_job(self.job().id)))
         job = self.accepted()
         self.chain.advance(TERMS.challenge_window + 2)
-        self.take("abandon", self.chain.abandon(CLIENT, job.id))
+        self.take("abandon", self.chain.send(CLIENT, calls.abandon(job.id)))
 
     def slashed(self) -> None:
         """Measures slashing: conflicting heads during an open game, a concession, and a challenger out of time."""
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
-        receipt = self.chain.report_equivocation(SECOND, self.head(job, 3), self.head(job, 3, "another"))
+        receipt = self.chain.send(SECOND, calls.report_equivocation(self.head(job, 3), self.head(job, 3, "another")))
         self.take("report equivocation", receipt)
-        self.take("reclaim", self.chain.reclaim(CHALLENGER, game))
+        self.take("reclaim", self.chain.send(CHALLENGER, calls.reclaim(game)))
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
-        self.take("concede", self.chain.concede(TRAINER, game))
+        self.take("concede", self.chain.send(TRAINER, calls.concede(game)))
         job = self.accepted()
         game = self.challenge(job, CHALLENGER)
         self.chain.advance(TERMS.clock + TERMS.replay_time + 2)
-        self.take("timeout", self.chain.timeout(CHALLENGER, game))
+        self.take("timeout", self.chain.send(CHALLENGER, calls.timeout(game)))
 
 
 def measure() -> dict[str, int]:

@@ -8,7 +8,7 @@ from eth_hash.auto import keccak
 
 from tests.chain.support import CHALLENGER, CLIENT, TRAINER, activate
 from tests.chain.tiny import Liar, Run, Setting, make_job
-from tiebreak.protocol.chain import Chain, EndReason, GameRecord, JobStatus, Outcome, Receipt, Reverted
+from tiebreak.protocol.chain import Chain, GameRecord, JobStatus, Outcome, Receipt, Reverted, calls
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove
@@ -17,6 +17,7 @@ from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Level
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle, Party
+from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.program.rounding import sum_kind
 
 NONCES = count(1)
@@ -72,7 +73,9 @@ class Duel:
 
     def try_timeout(self) -> bool:
         """Claim the clock in both places."""
-        return self._try(lambda: self.chain.timeout(CLIENT, self.id), lambda now: game.timeout(self.state, now), None)
+        return self._try(
+            lambda: self.chain.send(CLIENT, calls.timeout(self.id)), lambda now: game.timeout(self.state, now), None
+        )
 
     def _try(self, act: Callable[[], Receipt], rule: Callable[[int], GameState], phase: Phase | None) -> bool:
         pending = self.chain.now() + 1
@@ -162,10 +165,10 @@ class Duel:
     def _compare_verdict(self, theirs: GameRecord) -> None:
         verdict = self.state.verdict
         if verdict is None:
-            assert (theirs.verdict, theirs.reason) == (Outcome.NONE, EndReason.NONE)
+            assert (theirs.verdict, theirs.reason) == (Outcome.NONE, Reason.NONE)
             return
         lost = Outcome.CHALLENGER_LOST if verdict.winner is Side.DEFENDER else Outcome.DEFENDER_LOST
-        assert (theirs.verdict, theirs.reason) == (lost, EndReason(verdict.reason))
+        assert (theirs.verdict, theirs.reason) == (lost, Reason(verdict.reason))
         status = self.chain.job_state(self.job.id).status
         assert status is (JobStatus.ACTIVE if verdict.winner is Side.DEFENDER else JobStatus.SLASHED)
 

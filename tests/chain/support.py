@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
-from tiebreak.protocol.chain import Chain, EmbeddedChain
+from eth_typing import Hash32
+from eth_utils import to_checksum_address
+
+from tiebreak.protocol.chain import Chain, EmbeddedChain, Event, calls
+from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.tags import Digest
 
 CLIENT = PrivateKey.from_int(0xC11E)
@@ -54,14 +60,14 @@ def new_chain() -> EmbeddedChain:
 
 def offer(chain: Chain, job: Job) -> Digest:
     """Offer a job."""
-    chain.create_job(CLIENT, job, TRAINER.sign(job.digest(chain.domain)))
+    chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
     return job.id
 
 
 def activate(chain: EmbeddedChain, job: Job) -> Digest:
     """Offer and accept a job."""
     offer(chain, job)
-    chain.accept_job(TRAINER, job.id)
+    chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
     return job.id
 
 
@@ -73,3 +79,21 @@ def numbered(nonce: int) -> Job:
 def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key: PrivateKey = TRAINER) -> SignedHead:
     """A head of the job, signed."""
     return SignedHead.sign(Head(job_id=job.id, count=count, run_root=run_root), chain.domain, key)
+
+
+def events_of(chain: Chain, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
+    """The board's events, oldest first; only those of one game if its id is given."""
+    wanted: Any = {
+        "address": to_checksum_address(chain.deployment.board),
+        "fromBlock": first_block,
+        "toBlock": "latest",
+    }
+    wanted["topics"] = [] if game_id is None else [None, game_id]
+    return [event for log in chain._node.web3.eth.get_logs(wanted) if (event := chain._event(log)) is not None]
+
+
+def moves_in(chain: Chain, game_id: Digest, first_block: int = 0) -> list[Move | None]:
+    """The moves of a game, in order, as the transactions to the board made them."""
+    order = dict.fromkeys(event.transaction for event in events_of(chain, game_id, first_block))
+    inputs = [bytes(chain._node.web3.eth.get_transaction(Hash32(transaction))["input"]) for transaction in order]
+    return [call.move for call in map(Call.decode, inputs) if call.is_move and call.game_id == game_id]

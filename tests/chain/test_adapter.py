@@ -24,7 +24,7 @@ from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.chain.calls import Call, move_call, read_move
 from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.commitments.job import Head
-from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import (
     ChunkOpening,
@@ -151,22 +151,14 @@ def test_what_waits_in_the_mempool_holds_nobody_back(
     assert seen == tried
 
 
-def test_a_move_that_no_message_can_carry_is_a_chain_error(
-    chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_move_that_no_message_can_carry_counts_as_one_without_bytes() -> None:
     """The contract takes such an opening, as a broken tie."""
-    moves = [Call("descend", (GAME, ())), Call("openChunk", (GAME, bytes(513), bytes(32), ()))]
-    events = [SimpleNamespace(transaction=bytes([number])) for number in range(len(moves))]
-    monkeypatch.setattr(chain, "events", lambda *_: events)
-    monkeypatch.setattr(chain._node, "calldata", lambda transaction: moves[transaction[0]].data)
-    with pytest.raises(ChainError, match=r"in transaction 0x01: OpenChunk\.chunk: expected at most 512 bytes, got 513"):
-        chain.moves(GAME)
-    assert moves[1].move == OpenChunk(chunk=b"")
-    events.pop()
-    assert chain.moves(GAME) == [Descend(nodes=())]
-    moves[0] = Call("", raw=b"abcd")
-    with pytest.raises(ChainError, match="in transaction 0x00: expected a function of the contracts"):
-        chain.moves(GAME)
+    large = Call("openChunk", (GAME, bytes(513), bytes(32), ()))
+    with pytest.raises(EncodingError, match=r"OpenChunk\.chunk: expected at most 512 bytes, got 513"):
+        read_move(large)
+    assert Call.decode(large.data).move == OpenChunk(chunk=b"")
+    with pytest.raises(ChainError, match="expected a function of the contracts"):
+        Call.decode(b"abcd")
 
 
 def test_a_node_that_is_not_there() -> None:

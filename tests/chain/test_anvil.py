@@ -9,12 +9,11 @@ import pytest
 
 from tests.chain.duel import lying_duel, play
 from tests.chain.random_play import random_game, random_logged_game
-from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, numbered, offer
+from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, moves_in, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
 from tiebreak.protocol.chain import Chain, ContractMismatch, JobStatus, NodeError, Reverted, calls
-from tiebreak.protocol.chain.anvil import Anvil, find_anvil
 from tiebreak.protocol.chain.calls import move_call
-from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, free_port
+from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, free_port, run_anvil
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Prove, Side
@@ -27,14 +26,14 @@ GAMES, LEAST_MOVES = 24, 1000
 
 
 @pytest.fixture(scope="module")
-def anvil() -> Iterator[Anvil]:
+def anvil() -> Iterator[RunningNode]:
     assert BINARY is not None
-    with Anvil(BINARY, port=free_port(), mnemonic=MNEMONIC, accounts=3) as node:
+    with run_anvil(BINARY, port=free_port(), mnemonic=MNEMONIC, accounts=3) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
-def chain(anvil: Anvil) -> Chain:
+def chain(anvil: RunningNode) -> Chain:
     chain = Chain.connect(anvil.url)
     for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
         rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(10_000 * ETHER))
@@ -60,7 +59,7 @@ def test_a_duel_on_anvil(chain: Chain, levels: int, precision: int) -> None:
     play(duel, players)
     assert duel.state.verdict is not None
     assert (duel.state.verdict.winner, duel.state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
-    assert len(chain.moves(duel.id, duel.started.block)) == duel.state.moves
+    assert len(moves_in(chain, duel.id, duel.started.block)) == duel.state.moves
 
 
 def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
@@ -109,7 +108,7 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
     finally:
         rpc(chain, "evm_setAutomine", True)
     with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.accept_job(TRAINER, job.id)  # nothing waits: it is refused and not sent
+        chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))  # nothing waits: it is refused and not sent
 
 
 def test_a_proof_waits_for_the_next_second(chain: Chain) -> None:
@@ -136,16 +135,16 @@ def test_a_dead_anvil_is_named(tmp_path: object) -> None:
     assert BINARY is not None
     with (
         pytest.raises(NodeError, match="ended with code"),
-        Anvil(BINARY, port=free_port(), mnemonic="not a mnemonic", accounts=1),
+        run_anvil(BINARY, port=free_port(), mnemonic="not a mnemonic", accounts=1),
     ):
         pass
 
 
-def test_a_busy_port_is_named(anvil: Anvil) -> None:
+def test_a_busy_port_is_named(anvil: RunningNode) -> None:
     assert BINARY is not None
     port = int(anvil.url.rpartition(":")[2])
     with (
         pytest.raises(NodeError, match="choose another --port"),
-        Anvil(BINARY, port=port, mnemonic=MNEMONIC, accounts=1),
+        run_anvil(BINARY, port=port, mnemonic=MNEMONIC, accounts=1),
     ):
         pass

@@ -18,12 +18,14 @@ from tests.chain.support import (
     TRAINER,
     WINDOW,
     activate,
+    events_of,
     head,
+    moves_in,
     new_chain,
     numbered,
     offer,
 )
-from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain import Chain, EmbeddedChain, InsufficientFunds, JobStatus, Outcome, Reverted, calls
 from tiebreak.protocol.chain.calls import Call, create_job
 from tiebreak.protocol.commitments import eip712
 from tiebreak.protocol.commitments.eip712 import Address
@@ -52,12 +54,12 @@ def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
 def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     before = chain.balance(CLIENT.address)
-    receipt = chain.create_job(CLIENT, job, TRAINER.sign(job.digest(chain.domain)))
+    receipt = chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
     assert receipt.event("JobCreated").values["reward"] == job.reward
     assert chain.balance(CLIENT.address) <= before - job.reward
-    chain.accept_job(TRAINER, job.id)
+    chain.send(TRAINER, calls.accept_job(job.id, job.trainer_stake))
     for counted in range(1, job.checkpoints + 1):
-        posted = chain.post_head(STRANGER, head(chain, job, counted)).event("HeadPosted").values
+        posted = chain.send(STRANGER, calls.post_head(head(chain, job, counted))).event("HeadPosted").values
         assert (posted["count"], posted["isFinal"]) == (counted, counted == job.checkpoints)
     state = chain.job_state(job.id)
     assert (state.status, state.head_count, state.head_root) == (JobStatus.ACTIVE, 3, RUN)
@@ -66,14 +68,14 @@ def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     for moment in (end - 1, end):
         chain.travel_to(moment)
         with pytest.raises(Reverted) as error:
-            chain.settle(STRANGER, job.id)
+            chain.send(STRANGER, calls.settle(job.id))
         assert refusal(error) == ("WindowOpen", {"end": end, "current": moment})
     chain.travel_to(end + 1)
-    chain.settle(STRANGER, job.id)
+    chain.send(STRANGER, calls.settle(job.id))
     assert chain.job_state(job.id).status is JobStatus.SETTLED
     assert chain.credit(TRAINER.address) == job.reward + job.trainer_stake
     poor = chain.balance(TRAINER.address)
-    withdrawn = chain.withdraw(TRAINER)
+    withdrawn = chain.send(TRAINER, calls.withdraw(TRAINER.address))
     assert withdrawn.event("Withdrawn").values["amount"] == job.reward + job.trainer_stake
     assert chain.balance(TRAINER.address) > poor + job.reward
     assert chain.credit(TRAINER.address) == 0
@@ -85,7 +87,7 @@ def test_equivocation_pays_the_reporter_and_the_client(chain: EmbeddedChain) -> 
     accounts = (CLIENT.address, STRANGER.address, BURNED, TRAINER.address)
     before = [chain.credit(account) for account in accounts]
     first, second = head(chain, job, 2), head(chain, job, 2, OTHER_RUN)
-    receipt = chain.report_equivocation(STRANGER, first, second)
+    receipt = chain.send(STRANGER, calls.report_equivocation(first, second))
     assert receipt.event("Equivocation").values["secondRoot"] == OTHER_RUN
     gains = [chain.credit(account) - b for account, b in zip(accounts, before, strict=True)]
     half = job.trainer_stake // 2
@@ -97,22 +99,22 @@ def test_heads_of_one_root_are_no_equivocation(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
     with pytest.raises(Reverted) as error:
-        chain.report_equivocation(STRANGER, head(chain, job, 2), head(chain, job, 2))
+        chain.send(STRANGER, calls.report_equivocation(head(chain, job, 2), head(chain, job, 2)))
     assert refusal(error) == ("NoEquivocation", {"runRoot": RUN})
 
 
 def test_an_abandoned_job_goes_back_to_the_client(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
-    chain.post_head(TRAINER, head(chain, job, 1))
+    chain.send(TRAINER, calls.post_head(head(chain, job, 1)))
     end = chain.job_state(job.id).last_progress + WINDOW
     chain.travel_to(end)
     with pytest.raises(Reverted) as error:
-        chain.abandon(CLIENT, job.id)
+        chain.send(CLIENT, calls.abandon(job.id))
     assert refusal(error) == ("WindowOpen", {"end": end, "current": end})
     before = chain.credit(CLIENT.address)
     chain.travel_to(end + 1)
-    chain.abandon(CLIENT, job.id)
+    chain.send(CLIENT, calls.abandon(job.id))
     assert chain.credit(CLIENT.address) - before == job.reward + job.trainer_stake
 
 
@@ -120,11 +122,11 @@ def test_an_offer_can_be_cancelled_by_its_client_only(chain: EmbeddedChain) -> N
     job = numbered(next(NONCES))
     offer(chain, job)
     with pytest.raises(Reverted) as error:
-        chain.cancel_job(STRANGER, job.id)
+        chain.send(STRANGER, calls.cancel_job(job.id))
     name, values = refusal(error)
     assert name == "WrongCaller"
     assert values == {"expected": CLIENT.address, "actual": STRANGER.address}
-    chain.cancel_job(CLIENT, job.id)
+    chain.send(CLIENT, calls.cancel_job(job.id))
     assert chain.job_state(job.id).status is JobStatus.CANCELLED
 
 
@@ -144,10 +146,10 @@ def test_policies_are_taken_and_refused_as_in_python(chain: EmbeddedChain, cases
     for policy, precision, packed in asked:
         job = numbered(next(NONCES))
         offer = create_job(job, bytes(65))
-        at = [name for _, name in eip712.JOB_TYPE.fields].index("policy")
+        at = [*Job.kinds()].index("policy")
         changed = (*job.values[:at], policy, precision, packed, *job.values[at + 3 :])
         with pytest.raises(Reverted) as error:
-            chain._send(CLIENT, replace(offer, arguments=(changed, bytes(65))))
+            chain.send(CLIENT, replace(offer, arguments=(changed, bytes(65))))
         # The job's ranges are checked before the trainer's signature.
         accepted = error.value.name == "MalformedSignature"
         assert error.value.name in ("MalformedSignature", "InvalidJob")
@@ -161,11 +163,11 @@ def test_a_head_by_another_key_is_refused(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
     with pytest.raises(Reverted) as error:
-        chain.post_head(STRANGER, head(chain, job, 1, key=STRANGER))
+        chain.send(STRANGER, calls.post_head(head(chain, job, 1, key=STRANGER)))
     assert error.value.name == "WrongSigner"
     good = head(chain, job, 1)
     with pytest.raises(Reverted) as error:
-        chain.post_head(STRANGER, replace(good, signature=good.signature[:64]))
+        chain.send(STRANGER, calls.post_head(replace(good, signature=good.signature[:64])))
     assert refusal(error) == ("MalformedSignature", {})
 
 
@@ -174,7 +176,7 @@ def test_a_refused_transaction_costs_and_changes_nothing(chain: EmbeddedChain) -
     activate(chain, job)
     before = (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id))
     with pytest.raises(Reverted) as error:
-        chain.settle(STRANGER, job.id)
+        chain.send(STRANGER, calls.settle(job.id))
     assert refusal(error) == ("FinalHeadMissing", {"count": 0, "checkpoints": 3})
     assert (chain.balance(STRANGER.address), chain.now(), chain.job_state(job.id)) == before
 
@@ -184,24 +186,24 @@ def test_the_defenders_clock(chain: EmbeddedChain, counted: int) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
     game, receipt = chain.challenge(CHALLENGER, head(chain, job, counted), 0)
-    assert chain.mover(game) == TRAINER.address
+    assert chain._read(Call("mover", (game,))) == TRAINER.address
     start = receipt.timestamp
     state = chain.game_state(game)
     assert (state.phase, state.last, state.defender_rest, state.challenger_rest) == (1, start, CLOCK, CLOCK)
     for moment in (start + CLOCK - 1, start + CLOCK):
         chain.travel_to(moment)
         with pytest.raises(Reverted) as error:
-            chain.timeout(STRANGER, game)
+            chain.send(STRANGER, calls.timeout(game))
         assert refusal(error) == ("ClockRunning", {"rest": CLOCK, "used": moment - start})
     chain.travel_to(start + CLOCK + 1)
     with pytest.raises(Reverted) as error:
-        chain._send(TRAINER, Call("descend", (game, (RUN, RUN))))
+        chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
     assert refusal(error) == ("ClockExhausted", {"rest": CLOCK, "used": CLOCK + 1})
     before = chain.credit(CHALLENGER.address)
-    chain.timeout(STRANGER, game)
+    chain.send(STRANGER, calls.timeout(game))
     assert chain.game_state(game).verdict is Outcome.DEFENDER_LOST
     assert chain.credit(CHALLENGER.address) - before == job.challenger_stake + job.trainer_stake // 2
-    assert chain.mover(game) is None
+    assert chain._read(Call("mover", (game,))) == bytes(20)
 
 
 def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
@@ -210,7 +212,7 @@ def test_the_defender_may_use_its_whole_clock(chain: EmbeddedChain) -> None:
     game, receipt = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     chain.travel_to(receipt.timestamp + CLOCK)
     # Out of the blue, but in time: the nodes do not fold, and the defender loses for that.
-    chain._send(TRAINER, Call("descend", (game, (RUN, RUN))))
+    chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
     assert chain.game_state(game).defender_rest == 0
     assert chain.job_state(job.id).status is JobStatus.SLASHED
 
@@ -221,9 +223,9 @@ def test_other_games_of_a_slashed_job_are_reclaimed(chain: EmbeddedChain) -> Non
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 0)
     other, _ = chain.challenge(STRANGER, head(chain, job, 3), 0)
     assert game != other
-    chain._send(TRAINER, Call("descend", (game, (RUN, RUN))))
+    chain.send(TRAINER, Call("descend", (game, (RUN, RUN))))
     before = chain.credit(STRANGER.address)
-    chain.reclaim(CLIENT, other)
+    chain.send(CLIENT, calls.reclaim(other))
     assert chain.credit(STRANGER.address) - before == job.challenger_stake
     assert chain.game_state(other).verdict is Outcome.VOID
 
@@ -233,7 +235,7 @@ def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> N
     with pytest.raises(
         InsufficientFunds, match=r"expected at least [\d.]+ ether, got [\d.]+ ether; fund it first"
     ) as error:
-        chain.create_job(PAUPER, job, TRAINER.sign(job.digest(chain.domain)))
+        chain.send(PAUPER, calls.create_job(job, TRAINER.sign(job.digest(chain.domain))))
     assert (error.value.account, error.value.available) == (PAUPER.address, 0)
     assert error.value.needed >= job.reward
 
@@ -241,19 +243,19 @@ def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> N
 def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
     assert chain.job_state(OTHER_RUN).status is JobStatus.NONE
     assert chain.game_state(OTHER_RUN).phase == 0
-    assert chain.mover(OTHER_RUN) is None
+    assert chain._read(Call("mover", (OTHER_RUN,))) == bytes(20)
 
 
 def test_the_log_tells_the_story(chain: EmbeddedChain) -> None:
     job = numbered(next(NONCES))
     activate(chain, job)
     game, _ = chain.challenge(CHALLENGER, head(chain, job, 3), 7)
-    chain._send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
-    names = [event.name for event in chain.events(game)]
+    chain.send(TRAINER, Call("descend", (game, (RUN, OTHER_RUN))))
+    names = [event.name for event in events_of(chain, game)]
     assert names == ["GameStarted", "Descended", "GameEnded"]
-    assert chain.events(game)[1].values["nodes"] == (RUN, OTHER_RUN)
-    assert chain.moves(game) == [Descend(nodes=(RUN, OTHER_RUN))]
-    mine = {e.name for e in chain.events() if e.values.get("jobId") == job.id}
+    assert events_of(chain, game)[1].values["nodes"] == (RUN, OTHER_RUN)
+    assert moves_in(chain, game) == [Descend(nodes=(RUN, OTHER_RUN))]
+    mine = {e.name for e in events_of(chain) if e.values.get("jobId") == job.id}
     assert mine == {"JobCreated", "JobAccepted", "GameStarted", "JobSlashed"}
 
 
@@ -264,22 +266,22 @@ def test_money_is_conserved() -> None:
     jobs = [numbered(n) for n in range(4)]
     for job in jobs:
         activate(chain, job)
-    chain.report_equivocation(STRANGER, head(chain, jobs[0], 1), head(chain, jobs[0], 1, OTHER_RUN))
-    chain.post_head(TRAINER, head(chain, jobs[1], 3))
+    chain.send(STRANGER, calls.report_equivocation(head(chain, jobs[0], 1), head(chain, jobs[0], 1, OTHER_RUN)))
+    chain.send(TRAINER, calls.post_head(head(chain, jobs[1], 3)))
     chain.advance(WINDOW + 1)
-    chain.settle(STRANGER, jobs[1].id)
-    chain.abandon(CLIENT, jobs[2].id)
-    chain.post_head(TRAINER, head(chain, jobs[3], 1))  # opens the window again
+    chain.send(STRANGER, calls.settle(jobs[1].id))
+    chain.send(CLIENT, calls.abandon(jobs[2].id))
+    chain.send(TRAINER, calls.post_head(head(chain, jobs[3], 1)))  # opens the window again
     game, _ = chain.challenge(CHALLENGER, head(chain, jobs[3], 3), 0)
     accounts = (CLIENT.address, TRAINER.address, CHALLENGER.address, STRANGER.address, BURNED)
     held = JOB.reward + JOB.trainer_stake + JOB.challenger_stake
     assert chain.balance(board) == held + sum(chain.credit(a) for a in accounts)
     chain.advance(CLOCK + 1)
-    chain.timeout(STRANGER, game)
+    chain.send(STRANGER, calls.timeout(game))
     assert chain.balance(board) == sum(chain.credit(a) for a in accounts)
     for key in (CLIENT, TRAINER, CHALLENGER, STRANGER):
         if chain.credit(key.address):
-            chain.withdraw(key)
+            chain.send(key, calls.withdraw(key.address))
     assert chain.balance(board) == chain.credit(BURNED) == 2 * (JOB.trainer_stake - JOB.trainer_stake // 2)
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play, play_until
-from tests.chain.support import CHALLENGER, ETHER, STRANGER, TRAINER
+from tests.chain.support import CHALLENGER, ETHER, STRANGER, TRAINER, moves_in
 from tests.chain.tiny import EVERY, Liar, Run
 from tests.parts import slow_except
-from tiebreak.protocol.chain import EmbeddedChain, EndReason, JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain import EmbeddedChain, JobStatus, Outcome, Reverted, calls
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import seals
@@ -163,7 +163,7 @@ def test_what_was_opened_must_be_shown_again(chain: EmbeddedChain) -> None:
         ((), "WrongOpenedCount"),
     ):
         with pytest.raises(Reverted) as refused:
-            chain._send(CHALLENGER, replace(call, arguments=(*shown, changed)))
+            chain.send(CHALLENGER, replace(call, arguments=(*shown, changed)))
         assert refused.value.name == name
     assert duel.try_move(proof)
 
@@ -179,18 +179,18 @@ def test_whoever_is_to_move_may_concede(chain: EmbeddedChain, phase: Phase) -> N
     play_until(duel, players, phase)
     mover = duel.state.mover
     with pytest.raises(Reverted) as refused:
-        chain.concede(duel.signers()[mover.other], duel.id)
+        chain.send(duel.signers()[mover.other], calls.concede(duel.id))
     assert refused.value.name == "NotYourTurn"
     with pytest.raises(Reverted) as refused:
-        chain.concede(STRANGER, duel.id)
+        chain.send(STRANGER, calls.concede(duel.id))
     assert refused.value.name == "NotYourTurn"
     assert duel.try_move(Concede())
     verdict = duel.state.verdict
     assert verdict is not None
     assert (verdict.winner, verdict.reason) == (mover.other, Reason.CONCEDED)
-    assert chain.moves(duel.id, duel.started.block)[-1] == Concede()
+    assert moves_in(chain, duel.id, duel.started.block)[-1] == Concede()
     with pytest.raises(Reverted) as over:
-        chain.concede(duel.signers()[mover], duel.id)
+        chain.send(duel.signers()[mover], calls.concede(duel.id))
     assert over.value.name == ("GameIsOver")
 
 
@@ -221,13 +221,13 @@ def test_the_first_to_prove_is_paid_and_the_others_get_their_stakes_back(chain: 
             chain.play(keys[other], duels[other].state, proofs[other])
         assert late.value.name == "WrongJobStatus"
         with pytest.raises(Reverted) as late:
-            chain.concede(keys[other], duels[other].id)
+            chain.send(keys[other], calls.concede(duels[other].id))
         assert late.value.name == "WrongJobStatus"
-        chain.reclaim(STRANGER, duels[other].id)
+        chain.send(STRANGER, calls.reclaim(duels[other].id))
         record = chain.game_state(duels[other].id)
-        assert (record.verdict, record.reason) == (Outcome.VOID, EndReason.JOB_SLASHED)
+        assert (record.verdict, record.reason) == (Outcome.VOID, Reason.JOB_SLASHED)
         with pytest.raises(Reverted) as twice:
-            chain.reclaim(STRANGER, duels[other].id)
+            chain.send(STRANGER, calls.reclaim(duels[other].id))
         assert twice.value.name == "GameIsOver"
     gained = [chain.credit(key.address) - before[key] for key in keys]
     assert gained == [job.challenger_stake, job.challenger_stake + job.trainer_stake // 2, job.challenger_stake]
@@ -268,7 +268,7 @@ def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, n
         assert victim.try_move(last)
         chosen = last if last.KIND.mover is Side.CHALLENGER else chosen
         # The defender answers both alike; what the mirror sends it read from the chain.
-        copied = chain.moves(victim.id, victim.last_block)[-1]
+        copied = moves_in(chain, victim.id, victim.last_block)[-1]
         assert copied == last
         assert mirror.try_move(copied)
     proof = players[Side.CHALLENGER].move(victim.state, last)
@@ -284,7 +284,7 @@ def test_a_mirror_cannot_take_the_proof_out_of_the_queue(chain: EmbeddedChain, n
         chain.play(mirror_key, mirror.state, chosen)
     assert again.value.name == "WrongPhase"
     assert victim.try_move(proof)
-    chain.reclaim(mirror_key, mirror.id)
+    chain.send(mirror_key, calls.reclaim(mirror.id))
     gained = chain.credit(mirror_key.address) - before[0], chain.credit(victim_key.address) - before[1]
     assert gained == (job.challenger_stake, job.challenger_stake + job.trainer_stake // 2)
 
@@ -298,7 +298,7 @@ def test_a_mirror_that_starts_after_the_proof_was_seen_is_too_late(chain: Embedd
     with pytest.raises(Reverted) as late:
         chain.play(TRAINER, mirror.state, Concede())
     assert late.value.name == "WrongJobStatus"
-    chain.reclaim(STRANGER, mirror.id)
+    chain.send(STRANGER, calls.reclaim(mirror.id))
 
 
 def replace_oracle(duel: Duel) -> Run:

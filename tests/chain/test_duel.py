@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play
-from tests.chain.support import CHALLENGER, TRAINER
+from tests.chain.support import CHALLENGER, TRAINER, moves_in
 from tests.chain.tiny import EVERY, FUNCTIONS, STEPS, Liar, Run, Setting, lying_index
 from tests.parts import slow_except
 from tiebreak.protocol.chain import EmbeddedChain
@@ -114,11 +114,11 @@ def test_a_challenge_without_any_difference_loses(chain: EmbeddedChain, head_cou
 def test_both_sides_can_learn_the_moves_from_the_chain_alone(chain: EmbeddedChain, leaf: int) -> None:
     duel, players = lying_duel(chain, EVERY, 4, leaf, levels=3)
     while not duel.state.is_over:
-        seen = chain.moves(duel.id, duel.last_block)
+        seen = moves_in(chain, duel.id, duel.last_block)
         assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
     assert duel.state.verdict is not None
     assert duel.state.verdict.winner is Side.CHALLENGER
-    assert len(chain.moves(duel.id, duel.started.block)) == duel.state.moves
+    assert len(moves_in(chain, duel.id, duel.started.block)) == duel.state.moves
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from eth_abi import encode
 from eth_utils import keccak
 
 from tests.chain.support import ETHER, OTHER_RUN, RUN, STRANGER, TRAINER, WINDOW, activate, head, numbered
-from tiebreak.protocol.chain import EmbeddedChain, Reverted
+from tiebreak.protocol.chain import EmbeddedChain, Reverted, calls
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -45,11 +45,11 @@ def test_the_bonus_of_a_settled_job_is_the_trainers(chain: EmbeddedChain, bonus:
     bonus.call(STRANGER, "sponsor", job.id, 2 * ETHER)
     activate(chain, job)
     for counted in range(1, job.checkpoints + 1):
-        chain.post_head(TRAINER, head(chain, job, counted))
+        chain.send(TRAINER, calls.post_head(head(chain, job, counted)))
     with pytest.raises(Reverted):
         bonus.call(TRAINER, "claim", job.id)
     chain.advance(WINDOW + 1)
-    chain.settle(STRANGER, job.id)
+    chain.send(STRANGER, calls.settle(job.id))
     with pytest.raises(Reverted):
         bonus.call(STRANGER, "takeBack", job.id)
     before = chain.balance(TRAINER.address)
@@ -64,7 +64,7 @@ def test_the_bonus_of_a_slashed_job_goes_back(chain: EmbeddedChain, bonus: Bonus
     job = numbered(next(NONCES))
     activate(chain, job)
     bonus.call(STRANGER, "sponsor", job.id, ETHER)
-    chain.report_equivocation(STRANGER, head(chain, job, 2, RUN), head(chain, job, 2, OTHER_RUN))
+    chain.send(STRANGER, calls.report_equivocation(head(chain, job, 2, RUN), head(chain, job, 2, OTHER_RUN)))
     with pytest.raises(Reverted):
         bonus.call(TRAINER, "claim", job.id)
     bonus.call(STRANGER, "takeBack", job.id)

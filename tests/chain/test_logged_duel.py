@@ -8,6 +8,7 @@ import pytest
 
 from tests.chain.duel import SECRET, Duel, new_job, parties, play, play_until
 from tests.chain.random_play import RandomWalker, logged_duel_job
+from tests.chain.support import events_of, moves_in
 from tests.chain.tiny import EVERY
 from tests.chain.tiny import Liar as ExactLiar
 from tests.chain.tiny import Run as ExactRun
@@ -285,7 +286,7 @@ def test_nothing_of_a_log_is_taken_where_none_is_kept(chain: EmbeddedChain, case
     duel = duel_about(chain, exact)
     cases(refusals(duel, exact, ExactRun(EVERY, job), NO_LOG))
     assert (duel.refused, duel.refusals) == (7, {"UnexpectedLog", "WrongProofLength"})
-    assert not any(event.name == "LogOpened" for event in chain.events(duel.id, duel.started.block))
+    assert not any(event.name == "LogOpened" for event in events_of(chain, duel.id, duel.started.block))
     logged = logged_duel_job(levels=5)
     liar = Liar(logged, 4, MAP, 140, logs=LOGS)
     duel = duel_about(chain, liar)
@@ -298,14 +299,14 @@ def test_what_is_opened_is_told_in_events_and_calldata(chain: EmbeddedChain) -> 
     liar = lie_at_140(job)
     duel, players = duel_about(chain, liar), parties(liar, Run(job, logs=LOGS))
     while not duel.state.is_over:
-        seen = chain.moves(duel.id, duel.last_block)
+        seen = moves_in(chain, duel.id, duel.last_block)
         assert duel.try_move(players[duel.state.mover].move(duel.state, seen[-1] if seen else None))
-    moves = chain.moves(duel.id, duel.started.block)
+    moves = moves_in(chain, duel.id, duel.started.block)
     opened = [m for m in moves if isinstance(m, OpenSteps | OpenValues | OpenChunk)]
     expected = [duel.state.log_root, duel.state.step_log, duel.state.word]
     assert [m.log_root if isinstance(m, OpenSteps) else m.step_log if isinstance(m, OpenValues) else m.word
             for m in opened] == expected  # fmt: skip
-    events = chain.events(duel.id, duel.started.block)
+    events = events_of(chain, duel.id, duel.started.block)
     assert [event.values["log"] for event in events if event.name == "LogOpened"] == expected
     assert duel.state.word != NO_WORD
 

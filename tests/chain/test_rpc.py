@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.chain.support import PAUPER
-from tiebreak.protocol.chain import Chain, InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.deployments import check_deployment, document, read_deployment
+from tiebreak.protocol.chain import Chain, InsufficientFunds, NodeError, Reverted, calls
+from tiebreak.protocol.chain.deployments import check_deployment, document
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
 from tiebreak.protocol.chain.embedded import new_tester
 from tiebreak.protocol.chain.rpc import HOST, MAX_BODY_BYTES, RpcServer
@@ -58,13 +58,13 @@ def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
     assert [c.name for c in made] == list(deployment.named())
     assert Chain.connect(server.url).attach(deployment.board) == deployment
     with pytest.raises(Reverted) as refused:
-        chain.settle(KEYS[1], bytes(32))  # type: ignore[arg-type]
+        chain.send(KEYS[1], calls.settle(bytes(32)))  # type: ignore[arg-type]
     assert refused.value.name == "WrongJobStatus"
 
     path = tmp_path / "deployment.json"
     content = document(chain, KEYS[0].address, made)
     path.write_text(json.dumps(content))
-    check_deployment(chain, read_deployment(path))
+    check_deployment(chain, path)
     for change, error in (
         ({"chainId": 1}, ConfigurationError),
         ({"version": 2}, ConfigurationError),
@@ -73,11 +73,11 @@ def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
     ):
         path.write_text(json.dumps({**content, **change}))
         with pytest.raises(error):
-            check_deployment(chain, read_deployment(path))
+            check_deployment(chain, path)
     content["contracts"]["Referee"]["codeHash"] = "0x" + "11" * 32
     path.write_text(json.dumps(content))
     with pytest.raises(VerificationError, match="Referee: expected code of hash 0x1111"):
-        check_deployment(chain, read_deployment(path))
+        check_deployment(chain, path)
 
 
 def test_blocks_follow_the_clock(server: RpcServer) -> None:

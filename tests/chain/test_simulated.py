@@ -52,7 +52,6 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
     assert [event.name for event in offered.events + accepted.events] == ["JobCreated", "JobAccepted"]
     assert chain.balance(chain.deployment.board) == job.reward + job.trainer_stake
     assert chain.balance(CLIENT.address) == RICH - job.reward - offered.gas_used * BASE_FEE
-    assert offered.fee == offered.gas_used * BASE_FEE
 
 
 def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:

@@ -139,12 +139,13 @@ class Dispute:
                 rounding = unpacked(c.rounding)
                 if rounding is None:  # only sums are asked so
                     return REFUSED
-                element = proof.ElementPlace(step=c.step, element=c.element, rounding=rounding)
-                data = proof.judge_element(self.job, instruction, element, c.body_root, self.move)
+                data = proof.judge_element(
+                    self.job, instruction, c.element, c.body_root, self.move, step=c.step, rounding=rounding
+                )
                 return int.from_bytes(data, "little").to_bytes(32, "big")
-            leaves = -(-instruction.terms // 4)
-            terms = proof.TermsPlace(element=c.element, leaf=c.terms_leaf, leaves=leaves, root=c.accumulator_root)
-            return proof.judge_terms(self.job, instruction, terms, c.body_root, self.move)
+            return proof.judge_terms(
+                self.job, instruction, c.element, c.body_root, self.move, leaf=c.terms_leaf, root=c.accumulator_root
+            )
         except VerificationError:
             return REFUSED
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
@@ -18,7 +19,6 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import execute, new_state
 
 SEED = 7
 

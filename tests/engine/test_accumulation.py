@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tiebreak.engine.capture.step
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.step import capture
@@ -16,7 +17,6 @@ from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import execute, new_state
 
 from .optimizer_cases import against_torch, drawn
 

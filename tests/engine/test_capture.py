@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
@@ -18,7 +19,6 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import execute, new_state
 
 
 def loss_of(model: nn.Module, *batch: Tensor) -> Tensor:

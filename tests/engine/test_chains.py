@@ -15,6 +15,7 @@ from tests.engine.arithmetic_cases import STYLES, Maker, bits_f32, check, elemen
 from tests.engine.conftest import make_tiny_task
 from tests.engine.models.harness import randomised, tokens
 from tests.parts import slow_except
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import elementwise_native as chains_module
 from tiebreak.engine.arithmetic.elementwise_native import TILES_PER_TURN, Member
@@ -43,7 +44,6 @@ from tiebreak.protocol.program.isa import (
     row_major,
 )
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import execute, new_state
 
 SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
 NATIVE = chains_module.kernel() is not None

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.protocol.whole_steps import execute
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identity
 from tiebreak.engine.logged import journal
@@ -20,7 +21,6 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.program.reference import execute
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.trees import verify

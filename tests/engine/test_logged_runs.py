@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -29,7 +30,6 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.reference import execute, new_state
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.program.step_log import StepLog
 

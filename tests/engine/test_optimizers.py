@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import (
@@ -30,7 +31,6 @@ from tiebreak.engine.optimizers.settings import f32, settings_of
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
-from tiebreak.protocol.program.reference import execute, new_state
 
 from .optimizer_cases import Emulation, OptimizerJob, against_torch
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.data.disk import StorageError
@@ -28,7 +29,6 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.records import loss_id
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.protocol.program.reference import execute, new_state
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import parent, verify
 from tiebreak.sim.adversaries.observers import Tampered

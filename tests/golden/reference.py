@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from tests.golden.bundle import Bundle, load
-from tiebreak.protocol.program.reference import execute, new_state
+from tests.protocol.whole_steps import execute, new_state
 
 
 def records(bundle: Bundle, steps: int) -> Iterator[tuple[int, str, int]]:

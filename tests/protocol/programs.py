@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.protocol.oracles import Stream
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.commitments.records import identify, tensor_tree
 from tiebreak.protocol.program.isa import (
     Access,
@@ -26,7 +27,7 @@ from tiebreak.protocol.program.isa import (
     row_major,
 )
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import execute, new_state, pack
+from tiebreak.protocol.program.reference import pack
 from tiebreak.protocol.trees import Tree
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL

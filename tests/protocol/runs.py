@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from tests.protocol.bounds import max_moves, tree_over
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
@@ -285,7 +286,7 @@ class Run:
         return tensor_tree(self.tensor(step, value))
 
     def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
-        return AccumulatorTree.over(self.encoded(step, value, index))
+        return tree_over(self.encoded(step, value, index))
 
     def encoded(self, step: int, value: int, index: int) -> list[bytes]:
         """The encoded accumulators of an element, by the integer reference."""
@@ -313,7 +314,7 @@ def duel(
     parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
     start = game.start(run.job, run.head(count).head, GAME, 0)
     for played in moves(start, parties, lambda state, move: game.apply(state, move, state.last + 1)):
-        assert played.after.moves <= game.max_moves(run.job)
+        assert played.after.moves <= max_moves(run.job)
         if on_move is not None:
             on_move(played.before, played.move, played.after)
     return played.after

@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import pytest
 
+from tests.protocol.bounds import tree_over
 from tests.protocol.oracles import Stream
 from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
 from tiebreak.protocol.program.accumulator import encode
@@ -29,7 +30,7 @@ def plain(encoded: list[bytes]) -> Tree:
 @pytest.mark.parametrize("count", SIZES)
 def test_it_is_the_tree_over_its_leaves(count: int, cases: Callable[[], None]) -> None:
     encoded = encodings(count)
-    tree, kept = AccumulatorTree.over(encoded), plain(encoded)
+    tree, kept = tree_over(encoded), plain(encoded)
     assert (tree.count, tree.depth, tree.root) == (kept.count, kept.depth, kept.root)
     stream = Stream(f"accumulator tree {count}")
     for height in range(tree.depth + 1):
@@ -71,9 +72,9 @@ def test_of_an_element_it_is_the_tree_over_the_reference_s_accumulators() -> Non
 @pytest.mark.parametrize("width", [4, 8, 12, 16, 97])
 def test_the_kernel_makes_no_difference(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = encodings(300, width)
-    with_kernel = AccumulatorTree.over(encoded)
+    with_kernel = tree_over(encoded)
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    without = AccumulatorTree.over(encoded)
+    without = tree_over(encoded)
     assert [without.below(9, 0, h) for h in range(10)] == [with_kernel.below(9, 0, h) for h in range(10)]
 
 
@@ -131,7 +132,7 @@ def test_padding_is_empty_at_every_height_and_needs_no_block() -> None:
 
 
 def test_what_is_no_place_of_the_tree_is_refused() -> None:
-    tree = AccumulatorTree.over(encodings(5))
+    tree = tree_over(encodings(5))
     for leaf in (-1, 5):
         with pytest.raises(ValueError, match=f"expected a leaf below 5, got {leaf}"):
             tree.at(leaf)
@@ -142,7 +143,7 @@ def test_what_is_no_place_of_the_tree_is_refused() -> None:
 
 def test_accumulators_have_one_length() -> None:
     with pytest.raises(ValueError, match="expected at least one leaf, got 0"):
-        AccumulatorTree.over([])
+        tree_over([])
     for data in (b"", bytes(7)):
         with pytest.raises(ValueError, match=f"expected 3 encodings of one length, got {len(data)} bytes"):
             AccumulatorTree(3, [data].__getitem__)

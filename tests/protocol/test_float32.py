@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, grid, nearest, value
 from tiebreak.protocol.numbers import float32
+from tiebreak.protocol.program.isa import DType, MapFunction
+from tiebreak.protocol.program.reference import scalar
 
 EDGES = [
     0, 1, 2, 3, 0x7FFFFF, 0x800000, 0x800001, 0xFFFFFF, 0x1000000, 0x33800000, 0x33800001, 0x3F7FFFFF, 0x3F800000,
@@ -147,7 +149,6 @@ def test_nan_is_one_pattern() -> None:
             assert not compare(nan, nan)
             assert not compare(one, nan)
             assert not compare(nan, one)
-        assert float32.to_bool(nan) == 1
         assert float32.to_i64(nan) == 0
 
 
@@ -197,8 +198,10 @@ def test_from_i64(x: int) -> None:
 
 
 def test_bool_casts() -> None:
-    assert [float32.to_bool(x) for x in (0, SIGN, 1, SIGN | 1, INF)] == [0, 0, 1, 1, 1]
-    assert [float32.from_bool(x) for x in (0, 1)] == [0, 0x3F800000]
+    as_bool, as_float = ((DType.F32,), DType.BOOL), ((DType.BOOL,), DType.F32)
+    cases = (0, SIGN, 1, SIGN | 1, INF, NAN)
+    assert [scalar(MapFunction.CAST, *as_bool, [x]) for x in cases] == [0, 0, 1, 1, 1, 1]
+    assert [scalar(MapFunction.CAST, *as_float, [x]) for x in (0, 1)] == [0, 0x3F800000]
 
 
 def test_against_hardware(cases: Callable[[], None]) -> None:

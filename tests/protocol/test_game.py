@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
+from tests.protocol.bounds import max_moves
 from tests.protocol.runs import GAME, SECRET, STEPS, Liar, Run, bend, duel, flip, make_job, ordinary_element, program
 from tests.protocol.walks import (
     ARGMAX,
@@ -53,7 +54,7 @@ from tiebreak.protocol.trees import Tree, depth_of, fold
 @pytest.mark.parametrize("name", WALKS)
 def test_walks_end_at_the_lie_within_the_bound(name: str) -> None:
     steps = WALKS[name]
-    assert 5 <= len(steps) <= game.max_moves(JOB)
+    assert 5 <= len(steps) <= max_moves(JOB)
     for before, move, after in steps:
         check_invariants(before, move, after)
         if before.phase is Phase.SELECT and after.level is before.level:
@@ -404,7 +405,7 @@ def test_7_the_bound_holds_for_the_longest_walk() -> None:
     job = make_job(levels=1, interval=4)
     liar = Liar(job, 3, ARGMAX, 14, bend_from=4)
     end = duel(liar, Defender(liar), Challenger(Run(job), SECRET))
-    assert end.moves <= game.max_moves(job)
+    assert end.moves <= max_moves(job)
     # run, steps, values, tensor (of one chunk), chunk, element, terms, proof
     assert end.moves == sum((2 * 1, 2 * 2, 2 * 7, 1, 1, 1, 2 * 3, 1))
 
@@ -435,7 +436,7 @@ def test_7_a_walk_to_a_partial_sum_takes_as_many_moves_as_it_says(
         "chunks": depth_of(chunk_count(i.dtype, i.shape)),
         "terms": depth_of(-(-end.terms // 4)) if end.terms else 0,
     }
-    assert end.moves == game.walk_moves(levels, **depths) <= game.max_moves(job)
+    assert end.moves == game.walk_moves(levels, **depths) <= max_moves(job)
 
 
 # ---------------------------------------------------------------- precisions below 32

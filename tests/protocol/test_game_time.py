@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.bounds import max_moves
 from tests.protocol.runs import CLOCK, GAME, REPLAY, SECRET, Run, make_job
 from tests.protocol.walks import WALKS, Erratic, Garbage, RandomChallenger, at, check_invariants
 from tiebreak.protocol.errors import IllegalMove
@@ -159,7 +160,7 @@ def check_end(state: GameState, end: int, winner: Side) -> None:
     assert state.verdict is not None
     assert state.verdict.winner is winner, state.verdict
     assert 1000 <= end <= 1000 + 2 * CLOCK + 6 * REPLAY + 1  # invariant 12
-    assert state.moves <= game.max_moves(state.job)
+    assert state.moves <= max_moves(state.job)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
+from tests.protocol.bounds import max_moves
 from tests.protocol.logged import (
     STEP,
     SUMS,
@@ -26,6 +27,7 @@ from tests.protocol.logged import (
 from tests.protocol.programs import job_data
 from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, make_job, program
 from tests.protocol.walks import Erratic, Garbage, RandomChallenger, check_invariants
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, chunk_count
@@ -33,7 +35,6 @@ from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, OpenChunk, OpenSteps, OpenValues, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
-from tiebreak.protocol.program.reference import execute, new_state
 from tiebreak.protocol.program.rounding import Direction, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree, depth_of
@@ -200,7 +201,7 @@ def test_7_a_walk_takes_as_many_moves_as_under_policy_exact(leaf: int, job: Job,
         "chunks": depth_of(chunk_count(i.dtype, i.shape)),
         "terms": depth_of(-(-end.terms // 4)) if end.terms else 0,
     }
-    assert end.moves == game.walk_moves(job.descent_levels, **depths) <= game.max_moves(job)
+    assert end.moves == game.walk_moves(job.descent_levels, **depths) <= max_moves(job)
 
 
 # ---------------------------------------------------------------- cheats with values and entries

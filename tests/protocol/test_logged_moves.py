@@ -17,7 +17,7 @@ from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Move, OpenChunk, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
-from tiebreak.protocol.program.rounding import Direction
+from tiebreak.protocol.program.rounding import Direction, Rounding
 from tiebreak.protocol.trees import fold
 
 JOB = logged_job()
@@ -198,7 +198,7 @@ def test_what_the_walk_remembers_of_the_logs() -> None:
         assert state.step_log == LOGS.tree(step).root
         assert state.word == LOGS.tree(step).word(leaf, state.chunk)
         assert state.direction == HONEST.directions(step, leaf).get(element, Direction.NONE)
-        assert state.rounding.packed == 16 | 2 << 8 | state.direction << 16
+        assert state.rounding == Rounding(precision=16, tolerance=2, direction=state.direction)
         assert state.is_logged_sum
     state, _ = at("map", Phase.PROVE)
     assert (state.word, state.direction, state.is_logged_sum) == (NO_WORD, Direction.NONE, False)

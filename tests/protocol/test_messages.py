@@ -261,7 +261,7 @@ def test_a_transcript_takes_the_right_messages() -> None:
     assert log.append(wires[0], D) == FIRST
     wires.append(seal(log.next_message(SECOND), DOMAIN, CHALLENGER))
     assert log.append(wires[1], C) == SECOND
-    assert (log.messages, log.size, log.wires) == (2, sum(map(len, wires)), tuple(wires))
+    assert (log.messages, log.wires) == (2, tuple(wires))
 
 
 @pytest.mark.parametrize(("turn", "key", "opponent"), [(D, TRAINER, CHALLENGER), (C, CHALLENGER, TRAINER)])

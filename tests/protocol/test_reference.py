@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import INF, NAN, SIGN, Stream, nearest, value
+from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
@@ -40,10 +41,8 @@ from tiebreak.protocol.program.reference import (
     accumulate_leaf,
     accumulators,
     element,
-    execute,
     from_raw,
     needed_elements,
-    new_state,
     pack,
     scalar,
     to_raw,

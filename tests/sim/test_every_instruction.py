@@ -7,6 +7,7 @@ so that the correct value is accepted and one an ulp away, in either direction, 
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program, half_and_half, instruction_digest
 from tiebreak.protocol.program.reference import accumulators, unpack
-from tiebreak.protocol.program.rounding import NEAREST, Rounding
+from tiebreak.protocol.program.rounding import NEAREST
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree
 
@@ -127,7 +128,7 @@ def context(
     return Context(
         target=target,
         depth=program.half_depth,
-        rounding=Rounding(precision=job.precision).packed,
+        rounding=job.precision,
         position=position,
         element=element,
         terms_leaf=leaf,
@@ -158,9 +159,7 @@ def neighbours(i: Instruction, bits: int) -> set[int]:
     return {(bits + 1) % (1 << width), (bits - 1) % (1 << width)} - {bits}
 
 
-def place(element: int) -> proof.ElementPlace:
-    """In the first step."""
-    return proof.ElementPlace(step=1, element=element, rounding=NEAREST)
+IN_STEP_1: dict[str, Any] = {"step": 1, "rounding": NEAREST}
 
 
 def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> None:
@@ -171,7 +170,7 @@ def test_every_element_kind(traced: Traced, evm: EvmReferee, cases: object) -> N
             continue
         element = rng.randrange(i.numel)
         move = openings_of(traced, value, element, None)
-        right = proof.judge_element(traced.job, i, place(element), traced.body_root, move)
+        right = proof.judge_element(traced.job, i, element, traced.body_root, move, **IN_STEP_1)
         size = i.dtype.size
         committed = traced.values[value][element * size : (element + 1) * size]
         assert right == committed, f"instruction {value} ({i.origin}), element {element}"
@@ -217,8 +216,8 @@ def test_every_long_reduction(traced: Traced, evm: EvmReferee, cases: object) ->
                 tensors=move.tensors,
                 chunks=move.chunks,
             )
-        place = proof.TermsPlace(element=element, leaf=leaf, leaves=len(held), root=tree.root)
-        assert proof.judge_terms(traced.job, i, place, traced.body_root, move) == tree.node(0, leaf)
+        right = proof.judge_terms(traced.job, i, element, traced.body_root, move, leaf=leaf, root=tree.root)
+        assert right == tree.node(0, leaf)
         bent = bytearray(held[leaf])
         bent[-1] ^= 1
         assert tagged_hash(Tag.ACCUMULATOR, bytes(bent)) != tree.node(0, leaf)
@@ -279,7 +278,7 @@ def test_a_forged_opening_is_refused_by_both(traced: Traced, evm: EvmReferee) ->
     forged = type(chunk)(tensor=chunk.tensor, chunk_index=chunk.chunk_index, data=data, siblings=chunk.siblings)
     bad = Prove(instruction=move.instruction, tensors=move.tensors, chunks=(forged, *move.chunks[1:]))
     with pytest.raises(ProofError):
-        proof.judge_element(traced.job, traced.program.body[value], place(0), traced.body_root, bad)
+        proof.judge_element(traced.job, traced.program.body[value], 0, traced.body_root, bad, **IN_STEP_1)
     with pytest.raises(Reverted) as caught:
         evm.judge(context(traced, Target.ELEMENT, value), bad)
     assert caught.value.name == "WrongRoot"

@@ -12,7 +12,7 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.chain import JobStatus, Reverted
+from tiebreak.protocol.chain import JobStatus, Reverted, calls
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError
@@ -72,7 +72,7 @@ def test_a_job_signed_for_another_market_is_not_one_of_ours(yard: Yard, market: 
         market.open(agreement)
     ours = yard.market.sign(yard.job())
     with pytest.raises(Reverted):
-        market.chain.create_job(market.parties.client, ours.job, ours.trainer_signature)
+        market.chain.send(market.parties.client, calls.create_job(ours.job, ours.trainer_signature))
 
 
 def test_heads_are_posted_in_order(yard: Yard) -> None:

@@ -18,7 +18,7 @@ from tests.sim.yard import (
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.chain import JobStatus, Outcome, Reverted
+from tiebreak.protocol.chain import JobStatus, Outcome, Reverted, calls
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.errors import SignatureError, StateError, VerificationError
 from tiebreak.protocol.game.moves import Phase, Select, Side
@@ -69,18 +69,15 @@ def test_the_moves_and_selections_are_those_of_the_game(yard: Yard) -> None:
     assert duel is not None
     match = duel.match
     selects = [m for m in match.moves if isinstance(m.move, Select)]
-    assert [s.index for s in match.selections] == [m.move.index for m in selects]  # type: ignore[union-attr]
+    assert [chosen.index for _, chosen in match.selections] == [m.move.index for m in selects]  # type: ignore[union-attr]
     assert all(m.by is m.move.KIND.mover for m in match.moves)
     assert match.moves[-1].move.KIND is Phase.PROVE
     assert {m.gas for m in match.moves} == {None}
-    levels = [s.level for s in match.selections]
+    levels = [state.level for state, _ in match.selections]
     assert levels == sorted(levels)
-    last = {s.level: s for s in match.selections}
-    assert (last[Level.RUN].position, last[Level.STEPS].position) == (1, 1)
-    assert last[Level.VALUES].position == match.final.leaf
-    for s in match.selections:
-        assert s.position % (1 << s.levels) == s.index
-        assert 1 <= s.levels <= min(2, s.height)
+    last = {state.level: state.below(chosen.index) for state, chosen in match.selections}
+    assert (last[Level.RUN], last[Level.STEPS], last[Level.VALUES]) == (1, 1, match.final.leaf)
+    assert all(1 <= state.levels <= min(2, state.height) for state, _ in match.selections)
 
 
 def test_what_travels_does_not_change_the_game(yard: Yard) -> None:
@@ -162,7 +159,7 @@ def test_a_challenge_without_any_difference_loses(yard: Yard) -> None:
     identity = game_of(yard.market, arena.run.agreement, head, 4)
     match = play(arena.run.agreement, head, *sides, courier, identity=identity)
     assert match.loser is Side.CHALLENGER
-    assert all(s.index == 0 for s in match.selections), "where nothing differs it goes left"
+    assert all(chosen.index == 0 for _, chosen in match.selections), "where nothing differs it goes left"
     on_chain = replay_on_chain(yard.market, arena.run.agreement, head, match, nonce=4)
     assert_same_end(on_chain)
     yard.assert_solvent()
@@ -180,7 +177,7 @@ def test_a_game_against_one_and_the_same_head_has_one_nonce_once(yard: Yard) -> 
     assert chain.job_state(arena.run.job.id).open_games == 1
     clock = arena.run.job.clock
     chain.advance(clock + 1)
-    chain.timeout(keys.challenger, identity)
+    chain.send(keys.challenger, calls.timeout(identity))
     assert chain.game_state(identity).verdict is Outcome.DEFENDER_LOST, "silence loses, honest or not"
     yard.assert_solvent()
 

@@ -15,12 +15,11 @@ import tiebreak as tiebreak_api
 from tests.source_tree import ROOT, package_modules
 from tiebreak.api import calibrating
 from tiebreak.api.datasets import text
-from tiebreak.cli import calibrate, data, devnet
+from tiebreak.cli import calibrate, data
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
 from tiebreak.cli.main import COMMANDS, EXTRAS, run, tiebreak
 from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
-from tiebreak.protocol.chain import devnet as chain_devnet
 from tiebreak.protocol.errors import (
     CannotCheck,
     ConfigurationError,
@@ -213,7 +212,6 @@ def test_defaults_in_the_help_are_those_of_the_api() -> None:
         assert parameters[name].default == value
     assert calibrate.MAX_ORDERS == calibrating.MAX_ORDERS
     assert calibrate.MAX_MARGIN == calibration.MAX_MARGIN
-    assert devnet.MAX_ACCOUNTS == chain_devnet.MAX_ACCOUNTS
     assert tuple(data.CUTS) == tuple(text.CUTS)
 
 

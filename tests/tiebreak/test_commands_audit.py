@@ -95,13 +95,12 @@ def test_a_lie_fails_the_audit(
     comparison = compare(RunDirectory.open(replay), RunDirectory.open(cheating).heads()[-1])
     assert not comparison.agrees
     own, their = RunDirectory.open(replay).records()[1], RunDirectory.open(cheating).records()[1]
-    assert printed.err.strip().splitlines()[-5:] == [
-        "AuditFailure: the run leaves the program in steps 4 to 6: the state of checkpoint 2 of 3 is the first that "
-        "differs",
+    assert printed.err.strip().splitlines()[-4:] == [
+        "AuditFailure: the run leaves the program first in checkpoint 2 of 3, steps 4 to 6, where the state differs; "
+        f"`tiebreak dispute {cheating} {replay}` names the step, module and instruction",
         f"  run root   expected {comparison.replayed.hex()}, got {comparison.committed.hex()}",
         f"  record     expected {own.digest.hex()}, got {their.digest.hex()}",
         f"  signed by  0x{RunDirectory.open(cheating).job.trainer.hex()}",
-        f"  next       tiebreak dispute {cheating} {replay}",
     ]
     assert "agrees" not in printed.out
     honest = RunDirectory.open(parties.trained(tmp_path / "honest")).heads()[-1].head.run_root
@@ -118,7 +117,7 @@ def test_only_the_segment_with_the_lie_fails(
     printed = capsys.readouterr()
     if code:
         records = RunDirectory.open(cheating).records()
-        assert "AuditFailure: the run leaves the program in steps 4 to 6: the state of checkpoint 2 of 3" in printed.err
+        assert "AuditFailure: the run leaves the program first in checkpoint 2 of 3, steps 4 to 6, " in printed.err
         assert records[1].digest.hex() in printed.err
     else:
         assert printed.out.splitlines()[-1].startswith("agrees: steps ")
@@ -211,7 +210,9 @@ def test_a_lie_on_the_way_to_a_segment_is_found(
     shutil.copytree(cheating, folder)
     dropped(folder, 6)
     assert parties.audit(folder, tmp_path / "unused", "--segment", "2") == 2
-    assert "AuditFailure: the run leaves the program in steps 4 to 6: " in capsys.readouterr().err
+    assert (
+        "AuditFailure: the run leaves the program first in checkpoint 2 of 3, steps 4 to 6, " in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_verdicts_as_json(cheating: Path, parties: Parties, tmp_path: Path, caps
     assert (whole["verdict"], whole["kind"], whole["head"]["count"]) == ("fraud", "whole", 3)
     assert whole["replayed_root"] != whole["head"]["run_root"]
     assert whole["first_difference"] == {"checkpoint": 1, "steps": [4, 6]}
-    assert whole["reason"].startswith("the run leaves the program in steps 4 to 6: the state of checkpoint 2 of 3")
+    assert whole["reason"].startswith("the run leaves the program first in checkpoint 2 of 3, steps 4 to 6, ")
     assert parties.audit(cheating, tmp_path / "unused", "--from-step", "1", "--json") == 2
     parts = json.loads(capsys.readouterr().out)
     assert parts["checked"] == [[0, 1, 3], [1, 4, 6]], "it ends where the fraud is"

@@ -114,7 +114,7 @@ def _terms(kind: Kind, s: Stream) -> tuple[int, ...]:
 
 def _chains(kind: Kind) -> Json:
     """Records: encoding before ‖ each factor as a word ‖ the term's position as a word ‖ encoding after."""
-    s = Stream(f"chains of {kind.value}")
+    s = Stream(f"chains of {kind.value[0]}")
     blob = bytearray()
     count = 0
     factors = 2 if kind == Kind.F32_SUM else 1
@@ -123,7 +123,7 @@ def _chains(kind: Kind) -> Json:
         for position in range(10):
             terms = _terms(kind, s)
             after = add_term(accumulator, terms, position)
-            integer = kind.value.startswith("i64")
+            integer = kind.value[0].startswith("i64")
             words = b"".join(_word(raw(DType.I64 if integer else DType.F32, x)) for x in terms)
             blob += encode(accumulator) + words + _word(position) + encode(after)
             accumulator = after

@@ -57,22 +57,25 @@ class WholeAudit:
         return f"<audit: {difference(self.fraud, self.comparison.count)}>"
 
 
-def difference(fraud: SegmentReport | None, count: int) -> str:
-    """One sentence that says where a run of `count` checkpoints departs from its program."""
+def difference(fraud: SegmentReport | None, count: int, finder: str = "a dispute") -> str:
+    """One sentence that says where a run of `count` checkpoints first departs from its program.
+
+    finder: what names the module and the instruction, which only the trainer's own evidence shows.
+    """
     if fraud is None:
-        return f"the signed root is not that of the program's {count} checkpoints"
-    steps = f"step {fraud.last_step}"
+        return f"the signed root is not that of the program's {count} checkpoints; {finder} shows what it opens to"
+    place, unknown = f"step {fraud.last_step}", "module and instruction"
     if fraud.first_step < fraud.last_step:
-        steps = f"steps {fraud.first_step} to {fraud.last_step}"
+        place, unknown = f"steps {fraud.first_step} to {fraud.last_step}", "step, module and instruction"
     theirs, own = fraud.committed, fraud.replayed
+    what = "record" if theirs.loss_bits == own.loss_bits else "loss"
     if theirs.state_root != own.state_root:
-        what = "the state"
-    elif theirs.loss_bits != own.loss_bits:
-        what = "the loss"
-    else:
-        what = "the record"
+        what = "state"
     checkpoint = f"checkpoint {fraud.checkpoint + 1} of {count}"
-    return f"the run leaves the program in {steps}: {what} of {checkpoint} is the first that differs"
+    return (
+        f"the run leaves the program first in {checkpoint}, {place}, where the {what} differs; "
+        f"{finder} names the {unknown}"
+    )
 
 
 def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet: bool = False) -> WholeAudit:

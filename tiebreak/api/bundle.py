@@ -25,7 +25,7 @@ from tiebreak.engine.data.disk import Folder, read_file
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.engine.run.cost import Cost, cost_of
-from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES
+from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES, decoded
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.program import Program
@@ -67,7 +67,9 @@ class Bundle:
 
     def __post_init__(self) -> None:
         if not 1 <= self.checkpoint_interval <= self.steps:
-            raise EncodingError(f"expected 1 <= checkpoint interval <= {self.steps}, got {self.checkpoint_interval}")
+            raise EncodingError(
+                f"{MANIFEST}: expected 1 <= checkpoint interval <= {self.steps}, got {self.checkpoint_interval}"
+            )
         self.program.validate()
         check_spec("initial state", self.state, self.program.state_spec())
         check_spec("data", self.data, self.program.data_spec())
@@ -135,7 +137,7 @@ def load_bundle(folder: Path) -> Bundle:
     with Folder(folder) as files:
         files.check()
         manifest = _manifest(folder / MANIFEST, files.read(MANIFEST, MAX_MANIFEST_BYTES))
-        program = Program.decode(files.read(PROGRAM, MAX_PROGRAM_BYTES))
+        program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
         bundle = Bundle(
             name=manifest["name"],
             steps=manifest["steps"],
@@ -145,15 +147,15 @@ def load_bundle(folder: Path) -> Bundle:
             data=map_tensors(files, DATA, program.data_spec()),
             checked="unchecked" not in manifest,
         )
-    for name, root in bundle.roots().items():
+    for (name, root), file in zip(bundle.roots().items(), (PROGRAM, STATE, DATA), strict=True):
         if manifest[name] != root:
-            raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of the files, got {manifest[name]}")
+            raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of {folder / file}, got {manifest[name]}")
     return bundle
 
 
 def read_program(path: Path) -> Program:
     """Reads a captured program. Raises `VerificationError` for a file that is too large or is none."""
-    return Program.decode(read_file(path, MAX_PROGRAM_BYTES))
+    return decoded(path, Program.decode, read_file(path, MAX_PROGRAM_BYTES))
 
 
 def _manifest(path: Path, data: bytes) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tiebreak.protocol.chain import Chain, Creation, Deployment
-from tiebreak.protocol.chain.deployments import check_deployment, document, read_deployment, require_chain
+from tiebreak.protocol.chain.deployments import check_deployment, document, require_chain
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, RunningNode, dev_secrets, running_node
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 
 
@@ -20,11 +21,9 @@ def connect(rpc: str, chain_id: int | None = None) -> Chain:
     return chain
 
 
-def check(chain: Chain, file: Path) -> dict[str, bytes]:
+def check(chain: Chain, file: Path) -> dict[str, Address]:
     """Compares the contracts of a deployment file with this version's code; returns their addresses. Sends nothing."""
-    found = read_deployment(file)
-    check_deployment(chain, found)
-    return {name: standing.address for name, standing in found.contracts.items()}
+    return check_deployment(chain, file)
 
 
 def deploy(chain: Chain, signer: PrivateKey, on_creation: Callable[[Creation], None]) -> dict[str, Any]:

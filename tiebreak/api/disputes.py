@@ -15,8 +15,8 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.match import by_rules, play
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.rules import GameState, Level
 from tiebreak.protocol.game.sides import Challenger, Defender, Summary, describe
+from tiebreak.protocol.game.state import GameState, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -33,7 +33,8 @@ class Dispute:
 
     @property
     def loser(self) -> str:
-        return "challenger" if self.summary.winner == Side.DEFENDER.name.lower() else "trainer"
+        assert self.final.verdict is not None  # a finished game always has a verdict
+        return "challenger" if self.final.verdict.winner is Side.DEFENDER else "trainer"
 
     @property
     def sentence(self) -> str:
@@ -82,7 +83,7 @@ def dispute(defended: RunDirectory, own: RunDirectory, machine: Machine, count: 
         judge=by_rules(count_up(1).__next__),
     )
     summary = describe(match.final, defended.program, challenger)
-    walk = tuple((selected.level, selected.height, selected.position) for selected in match.selections)
+    walk = tuple((state.level, state.height, state.below(chosen.index)) for state, chosen in match.selections)
     return Dispute(head=head, final=match.final, summary=summary, walk=walk)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tiebreak.api.audits import audit_chosen, segments_of
 from tiebreak.api.bundle import Bundle
+from tiebreak.api.disputes import Dispute, dispute, open_both
 from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.keys import new_key
 from tiebreak.api.policies import Policy, as_policy
@@ -187,6 +188,18 @@ class Run:
             chosen = segments_of(self._run, len(records), from_step, to_step)
         machine = Machine(threads=self._threads, device=self._device, policy=as_policy(policy))
         return audit_chosen(self._run, chosen, records, machine, quiet=not progress)
+
+    def dispute(self, replay: str | Path, *, count: int | None = None) -> Dispute | None:
+        """Plays the verification game over a signed head of this run, against the auditor's replay of the same job.
+
+        replay: the directory that a whole audit (`tiebreak audit`) has made. count: how many checkpoints the head
+        covers [default: those of the last]. Returns None if the head is what the program produces; otherwise the
+        result's `sentence` names the first checkpoint, step, module and instruction that differ, and `loser` the party
+        that the referee convicts. Raises `ConfigurationError` if there is no such head, or the replay is of another
+        job.
+        """
+        machine = Machine(threads=self._threads, device=self._device)
+        return dispute(*open_both(self.directory, Path(replay)), machine, count)
 
 
 def machine_of(

@@ -127,24 +127,23 @@ def _whole(trainer: "RunDirectory", output: Path, machine: "Machine", report: di
         report["log"] = _of_log(done.log)
     if not comparison.agrees:
         details = [f"  run root   expected {root}, got {comparison.committed.hex()}"]
-        raise _failure(
-            report, trainer, done.fraud, comparison.count, f"tiebreak dispute {trainer.path} {output}", details
-        )
+        finder = f"`tiebreak dispute {trainer.path} {output}`"
+        raise _failure(report, trainer, done.fraud, comparison.count, finder, details)
     lines = _log_words(done.log) if trainer.job.is_logged else []
     return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {done.last_step} steps"]
 
 
 def _failure(
-    report: dict[str, Any], trainer: "RunDirectory", fraud: "SegmentReport | None", count: int, following: str,
+    report: dict[str, Any], trainer: "RunDirectory", fraud: "SegmentReport | None", count: int, finder: str,
     details: list[str],
 ) -> AuditFailure:  # fmt: skip
-    """Builds the sentence that says where a run first differs, what was expected there, and what to do next."""
+    """Builds the sentence that says where a run first differs and what finds out more, and what was expected there."""
     if fraud is not None:
         committed, replayed = fraud.committed, fraud.replayed
         details = [*details, f"  record     expected {replayed.digest.hex()}, got {committed.digest.hex()}"]
         report["first_difference"] = {"checkpoint": fraud.checkpoint, "steps": [fraud.first_step, fraud.last_step]}
-    details = [*details, f"  signed by  0x{trainer.job.trainer.hex()}", f"  next       {following}"]
-    return AuditFailure(api.audits.difference(fraud, count), details)
+    details = [*details, f"  signed by  0x{trainer.job.trainer.hex()}"]
+    return AuditFailure(api.audits.difference(fraud, count, finder), details)
 
 
 def _of_head(head: "SignedHead") -> dict[str, Any]:
@@ -174,8 +173,8 @@ def _parts(
     for step in done.refused:
         click.echo(f"warning: the state after step {step} is not what was committed; not used", err=True)
     if done.fraud is not None:
-        following = f"tiebreak audit {trainer.path}: a whole audit makes the replay that a dispute needs"
-        raise _failure(report, trainer, done.fraud, total, following, [])
+        finder = f"a dispute with the replay of a whole audit (`tiebreak audit {trainer.path}`)"
+        raise _failure(report, trainer, done.fraud, total, finder, [])
     return [*lines, *_words(done)]
 
 

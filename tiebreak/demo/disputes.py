@@ -7,10 +7,9 @@ from rich.console import Console
 from tiebreak.api.disputes import narrowed_to
 from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.demo.training import Trained
-from tiebreak.protocol.game.match import Selection
 from tiebreak.protocol.game.moves import Side, kind_name
-from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import describe
+from tiebreak.protocol.game.state import GameState
 from tiebreak.sim.adversaries.cheats import (
     Cheat,
     changed_learning_rate,
@@ -96,15 +95,14 @@ def _result(
         challenger_delta=match.chain.challenger_gain,
         seconds=time.perf_counter() - started,
         moves=tuple(Move(kind=kind_name(m.move), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves),
-        walk=tuple(_walk_step(match.final, s) for s in match.selections),
+        walk=tuple(_walk_step(match.final, state, chosen.index) for state, chosen in match.selections),
     )
 
 
-def _walk_step(final: GameState, s: Selection) -> WalkStep:
-    note = narrowed_to(final, s.level, s.position) if s.height == s.levels else ""
-    return WalkStep(
-        tree=s.level.name.lower(), height=s.height, levels=s.levels, index=s.index, position=s.position, note=note
-    )
+def _walk_step(final: GameState, at: GameState, index: int) -> WalkStep:
+    tree, position = at.level.name.lower(), at.below(index)
+    note = narrowed_to(final, at.level, position) if at.height == at.levels else ""
+    return WalkStep(tree=tree, height=at.height, levels=at.levels, index=index, position=position, note=note)
 
 
 def _loser(side: Side) -> Loser:

@@ -14,18 +14,15 @@ class Reader:
 
     @property
     def remaining(self) -> int:
-        """Bytes not read yet."""
         return len(self._data) - self._position
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
         if count > self.remaining:
             raise EncodingError(f"expected {count} more bytes at offset {self._position}, got {self.remaining}")
         start, self._position = self._position, self._position + count
         return self._data[start : self._position]
 
     def unsigned(self, width: int) -> int:
-        """An unsigned integer of `width` bytes."""
         return int.from_bytes(self.take(width), "big")
 
     def signed(self, width: int) -> int:
@@ -71,23 +68,17 @@ def check_bytes(name: str, value: object, length: int) -> bytes:
 
 def encode_name(name: str) -> bytes:
     """A state or data name: its length as u16, then its ASCII bytes. Raises `EncodingError` for an invalid name."""
-    raw = name.encode("ascii", "replace")
-    check_name(raw, name)
-    return unsigned(len(raw), 2) + raw
+    _check_name(name)
+    return unsigned(len(name), 2) + name.encode("ascii")
 
 
 def decode_name(reader: Reader) -> str:
     """Read a name written by `encode_name`. Raises `EncodingError` for an invalid name."""
-    raw = reader.take(reader.unsigned(2))
-    check_name(raw, raw)
-    return raw.decode("ascii")
+    name = reader.take(reader.unsigned(2)).decode("latin-1")
+    _check_name(name)
+    return name
 
 
-def check_name(raw: bytes, shown: object) -> None:
-    """Raise `EncodingError` unless `raw` is 1 to 255 bytes of printable ASCII without spaces."""
-    if (
-        not 1 <= len(raw) <= 255
-        or any(not 0x21 <= byte <= 0x7E for byte in raw)
-        or (isinstance(shown, str) and raw.decode("ascii") != shown)
-    ):
-        raise EncodingError(f"expected a name of 1 to 255 printable ASCII characters, got {shown!r}")
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= 255 or not all("!" <= character <= "~" for character in name):
+        raise EncodingError(f"expected a name of 1 to 255 printable ASCII characters, got {name!r}")

@@ -2,8 +2,8 @@
 
 The decoder reads with msgpack, encodes the result again and compares the bytes, which catches trailing bytes and any
 encoding that is not the shortest. A `Record` declares its fields once, as annotations such as `U32` or `Bytes32`; its
-array form, the checks of its values and its calldata (`tiebreak.protocol.chain.calls`) follow from them. Every
-malformed input raises `EncodingError`.
+array form, the checks of its values, its calldata (`tiebreak.protocol.chain.calls`) and its EIP-712 type
+(`tiebreak.protocol.commitments.eip712`) follow from them. Every malformed input raises `EncodingError`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,6 +15,7 @@ import msgpack
 
 from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.errors import EncodingError
+from tiebreak.protocol.tags import Digest
 
 Packed = int | bytes | Sequence["Packed"]
 """The values that `pack` accepts."""
@@ -70,19 +71,12 @@ class Fields:
         self._at += 1
         return f"{self._what}, field {self._at}", self._items[self._at - 1]
 
-    def uint(self, bits: int = 64) -> int:
-        """An unsigned integer of at most this many bits."""
-        return check_uint(*self.next(), bits)
-
-    def raw(self, length: int) -> bytes:
-        """A byte string of exactly this length."""
-        return check_bytes(*self.next(), length)
-
-    def data(self, limit: int) -> bytes:
-        """A byte string of at most this length."""
-        name, value = self.next()
-        Data(limit).check(name, value)
-        return bytes(value)
+    def take(self, kind: "Kind") -> Any:
+        """The next item, which must be of this kind."""
+        name, item = self.next()
+        value = kind.unpack(name, item)
+        kind.check(name, value)
+        return value
 
 
 # ---------------------------------------------------------------- records and the kinds of their fields
@@ -107,12 +101,23 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Uint(Kind):
-    """An unsigned integer of `bits` bits."""
+    """An unsigned integer of `bits` bits, from `low` to `high` if given. msgpack has 64 bits; wider ones are bytes."""
 
     bits: int
+    low: int = 0
+    high: int | None = None
 
     def check(self, name: str, value: Any) -> None:
         check_uint(name, value, self.bits)
+        high = (1 << self.bits) - 1 if self.high is None else self.high
+        if not self.low <= value <= high:
+            raise EncodingError(f"{name}: expected a number between {self.low} and {high}, got {value}")
+
+    def pack(self, value: Any) -> Packed:
+        return cast("int", value) if self.bits <= 64 else cast("int", value).to_bytes(self.bits // 8, "big")
+
+    def unpack(self, name: str, item: Any) -> Any:
+        return item if self.bits <= 64 else int.from_bytes(check_bytes(name, item, self.bits // 8), "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,7 @@ U8 = Annotated[int, Uint(8)]
 U32 = Annotated[int, Uint(32)]
 U64 = Annotated[int, Uint(64)]
 Bytes32 = Annotated[bytes, Raw(32)]
+Root = Annotated[Digest, Raw(32)]
 
 
 class Record:
@@ -202,6 +208,11 @@ class Record:
     def __post_init__(self) -> None:
         for name, kind in self.kinds().items():
             kind.check(f"{type(self).__name__}.{name}", getattr(self, name))
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The fields' values, in wire order."""
+        return tuple(getattr(self, name) for name in self.kinds())
 
     def pack(self) -> tuple[Packed, ...]:
         return tuple(kind.pack(getattr(self, name)) for name, kind in self.kinds().items())

@@ -66,7 +66,26 @@ def verify(root: bytes, depth: int, position: int, leaf: bytes, siblings: Sequen
         raise ProofError(f"expected root {bytes(root).hex()}, got {found.hex()} from position {position}")
 
 
-class Tree:
+class Nodes:
+    """What follows from the nodes of a tree, however it keeps them."""
+
+    depth: int
+
+    def node(self, height: int, position: int) -> Digest:
+        """The node `height` levels above the leaves."""
+        raise NotImplementedError
+
+    def below(self, height: int, position: int, levels: int) -> list[Digest]:
+        """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
+        first = position << levels
+        return [self.node(height - levels, first + i) for i in range(1 << levels)]
+
+    def proof(self, position: int) -> list[Digest]:
+        """The siblings of a leaf, from the leaf upwards."""
+        return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
+
+
+class Tree(Nodes):
     """A tree in memory that keeps all levels. `depth` may exceed what the leaves need; `EMPTY` fills the rest."""
 
     def __init__(self, leaves: Sequence[bytes], depth: int | None = None, *, hasher: Hasher = PLAIN) -> None:
@@ -96,20 +115,10 @@ class Tree:
         return self.node(self.depth, 0)
 
     def node(self, height: int, position: int) -> Digest:
-        """The node `height` levels above the leaves."""
         if not (0 <= height <= self.depth and 0 <= position < 1 << (self.depth - height)):
             raise ValueError(f"no node at height {height}, position {position} in a tree of depth {self.depth}")
         found = self._levels[height][position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
         return Digest(found) if found else empty_root(height)
-
-    def below(self, height: int, position: int, levels: int) -> list[Digest]:
-        """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
-        first = position << levels
-        return [self.node(height - levels, first + i) for i in range(1 << levels)]
-
-    def proof(self, position: int) -> list[Digest]:
-        """The siblings of a leaf, from the leaf upwards."""
-        return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
 
 
 class Frontier:

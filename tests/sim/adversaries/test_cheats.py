@@ -148,7 +148,7 @@ def test_a_poisoned_label(yard: Yard, levels: int) -> None:
     match = yard.convict(cheat, levels=levels)
     assert match.final.level is Level.CHUNKS
     assert len(match.final.claimed) == 8
-    assert {s.levels for s in match.selections} <= set(range(1, levels + 1))
+    assert {state.levels for state, _ in match.selections} <= set(range(1, levels + 1))
 
 
 @pytest.mark.slow

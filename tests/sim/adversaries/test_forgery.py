@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.sim.yard import Yard, any_cheat, assert_caught_at, assert_same_end, kind_of, sums_of
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.protocol.chain import EndReason
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.accumulator import decode_for, finish
@@ -118,7 +117,7 @@ def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yar
     assert (verdict.winner, verdict.reason) == (Side.CHALLENGER, Reason.BROKEN_TIE)
     match = yard.settle(duel)
     assert_same_end(match)
-    assert match.chain.record.reason is EndReason.BROKEN_TIE
+    assert match.chain.record.reason is Reason.BROKEN_TIE
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from tests.chain import support
 from tests.sim.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
-from tiebreak.protocol.chain import EmbeddedChain
+from tiebreak.protocol.chain import EmbeddedChain, calls
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import run_tree
@@ -46,26 +46,28 @@ class Board:
         self.paid[who] = self.paid.get(who, 0) + self.job.challenger_stake
 
     def convicted(self, who: str) -> None:
-        self.chain.concede(support.TRAINER, self.games[who])
+        self.chain.send(support.TRAINER, calls.concede(self.games[who]))
 
     def defended(self, who: str) -> None:
         """The trainer shows true nodes, and the challenger gives up."""
         claim = support.head(self.chain, self.job, self.job.checkpoints, TREE.root).head
         state = start(self.job, claim, self.games[who], self.chain.now())
         self.chain.play(support.TRAINER, state, Descend(nodes=tuple(TREE.below(TREE.depth, 0, 1))))
-        self.chain.concede(KEYS[who], self.games[who])
+        self.chain.send(KEYS[who], calls.concede(self.games[who]))
 
     def equivocation(self, who: str) -> None:
         heads = [support.head(self.chain, self.job, 2, run) for run in (support.RUN, support.OTHER_RUN)]
-        self.chain.report_equivocation(KEYS[who], *heads)
+        self.chain.send(KEYS[who], calls.report_equivocation(*heads))
 
     def reclaim(self, who: str) -> None:
-        self.chain.reclaim(KEYS[who], self.games[who])
+        self.chain.send(KEYS[who], calls.reclaim(self.games[who]))
 
     def settle(self) -> None:
-        self.chain.post_head(support.TRAINER, support.head(self.chain, self.job, self.job.checkpoints, TREE.root))
+        self.chain.send(
+            support.TRAINER, calls.post_head(support.head(self.chain, self.job, self.job.checkpoints, TREE.root))
+        )
         self.chain.advance(self.job.challenge_window + 2)
-        self.chain.settle(support.TRAINER, self.job.id)
+        self.chain.send(support.TRAINER, calls.settle(self.job.id))
 
 
 CHALLENGER = auditor(0)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.protocol.bounds import max_moves
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.game.rules import max_moves
 from tiebreak.protocol.parties.terms import Pace, objections, objections_to_auditing, objections_to_training, turns
 from tiebreak.sim.world.cast import TERMS
 from tiebreak.sim.world.workshop import Workshop

@@ -138,10 +138,9 @@ class RunDirectory:
                 if folder.holds(name):
                     with Folder(path, name) as inner:
                         inner.check()
-            agreement = _decoded(path / JOB, SignedJob.decode, folder.read(JOB, MAX_SIGNED_BYTES))
-            agreement.verify()
+            agreement = decoded(path / JOB, _verified_job, folder.read(JOB, MAX_SIGNED_BYTES))
             raw = folder.read(PROGRAM, MAX_PROGRAM_BYTES)
-        program = _decoded(path / PROGRAM, lambda data: Program.decode(data, limits), raw)
+        program = decoded(path / PROGRAM, lambda data: Program.decode(data, limits), raw)
         agreement.job.check_program(program)
         return cls(path, agreement, program)
 
@@ -166,7 +165,7 @@ class RunDirectory:
         """
         with self.folder() as folder:
             tensors = map_tensors(folder, DATA, self.program.data_spec())
-        _check_root("data", self.job.data_root, data_tree(data_identities(tensors)).root)
+        _check_root(f"{self.path / DATA}", self.job.data_root, data_tree(data_identities(tensors)).root)
         return tensors
 
     def state(self, step: int, root: Digest | None = None) -> dict[str, Tensor]:
@@ -275,7 +274,7 @@ class RunDirectory:
         """Stores a signed head. Refuses a different head of the same count: signing both would be equivocation."""
         name = _head_name(head.head.count)
         with self.folder(HEADS, to_write=True) as heads:
-            if heads.holds(name) and self._read_head(heads, name).head != head.head:
+            if heads.holds(name) and self._read_head(heads, name, SignedHead.decode).head != head.head:
                 raise StateError(
                     f"{heads.path / name}: a different head of count {head.head.count} is signed already; "
                     "this machine erred"
@@ -289,8 +288,7 @@ class RunDirectory:
             for name in heads.names():
                 if not name.endswith(".bin"):
                     continue
-                head = self._read_head(heads, name)
-                head.verify(self.job, self.agreement.domain)
+                head = self._read_head(heads, name, self._verified_head)
                 if name != _head_name(head.head.count):  # otherwise the sender would choose the order
                     raise EncodingError(
                         f"{heads.path / name}: expected the head of this file's count, got one of {head.head.count}"
@@ -298,8 +296,13 @@ class RunDirectory:
                 found.append(head)
         return sorted(found, key=lambda head: head.head.count)
 
-    def _read_head(self, heads: Folder, name: str) -> SignedHead:
-        return _decoded(heads.path / name, SignedHead.decode, heads.read(name, MAX_SIGNED_BYTES))
+    def _verified_head(self, data: bytes) -> SignedHead:
+        head = SignedHead.decode(data)
+        head.verify(self.job, self.agreement.domain)
+        return head
+
+    def _read_head(self, heads: Folder, name: str, decode: Callable[[bytes], SignedHead]) -> SignedHead:
+        return decoded(heads.path / name, decode, heads.read(name, MAX_SIGNED_BYTES))
 
     def add_metric(self, step: int, loss: float, seconds: float) -> None:
         """Appends one line of telemetry."""
@@ -340,11 +343,18 @@ def _check_root(what: str, expected: bytes, found: bytes) -> None:
         raise VerificationError(f"{what}: expected root {expected.hex()}, got {found.hex()}")
 
 
-def _decoded(path: Path, decode: Callable[[bytes], T], data: bytes) -> T:
+def decoded(path: Path, decode: Callable[[bytes], T], data: bytes) -> T:
+    """What `decode` makes of a file's bytes. Any `VerificationError` becomes an `EncodingError` that names the file."""
     try:
         return decode(data)
     except VerificationError as error:
         raise EncodingError(f"{path}: {error}") from error
+
+
+def _verified_job(data: bytes) -> SignedJob:
+    agreement = SignedJob.decode(data)
+    agreement.verify()
+    return agreement
 
 
 def _state_name(step: int) -> str:

@@ -4,12 +4,12 @@ This is the only package that imports web3, and it does so only when it connects
 seconds. All other packages see only jobs, heads, moves and bytes.
 """
 
-from tiebreak.protocol.chain.accounts import Signer
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.client import Chain, Creation, Deployment
 from tiebreak.protocol.chain.embedded import EmbeddedChain
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.records import EndReason, Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
+from tiebreak.protocol.chain.node import Signer
+from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
 
 __all__ = [
     "Call",
@@ -19,7 +19,6 @@ __all__ = [
     "Creation",
     "Deployment",
     "EmbeddedChain",
-    "EndReason",
     "Event",
     "GameRecord",
     "InsufficientFunds",

@@ -1,14 +1,15 @@
 """The contracts' functions, events and custom errors, as declared in the checked-in artifacts.
 
 `eth_abi` converts between values and bytes, with the types from the ABIs. In values that are read, addresses are 20
-bytes, enums are members, arrays are tuples, and structs are dictionaries keyed by the contracts' names or the
-dataclasses of `tiebreak.protocol.chain.records`. `contracts/src/interfaces` documents each function, event and error.
+bytes, enums are members, arrays are tuples, and structs are namespaces with Python's spelling of their members' names.
+`contracts/src/interfaces` documents each function, event and error.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Final
 
 from eth_abi.abi import decode, encode
@@ -17,11 +18,11 @@ from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
 from tiebreak.protocol.chain.errors import Reverted
-from tiebreak.protocol.chain.records import EndReason, GameRecord, JobRecord, JobStatus, Outcome
+from tiebreak.protocol.chain.records import JobStatus, Outcome
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.game.state import Reason
 
-_ENUMS: Final = {"IJobBoard.JobStatus": JobStatus, "IGame.Verdict": Outcome, "IGame.Reason": EndReason}
-_RECORDS: Final = {"IJobBoard.JobState": JobRecord, "IGame.GameState": GameRecord}
+_ENUMS: Final = {"IJobBoard.JobStatus": JobStatus, "IGame.Verdict": Outcome, "IGame.Reason": Reason}
 _BUILT_IN: Final = (("Error", "message", "string"), ("Panic", "code", "uint256"))
 """Errors that the compiler defines: for `require` with a message, and for its own checks."""
 
@@ -29,11 +30,6 @@ _BUILT_IN: Final = (("Error", "message", "string"), ("Panic", "code", "uint256")
 def snake_case(name: str) -> str:
     """Convert the contracts' spelling to Python's: `lossBits` to `loss_bits`."""
     return re.sub("(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1], name).lower()
-
-
-def camel_case(name: str) -> str:
-    """Convert Python's spelling to the contracts': `loss_bits` to `lossBits`."""
-    return re.sub("_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +53,13 @@ class Field:
         declared = str(entry.get("internalType", "")).removesuffix("[]").rpartition(" ")[2]
         return cls(str(entry["name"]), kind, declared, members, bool(entry.get("indexed")))
 
-    def read(self, value: Any) -> Any:
-        """Convert from `eth_abi`'s form. Raises `ValueError` for a number that is not in its enum."""
-        return self._read(value, self.type)
-
-    def _read(self, value: Any, kind: str) -> Any:
+    def read(self, value: Any, kind: str = "") -> Any:
+        """Convert from `eth_abi`'s form, by default of `type`. Raises `ValueError` for a number not in its enum."""
+        kind = kind or self.type
         if kind.endswith("[]"):
-            return tuple(self._read(item, kind.removesuffix("[]")) for item in value)
+            return tuple(self.read(item, kind.removesuffix("[]")) for item in value)
         if self.members:
-            found = named(self.members, value)
-            record = _RECORDS.get(self.declared)
-            return found if record is None else record(**{snake_case(name): item for name, item in found.items()})
+            return SimpleNamespace(**{snake_case(name): item for name, item in named(self.members, value).items()})
         if kind == "address" and isinstance(value, str):
             return Address(bytes.fromhex(value.removeprefix("0x")))
         enum = _ENUMS.get(self.declared)

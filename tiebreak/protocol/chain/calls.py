@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from tiebreak.protocol.chain.abi import Entry, camel_case, entries, named, snake_case
+from tiebreak.protocol.chain.abi import Entry, entries, named
 from tiebreak.protocol.chain.errors import ChainError
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.eip712 import Address, camel_case
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
-from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import Packed
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by the contract's names; structs become dictionaries."""
+        """The arguments by the contract's names."""
         return named(entries("function")[self.kind].inputs, self.arguments) if self.kind else {}
 
     # ---------------------------------------------------------------- what it says
@@ -108,10 +108,10 @@ class Call:
 
     @property
     def heads(self) -> tuple[SignedHead, ...]:
-        """The signed heads that the call shows."""
         v = self.values
         if "head" in v and "signature" in v:
-            return (_signed(v["head"]["jobId"], v["head"]["count"], v["head"]["runRoot"], v["signature"]),)
+            head = v["head"]
+            return (_signed(head.job_id, head.count, head.run_root, v["signature"]),)
         if self.kind == "reportEquivocation":
             shown = ((v["firstRoot"], v["firstSignature"]), (v["secondRoot"], v["secondSignature"]))
             return tuple(_signed(v["jobId"], v["count"], *one) for one in shown)
@@ -122,7 +122,7 @@ class Call:
         """The job that the call offers, or None. Raises `VerificationError` for a job that breaks SPEC section 8."""
         if self.kind != "createJob":
             return None
-        return Job(**{snake_case(name): value for name, value in self.values["job_"].items()})
+        return Job(**vars(self.values["job_"]))
 
 
 @cache
@@ -190,6 +190,11 @@ def read_game(game_id: Digest) -> Call:
 def challenge(head: SignedHead, nonce: int, challenger_stake: int) -> Call:
     """Start a game against a head and pay the challenger's stake."""
     return Call("challenge", (head.head.values, head.signature, nonce), challenger_stake)
+
+
+def concede(game_id: Digest) -> Call:
+    """Concede a game in which it is the sender's turn."""
+    return Call("concede", (game_id,))
 
 
 def timeout(game_id: Digest) -> Call:

@@ -1,4 +1,4 @@
-"""The contracts as typed methods: one for each function of `IJobBoard` and `IGame`."""
+"""The contracts on one chain: deploying them, sending them transactions, and reading their records and events."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,17 +9,16 @@ from eth_abi.exceptions import DecodingError
 
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.abi import read_log
-from tiebreak.protocol.chain.accounts import Signer
 from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS, creation_code, creation_gas
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
-from tiebreak.protocol.chain.node import Node
+from tiebreak.protocol.chain.node import Node, Signer
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job, SignedHead
-from tiebreak.protocol.errors import EncodingError, StateError
+from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move, Prove
-from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.tags import Digest
 
 PROOF_SECONDS: Final = 60
@@ -95,7 +94,6 @@ class Chain:
 
     @property
     def chain_id(self) -> int:
-        """The EIP-155 chain id."""
         return self._node.chain_id
 
     def code(self, address: Address) -> bytes:
@@ -114,46 +112,17 @@ class Chain:
         """The EIP-712 domain of jobs and heads on this board."""
         return Domain(chain_id=self._node.chain_id, contract=self.deployment.board)
 
-    # ------------------------------------------------------------------ jobs
+    # ------------------------------------------------------------------ transactions
 
-    def create_job(self, client: Signer, job: Job, trainer_signature: bytes) -> Receipt:
-        """Offer a job and pay its reward."""
-        return self._send(client, calls.create_job(job, trainer_signature))
-
-    def cancel_job(self, client: Signer, job_id: Digest) -> Receipt:
-        """Take back an offer that was not accepted."""
-        return self._send(client, calls.cancel_job(job_id))
-
-    def accept_job(self, trainer: Signer, job_id: Digest) -> Receipt:
-        """Accept an offer and pay the trainer's stake."""
-        return self._send(trainer, calls.accept_job(job_id, self.job_state(job_id).trainer_stake))
-
-    def post_head(self, sender: Signer, head: SignedHead) -> Receipt:
-        """Post a head that the trainer signed."""
-        return self._send(sender, calls.post_head(head))
-
-    def report_equivocation(self, reporter: Signer, first: SignedHead, second: SignedHead) -> Receipt:
-        """Report two heads with the same count and different roots."""
-        return self._send(reporter, calls.report_equivocation(first, second))
-
-    def settle(self, sender: Signer, job_id: Digest) -> Receipt:
-        """End a job whose final head stood through a whole challenge window."""
-        return self._send(sender, calls.settle(job_id))
-
-    def abandon(self, client: Signer, job_id: Digest) -> Receipt:
-        """End a job whose trainer stopped posting heads."""
-        return self._send(client, calls.abandon(job_id))
-
-    def withdraw(self, owner: Signer, to: Address | None = None) -> Receipt:
-        """Withdraw the owner's whole credit, by default to the owner."""
-        return self._send(owner, calls.withdraw(owner.address if to is None else to))
-
-    # ------------------------------------------------------------------ games
+    def send(self, signer: Signer, call: Call) -> Receipt:
+        """Make one of the calls that `tiebreak.protocol.chain.calls` builds."""
+        data = call.data
+        return self._receipt(self._node.send(signer, self.deployment.board, data, call.value), len(data))
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
         stake = self.job_state(head.head.job_id).challenger_stake
-        receipt = self._send(challenger, calls.challenge(head, nonce, stake))
+        receipt = self.send(challenger, calls.challenge(head, nonce, stake))
         return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 
     def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
@@ -164,24 +133,12 @@ class Chain:
         call = calls.move_call(state, move)
         for _ in range(PROOF_SECONDS if isinstance(move, Prove) else 0):
             try:
-                return self._send(mover, call)
+                return self.send(mover, call)
             except Reverted as early:
                 if early.name != "TooEarly":
                     raise
                 time.sleep(1)
-        return self._send(mover, call)
-
-    def concede(self, mover: Signer, game_id: Digest) -> Receipt:
-        """Concede a game in which it is the signer's turn."""
-        return self._send(mover, Call("concede", (game_id,)))
-
-    def timeout(self, sender: Signer, game_id: Digest) -> Receipt:
-        """Claim that the side to move has run out of time."""
-        return self._send(sender, calls.timeout(game_id))
-
-    def reclaim(self, sender: Signer, game_id: Digest) -> Receipt:
-        """Give back the challenger's stake of a game whose job was slashed in the meantime."""
-        return self._send(sender, calls.reclaim(game_id))
+        return self.send(mover, call)
 
     # ------------------------------------------------------------------ reading
 
@@ -195,44 +152,17 @@ class Chain:
         found: GameRecord = self._read(calls.read_game(game_id))
         return found
 
-    def mover(self, game_id: Digest) -> Address | None:
-        """The address of the side to move, or None if there is none."""
-        found: Address = self._read(Call("mover", (game_id,)))
-        return None if found == bytes(20) else found
-
     def credit(self, account: Address) -> int:
         """Wei that an account can withdraw."""
         return int(self._read(Call("credit", (account,))))
 
     def balance(self, account: Address) -> int:
-        """Wei that an account has."""
         return self._node.balance(account)
 
     def now(self) -> int:
-        """Time of the newest block, in seconds."""
         return self._node.timestamp()
 
-    def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
-        """The board's events, oldest first; only those of one game if its id is given."""
-        topics: list[Any] = [None, game_id] if game_id is not None else []
-        logs = self._node.logs(self.deployment.board, topics, first_block)
-        return [event for log in logs if (event := self._event(log)) is not None]
-
-    def moves(self, game_id: Digest, first_block: int = 0) -> list[Move]:
-        """The moves made in a game since a block, in order, read from the transactions' calldata.
-
-        Raises `ChainError` for a move that was not made by a plain transaction to the board, or that exceeds what a
-        message may carry. The event log (`events`) shows what such a move revealed nevertheless.
-        """
-        order = dict.fromkeys(event.transaction for event in self.events(game_id, first_block))
-        found = [(transaction, self._call_of(transaction)) for transaction in order]
-        return [_move(*made) for made in found if made[1].is_move and made[1].game_id == game_id]
-
     # ------------------------------------------------------------------ inner workings
-
-    def _send(self, signer: Signer, call: Call) -> Receipt:
-        data = call.data
-        return self._receipt(self._node.send(signer, self.deployment.board, data, call.value), len(data))
 
     def _read(self, call: Call, contract: Address | None = None) -> Any:
         data = self._node.call(self.deployment.board if contract is None else contract, call.data)
@@ -289,22 +219,6 @@ class Chain:
         if found is None:
             return None
         return Event(*found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
-
-    def _call_of(self, transaction: bytes) -> Call:
-        data = self._node.calldata(transaction)
-        try:
-            return Call.decode(data)
-        except (ChainError, DecodingError) as error:
-            raise ChainError(f"expected a call of the board in transaction 0x{transaction.hex()}: {error}") from error
-
-
-def _move(transaction: bytes, call: Call) -> Move:
-    try:
-        return calls.read_move(call)
-    except EncodingError as error:
-        raise ChainError(
-            f"expected a move that a message can carry in transaction 0x{transaction.hex()}: {error}"
-        ) from error
 
 
 def _address(text: str) -> Address:

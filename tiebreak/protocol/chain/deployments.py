@@ -4,8 +4,8 @@ It is a JSON object: version 1, chainId, deployer, contracts: {name: {address, b
 Addresses, transactions and code hashes (keccak-256 of the deployed code) are hexadecimal with 0x.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,27 +15,11 @@ from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS
 from tiebreak.protocol.chain.client import Chain, Creation
 from tiebreak.protocol.chain.errors import ContractMismatch
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.errors import ConfigurationError, VerificationError
-from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
+from tiebreak.protocol.strict_json import JsonObject
 
 VERSION: Final = 1
 MAX_DEPTH: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One contract of a deployment file."""
-
-    address: Address
-    code_hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentFile:
-    """The part of a deployment file that checks need."""
-
-    chain_id: int
-    contracts: dict[str, Standing]
 
 
 def document(chain: Chain, deployer: Address, creations: Sequence[Creation]) -> dict[str, Any]:
@@ -53,38 +37,40 @@ def document(chain: Chain, deployer: Address, creations: Sequence[Creation]) -> 
     return {"version": VERSION, "chainId": chain.chain_id, "deployer": _hex(deployer), "contracts": contracts}
 
 
-def read_deployment(path: Path) -> DeploymentFile:
-    """Read a deployment file. Raises `ConfigurationError` if it is unreadable or malformed."""
+def check_deployment(chain: Chain, path: Path) -> dict[str, Address]:
+    """Check that the contracts in a file are deployed where it says. Returns their addresses.
+
+    Numbered plan: (1) the file is well-formed, (2) the chain is the file's, (3) the code at the addresses is this
+    version's, and the contracts refer to each other as in the file, (4) the code is the one that the file was written
+    for.
+
+    Raises `ConfigurationError` for (1) and (2), `ContractMismatch` for (3) and `VerificationError` for (4).
+    """
+    chain_id, addresses, hashes = _read(path)  # (1)
+    require_chain(chain, chain_id)  # (2)
+    found = chain.attach(addresses[BOARD]).named()  # (3)
+    for name, address in addresses.items():
+        if found[name] != address:
+            raise ContractMismatch(name, address, f"a board that uses the one at {_hex(found[name])}")
+        code_hash = _code_hash(chain, address)
+        if code_hash != hashes[name]:  # (4)
+            raise VerificationError(f"{name}: expected code of hash {_hex(hashes[name])}, got {_hex(code_hash)}")
+    return addresses
+
+
+def _read(path: Path) -> tuple[int, dict[str, Address], dict[str, bytes]]:
+    """The chain id of a deployment file, and the address and the code hash of each contract."""
     try:
-        content = parse_json(path.read_bytes(), MAX_DEPTH)
+        content = JsonObject.parse(str(path), path.read_bytes(), MAX_DEPTH)
+        content.integer("version", VERSION, VERSION)
+        chain_id, listed = content.integer("chainId", 0, (1 << 256) - 1), content.inner("contracts")
+        contracts = {name: listed.inner(name) for name in CONTRACTS}
+        addresses = {name: Address(_bytes(item, "address", 20)) for name, item in contracts.items()}
+        return chain_id, addresses, {name: _bytes(item, "codeHash", 32) for name, item in contracts.items()}
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path}: expected JSON, got something else: {error}") from error
-    try:
-        if content["version"] != VERSION or type(content["chainId"]) is not int:
-            raise ValueError(f"expected version {VERSION} and a chain id")
-        return DeploymentFile(content["chainId"], {name: _standing(content["contracts"][name]) for name in CONTRACTS})
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{path}: expected a deployment as `tiebreak deploy` writes it: {error!r}") from error
-
-
-def check_deployment(chain: Chain, file: DeploymentFile) -> None:
-    """Check that the contracts in a file are deployed where it says.
-
-    Numbered plan: (1) the chain is the file's, (2) the code at the addresses is this version's, and the contracts refer
-    to each other as in the file, (3) the code is the one that the file was written for.
-
-    Raises `ConfigurationError` for (1), `ContractMismatch` for (2) and `VerificationError` for (3).
-    """
-    require_chain(chain, file.chain_id)  # (1)
-    found = chain.attach(file.contracts[BOARD].address).named()  # (2)
-    for name, standing in file.contracts.items():
-        if found[name] != standing.address:
-            raise ContractMismatch(name, standing.address, f"a board that uses the one at {_hex(found[name])}")
-        code_hash = _code_hash(chain, standing.address)
-        if code_hash != standing.code_hash:  # (3)
-            raise VerificationError(f"{name}: expected code of hash {_hex(standing.code_hash)}, got {_hex(code_hash)}")
+    except EncodingError as error:
+        raise ConfigurationError(f"{error}; is this a deployment as `tiebreak deploy` writes it?") from error
 
 
 def require_chain(chain: Chain, chain_id: int) -> None:
@@ -93,15 +79,10 @@ def require_chain(chain: Chain, chain_id: int) -> None:
         raise ConfigurationError(f"expected chain id {chain_id}, got {chain.chain_id}; is this the right endpoint?")
 
 
-def _standing(item: Any) -> Standing:
-    return Standing(Address(_bytes(item["address"], 20)), _bytes(item["codeHash"], 32))
-
-
-def _bytes(text: Any, length: int) -> bytes:
-    data = bytes.fromhex(text.removeprefix("0x")) if isinstance(text, str) else b""
-    if len(data) != length:
-        raise ValueError(f"expected {length} bytes in hexadecimal, got {text!r}")
-    return data
+def _bytes(item: JsonObject, key: str, length: int) -> bytes:
+    digits = re.compile(f"0x[0-9a-f]{{{2 * length}}}")
+    text: str = item.take(key, f"{length} bytes in hexadecimal", lambda x: bool(digits.fullmatch(str(x))))
+    return bytes.fromhex(text[2:])
 
 
 def _code_hash(chain: Chain, address: Address) -> bytes:

@@ -3,23 +3,35 @@
 The accounts come from a publicly known mnemonic: never use their keys anywhere else.
 """
 
+import shutil
 import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
+from web3 import HTTPProvider, Web3
 
-from tiebreak.protocol.chain.anvil import HOST, Anvil, find_anvil
 from tiebreak.protocol.chain.embedded import ACCOUNTS_PATH, new_tester
-from tiebreak.protocol.chain.rpc import RpcServer
+from tiebreak.protocol.chain.errors import NodeError
+from tiebreak.protocol.chain.rpc import HOST, RpcServer
+from tiebreak.protocol.errors import ConfigurationError
 
 MNEMONIC: Final = "test test test test test test test test test test test junk"
 """The default mnemonic of anvil and similar nodes."""
 BALANCE: Final = 10_000 * 10**18
 """Initial balance of each account in wei, in both kinds of node."""
-MAX_ACCOUNTS: Final = 100
+INSTALLED: Final = Path(__file__).resolve().parents[3] / "contracts" / "node_modules" / ".bin" / "anvil"
+"""Where `make contracts` installs anvil."""
+START_SECONDS: Final = 30
+STOP_SECONDS: Final = 5
+HARDFORK: Final = "prague"
+"""The hardfork that the contracts are built for (contracts/foundry.toml) and that the embedded chain uses."""
 
 
 def free_port() -> int:
@@ -27,6 +39,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def dev_secrets(count: int) -> list[int]:
+    """The private keys of the accounts, derived from the mnemonic by BIP-32."""
+    seed = seed_from_mnemonic(MNEMONIC, "")
+    return [int.from_bytes(key_from_seed(seed, f"{ACCOUNTS_PATH}/{index}"), "big") for index in range(count)]
+
+
+def find_anvil() -> Path | None:
+    """The anvil on PATH, or the one installed with the contracts' packages; None if there is neither."""
+    found = shutil.which("anvil") or (str(INSTALLED) if INSTALLED.exists() else None)
+    return None if found is None else Path(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +64,53 @@ class RunningNode:
     """Raises `NodeError` if the node has exited."""
 
 
-def dev_secrets(count: int) -> list[int]:
-    """The private keys of the accounts, derived from the mnemonic by BIP-32."""
-    seed = seed_from_mnemonic(MNEMONIC, "")
-    return [int.from_bytes(key_from_seed(seed, f"{ACCOUNTS_PATH}/{index}"), "big") for index in range(count)]
+@contextmanager
+def run_anvil(
+    binary: Path, *, port: int, mnemonic: str, accounts: int, block_seconds: int = 0
+) -> Iterator[RunningNode]:
+    """Run anvil for the duration of the context. With `block_seconds` 0, each transaction is mined at once."""
+    command = [str(binary), "--host", HOST, "--port", str(port), "--hardfork", HARDFORK, "--silent"]
+    command += ["--mnemonic", mnemonic, "--accounts", str(accounts)]
+    command += ["--block-time", str(block_seconds)] if block_seconds else []
+    url = f"http://{HOST}:{port}"
+    web3 = Web3(HTTPProvider(url, request_kwargs={"timeout": 1}, exception_retry_configuration=None))
+    if web3.is_connected():
+        raise NodeError(f"expected no node at {url}, got one; choose another --port")
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        except OSError as error:
+            raise ConfigurationError(f"cannot run {binary}: {error.strerror}; use --embedded") from error
+
+        def check() -> None:
+            if (code := process.poll()) is not None:
+                errors.seek(0)
+                last = errors.read().decode("utf-8", "replace").strip().splitlines()[-3:]
+                raise NodeError(f"expected a running anvil, got one that ended with code {code}: {' '.join(last)}")
+
+        try:
+            _wait_until_ready(web3, url, check)
+            yield RunningNode(url, "anvil", check)
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_ready(web3: Web3, url: str, check: Callable[[], None]) -> None:
+    for _ in range(START_SECONDS * 20):
+        check()
+        if web3.is_connected():
+            return
+        time.sleep(0.05)
+    raise NodeError(f"expected anvil to answer at {url} within {START_SECONDS} s, got nothing")
 
 
 @contextmanager
@@ -58,5 +125,5 @@ def running_node(*, port: int, accounts: int, block_seconds: int = 0, embedded: 
         with RpcServer(tester, port, block_seconds) as server:
             yield RunningNode(server.url, "embedded", lambda: None)
         return
-    with Anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts, block_seconds=block_seconds) as anvil:
-        yield RunningNode(anvil.url, "anvil", anvil.check)
+    with run_anvil(binary, port=port, mnemonic=MNEMONIC, accounts=accounts, block_seconds=block_seconds) as anvil:
+        yield anvil

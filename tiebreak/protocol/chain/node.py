@@ -4,10 +4,10 @@ Importing web3 and the embedded chain takes seconds, so both are imported only w
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast
 from urllib.parse import urlsplit
 
 from eth_typing import Hash32
@@ -15,7 +15,6 @@ from eth_utils.address import to_checksum_address
 from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
-from tiebreak.protocol.chain.accounts import Signer, sign_transaction
 from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
@@ -28,6 +27,31 @@ RPC_SECONDS: Final = 30
 RECEIPT_SECONDS: Final = 180
 """How long to wait for a transaction to be mined."""
 _EMBEDDED_PREFIX: Final = "execution reverted: "
+
+
+class Signer(Protocol):
+    """An account that can sign, such as `tiebreak.protocol.commitments.keys.PrivateKey`."""
+
+    @property
+    def address(self) -> Address:
+        """The account's address, 20 bytes."""
+
+    def sign(self, digest: bytes) -> bytes:
+        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all."""
+
+
+def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
+    """Sign an EIP-1559 transaction; returns its raw bytes.
+
+    `fields` are chainId, nonce, to (absent to create a contract), value, data, gas, maxFeePerGas, maxPriorityFeePerGas.
+    """
+    from eth_account.typed_transactions.typed_transaction import TypedTransaction  # noqa: PLC0415  # takes a second
+
+    typed = {**fields, "type": 2}
+    signature = signer.sign(bytes(TypedTransaction.from_dict(typed).hash()))
+    r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
+    signed = TypedTransaction.from_dict({**typed, "v": signature[64] - 27, "r": r, "s": s})
+    return bytes(signed.encode())
 
 
 class Node:
@@ -64,7 +88,6 @@ class Node:
             return bytes(self.web3.eth.get_code(to_checksum_address(address)))
 
     def balance(self, address: Address) -> int:
-        """Wei that an account has."""
         with node_errors():
             return int(self.web3.eth.get_balance(to_checksum_address(address)))
 
@@ -72,24 +95,6 @@ class Node:
         """Time of a block in seconds; of the newest by default."""
         with node_errors():
             return int(self.web3.eth.get_block("latest" if block is None else block)["timestamp"])
-
-    def logs(self, address: Address, topics: list[Any], first_block: int) -> Sequence[Mapping[str, Any]]:
-        """The events that a contract logged since a block, oldest first."""
-        with node_errors():
-            found = self.web3.eth.get_logs(
-                {
-                    "address": to_checksum_address(address),
-                    "fromBlock": first_block,
-                    "toBlock": "latest",
-                    "topics": topics,
-                }
-            )
-        return cast("Sequence[Mapping[str, Any]]", found)
-
-    def calldata(self, transaction: bytes) -> bytes:
-        """The calldata of a transaction, given its hash."""
-        with node_errors():
-            return bytes(self.web3.eth.get_transaction(Hash32(transaction))["input"])
 
     def send(self, signer: Signer, to: Address | None, data: bytes, value: int = 0) -> Mapping[str, Any]:
         """Try a transaction, sign it, send it and wait for its receipt.

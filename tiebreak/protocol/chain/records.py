@@ -1,14 +1,14 @@
-"""The contracts' records and reports. Fields are those of the contracts' structs, in the same order."""
+"""What the contracts tell: enums, structs, events and receipts."""
 
 from dataclasses import dataclass
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any
 
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.chain.errors import Reverted
 from tiebreak.protocol.parties.board import JobStatus
-from tiebreak.protocol.tags import Digest
 
-__all__ = ["EndReason", "Event", "GameRecord", "JobRecord", "JobStatus", "Outcome", "Receipt"]
+__all__ = ["Event", "GameRecord", "JobRecord", "JobStatus", "Outcome", "Receipt"]
 
 
 class Outcome(IntEnum):
@@ -20,79 +20,10 @@ class Outcome(IntEnum):
     VOID = 3
 
 
-class EndReason(IntEnum):
-    """Mirrors `IGame.Reason`."""
-
-    NONE = 0
-    BROKEN_TIE = 1
-    PADDING = 2
-    RECOMPUTED = 3
-    TIMEOUT = 4
-    CONCEDED = 5
-    JOB_SLASHED = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
-    """Mirrors `IJobBoard.JobState`. Amounts are in wei, times in seconds."""
-
-    trainer: Address
-    status: JobStatus
-    depth: int
-    descent_levels: int
-    precision: int
-    policy: int
-    body_count: int
-    state_count: int
-    client: Address
-    data_count: int
-    tolerances: int
-    last_progress: int
-    program_root: Digest
-    initial_state_root: Digest
-    data_root: Digest
-    steps: int
-    checkpoint_interval: int
-    head_count: int
-    replay_time: int
-    reward: int
-    trainer_stake: int
-    challenger_stake: int
-    challenge_window: int
-    clock: int
-    open_games: int
-    head_root: Digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameRecord:
-    """Mirrors `IGame.GameState`. `phase` and `level` are the game's numbers; phase 0 means no such game."""
-
-    phase: int
-    level: int
-    height: int
-    descent_levels: int
-    verdict: Outcome
-    reason: EndReason
-    fresh: bool
-    dtype: int
-    summation: int
-    last: int
-    defender_rest: int
-    challenger_rest: int
-    position: int
-    node: Digest
-    opened: Digest
-    job_id: Digest
-    challenger: Address
-    element: int
-    leaves: int
-    step: int
-    instruction: int
-    term_leaves: int
-    last_chunk_bytes: int
-    replay_time: int
-    log: Digest
+JobRecord = SimpleNamespace
+"""`IJobBoard.JobState` as the ABI declares it, under Python's names. Amounts are in wei, times in seconds."""
+GameRecord = SimpleNamespace
+"""`IGame.GameState`, likewise. `phase` and `level` are the game's numbers; phase 0 means no such game."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +48,8 @@ class Receipt:
     """Total gas: base cost, calldata and execution."""
     calldata_bytes: int
     events: tuple[Event, ...]
+    reverted: Reverted | None = None
+    """The error of a transaction that was sent untried: it changed nothing and only cost its gas."""
 
     def event(self, name: str) -> Event:
         """The first event of this name. Raises `KeyError` if there is none."""

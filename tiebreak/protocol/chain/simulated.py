@@ -10,7 +10,6 @@ added, so finding out whether one would revert and putting it in the block are a
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Final
 
 from eth.abc import (
@@ -30,11 +29,11 @@ from eth_typing import Address as EvmAddress
 from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
-from tiebreak.protocol.chain.accounts import Signer, sign_transaction
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.embedded import GAS_LIMIT, EmbeddedChain
 from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.records import Event
+from tiebreak.protocol.chain.node import Signer, sign_transaction
+from tiebreak.protocol.chain.records import Event, Receipt
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import StateError
 
@@ -42,20 +41,6 @@ _NOBODY: Final = EvmAddress(bytes(20))
 BASE_FEE: Final = 10**9
 """Wei per gas in every block, so that what a party pays depends only on the gas it uses."""
 _READ_GAS: Final = 10**8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """A transaction that was executed in a block. If it reverted, `reverted` is the error, and it only cost its gas."""
-
-    hash: bytes
-    block: int
-    gas_used: int
-    calldata_bytes: int
-    fee: int
-    """Wei that the sender paid for gas."""
-    events: tuple[Event, ...]
-    reverted: Reverted | None
 
 
 class Draft:
@@ -78,7 +63,7 @@ class Draft:
         """Gas left in the block."""
         return int(self._header.gas_limit - self._header.gas_used)
 
-    def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Applied:
+    def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Receipt:
         """Execute a transaction to the board, and add it to the block.
 
         Raises `InsufficientFunds`, `NodeError` for a transaction that no block accepts, and `Reverted` for one that the
@@ -108,25 +93,20 @@ class Draft:
         self._header = self.vm.add_receipt_to_header(self._header, receipt)
         self._transactions.append(transaction)
         self._receipts.append(receipt)
-        return self._applied(transaction, computation, gas_used, refusal)
+        digest = bytes(transaction.hash)
+        return Receipt(
+            transaction=digest,
+            block=self.number,
+            timestamp=self.timestamp,
+            gas_used=gas_used,
+            calldata_bytes=len(data),
+            events=() if refusal else self._chain.events_in(computation, self.number, digest),
+            reverted=refusal,
+        )
 
     def read(self, call: Call) -> Any:
         """The result of a call of the board, after the transactions added so far."""
         return self._chain.read_from(self.vm.state, call)
-
-    def _applied(
-        self, transaction: SignedTransactionAPI, computation: ComputationAPI, gas_used: int, refusal: Reverted | None
-    ) -> Applied:
-        digest = bytes(transaction.hash)
-        return Applied(
-            hash=digest,
-            block=self.number,
-            gas_used=gas_used,
-            calldata_bytes=len(transaction.data),
-            fee=gas_used * BASE_FEE,
-            events=() if refusal else self._chain.events_in(computation, self.number, digest),
-            reverted=refusal,
-        )
 
     def _sign(self, signer: Signer, data: bytes, value: int) -> SignedTransactionAPI:
         fields: dict[str, Any] = {
@@ -142,7 +122,6 @@ class Draft:
         return self.vm.get_transaction_builder().decode(sign_transaction(signer, fields))
 
     def seal(self) -> None:
-        """Append the block to the chain."""
         vm = self.vm
         block = vm.set_block_transactions_and_withdrawals(
             vm.get_block(), self._header, self._transactions, self._receipts
@@ -151,7 +130,6 @@ class Draft:
 
 
 def _refusal(computation: ComputationAPI) -> Reverted | None:
-    """The error that a transaction reverted with, or None."""
     if computation.is_success:
         return None
     return decode_revert(bytes(computation.output), str(computation.error))
@@ -201,11 +179,9 @@ class SimulatedChain(EmbeddedChain):
         return Draft(self, timestamp)
 
     def now(self) -> int:
-        """Time of the newest block, in seconds."""
         return int(self.evm.get_canonical_head().timestamp)
 
     def balance(self, account: Address) -> int:
-        """Wei that an account has."""
         return int(self._state().get_balance(EvmAddress(account)))
 
     def events_in(self, computation: ComputationAPI, block: int, transaction: bytes) -> tuple[Event, ...]:

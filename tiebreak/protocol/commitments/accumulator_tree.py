@@ -13,7 +13,7 @@ from tiebreak.protocol.hashing import DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.program.isa import DType, Instruction
 from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, PartialSums, Terms
 from tiebreak.protocol.tags import Digest, Tag
-from tiebreak.protocol.trees import depth_of, empty_root
+from tiebreak.protocol.trees import Nodes, depth_of, empty_root
 
 BLOCKS_HELD: Final = 4
 
@@ -28,7 +28,7 @@ class _Block:
     levels: list[bytes]
 
 
-class AccumulatorTree:
+class AccumulatorTree(Nodes):
     """Like `trees.Tree`, over accumulators that are supplied block by block. `at` returns a leaf's content."""
 
     def __init__(self, count: int, block: Callable[[int], bytes], *, hasher: Hasher = PLAIN) -> None:
@@ -61,13 +61,6 @@ class AccumulatorTree:
         sums = PartialSums(Terms(instruction, index, tensors, dtypes))
         return cls(sums.count, sums.block, hasher=hasher)
 
-    @classmethod
-    def over(cls, encoded: Sequence[bytes]) -> "AccumulatorTree":
-        """Build the tree from encoded accumulators."""
-        starts = range(0, len(encoded), BLOCK_LEAVES)
-        blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
-        return cls(len(encoded), blocks.__getitem__)
-
     @property
     def root(self) -> Digest:
         return Digest(self._levels[-1])
@@ -91,7 +84,6 @@ class AccumulatorTree:
         return [found.encodings[at : at + found.width] for at in range(0, len(found.encodings), found.width)]
 
     def node(self, height: int, position: int) -> Digest:
-        """The node `height` levels above the leaves."""
         if not (0 <= height <= self.depth and 0 <= position < 1 << (self.depth - height)):
             raise ValueError(f"no node at height {height}, position {position} in a tree of depth {self.depth}")
         if position << height >= self.count:
@@ -103,19 +95,6 @@ class AccumulatorTree:
             level = self._block(position >> above).levels[height]
             position &= (1 << above) - 1
         return Digest(level[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
-
-    def below(self, height: int, position: int, levels: int) -> list[Digest]:
-        """The 2^levels nodes that lie `levels` below node (height, position), from left to right."""
-        first = position << levels
-        return [self.node(height - levels, first + i) for i in range(1 << levels)]
-
-    def proof(self, position: int) -> list[Digest]:
-        """The siblings of a leaf, from the leaf upwards."""
-        return [self.node(height, (position >> height) ^ 1) for height in range(self.depth)]
-
-    def forget(self) -> None:
-        """Drop the cached blocks."""
-        self._block.cache_clear()
 
     def _leaves(self, number: int) -> int:
         return min(BLOCK_LEAVES, self.count - number * BLOCK_LEAVES)

@@ -1,14 +1,16 @@
 """EIP-712 typed data (SPEC section 8): the digests that keys sign and that a contract checks with `ecrecover`.
 
-Only what the protocol needs is implemented: static structs, whose `encodeData` is one 32-byte word per field. Every
-struct type that is ever signed is listed here.
+Only what the protocol needs is implemented: static structs, whose `encodeData` is one 32-byte word per field. The type
+of a struct follows from the kinds of its fields (`tiebreak.protocol.packing`). Signed are `Job` and `Head`
+(`tiebreak.protocol.commitments.job`) and `Message(bytes32 messageHash)` (`tiebreak.protocol.game.messages`).
 
     domain separator = keccak(typeHash(EIP712Domain) || words of name, version, chainId, verifyingContract)
     hashStruct(s)    = keccak(typeHash(s) || words of the fields)
     digest           = keccak(0x19 0x01 || domain separator || hashStruct)
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, NewType
@@ -16,58 +18,17 @@ from typing import Final, NewType
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.codec import check_bytes, check_uint
+from tiebreak.protocol.packing import Kind, Raw, Uint
 from tiebreak.protocol.tags import Digest
 
 Address = NewType("Address", bytes)
 """20 bytes: the address of an Ethereum account or contract."""
+ADDRESS_BYTES: Final = 20
 
 DOMAIN_NAME: Final = "Tiebreak"
 DOMAIN_VERSION: Final = "1"
 
 _DOMAIN_TYPE: Final = "EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
-
-
-@dataclass(frozen=True, slots=True)
-class StructType:
-    """A static EIP-712 struct: its name, and a (Solidity type, field name) pair for each field in order."""
-
-    name: str
-    fields: tuple[tuple[str, str], ...]
-
-    @property
-    def encoded(self) -> str:
-        """EIP-712 `encodeType`: Name(type name,type name,...)."""
-        return f"{self.name}({','.join(f'{kind} {name}' for kind, name in self.fields)})"
-
-
-JOB_TYPE: Final = StructType(
-    "Job",
-    (
-        ("address", "client"),
-        ("address", "trainer"),
-        ("bytes32", "programRoot"),
-        ("uint32", "bodyCount"),
-        ("uint32", "stateCount"),
-        ("uint32", "dataCount"),
-        ("bytes32", "initialStateRoot"),
-        ("bytes32", "dataRoot"),
-        ("uint64", "steps"),
-        ("uint64", "checkpointInterval"),
-        ("uint8", "policy"),
-        ("uint8", "precision"),
-        ("uint32", "tolerances"),
-        ("uint256", "reward"),
-        ("uint256", "trainerStake"),
-        ("uint256", "challengerStake"),
-        ("uint64", "challengeWindow"),
-        ("uint64", "clock"),
-        ("uint64", "replayTime"),
-        ("uint8", "descentLevels"),
-        ("uint256", "nonce"),
-    ),
-)
-HEAD_TYPE: Final = StructType("Head", (("bytes32", "jobId"), ("uint64", "count"), ("bytes32", "runRoot")))
-MESSAGE_TYPE: Final = StructType("Message", (("bytes32", "messageHash"),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +47,9 @@ OFF_CHAIN: Final = Domain(chain_id=0, contract=Address(bytes(20)))
 """The domain of jobs that are not settled by a contract."""
 
 
-def _word(kind: str, name: str, value: int | bytes) -> bytes:
-    """One 32-byte word of `encodeData`."""
-    if kind.startswith("uint"):
-        return check_uint(name, value, int(kind[4:])).to_bytes(32, "big")
-    if kind == "address":
-        return check_bytes(name, value, 20).rjust(32, b"\0")
-    return check_bytes(name, value, 32)
+def camel_case(name: str) -> str:
+    """Convert Python's spelling to that of Solidity and EIP-712: `loss_bits` to `lossBits`."""
+    return re.sub("_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 @cache
@@ -101,10 +58,30 @@ def type_hash(encoded_type: str) -> Digest:
     return Digest(keccak(encoded_type.encode("ascii")))
 
 
-def hash_struct(struct: StructType, values: Sequence[int | bytes]) -> Digest:
+def encode_type(name: str, kinds: Mapping[str, Kind]) -> str:
+    """EIP-712 `encodeType`, `Name(type name,type name,...)`, of a struct with fields of these kinds."""
+    return f"{name}({','.join(f'{_solidity(kind)} {camel_case(field)}' for field, kind in kinds.items())})"
+
+
+def hash_struct(name: str, kinds: Mapping[str, Kind], values: Sequence[int | bytes]) -> Digest:
     """EIP-712 `hashStruct`. Values are in field order. Raises `EncodingError` for one that does not fit its type."""
-    words = [_word(kind, name, value) for (kind, name), value in zip(struct.fields, values, strict=True)]
-    return Digest(keccak(type_hash(struct.encoded) + b"".join(words)))
+    words = [_word(kind, field, value) for (field, kind), value in zip(kinds.items(), values, strict=True)]
+    return Digest(keccak(type_hash(encode_type(name, kinds)) + b"".join(words)))
+
+
+def _solidity(kind: Kind) -> str:
+    if isinstance(kind, Uint):
+        return f"uint{kind.bits}"
+    assert isinstance(kind, Raw), "every struct that is signed is static"
+    return "address" if kind.length == ADDRESS_BYTES else f"bytes{kind.length}"
+
+
+def _word(kind: Kind, name: str, value: int | bytes) -> bytes:
+    """One 32-byte word of `encodeData`."""
+    if isinstance(kind, Uint):
+        return check_uint(name, value, kind.bits).to_bytes(32, "big")
+    kind.check(name, value)
+    return bytes(value).rjust(32, b"\0")
 
 
 @cache

@@ -10,17 +10,17 @@ constructed), (2) the head is for this job and has no more checkpoints than the 
 parties that the job names.
 """
 
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import HEAD_TYPE, JOB_TYPE, Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
 from tiebreak.protocol.commitments.terms import MAX_SECONDS
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
-from tiebreak.protocol.packing import Fields, Packed, pack, unpack
+from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.isa import MAX_INSTRUCTIONS
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
@@ -32,65 +32,45 @@ MAX_DESCENT_LEVELS: Final = 5
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
 
-_RANGES: Final[dict[str, tuple[int, int]]] = {
-    "body_count": (1, MAX_INSTRUCTIONS),
-    "state_count": (1, MAX_INSTRUCTIONS),
-    "data_count": (0, MAX_INSTRUCTIONS),
-    "steps": (1, (1 << 64) - 1),
-    "checkpoint_interval": (1, (1 << 64) - 1),
-    "policy": (Policy.EXACT, Policy.LOGGED),
-    "precision": (MIN_PRECISION, MAX_PRECISION),
-    "tolerances": (0, (1 << 32) - 1),
-    "reward": (0, (1 << 128) - 1),
-    "trainer_stake": (0, (1 << 128) - 1),
-    "challenger_stake": (0, (1 << 128) - 1),
-    "challenge_window": (1, MAX_SECONDS),
-    "clock": (1, MAX_SECONDS),
-    "replay_time": (0, MAX_SECONDS),
-    "descent_levels": (1, MAX_DESCENT_LEVELS),
-    "nonce": (0, (1 << 256) - 1),
-}
-_ADDRESSES: Final = ("client", "trainer")
-_ROOTS: Final = ("program_root", "initial_state_root", "data_root")
+Account = Annotated[Address, Raw(ADDRESS_BYTES)]
+Count = Annotated[int, Uint(32, 1, MAX_INSTRUCTIONS)]
+Steps = Annotated[int, Uint(64, 1)]
+Wei = Annotated[int, Uint(256, 0, (1 << 128) - 1)]
+Seconds = Annotated[int, Uint(64, 1, MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record):
     """The agreement between client and trainer. Amounts are in wei, times in seconds, fields in EIP-712 order."""
 
-    client: Address
-    trainer: Address
-    program_root: Digest
-    body_count: int
-    state_count: int
-    data_count: int
-    initial_state_root: Digest
-    data_root: Digest
-    steps: int
-    checkpoint_interval: int
-    policy: int = int(Policy.EXACT)
-    precision: int = PRECISION_F32
-    tolerances: int = 0
+    client: Account
+    trainer: Account
+    program_root: Root
+    body_count: Count
+    state_count: Count
+    data_count: Annotated[int, Uint(32, 0, MAX_INSTRUCTIONS)]
+    initial_state_root: Root
+    data_root: Root
+    steps: Steps
+    checkpoint_interval: Steps
+    policy: Annotated[int, Uint(8, Policy.EXACT, Policy.LOGGED)] = int(Policy.EXACT)
+    precision: Annotated[int, Uint(8, MIN_PRECISION, MAX_PRECISION)] = PRECISION_F32
+    tolerances: U32 = 0
     """One byte for each kind of logged sum (`tiebreak.protocol.program.rounding`); 0 under policy `exact`."""
-    reward: int
-    trainer_stake: int
-    challenger_stake: int
-    challenge_window: int
-    clock: int
-    replay_time: int
-    descent_levels: int
-    nonce: int
+    reward: Wei
+    trainer_stake: Wei
+    challenger_stake: Wei
+    challenge_window: Seconds
+    clock: Seconds
+    replay_time: Annotated[int, Uint(64, 0, MAX_SECONDS)]
+    descent_levels: Annotated[int, Uint(8, 1, MAX_DESCENT_LEVELS)]
+    nonce: Annotated[int, Uint(256)]
 
     def __post_init__(self) -> None:
-        for name in _ADDRESSES:
-            if check_bytes(name, getattr(self, name), 20) == bytes(20):
+        Record.__post_init__(self)
+        for name in ("client", "trainer"):
+            if getattr(self, name) == bytes(ADDRESS_BYTES):
                 raise VerificationError(f"job: expected a {name} address, got zero")
-        for name in _ROOTS:
-            check_bytes(name, getattr(self, name), 32)
-        for name, (low, high) in _RANGES.items():
-            value = check_uint(name, getattr(self, name), 256)
-            if not low <= value <= high:
-                raise VerificationError(f"job: expected {name} between {low} and {high}, got {value}")
         check_tolerances(self.tolerances)
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
@@ -100,14 +80,9 @@ class Job:
             )
 
     @property
-    def values(self) -> tuple[int | bytes, ...]:
-        """The fields in EIP-712 order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
-    @property
     def id(self) -> Digest:
         """EIP-712 `hashStruct(Job)`."""
-        return hash_struct(JOB_TYPE, self.values)
+        return hash_struct("Job", self.kinds(), self.values)
 
     @property
     def is_logged(self) -> bool:
@@ -189,47 +164,28 @@ class SignedJob:
         keys.verify(digest, self.trainer_signature, self.job.trainer)
 
     def encode(self) -> bytes:
-        """Encode as a job file."""
-        values: list[Packed] = [
-            value.to_bytes(32, "big") if isinstance(value, int) and kind == "uint256" else value
-            for (kind, _), value in zip(JOB_TYPE.fields, self.job.values, strict=True)
-        ]
         chain = self.domain.chain_id.to_bytes(32, "big")
         signatures = (self.client_signature, self.trainer_signature)
-        return pack([FILE_VERSION, chain, self.domain.contract, values, *signatures])
+        return pack([FILE_VERSION, chain, self.domain.contract, self.job.pack(), *signatures])
 
     @classmethod
     def decode(cls, data: bytes) -> "SignedJob":
         """Read a job file. The signatures are not checked yet. Raises `VerificationError`."""
         top = Fields("job file", unpack(data, MAX_JOB_BYTES), 6)
         _check_version(top)
-        domain = Domain(chain_id=int.from_bytes(top.raw(32), "big"), contract=Address(top.raw(20)))
-        name, body = top.next()
-        inner = Fields(name, body, len(JOB_TYPE.fields))
-        values = [_read(kind, inner) for kind, _ in JOB_TYPE.fields]
-        job = Job(**dict(zip((field.name for field in fields(Job)), values, strict=True)))  # type: ignore[arg-type]
-        signatures = [top.raw(keys.SIGNATURE_BYTES) for _ in range(2)]
+        domain = Domain(chain_id=top.take(Uint(256)), contract=top.take(Raw(ADDRESS_BYTES)))
+        job = Job.unpack(*top.next())
+        signatures = [top.take(Raw(keys.SIGNATURE_BYTES)) for _ in range(2)]
         return cls(domain=domain, job=job, client_signature=signatures[0], trainer_signature=signatures[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(Record):
     """The trainer's claim that the run tree with the first `count` checkpoints has this root."""
 
-    job_id: Digest
-    count: int
-    run_root: Digest
-
-    def __post_init__(self) -> None:
-        check_bytes("job id", self.job_id, 32)
-        check_bytes("run root", self.run_root, 32)
-        if check_uint("count", self.count, 64) < 1:
-            raise VerificationError("head: expected a count of at least 1, got 0")
-
-    @property
-    def values(self) -> tuple[Digest, int, Digest]:
-        """The fields in EIP-712 order."""
-        return self.job_id, self.count, self.run_root
+    job_id: Root
+    count: Steps
+    run_root: Root
 
     def check_job(self, job: Job) -> None:
         """Raise `VerificationError` unless this could be a head of the job."""
@@ -240,7 +196,7 @@ class Head:
 
     def digest(self, domain: Domain) -> Digest:
         """The digest that the trainer signs. It also goes into a game id as the *head digest*."""
-        return typed_digest(domain, hash_struct(HEAD_TYPE, self.values))
+        return typed_digest(domain, hash_struct("Head", self.kinds(), self.values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,16 +216,15 @@ class SignedHead:
         keys.verify(self.head.digest(domain), self.signature, job.trainer)  # (3)
 
     def encode(self) -> bytes:
-        """Encode as a head file."""
-        return pack([FILE_VERSION, self.head.job_id, self.head.count, self.head.run_root, self.signature])
+        return pack([FILE_VERSION, *self.head.pack(), self.signature])
 
     @classmethod
     def decode(cls, data: bytes) -> "SignedHead":
         """Read a head file. The signature is not checked yet. Raises `VerificationError`."""
         top = Fields("head file", unpack(data, MAX_JOB_BYTES), 5)
         _check_version(top)
-        head = Head(job_id=Digest(top.raw(32)), count=top.uint(), run_root=Digest(top.raw(32)))
-        return cls(head=head, signature=top.raw(keys.SIGNATURE_BYTES))
+        head = Head.unpack("head", [top.next()[1] for _ in range(3)])
+        return cls(head=head, signature=top.take(Raw(keys.SIGNATURE_BYTES)))
 
 
 def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest:
@@ -280,14 +235,5 @@ def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest
 
 
 def _check_version(top: Fields) -> None:
-    if (version := top.uint()) != FILE_VERSION:
+    if (version := top.take(Uint(64))) != FILE_VERSION:
         raise EncodingError(f"file version: expected {FILE_VERSION}, got {version}")
-
-
-def _read(kind: str, source: Fields) -> int | bytes:
-    """Read one field of a job, by its Solidity type."""
-    if kind == "uint256":
-        return int.from_bytes(source.raw(32), "big")
-    if kind.startswith("uint"):
-        return source.uint(int(kind[4:]))
-    return source.raw(20 if kind == "address" else 32)

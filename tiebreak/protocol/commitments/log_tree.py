@@ -78,19 +78,21 @@ class _Subtree:
         return Digest(self._nodes[-1].tobytes())
 
     def word(self, chunk: int) -> bytes:
-        place = int(np.searchsorted(self._positions[0], chunk))
-        if place < len(self._positions[0]) and self._positions[0][place] == chunk:
-            return bytes(self._words[place])
-        return NO_WORD
+        place = self._stored(0, chunk)
+        return NO_WORD if place is None else bytes(self._words[place])
 
     def proof(self, chunk: int) -> list[Digest]:
         return [self._node(height, chunk >> height ^ 1) for height in range(self.depth)]
 
     def _node(self, height: int, position: int) -> Digest:
+        place = self._stored(height, position)
+        return empty_root(height) if place is None else Digest(self._nodes[height][place].tobytes())
+
+    def _stored(self, height: int, position: int) -> int | None:
+        """Where a node is stored; None if there is no entry below it."""
         place = int(np.searchsorted(self._positions[height], position))
-        if place < len(self._positions[height]) and self._positions[height][place] == position:
-            return Digest(self._nodes[height][place].tobytes())
-        return empty_root(height)
+        held = place < len(self._positions[height]) and self._positions[height][place] == position
+        return place if held else None
 
 
 def depth_of_value(program: Program, value: int) -> int:

@@ -114,14 +114,9 @@ def initial_record(state_root: bytes) -> StepRecord:
     return StepRecord(step=0, state_root=Digest(bytes(state_root)), loss_bits=NAN_BITS)
 
 
-def scalar_id(dtype: DType, data: bytes) -> Digest:
-    """The id of a tensor of rank 0."""
-    return identify(dtype, (), data)
-
-
 def loss_id(loss_bits: int) -> Digest:
     """The id of the loss value, an f32 of rank 0."""
-    return scalar_id(DType.F32, loss_bits.to_bytes(4, "little"))
+    return identify(DType.F32, (), loss_bits.to_bytes(4, "little"))
 
 
 def checkpoint_count(steps: int, interval: int) -> int:

@@ -9,25 +9,13 @@ from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript, seal
 from tiebreak.protocol.game.moves import Move, Select, Side
-from tiebreak.protocol.game.rules import GameState, Level
 from tiebreak.protocol.game.sides import Party
+from tiebreak.protocol.game.state import GameState
 
 Judge = Callable[[GameState, Move], GameState]
 """Applies a move to a state. Raises `IllegalMove`."""
 Courier = Callable[[Side, Move], tuple[Move, int]]
 """Delivers a side's move to the opponent. Returns the move as it arrived and the number of bytes sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """One choice during the descent: the node with this index among the 2^levels nodes below `height`."""
-
-    level: Level
-    height: int
-    levels: int
-    index: int
-    position: int
-    """Position of the chosen node within its level of the tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +31,6 @@ class Played:
 
     @property
     def by(self) -> Side:
-        """The side that made the move."""
         return self.before.mover
 
 
@@ -64,20 +51,9 @@ class Match:
         return self.final.verdict.winner.other
 
     @property
-    def selections(self) -> tuple[Selection, ...]:
-        """The choices that led from the root of the run tree to the disputed leaf."""
-        chosen = [(played.before, played.move) for played in self.moves]
-        return tuple(
-            Selection(
-                level=state.level,
-                height=state.height,
-                levels=state.levels,
-                index=move.index,
-                position=state.position << state.levels | move.index,
-            )
-            for state, move in chosen
-            if isinstance(move, Select)
-        )
+    def selections(self) -> tuple[tuple[GameState, Select], ...]:
+        """The choices that led from the root of the run tree to the disputed leaf, each with the state before it."""
+        return tuple((played.before, played.move) for played in self.moves if isinstance(played.move, Select))
 
 
 def by_rules(clock: Callable[[], int]) -> Judge:

@@ -12,14 +12,13 @@ concede for the other. A message that fails changes nothing. Whether the move is
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, cast
 
-from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.eip712 import MESSAGE_TYPE, Address, Domain, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.errors import EncodingError, VerificationError
-from tiebreak.protocol.game.moves import Concede, Move, Side, kind_name, unpack_move
-from tiebreak.protocol.packing import Fields, pack, unpack
+from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Side, kind_name
+from tiebreak.protocol.packing import U64, Data, Fields, Packed, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 VERSION: Final = 1
@@ -28,36 +27,28 @@ MAX_MESSAGE_BYTES: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Record):
     """A move at its place in a game. `previous` is the hash of the message it answers; the game id in the first."""
 
-    job_id: Digest
-    game_id: Digest
-    sequence: int
-    previous: Digest
-    move: Move
-
-    def __post_init__(self) -> None:
-        check_bytes("job id", self.job_id, 32)
-        check_bytes("game id", self.game_id, 32)
-        check_uint("sequence", self.sequence, 64)
-        check_bytes("previous", self.previous, 32)
+    job_id: Root
+    game_id: Root
+    sequence: U64
+    previous: Root
+    move: Annotated[Move, AnyMove()]
 
     def encode(self) -> bytes:
         """The bytes that are hashed and signed."""
-        kind = int(self.move.KIND)
-        return pack([VERSION, self.job_id, self.game_id, self.sequence, self.previous, kind, self.move.pack()])
+        *place, move = self.pack()
+        return pack([VERSION, *place, *cast("tuple[Packed, ...]", move)])
 
     @classmethod
     def decode(cls, data: bytes) -> "Message":
         """Decode what `encode` wrote. Raises `EncodingError` for any other encoding."""
         f = Fields("message", unpack(data, MAX_MESSAGE_BYTES), 7)
-        if (version := f.uint()) != VERSION:
+        if (version := f.take(Uint(64))) != VERSION:
             raise EncodingError(f"message version: expected {VERSION}, got {version}")
-        job_id, game_id = Digest(f.raw(32)), Digest(f.raw(32))
-        sequence, previous = f.uint(), Digest(f.raw(32))
-        move = unpack_move(f.uint(8), f.next()[1])
-        return cls(job_id=job_id, game_id=game_id, sequence=sequence, previous=previous, move=move)
+        *place, kind, body = (f.next()[1] for _ in range(6))
+        return cls.unpack("message", [*place, (kind, body)])
 
     @property
     def hash(self) -> Digest:
@@ -71,7 +62,7 @@ def message_hash(encoded: bytes) -> Digest:
 
 def signing_digest(domain: Domain, encoded: bytes) -> Digest:
     """The digest that the sender signs: EIP-712 `Message(messageHash)`."""
-    return typed_digest(domain, hash_struct(MESSAGE_TYPE, (message_hash(encoded),)))
+    return typed_digest(domain, hash_struct("Message", {"message_hash": Raw(32)}, (message_hash(encoded),)))
 
 
 def seal(message: Message, domain: Domain, key: keys.PrivateKey) -> bytes:
@@ -83,7 +74,7 @@ def seal(message: Message, domain: Domain, key: keys.PrivateKey) -> bytes:
 def open_wire(wire: bytes) -> tuple[bytes, bytes]:
     """The encoded message and the signature in a wire message, neither checked yet. Raises `EncodingError`."""
     f = Fields("wire message", unpack(wire, MAX_MESSAGE_BYTES), 2)
-    return f.data(MAX_MESSAGE_BYTES), f.raw(keys.SIGNATURE_BYTES)
+    return f.take(Data(MAX_MESSAGE_BYTES)), f.take(Raw(keys.SIGNATURE_BYTES))
 
 
 class Transcript:
@@ -93,13 +84,10 @@ class Transcript:
         self.job_id = job_id
         self.game_id = game_id
         self.domain = domain
+        self.challenger = challenger
         self._parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
         self._wires: list[bytes] = []
         self._previous = game_id
-
-    @property
-    def challenger(self) -> Address:
-        return self._parties[Side.CHALLENGER]
 
     @property
     def wires(self) -> tuple[bytes, ...]:
@@ -110,11 +98,6 @@ class Transcript:
     def messages(self) -> int:
         """Number of messages accepted so far."""
         return len(self._wires)
-
-    @property
-    def size(self) -> int:
-        """Total bytes on the wire, signatures included."""
-        return sum(map(len, self._wires))
 
     def next_message(self, move: Move) -> Message:
         """Wrap a move in the next message of this game."""

@@ -18,7 +18,21 @@ from tiebreak.protocol.commitments.log_tree import NO_WORD, WORD_BYTES
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Data, ListOf, OneOf, Raw, Record, Uint
+from tiebreak.protocol.packing import (
+    U8,
+    U32,
+    U64,
+    Bytes32,
+    Data,
+    Fields,
+    Kind,
+    ListOf,
+    OneOf,
+    Packed,
+    Raw,
+    Record,
+    Uint,
+)
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES, MAX_RANK
 
 MAX_SIBLINGS: Final = 64
@@ -243,8 +257,23 @@ MOVES: Final[dict[int, type[Move]]] = {move.KIND: move for move in get_args(Move
 
 
 def kind_name(move: Move | type[Move]) -> str:
-    """A readable name for a move's kind."""
     return "concede" if move.KIND is Phase.OVER else move.KIND.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class AnyMove(Kind):
+    """A move of any kind, packed as the number of its kind and its body."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) not in MOVES.values():
+            raise EncodingError(f"{name}: expected a move, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        return int(value.KIND), value.pack()
+
+    def unpack(self, name: str, item: Any) -> Any:
+        fields = Fields(name, item, 2)
+        return unpack_move(fields.take(Uint(8)), fields.next()[1])
 
 
 def unpack_move(kind: int, body: Any) -> Move:

@@ -11,7 +11,7 @@ Numbered plan. Each kind of leaf uses part of it:
 Every failure raises a `VerificationError`: the proof proves nothing, so the move is illegal.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_leaf
@@ -26,32 +26,12 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import depth_of, verify
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPlace:
+class RecordPlace(NamedTuple):
     """The place of record s-1: a position in the tree with this root and depth."""
 
     root: bytes
     depth: int
     position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElementPlace:
-    """An element that is computed at once, with the step and the rounding that apply."""
-
-    step: int
-    element: int
-    rounding: Rounding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermsPlace:
-    """A leaf of one element's accumulator tree, which has `leaves` leaves and this root."""
-
-    element: int
-    leaf: int
-    leaves: int
-    root: bytes
 
 
 def record_place(job: Job, step: int, run_root: bytes, steps_root: bytes) -> RecordPlace:
@@ -117,24 +97,29 @@ def judge_source(job: Job, instruction: Instruction, step: int, place: RecordPla
     return Digest(witness.tensor_id)
 
 
-def judge_element(job: Job, instruction: Instruction, place: ElementPlace, body_root: bytes, move: Prove) -> bytes:
+def judge_element(
+    job: Job, instruction: Instruction, element: int, body_root: bytes, move: Prove, *, step: int, rounding: Rounding
+) -> bytes:
     """The correct data (little-endian) of an element that is computed at once."""
     _require_unused("element", previous=move.previous, siblings=move.siblings, witness=move.witness)  # (1)
     openings = _openings(job, body_root, move)
-    bits = referee.judge_element(instruction, place.element, openings, step=place.step, rounding=place.rounding)
+    bits = referee.judge_element(instruction, element, openings, step=step, rounding=rounding)
     return bits.to_bytes(instruction.dtype.size, "little")
 
 
-def judge_terms(job: Job, instruction: Instruction, place: TermsPlace, body_root: bytes, move: Prove) -> Digest:
-    """The correct digest of a leaf of an accumulator tree."""
+def judge_terms(
+    job: Job, instruction: Instruction, element: int, body_root: bytes, move: Prove, *, leaf: int, root: bytes
+) -> Digest:
+    """The correct digest of a leaf of an element's accumulator tree, which has this root."""
     _require_unused("terms", witness=move.witness)  # (1)
-    if place.leaf == 0:
+    if leaf == 0:
         _require_unused("first terms", previous=move.previous, siblings=move.siblings)  # (1)
     else:
         before = tagged_hash(Tag.ACCUMULATOR, move.previous)
-        verify(place.root, depth_of(place.leaves), place.leaf - 1, before, move.siblings)  # (7)
+        depth = depth_of(accumulator.leaf_count(instruction.terms))
+        verify(root, depth, leaf - 1, before, move.siblings)  # (7)
     openings = _openings(job, body_root, move)
-    encoded = referee.judge_leaf(instruction, place.element, place.leaf, move.previous, openings)
+    encoded = referee.judge_leaf(instruction, element, leaf, move.previous, openings)
     return tagged_hash(Tag.ACCUMULATOR, encoded)
 
 

@@ -13,7 +13,7 @@ Invariants, each with a test named by its number:
  5. Clocks never rise and `last` never falls. The two remaining clocks and the time charged add up to 2 * clock. A move
     is charged only for the part of its time that exceeds its allowance.
  6. Until the game is over, at every instant exactly one of "a move is in time" and "`timeout` is legal" holds.
- 7. Every move makes progress: a game ends within `max_moves(job)` moves.
+ 7. Every move makes progress: a game ends within `walk_moves` of the largest trees that a job may have.
  8. There is a verdict exactly when the phase is OVER, and then every move and `timeout` is illegal.
  9. An honest defender (its head is true, its moves are in time) never loses to any legal moves of the challenger.
 10. An honest challenger (the head is false, its moves are in time) never loses to any legal moves of the defender.
@@ -62,24 +62,11 @@ from tiebreak.protocol.game.moves import (
 )
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, Opcode
 from tiebreak.protocol.program.program import decode_alone, instruction_digest
 from tiebreak.protocol.program.rounding import Direction
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import depth_of, fold, fold_nodes, pad
-
-__all__ = [
-    "GameState",
-    "Level",
-    "Reason",
-    "Verdict",
-    "apply",
-    "judge",
-    "max_moves",
-    "start",
-    "timeout",
-    "walk_moves",
-]
 
 
 class _BrokenTieError(Exception):
@@ -140,18 +127,6 @@ def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, t
     # Opening a tree also shows its first nodes. A tensor of one chunk is opened, but leaves nothing to select.
     walks = pairs(run) + pairs(steps) + pairs(values) + max(pairs(chunks), 1) + pairs(terms)
     return walks + len((Phase.OPEN_CHUNK, Phase.SELECT_ELEMENT, Phase.PROVE))
-
-
-def max_moves(job: Job) -> int:
-    """An upper bound on the moves of any game about the job (invariant 7)."""
-    return walk_moves(
-        job.descent_levels,
-        run=job.run_depth,
-        steps=depth_of(job.checkpoint_interval),
-        values=job.half_depth + 1,
-        chunks=depth_of(MAX_NUMEL * max(dtype.size for dtype in DType) // CHUNK_BYTES),
-        terms=depth_of(MAX_TERMS // TERMS_PER_LEAF),
-    )
 
 
 # ---------------------------------------------------------------- clocks
@@ -272,7 +247,7 @@ def _select(state: GameState, move: Select) -> GameState:
     if fold(move.node, move.index, move.siblings) != state.node:
         raise IllegalMove("expected a node that the defender revealed, got another")
     height = state.height - state.levels
-    position = state.position << state.levels | move.index
+    position = state.below(move.index)
     state = replace(state, node=move.node, height=height, position=position, phase=Phase.DESCEND)
     # Only a leaf that may be judged takes a seal; padding is decided without a proof.
     if not height and state.level is Level.VALUES and not _is_padding(state):
@@ -444,12 +419,12 @@ def _recompute(state: GameState, move: Prove) -> bytes:
         place = proof.record_place(job, state.step, state.head.run_root, state.steps_root)
         return proof.judge_source(job, instruction, state.step, place, move)
     if state.level is Level.CHUNKS:
-        where = proof.ElementPlace(step=state.step, element=state.element, rounding=state.rounding)
-        return proof.judge_element(job, instruction, where, state.body_root, move)
-    terms = proof.TermsPlace(
-        element=state.element, leaf=state.position, leaves=state.leaves, root=state.accumulator_root
+        return proof.judge_element(
+            job, instruction, state.element, state.body_root, move, step=state.step, rounding=state.rounding
+        )
+    return proof.judge_terms(
+        job, instruction, state.element, state.body_root, move, leaf=state.position, root=state.accumulator_root
     )
-    return proof.judge_terms(job, instruction, terms, state.body_root, move)
 
 
 _RULES: Final[dict[Phase, Callable[[GameState, Move], GameState]]] = {

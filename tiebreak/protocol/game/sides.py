@@ -40,12 +40,13 @@ from tiebreak.protocol.game.moves import (
 )
 from tiebreak.protocol.game.proof import record_place
 from tiebreak.protocol.game.referee import build_openings
-from tiebreak.protocol.game.rules import GameState, Level, Reason, apply, judge
+from tiebreak.protocol.game.rules import apply, judge
+from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind, unravel
+from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program, decode_instruction
 from tiebreak.protocol.tags import Digest
-from tiebreak.protocol.trees import Tree, parent
+from tiebreak.protocol.trees import Nodes, Tree, parent
 
 
 class Oracle(Protocol):
@@ -100,7 +101,7 @@ class Party(Protocol):
         """The next move in `state`, where this side is to move. `answered` is the opponent's last move, if any."""
 
 
-def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
+def level_tree(oracle: Oracle, state: GameState) -> Nodes:
     """A party's own version of the tree that contains the current node."""
     match state.level:
         case Level.RUN:
@@ -115,7 +116,7 @@ def level_tree(oracle: Oracle, state: GameState) -> Tree | AccumulatorTree:
             return oracle.accumulators(state.step, state.leaf, state.element)
 
 
-def first_nodes(tree: Tree | AccumulatorTree, job: Job) -> tuple[Digest, ...]:
+def first_nodes(tree: Nodes, job: Job) -> tuple[Digest, ...]:
     """The nodes shown when a tree is opened: those min(r, depth) levels below the root, r being `descent_levels`."""
     return tuple(tree.below(tree.depth, 0, min(job.descent_levels, tree.depth)))
 
@@ -157,7 +158,14 @@ class Defender:
         return replace(plain, state_root=record.state_root, loss_bits=record.loss_bits, log_root=record.log_root)
 
     def _open_values(self, state: GameState) -> OpenValues:
-        plain = self._open_record(state)
+        record, tree = self.oracle.record(state.step), self.oracle.value_tree(state.step)
+        plain = OpenValues(
+            state_root=record.state_root,
+            loss_bits=record.loss_bits,
+            log_root=record.log_root,
+            nodes=first_nodes(tree, state.job),
+            siblings=tuple(tree.proof(state.job.body_count - 1)[: state.job.half_depth]),
+        )
         if not state.job.is_logged:
             return plain
         first, last = state.job.first_step(state.checkpoint), state.job.last_step(state.checkpoint)
@@ -172,17 +180,6 @@ class Defender:
         tree = self.oracle.log_tree(state.step)
         siblings = tuple(tree.proof(state.leaf, state.chunk))
         return OpenChunk(chunk=chunk, word=tree.word(state.leaf, state.chunk), siblings=siblings)
-
-    def _open_record(self, state: GameState) -> OpenValues:
-        record, tree = self.oracle.record(state.step), self.oracle.value_tree(state.step)
-        depth = state.job.half_depth
-        return OpenValues(
-            state_root=record.state_root,
-            loss_bits=record.loss_bits,
-            log_root=record.log_root,
-            nodes=first_nodes(tree, state.job),
-            siblings=tuple(tree.proof(state.job.body_count - 1)[:depth]),
-        )
 
     def _open_tensor(self, state: GameState) -> OpenTensor:
         program = self.oracle.program
@@ -218,7 +215,7 @@ class Path:
             level = [parent(level[k], level[k + 1]) for k in range(0, len(level), 2)]
             height, first = height + 1, first // 2
 
-    def proof(self, own: Tree | AccumulatorTree, leaf: int, depth: int) -> tuple[bytes, ...]:
+    def proof(self, own: Nodes, leaf: int, depth: int) -> tuple[bytes, ...]:
         """Siblings of a leaf left of the path: revealed nodes if known, otherwise own nodes, which are agreed."""
         places = [(height, (leaf >> height) ^ 1) for height in range(depth)]
         return tuple(self._nodes.get(place) or own.node(*place) for place in places)
@@ -386,12 +383,8 @@ def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How and where a game ended, for display. Fields that the game did not reach are None."""
+    """Where a game ended and what was compared there, for display. Fields that the game did not reach are None."""
 
-    winner: str
-    reason: str
-    detail: str
-    level: str
     checkpoint: int | None = None
     step: int | None = None
     leaf: int | None = None
@@ -400,8 +393,6 @@ class Summary:
     origin: str | None = None
     """Where in the captured model the instruction comes from."""
     element: int | None = None
-    coordinates: tuple[int, ...] | None = None
-    term_leaf: int | None = None
     committed: str = ""
     """In hex: the element's bits as a number, or else whatever was compared."""
     correct: str = ""
@@ -413,10 +404,6 @@ def describe(state: GameState, program: Program, truth: Oracle | None = None) ->
         raise StateError("expected a game with a verdict")
     verdict = state.verdict
     summary = Summary(
-        winner=verdict.winner.name.lower(),
-        reason=verdict.reason.name.lower(),
-        detail=verdict.detail,
-        level=state.level.name.lower(),
         checkpoint=state.checkpoint if state.level > Level.RUN else None,
         step=state.step or None,
         committed=verdict.committed.hex(),
@@ -431,14 +418,8 @@ def describe(state: GameState, program: Program, truth: Oracle | None = None) ->
     summary = replace(summary, leaf=state.leaf, instruction=name, origin=origin)
     if not state.claimed:
         return summary
-    return replace(
-        summary,
-        element=state.element,
-        coordinates=unravel(state.element, state.shape),
-        term_leaf=state.position if state.level is Level.TERMS and not state.height else None,
-        committed=state.claimed[::-1].hex(),
-        correct=_correct_element(state, truth),
-    )
+    claimed, correct = state.claimed[::-1].hex(), _correct_element(state, truth)
+    return replace(summary, element=state.element, committed=claimed, correct=correct)
 
 
 def _name(instruction: Instruction) -> str:

@@ -23,13 +23,15 @@ class Level(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a game ended. The numbers are the contract's."""
+    """Why a game ended. The numbers are the contract's, which also has one for games that go on or were made void."""
 
+    NONE = 0
     BROKEN_TIE = 1
     PADDING = 2
     RECOMPUTED = 3
     TIMEOUT = 4
     CONCEDED = 5
+    JOB_SLASHED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,10 @@ class GameState:
         """Levels that one DESCEND reveals here and one SELECT passes: min(`descent_levels`, height)."""
         return min(self.job.descent_levels, self.height)
 
+    def below(self, index: int) -> int:
+        """Position, in its level of the tree, of the node with this index among those that a DESCEND reveals here."""
+        return self.position << self.levels | index
+
     @property
     def dtype(self) -> DType:
         """Dtype of the disputed tensor. Raises `ValueError` before OPEN_TENSOR."""
@@ -144,7 +150,6 @@ class GameState:
 
     @property
     def depth(self) -> int:
-        """Depth of the current tree."""
         match self.level:
             case Level.RUN:
                 return self.job.run_depth

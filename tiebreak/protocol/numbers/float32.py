@@ -230,13 +230,3 @@ def to_i64(x: int) -> int:
 def from_i64(x: int) -> int:
     """RN of an integer; 0 gives +0."""
     return round_f32(x, 0)
-
-
-def to_bool(x: int) -> int:
-    """1 unless x is a zero; NaN gives 1."""
-    return 0 if is_zero(x) else 1
-
-
-def from_bool(x: int) -> int:
-    """The bits of 0.0 or 1.0."""
-    return ONE if x else 0

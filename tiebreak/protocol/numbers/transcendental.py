@@ -60,33 +60,23 @@ def _ziv(estimate: Callable[[int], Estimate], precision: int) -> int:
 @lru_cache(maxsize=64)
 def _ln2(w: int) -> int:
     """ln 2 in 2^-w, error < 2 ulp: 2 atanh(1/3), computed with 32 more bits (fewer than w terms of 3 ulp)."""
-    return 2 * _atanh_inverse(3, w + 32) >> 32
+    return 2 * _arc_tangent(3, w + 32, 1) >> 32
 
 
-def _atanh_inverse(q: int, w: int) -> int:
-    """2^w * atanh(1/q): the sum of q^-(2k+1) / (2k+1), each term truncated."""
-    total, power, k = 0, (1 << w) // q, 1
+def _arc_tangent(q: int, w: int, sign: int) -> int:
+    """artanh(1/q) for sign 1, arctan(1/q) for sign -1, in 2^-w: the sum of sign^k q^-(2k+1) / (2k+1), truncated."""
+    total, power, k, factor = 0, (1 << w) // q, 1, 1
     while power:
-        total += power // k
+        total += factor * (power // k)
         power //= q * q
-        k += 2
-    return total
-
-
-def _atan_inverse(q: int, w: int) -> int:
-    """arctan(1/q) in 2^-w, each term truncated."""
-    total, power, k, sign = 0, (1 << w) // q, 1, 1
-    while power:
-        total += sign * (power // k)
-        power //= q * q
-        k, sign = k + 2, -sign
+        k, factor = k + 2, sign * factor
     return total
 
 
 @lru_cache(maxsize=64)
 def _pi_at(w: int) -> int:
     """Pi in 2^-w, error < 2 ulp: Machin's formula with 32 more bits (fewer than w terms of 3 ulp, times 20)."""
-    return (16 * _atan_inverse(5, w + 32) - 4 * _atan_inverse(239, w + 32)) >> 32
+    return (16 * _arc_tangent(5, w + 32, -1) - 4 * _arc_tangent(239, w + 32, -1)) >> 32
 
 
 @lru_cache(maxsize=256)
@@ -224,13 +214,18 @@ def _tanh_estimate(n: int, e: int, bits: int) -> Estimate:
 
 def tanh(x: int, precision: int = MAX_PRECISION) -> int:
     """RN(tanh x), the sign of a zero kept."""
+    return _odd(x, 0x41800000, _tanh_estimate, precision)  # 16: 1 - tanh(16) < 2^-45
+
+
+def _odd(x: int, one_from: int, estimate: Callable[[int, int, int], Estimate], precision: int) -> int:
+    """RN of an odd function that rounds to 1 at all f32 from `one_from`, infinity included."""
     if is_nan(x) or is_zero(x):
         return NAN_BITS if is_nan(x) else x
     sign, magnitude = x & SIGN, x & ~SIGN
-    if magnitude >= 0x41800000:  # 16, and inf: 1 - tanh(16) < 2^-45
+    if magnitude >= one_from:
         return sign | ONE
     n, e = decode(magnitude)
-    return sign | _ziv(lambda bits: _tanh_estimate(n, e, bits), precision)
+    return sign | _ziv(lambda bits: estimate(n, e, bits), precision)
 
 
 def _erf_estimate(n: int, e: int, bits: int) -> Estimate:
@@ -255,13 +250,7 @@ def _erf_estimate(n: int, e: int, bits: int) -> Estimate:
 
 def erf(x: int, precision: int = MAX_PRECISION) -> int:
     """RN(erf x), the sign of a zero kept."""
-    if is_nan(x) or is_zero(x):
-        return NAN_BITS if is_nan(x) else x
-    sign, magnitude = x & SIGN, x & ~SIGN
-    if magnitude >= 0x40800000:  # 4, and inf: 1 - erf(4) < 2^-25.9
-        return sign | ONE
-    n, e = decode(magnitude)
-    return sign | _ziv(lambda bits: _erf_estimate(n, e, bits), precision)
+    return _odd(x, 0x40800000, _erf_estimate, precision)  # 4: 1 - erf(4) < 2^-25.9
 
 
 def _reduce(n: int, e: int, w: int) -> tuple[int, int]:

@@ -11,19 +11,10 @@ from typing import Any, ClassVar, Final
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.packing import Fields, pack, unpack
+from tiebreak.protocol.packing import Data, Fields, Uint, pack, unpack
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import PublicJob
-from tiebreak.protocol.parties.events import (
-    Arrived,
-    Challenge,
-    Done,
-    Event,
-    FetchRun,
-    HeadShown,
-    Place,
-    Replay,
-    Report,
-)
+from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import objections_to_auditing
@@ -50,7 +41,6 @@ class Watcher(Machine):
     ROLE: ClassVar = "watcher"
 
     def __init__(self, **known: Any) -> None:
-        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._heads: dict[Digest, list[SignedHead]] = {}
         self._strangers: list[SignedHead] = []
@@ -80,16 +70,16 @@ class Watcher(Machine):
 
     # ------------------------------------------------------------------ a round
 
-    def learn(self, event: Event) -> None:
+    def learn(self, event: e.Event) -> None:
         """Record heads, fetched runs and the results of replays."""
         super().learn(event)
         match event:
-            case HeadShown():
+            case e.HeadShown():
                 if event.head not in self._strangers[:MAX_STRANGERS]:
                     self._strangers.append(event.head)
-            case Arrived():
+            case e.Arrived():
                 self._fetched.add((event.job_id, event.count))
-            case Done(work=Replay() as work):
+            case e.Done(work=e.Replay() as work):
                 self.record((*_replayed(work.head), work.attempt), event.root)
                 if event.problem:
                     self.alarm(f"{_name(work.head)} cannot be checked: {event.problem}")
@@ -126,9 +116,9 @@ class Watcher(Machine):
         for head in self.heads_of(job.id):
             if self.finding(head) is None and self.replays(head):
                 if job.job.is_logged and (job.id, head.head.count) not in self._fetched:
-                    self.once(FetchRun(job_id=job.id, count=head.head.count))
+                    self.once(e.FetchRun(job_id=job.id, count=head.head.count))
                 else:
-                    self.begin(Replay(job_id=job.id, head=head, attempt=len(self._results(head))))
+                    self.begin(e.Replay(job_id=job.id, head=head, attempt=len(self._results(head))))
                 return
 
     # ------------------------------------------------------------------ what it knows
@@ -179,13 +169,7 @@ class Auditor(Player, Watcher):
 
     def objects(self, job: PublicJob) -> bool:
         """Whether it stays out of a job because under its terms it would lose its stake, or win nothing."""
-        program = self.program_of(job.job)
-        reasons = (
-            ("it does not have the program",)
-            if program is None
-            else objections_to_auditing(job.job, program, self.pace)
-        )
-        return bool(reasons)
+        return bool(objections_to_auditing(job.job, self.program_of(job.job), self.pace))
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
         """Decide whether to report two heads with the same count."""
@@ -215,7 +199,7 @@ class Auditor(Player, Watcher):
     def _watch(self, job: PublicJob) -> None:
         for first, second in self.conflicts(job.id):
             if is_active(job) and self.reports(first, second):
-                self.want(("report", job.id), Report(first=first, second=second))
+                self.want(("report", job.id), e.Report(first=first, second=second))
                 break
         if not self._challenge(job):
             self._audit(job)
@@ -233,10 +217,10 @@ class Auditor(Player, Watcher):
             self.alarm(f"{_name(head)} is false: challenging it")
             self.record(place, pack([self.nonce(head), head.encode()]))
         fields = Fields("challenge", unpack(self.records[place], 1 << 16), 2)
-        nonce, head = fields.uint(), SignedHead.decode(fields.data(1 << 16))
+        nonce, head = fields.take(Uint(64)), SignedHead.decode(fields.take(Data(1 << 16)))
         if game_id(head.head, self.domain, self.address, nonce) in self.board.games or self.is_given_up(place):
             return False
-        self.want(place, Challenge(head=head, nonce=nonce), deadline=job.window_end)
+        self.want(place, e.Challenge(head=head, nonce=nonce), deadline=job.window_end)
         return True
 
 

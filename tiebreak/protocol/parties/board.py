@@ -11,7 +11,7 @@ from typing import Final
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.game.moves import Move, Side
-from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.tags import Digest
 
 
@@ -96,7 +96,6 @@ class PublicGame:
         return self.is_over or self.job.status is not JobStatus.ACTIVE
 
     def mover(self) -> Address:
-        """Address of the side to move."""
         return self.job.job.trainer if self.state.mover is Side.DEFENDER else self.challenger
 
 
@@ -109,7 +108,6 @@ class Board:
         self.credits: dict[Address, int] = {}
 
     def games_of(self, job_id: Digest) -> list[PublicGame]:
-        """The games about a job, oldest first."""
         return [found for found in self.games.values() if found.job.id == job_id]
 
     def open_games(self, job_id: Digest) -> list[PublicGame]:

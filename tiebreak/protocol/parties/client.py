@@ -5,17 +5,8 @@ from typing import Any, ClassVar, Final
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.protocol.parties.events import (
-    Abandon,
-    CancelJob,
-    ClaimTimeout,
-    CreateJob,
-    Event,
-    JobDrafted,
-    JobSigned,
-    OfferJob,
-)
 from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.tags import Digest
 
@@ -32,7 +23,6 @@ class Client(Machine):
     ROLE: ClassVar = "client"
 
     def __init__(self, **known: Any) -> None:
-        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._drafts: dict[Digest, Job] = {}
         self._declined: set[Digest] = set()
@@ -54,17 +44,17 @@ class Client(Machine):
 
     # ------------------------------------------------------------------ a round
 
-    def learn(self, event: Event) -> None:
+    def learn(self, event: e.Event) -> None:
         """Record the jobs that its owner wants, and trainers' signatures under them."""
         match event:
-            case JobDrafted(job=job):
+            case e.JobDrafted(job=job):
                 draft = SignedJob(domain=self.domain, job=job, client_signature=_UNSIGNED, trainer_signature=_UNSIGNED)
                 self.record(("draft", job.id), draft.encode())
                 self._drafts[job.id] = job
-            case JobSigned(job=job, signature=b"") if job.id in self._drafts:
+            case e.JobSigned(job=job, signature=b"") if job.id in self._drafts:
                 self._declined.add(job.id)  # anybody could say so: nothing is recorded, and a signature still counts
                 self.alarm(f"job {job.id.hex()[:8]}: the trainer declines", is_error=True)
-            case JobSigned(job=job) if job.id in self._drafts:
+            case e.JobSigned(job=job) if job.id in self._drafts:
                 try:
                     keys.verify(job.digest(self.domain), event.signature, job.trainer)
                 except VerificationError:
@@ -81,7 +71,7 @@ class Client(Machine):
             if signature is None:
                 self._offer(draft)
             else:
-                self.want(("create", job_id), CreateJob(job=draft, signature=signature))
+                self.want(("create", job_id), e.CreateJob(job=draft, signature=signature))
         for job in self.jobs():
             if job.job.client == self.address:
                 self._follow(job)
@@ -91,19 +81,19 @@ class Client(Machine):
         """Ask for the trainer's signature, and again until there is an answer, since messages may be lost."""
         if draft.id not in self._declined and self.has_come(self._offer_at.get(draft.id, 0)):
             self._offer_at[draft.id] = self.now + PATIENCE_BLOCKS * self.pace.block_seconds
-            self.do(OfferJob(job=draft))
+            self.do(e.OfferJob(job=draft))
             self.wake(self._offer_at[draft.id])
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.has_come(job.last_progress + self.patience(job)):
-            self.want(("cancel", job.id), CancelJob(job_id=job.id))
+            self.want(("cancel", job.id), e.CancelJob(job_id=job.id))
         if not is_active(job):
             return
         games = self.board.open_games(job.id)
         grace = GRACE_BLOCKS * self.pace.block_seconds
         for game in games:  # a game that nobody ends would keep the job from ending
             if self.has_come(game.state.deadline + grace + 1):
-                self.want(("timeout", game.id, game.state.moves), ClaimTimeout(game_id=game.id))
+                self.want(("timeout", game.id, game.state.moves), e.ClaimTimeout(game_id=game.id))
                 return
         if not games and not job.has_final_head and self.has_come(job.window_end + 1) and self.gives_up(job):
-            self.want(("abandon", job.id, job.head_count), Abandon(job_id=job.id))
+            self.want(("abandon", job.id, job.head_count), e.Abandon(job_id=job.id))

@@ -14,24 +14,9 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
-from tiebreak.protocol.parties.events import (
-    Action,
-    Alarm,
-    BoardChanged,
-    Done,
-    Event,
-    Mined,
-    Place,
-    Record,
-    Refused,
-    Start,
-    Transact,
-    Transaction,
-    Wake,
-    Withdraw,
-    Work,
-)
+from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.program.program import Program
 
@@ -76,7 +61,7 @@ class Machine:
         domain: Domain,
         pace: Pace,
         key: PrivateKey | None = None,
-        journal: Iterable[Record] = (),
+        journal: Iterable[e.Record] = (),
     ) -> None:
         """`board` is kept current by the driver. A party that only watches has no `key`. `journal` is oldest first."""
         self.board = board
@@ -90,9 +75,9 @@ class Machine:
         self._slot = 0
         self._wake = 0
         """When to look again; 0 means not before the next event."""
-        self._actions: list[Action] = []
+        self._actions: list[e.Action] = []
         self._sending: dict[Place, _Sending] = {}
-        self._working: set[Work] = set()
+        self._working: set[e.Work] = set()
         self._said: set[object] = set()
 
     @property
@@ -107,24 +92,24 @@ class Machine:
         """The address of its key. Raises `StateError` for a party that only watches."""
         return self.key.address
 
-    def observe(self, event: Event) -> tuple[Action, ...]:
+    def observe(self, event: e.Event) -> tuple[e.Action, ...]:
         """Process an event. Returns the actions to carry out now, in this order."""
         self.now, self._wake = max(self.now, event.at), 0
         if not self._slot:
             self._slot = self.now  # blocks are counted from here until one comes
         match event:
-            case BoardChanged():
+            case e.BoardChanged():
                 self._slot = max(self._slot, event.block)
-            case Done():
+            case e.Done():
                 self._working.discard(event.work)
-            case Mined():
+            case e.Mined():
                 self._sending.pop(event.place, None)
-            case Refused():
+            case e.Refused():
                 self._refused(event)
         self.learn(event)
         self.plan()
         if self._wake:
-            self._actions.append(Wake(at=self._wake))
+            self._actions.append(e.Wake(at=self._wake))
         actions, self._actions = tuple(self._actions), []
         return actions
 
@@ -140,7 +125,7 @@ class Machine:
 
     # ------------------------------------------------------------------ a round
 
-    def learn(self, event: Event) -> None:
+    def learn(self, event: e.Event) -> None:
         """Update the records from an event."""
 
     def plan(self) -> None:
@@ -151,7 +136,7 @@ class Machine:
     def _collect(self) -> None:
         """Withdraw only once nothing more can come, to need one transaction instead of many."""
         if self.board.credit(self.address) > 0 and not self.has_business():
-            self.want(("withdraw",), Withdraw(to=self.address))
+            self.want(("withdraw",), e.Withdraw(to=self.address))
 
     def has_business(self) -> bool:
         """Whether its own money may still move, because a job or game that it takes part in goes on."""
@@ -162,11 +147,11 @@ class Machine:
 
     # ------------------------------------------------------------------ what a plan is made of
 
-    def do(self, action: Action) -> None:
+    def do(self, action: e.Action) -> None:
         """Add an action to those that `observe` returns."""
         self._actions.append(action)
 
-    def once(self, action: Action) -> None:
+    def once(self, action: e.Action) -> None:
         """Ask for an action that need not be repeated during the lifetime of this object."""
         if action not in self._said:
             self._said.add(action)
@@ -174,7 +159,7 @@ class Machine:
 
     def alarm(self, text: str, *, is_error: bool = False) -> None:
         """Alert the owner. Each text is sent only once."""
-        self.once(Alarm(is_error=is_error, text=text))
+        self.once(e.Alarm(is_error=is_error, text=text))
 
     def wake(self, at: int) -> None:
         """Schedule another look at this instant. If several are requested, the earliest wins."""
@@ -190,17 +175,17 @@ class Machine:
         """Write to this place of the journal unless something is there already. Returns what is there now."""
         if place not in self.records:
             self.records[place] = data
-            self.do(Record(place=place, data=data))
+            self.do(e.Record(place=place, data=data))
         return self.records[place]
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: e.Work) -> None:
         """Start some work, unless it is already under way."""
         if work not in self._working:
             self._working.add(work)
-            self.do(Start(work=work))
+            self.do(e.Start(work=work))
 
     def want(
-        self, place: Place, transaction: Transaction, *, deadline: int | None = None, untried: bool = False
+        self, place: Place, transaction: e.Transaction, *, deadline: int | None = None, untried: bool = False
     ) -> None:
         """Get a transaction into a block. If it is refused for a reason that may pass, it is sent again at each block.
 
@@ -213,13 +198,13 @@ class Machine:
             return
         sending.is_pending = True
         past = sending.was_refused
-        self.do(Transact(place=place, transaction=transaction, deadline=deadline, past_pending=past, untried=untried))
+        self.do(e.Transact(place=place, transaction=transaction, deadline=deadline, past_pending=past, untried=untried))
 
     def is_given_up(self, place: Place) -> bool:
         """Whether a transaction was refused for good."""
         return place in self._sending and self._sending[place].is_given_up
 
-    def _refused(self, event: Refused) -> None:
+    def _refused(self, event: e.Refused) -> None:
         sending = self._sending.setdefault(event.place, _Sending())
         sending.is_pending, sending.was_refused = False, True
         if event.error in PASSING:
@@ -237,7 +222,6 @@ class Machine:
         return self.now + self.pace.block_seconds - (self.now - self._slot) % self.pace.block_seconds
 
     def jobs(self) -> list[PublicJob]:
-        """The jobs on the board, oldest first."""
         return list(self.board.jobs.values())
 
 

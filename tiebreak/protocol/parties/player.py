@@ -5,26 +5,17 @@ from typing import Any, Final
 
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.messages import Transcript, seal
-from tiebreak.protocol.game.moves import Concede, Move, Prove, Side, unpack_move
-from tiebreak.protocol.game.rules import GameState
-from tiebreak.protocol.packing import Fields, pack, unpack
+from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Prove, Side
+from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.packing import pack, unpack
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
-from tiebreak.protocol.parties.events import (
-    ClaimTimeout,
-    Done,
-    Event,
-    Gather,
-    MakeMove,
-    MoveShown,
-    Place,
-    Reclaim,
-    ShowMove,
-    Started,
-)
+from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.tags import Digest
 
 MAX_MOVE_BYTES: Final = 1 << 17
+_MOVE: Final = AnyMove()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +52,6 @@ class Player(Machine):
     """A party that can be one of the sides in games."""
 
     def __init__(self, **known: Any) -> None:
-        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._gathered: dict[tuple[Digest, int], Move] = {}
         self._replies: dict[tuple[Digest, int], tuple[Reply, int]] = {}
@@ -71,37 +61,36 @@ class Player(Machine):
         for place, data in self.records.items():
             match place:
                 case ("move", bytes(game_id), int(number)) if ("said", game_id, number) not in self.records:
-                    self._unsaid[Digest(game_id), number] = move_in(data)
+                    self._unsaid[Digest(game_id), number] = _move_in(data)
 
-    def learn(self, event: Event) -> None:
+    def learn(self, event: e.Event) -> None:
         """Record gathered moves and the messages of games."""
         super().learn(event)
         match event:
-            case Done(work=Gather() as work) if event.move is not None:
+            case e.Done(work=e.Gather() as work) if event.move is not None:
                 self._gathered[work.game_id, work.sequence] = event.move
-            case Done(work=Gather() as work):
+            case e.Done(work=e.Gather() as work):
                 self.alarm(f"game {work.game_id.hex()[:8]}: {event.problem}", is_error=True)
-            case MoveShown(game_id=game_id) if game_id in self.board.games:
+            case e.MoveShown(game_id=game_id) if game_id in self.board.games:
                 game = self.board.games[game_id]
                 self._keep(game, event.wire, self.side_in(game).other)
-            case Started():
+            case e.Started():
                 said = [(place[1], wire) for place, wire in self.records.items() if place[0] == "said"]
                 for number, wire in said:  # repeat them: the last may have been lost in a crash
                     found = self.board.games.get(Digest(bytes(number))) if isinstance(number, bytes) else None
                     if found is not None and not found.is_over:
-                        self.do(ShowMove(game_id=found.id, wire=wire))
+                        self.do(e.ShowMove(game_id=found.id, wire=wire))
 
     def side_in(self, game: PublicGame) -> Side:
         """Which side of a game this party is."""
         return Side.DEFENDER if game.job.job.trainer == self.address else Side.CHALLENGER
 
     def _play(self, game: PublicGame, side: Side) -> None:
-        """Ask for whatever should be under way in a game."""
         self._say(game, side)
         if game.is_stopped:
             waits = not game.is_over and game.job.status is JobStatus.SLASHED  # by another game or a report
             if waits and side is Side.CHALLENGER and self.reclaims(game):
-                self.want(("reclaim", game.id), Reclaim(game_id=game.id))
+                self.want(("reclaim", game.id), e.Reclaim(game_id=game.id))
             return
         if not self.plays(game):
             return
@@ -109,7 +98,7 @@ class Player(Machine):
         if game.state.mover is side:
             self._in_turn(view)
         elif self.has_come(game.state.deadline + 1) and self.claims_timeout(view):
-            self.want(("timeout", game.id, game.state.moves), ClaimTimeout(game_id=game.id))
+            self.want(("timeout", game.id, game.state.moves), e.ClaimTimeout(game_id=game.id))
 
     # ------------------------------------------------------------------ decisions
 
@@ -147,7 +136,7 @@ class Player(Machine):
         place: Place = ("move", *turn)
         untried = False
         if place in self.records:
-            move: Move | None = move_in(self.records[place])
+            move: Move | None = _move_in(self.records[place])
         else:
             found = self._reply_once(turn, view)
             if found is None:
@@ -166,10 +155,10 @@ class Player(Machine):
         if place not in self.records:
             self._unsaid[turn] = move
         if not untried:
-            self.record(place, journal_move(move))  # from here on, the party never makes another move in this turn
+            self.record(place, pack(_MOVE.pack(move)))  # from here on, the party never makes another move in this turn
         self.want(
             place,
-            MakeMove(game_id=view.game.id, sequence=turn[1], move=move),
+            e.MakeMove(game_id=view.game.id, sequence=turn[1], move=move),
             deadline=view.state.deadline,
             untried=untried,
         )
@@ -185,7 +174,7 @@ class Player(Machine):
         elif turn in self._gathered:
             reply = self.reply(replace(view, move=self._gathered[turn]))
         else:
-            self.begin(Gather(game_id=turn[0], sequence=turn[1]))
+            self.begin(e.Gather(game_id=turn[0], sequence=turn[1]))
             return None
         self._replies[turn] = (reply, self.now + reply.wait)
         return self._replies[turn]
@@ -225,15 +214,9 @@ class Player(Machine):
             wire = self.wire(GameView(game=game, side=side), move)
             if wire is not None:
                 self._keep(game, wire, side)
-                self.do(ShowMove(game_id=game.id, wire=self.record(("said", *turn), wire)))
+                self.do(e.ShowMove(game_id=game.id, wire=self.record(("said", *turn), wire)))
 
 
-def journal_move(move: Move) -> bytes:
-    """A move as stored in a journal: its kind, and its body as in a message."""
-    return pack([int(move.KIND), move.pack()])
-
-
-def move_in(data: bytes) -> Move:
-    """Decode what `journal_move` encoded. Raises `VerificationError`."""
-    fields = Fields("move", unpack(data, MAX_MOVE_BYTES), 2)
-    return unpack_move(fields.uint(8), fields.next()[1])
+def _move_in(data: bytes) -> Move:
+    found: Move = _MOVE.unpack("move", unpack(data, MAX_MOVE_BYTES))
+    return found

@@ -54,8 +54,10 @@ def turns(job: Job, program: Program) -> int:
     return -(-moves // 2)
 
 
-def objections(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
+def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why an honest party should not be a side in this job's games; empty if there are none."""
+    if program is None:
+        return ("it does not have the program",)
     replay = _segment_seconds(job, pace)
     needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
@@ -63,7 +65,7 @@ def objections(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
     return ()
 
 
-def objections_to_training(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
+def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why a trainer should not sign this job: it could lose its stake despite doing what was agreed."""
     needed = _segment_seconds(job, pace) + pace.sending(1)
     found = objections(job, program, pace)
@@ -72,7 +74,7 @@ def objections_to_training(job: Job, program: Program, pace: Pace) -> tuple[str,
     return found
 
 
-def objections_to_auditing(job: Job, program: Program, pace: Pace) -> tuple[str, ...]:
+def objections_to_auditing(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why an auditor should not challenge in this job: it would have to lose, or has nothing to win.
 
     A window too short to replay the run is not a reason: an auditor that comes too late loses nothing, while the client

@@ -4,19 +4,8 @@ from typing import Any, ClassVar
 
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.protocol.parties.events import (
-    AcceptJob,
-    Done,
-    Event,
-    JobOffered,
-    PostHead,
-    PublishRun,
-    Settle,
-    ShowHead,
-    SignJob,
-    Train,
-)
 from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import objections_to_training
@@ -29,7 +18,6 @@ class Trainer(Player):
     ROLE: ClassVar = "trainer"
 
     def __init__(self, **known: Any) -> None:
-        """Takes the arguments of `Machine`."""
         super().__init__(**known)
         self._shown: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
@@ -43,10 +31,7 @@ class Trainer(Player):
 
     def objects(self, job: Job) -> bool:
         """Whether it could lose its stake by the job's terms alone. Alerts the owner to each reason."""
-        program = self.program_of(job)
-        reasons = (
-            ("it does not have the program",) if program is None else objections_to_training(job, program, self.pace)
-        )
+        reasons = objections_to_training(job, self.program_of(job), self.pace)
         for reason in reasons:
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
         return bool(reasons)
@@ -92,15 +77,15 @@ class Trainer(Player):
 
     # ------------------------------------------------------------------ a round
 
-    def learn(self, event: Event) -> None:
+    def learn(self, event: e.Event) -> None:
         """Answer clients' offers, and record the segments that were computed."""
         super().learn(event)
         match event:
-            case JobOffered(job=job):
+            case e.JobOffered(job=job):
                 place = ("signature", job.id)
                 signature = self.records.get(place) or self.sign_job(job)
-                self.do(SignJob(job=job, signature=self.record(place, signature) if signature else b""))
-            case Done(work=Train() as work):
+                self.do(e.SignJob(job=job, signature=self.record(place, signature) if signature else b""))
+            case e.Done(work=e.Train() as work):
                 if event.problem:
                     self.alarm(f"job {work.job_id.hex()[:8]}: {event.problem}", is_error=True)
                 else:
@@ -115,19 +100,19 @@ class Trainer(Player):
 
     def _follow(self, job: PublicJob) -> None:
         if job.status is JobStatus.OFFERED and self.accepts(job):
-            self.want(("accept", job.id), AcceptJob(job_id=job.id))
+            self.want(("accept", job.id), e.AcceptJob(job_id=job.id))
         for game in self.board.games_of(job.id):
             self._play(game, Side.DEFENDER)
         if not is_active(job) or not self._is_through(job) or not job.has_final_head or not self.settles(job):
             return
         if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
-            self.want(("settle", job.id), Settle(job_id=job.id))
+            self.want(("settle", job.id), e.Settle(job_id=job.id))
 
     def _is_through(self, job: PublicJob) -> bool:
         """Ask for the next segment or head. Returns True if none is left."""
         for count in range(1, job.job.checkpoints + 1):
             if ("trained", job.id, count) not in self.records:
-                self.begin(Train(job_id=job.id, count=count))
+                self.begin(e.Train(job_id=job.id, count=count))
                 return False
             if not self._is_posted(job, count):
                 return False
@@ -137,10 +122,10 @@ class Trainer(Player):
         """Show a checkpoint, and post its head until that can no longer help: a late head costs the stake."""
         key = (job.id, count)
         if key not in self._shown:
-            self.do(PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
+            self.do(e.PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
             heads = self._shown[key] = self.heads(job.job, count)
             for head in heads:
-                self.do(ShowHead(head=head))
+                self.do(e.ShowHead(head=head))
             self._to_post[key] = self.posts(job.job, heads)
         for head in self._to_post[key]:
             place = ("post", job.id, count, head.head.run_root)
@@ -149,6 +134,6 @@ class Trainer(Player):
             if head not in self._post_at:
                 self._post_at[head] = self.posts_at(job, head)
             if self.has_come(self._post_at[head]):
-                self.want(place, PostHead(head=head), deadline=job.window_end)
+                self.want(place, e.PostHead(head=head), deadline=job.window_end)
             return False
         return True

@@ -32,25 +32,14 @@ _I64_MIN: Final = -(1 << 63)
 
 
 class Kind(Enum):
-    """What is accumulated, and for which dtype."""
+    """What is accumulated, and for which dtype; with the length of its encoding in bytes."""
 
-    F32_SUM = "f32 sum"
-    I64_SUM = "i64 sum"
-    F32_MAX = "f32 max"
-    I64_MAX = "i64 max"
-    F32_ARGMAX = "f32 argmax"
-    I64_ARGMAX = "i64 argmax"
-
-
-_LENGTHS: Final = {
-    Kind.F32_SUM: 1 + SUM_BYTES,
-    Kind.I64_SUM: 8,
-    Kind.F32_MAX: 4,
-    Kind.I64_MAX: 8,
-    Kind.F32_ARGMAX: 12,
-    Kind.I64_ARGMAX: 16,
-}
-"""Length of each encoding in bytes."""
+    F32_SUM = "f32 sum", 1 + SUM_BYTES
+    I64_SUM = "i64 sum", 8
+    F32_MAX = "f32 max", 4
+    I64_MAX = "i64 max", 8
+    F32_ARGMAX = "f32 argmax", 12
+    I64_ARGMAX = "i64 argmax", 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +160,9 @@ def encode(accumulator: Accumulator) -> bytes:
 
 def decode(kind: Kind, data: bytes) -> Accumulator:
     """Decode what `encode` produced. Raises `EncodingError` for anything that it cannot produce."""
-    if len(data) != _LENGTHS[kind]:
-        raise EncodingError(f"expected {_LENGTHS[kind]} bytes of an accumulator ({kind.value}), got {len(data)}")
+    name, length = kind.value
+    if len(data) != length:
+        raise EncodingError(f"expected {length} bytes of an accumulator ({name}), got {len(data)}")
     reader = Reader(data)
     if kind == Kind.F32_SUM:
         flag, value = reader.unsigned(1), reader.signed(SUM_BYTES)
@@ -189,13 +179,10 @@ def decode(kind: Kind, data: bytes) -> Accumulator:
     return Accumulator(kind=kind, value=value, index=index)
 
 
-def kind_of_encoding(instruction: Instruction, data: bytes) -> Kind:
-    """The kind, from the instruction alone. For argmax, the length (12 or 16 bytes) tells the element dtype."""
-    if instruction.opcode == Opcode.REDUCE and instruction.function == ReduceFunction.ARGMAX:
-        return kind_of(instruction, DType.F32 if len(data) == _LENGTHS[Kind.F32_ARGMAX] else DType.I64)
-    return kind_of(instruction, instruction.dtype)
-
-
 def decode_for(instruction: Instruction, data: bytes) -> Accumulator:
     """Decode an accumulator of this instruction without knowing its operand's dtype. Raises `EncodingError`."""
-    return decode(kind_of_encoding(instruction, data), data)
+    operand = instruction.dtype
+    if instruction.opcode == Opcode.REDUCE and instruction.function == ReduceFunction.ARGMAX:
+        # Its result is an index, so the length tells the dtype of the elements.
+        operand = DType.F32 if len(data) == Kind.F32_ARGMAX.value[1] else DType.I64
+    return decode(kind_of(instruction, operand), data)

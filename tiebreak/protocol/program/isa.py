@@ -18,7 +18,6 @@ MAX_TERMS: Final = 1 << 32
 MAX_OPERANDS: Final = 3
 MAX_INSTRUCTIONS: Final = 1 << 20
 MAX_INSTRUCTION_BYTES: Final = 4096
-MAX_NAME_BYTES: Final = 255
 
 
 class DType(IntEnum):
@@ -307,6 +306,15 @@ _SIGNATURES: Final[dict[tuple[Opcode, int], tuple[Signature, ...]]] = {
     (Opcode.SHUFFLE, 0): _same(3, (_I,)),
     (Opcode.COMMIT, 0): _same(1, _ANY),
 }
+
+
+def operand_counts(opcode: Opcode) -> set[int]:
+    """The numbers of operands that instructions with this opcode may have."""
+    if opcode == Opcode.MAP:
+        found = [*MAP_SIGNATURES.values()]
+    else:
+        found = [accepted for (of, _), accepted in _SIGNATURES.items() if of == opcode]
+    return {len(types) for accepted in found for types, _ in accepted} or {0}
 
 
 def signatures(instruction: Instruction) -> tuple[Signature, ...] | None:

@@ -20,42 +20,27 @@ from math import prod
 
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from tiebreak.protocol.errors import EncodingError, ProgramError
+from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import (
-    MAX_INSTRUCTION_BYTES,
     MAX_INSTRUCTIONS,
-    MAX_NUMEL,
-    MAX_OPERANDS,
-    MAX_RANK,
-    MAX_TERMS,
     Access,
     DType,
-    GatherParams,
     Instruction,
-    IotaParams,
     MapFunction,
     Opcode,
-    Params,
-    RandomParams,
-    ReduceFunction,
-    ScatterParams,
-    ShuffleParams,
     Slot,
-    SourceConst,
     SourceKind,
     WindowFunction,
-    WindowParams,
-    row_major,
-    signatures,
 )
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of
 
 MAGIC = b"TBPROG01"
 
-_FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[ReduceFunction] | type[WindowFunction]] = {
+_FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[isa.ReduceFunction] | type[WindowFunction]] = {
     Opcode.SOURCE: SourceKind,
     Opcode.MAP: MapFunction,
-    Opcode.REDUCE: ReduceFunction,
+    Opcode.REDUCE: isa.ReduceFunction,
     Opcode.WINDOW: WindowFunction,
 }
 """Opcodes that use the function field; for all others it is 0."""
@@ -74,23 +59,23 @@ def _encode_params(instruction: Instruction) -> bytes:
     match instruction.params:
         case None:
             return b""
-        case SourceConst(bits=bits):
+        case isa.SourceConst(bits=bits):
             return unsigned(bits, 8)
         case Slot(slot=slot, name=name):
             return unsigned(slot, 4) + encode_name(name)
-        case GatherParams(index_stride=stride, bound=bound):
+        case isa.GatherParams(index_stride=stride, bound=bound):
             return signed(stride, 8) + unsigned(bound, 8)
-        case ScatterParams(match=match_strides):
+        case isa.ScatterParams(match=match_strides):
             return b"".join(signed(stride, 8) for stride in match_strides)
-        case WindowParams() as window:
+        case isa.WindowParams() as window:
             box = zip(window.lo, window.hi, window.step, strict=True)
             encoded = b"".join(signed(lo, 8) + signed(hi, 8) + unsigned(step, 8) for lo, hi, step in box)
             return encoded + (unsigned(window.fill, 8) if instruction.function == WindowFunction.FILL else b"")
-        case IotaParams(offset=offset, strides=strides):
+        case isa.IotaParams(offset=offset, strides=strides):
             return signed(offset, 8) + b"".join(signed(stride, 8) for stride in strides)
-        case RandomParams(stream=stream):
+        case isa.RandomParams(stream=stream):
             return unsigned(stream, 4)
-        case ShuffleParams(n=n, stream=stream):
+        case isa.ShuffleParams(n=n, stream=stream):
             return unsigned(n, 8) + unsigned(stream, 4)
 
 
@@ -108,35 +93,35 @@ def encode_instruction(instruction: Instruction) -> bytes:
     return b"".join([*parts, unsigned(len(params), 2), params])
 
 
-def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> Params:
+def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> isa.Params:
     match opcode, function:
         case Opcode.SOURCE, SourceKind.CONST:
-            return SourceConst(bits=reader.unsigned(8))
+            return isa.SourceConst(bits=reader.unsigned(8))
         case (Opcode.SOURCE, SourceKind.STATE | SourceKind.DATA) | (Opcode.COMMIT, _):
             return Slot(slot=reader.unsigned(4), name=decode_name(reader))
         case Opcode.GATHER, _:
-            return GatherParams(index_stride=reader.signed(8), bound=reader.unsigned(8))
+            return isa.GatherParams(index_stride=reader.signed(8), bound=reader.unsigned(8))
         case Opcode.SCATTER_SUM, _:
-            return ScatterParams(match=tuple(reader.signed(8) for _ in range(rank)))
+            return isa.ScatterParams(match=tuple(reader.signed(8) for _ in range(rank)))
         case Opcode.WINDOW, _:
             box = [(reader.signed(8), reader.signed(8), reader.unsigned(8)) for _ in range(rank)]
             fill = reader.unsigned(8) if function == WindowFunction.FILL else 0
-            return WindowParams(
+            return isa.WindowParams(
                 lo=tuple(b[0] for b in box), hi=tuple(b[1] for b in box), step=tuple(b[2] for b in box), fill=fill
             )
         case Opcode.IOTA, _:
-            return IotaParams(offset=reader.signed(8), strides=tuple(reader.signed(8) for _ in range(rank)))
+            return isa.IotaParams(offset=reader.signed(8), strides=tuple(reader.signed(8) for _ in range(rank)))
         case Opcode.RANDOM, _:
-            return RandomParams(stream=reader.unsigned(4))
+            return isa.RandomParams(stream=reader.unsigned(4))
         case Opcode.SHUFFLE, _:
-            return ShuffleParams(n=reader.unsigned(8), stream=reader.unsigned(4))
+            return isa.ShuffleParams(n=reader.unsigned(8), stream=reader.unsigned(4))
     return None
 
 
 def decode_instruction(data: bytes) -> Instruction:
     """Decode what `encode_instruction` can produce. Raises `EncodingError` for anything else."""
-    if len(data) > MAX_INSTRUCTION_BYTES:
-        raise EncodingError(f"expected an instruction of at most {MAX_INSTRUCTION_BYTES} bytes, got {len(data)}")
+    if len(data) > isa.MAX_INSTRUCTION_BYTES:
+        raise EncodingError(f"expected an instruction of at most {isa.MAX_INSTRUCTION_BYTES} bytes, got {len(data)}")
     reader = Reader(data)
     raw_opcode, function, raw_dtype = reader.take(3)
     rank, reduction_rank, operand_count = reader.take(3)
@@ -145,8 +130,10 @@ def decode_instruction(data: bytes) -> Instruction:
         function = _FUNCTIONS[opcode](function) if opcode in _FUNCTIONS else function
     except ValueError as error:
         raise EncodingError(f"expected a known opcode, function and dtype, got {tuple(data[:3])}") from error
-    if rank > MAX_RANK or reduction_rank > MAX_RANK or operand_count > MAX_OPERANDS:
-        raise EncodingError(f"expected ranks <= {MAX_RANK} and <= {MAX_OPERANDS} operands, got {tuple(data[3:6])}")
+    if rank > isa.MAX_RANK or reduction_rank > isa.MAX_RANK or operand_count > isa.MAX_OPERANDS:
+        raise EncodingError(
+            f"expected ranks <= {isa.MAX_RANK} and <= {isa.MAX_OPERANDS} operands, got {tuple(data[3:6])}"
+        )
     shape = tuple(reader.unsigned(8) for _ in range(rank))
     reduction = tuple(reader.unsigned(8) for _ in range(reduction_rank))
     coordinates = range(rank + reduction_rank)
@@ -296,29 +283,16 @@ def _slot(instruction: Instruction) -> Slot:
     return instruction.params
 
 
-_OPERAND_COUNTS: dict[Opcode, tuple[int, ...]] = {
-    Opcode.SOURCE: (0,),
-    Opcode.MAP: (1, 2, 3),
-    Opcode.REDUCE: (1, 2),
-    Opcode.GATHER: (2,),
-    Opcode.SCATTER_SUM: (2,),
-    Opcode.WINDOW: (1, 2),
-    Opcode.IOTA: (0,),
-    Opcode.RANDOM: (2,),
-    Opcode.SHUFFLE: (3,),
-    Opcode.COMMIT: (1,),
-}
-
 _PARAMS: dict[Opcode, tuple[type | None, ...]] = {
-    Opcode.SOURCE: (SourceConst, None, Slot, Slot),
+    Opcode.SOURCE: (isa.SourceConst, None, Slot, Slot),
     Opcode.MAP: (None,),
     Opcode.REDUCE: (None,),
-    Opcode.GATHER: (GatherParams,),
-    Opcode.SCATTER_SUM: (ScatterParams,),
-    Opcode.WINDOW: (WindowParams,),
-    Opcode.IOTA: (IotaParams,),
-    Opcode.RANDOM: (RandomParams,),
-    Opcode.SHUFFLE: (ShuffleParams,),
+    Opcode.GATHER: (isa.GatherParams,),
+    Opcode.SCATTER_SUM: (isa.ScatterParams,),
+    Opcode.WINDOW: (isa.WindowParams,),
+    Opcode.IOTA: (isa.IotaParams,),
+    Opcode.RANDOM: (isa.RandomParams,),
+    Opcode.SHUFFLE: (isa.ShuffleParams,),
     Opcode.COMMIT: (Slot,),
 }
 
@@ -365,38 +339,40 @@ class _Validator:
 
     def own_form(self, i: Instruction) -> None:  # (2)
         """Check what can be checked for an instruction without its program."""
-        self._require(len(i.shape) <= MAX_RANK and len(i.reduction) <= MAX_RANK, f"ranks are at most {MAX_RANK}")
+        self._require(
+            len(i.shape) <= isa.MAX_RANK and len(i.reduction) <= isa.MAX_RANK, f"ranks are at most {isa.MAX_RANK}"
+        )
         self._require(all(dim >= 1 for dim in i.index_space), "dims are at least 1")
-        self._require(i.numel <= MAX_NUMEL and i.terms <= MAX_TERMS, "at most 2^40 elements and 2^32 terms")
+        self._require(i.numel <= isa.MAX_NUMEL and i.terms <= isa.MAX_TERMS, "at most 2^40 elements and 2^32 terms")
         self._require(i.is_reduction or not i.reduction, "only reduce and scatter_sum have reduction dims")
         self._require(i.opcode in _FUNCTIONS or i.function == 0, f"{i.opcode.name} has no function {i.function}")
-        self._require(len(i.operands) in _OPERAND_COUNTS[i.opcode], f"{len(i.operands)} operands do not fit")
+        self._require(len(i.operands) in isa.operand_counts(i.opcode), f"{len(i.operands)} operands do not fit")
         kinds = _PARAMS[i.opcode]
         expected = kinds[i.function] if i.opcode == Opcode.SOURCE else kinds[0]
         self._require(
             i.params is None if expected is None else type(i.params) is expected, "parameters do not fit the opcode"
         )
-        self._require(len(encode_instruction(i)) <= MAX_INSTRUCTION_BYTES, "encoding is at most 4096 bytes")
+        self._require(len(encode_instruction(i)) <= isa.MAX_INSTRUCTION_BYTES, "encoding is at most 4096 bytes")
         self._params(i)
 
     def _params(self, i: Instruction) -> None:  # (2)
         match i.params:
-            case SourceConst(bits=bits):
+            case isa.SourceConst(bits=bits):
                 self._require(i.shape == (), "a constant has rank 0")
                 self._const(bits, i.dtype)
-            case ScatterParams(match=match_strides):
+            case isa.ScatterParams(match=match_strides):
                 self._scatter(i, match_strides)
-            case WindowParams() as w:
+            case isa.WindowParams() as w:
                 ranges = zip(w.lo, w.hi, w.step, i.shape, strict=True)
                 self._require(
                     all(0 <= lo < hi <= dim and 1 <= step <= 1 << 32 for lo, hi, step, dim in ranges),
                     "a window's box lies inside the output: 0 <= lo < hi <= dim, 1 <= step <= 2^32",
                 )
                 self._const(w.fill, i.dtype)
-            case GatherParams(bound=bound):
-                self._require(1 <= bound <= MAX_NUMEL, "a gather's bound is 1 to 2^40")
-            case ShuffleParams(n=n):
-                self._require(1 <= n <= MAX_NUMEL, "a shuffle's n is 1 to 2^40")
+            case isa.GatherParams(bound=bound):
+                self._require(1 <= bound <= isa.MAX_NUMEL, "a gather's bound is 1 to 2^40")
+            case isa.ShuffleParams(n=n):
+                self._require(1 <= n <= isa.MAX_NUMEL, "a shuffle's n is 1 to 2^40")
             case None if i.opcode == Opcode.SOURCE:
                 self._require(i.shape == () and i.dtype == DType.I64, "the step number is an i64 of rank 0")
 
@@ -410,7 +386,7 @@ class _Validator:
     def _scatter(self, i: Instruction, match_strides: tuple[int, ...]) -> None:
         matched = [d for d, stride in enumerate(match_strides) if stride != 0]
         self._require(bool(matched), "a scatter matches at least one output dim")
-        expected = row_major(tuple(i.shape[d] for d in matched))
+        expected = isa.row_major(tuple(i.shape[d] for d in matched))
         self._require(tuple(match_strides[d] for d in matched) == expected, "match strides are row-major")
         for operand in i.operands:
             if len(operand.strides) == len(i.index_space):  # a wrong length is reported by (3)
@@ -424,23 +400,23 @@ class _Validator:
 
     def _types(self, i: Instruction) -> None:  # (4)
         types = self._program.operand_dtypes(i)
-        accepted = signatures(i)
+        accepted = isa.signatures(i)
         fits = accepted is None or (types, i.dtype) in accepted
         self._require(fits, f"{i.opcode.name} {i.function} does not take {[t.name for t in types]} to {i.dtype.name}")
 
     def own_types(self, i: Instruction) -> None:  # (4)
         """Check that the dtype fits the opcode for at least one choice of operand dtypes."""
-        accepted = signatures(i)
+        accepted = isa.signatures(i)
         fits = accepted is None or any(len(t) == len(i.operands) and d == i.dtype for t, d in accepted)
         self._require(fits, f"{i.opcode.name} {i.function} does not make {i.dtype.name} of {len(i.operands)} operands")
 
     def _bounds(self, i: Instruction) -> None:  # (5)
         for number, operand in enumerate(i.operands):
             dims = i.index_space
-            if isinstance(i.params, WindowParams) and number == 0:
+            if isinstance(i.params, isa.WindowParams) and number == 0:
                 dims = i.params.extents
             low, high = operand.extent(dims)
-            if isinstance(i.params, GatherParams) and number == 0:
+            if isinstance(i.params, isa.GatherParams) and number == 0:
                 reach = i.params.index_stride * (i.params.bound - 1)
                 low, high = low + min(0, reach), high + max(0, reach)
             size = self._program.body[operand.value].numel
@@ -459,7 +435,7 @@ class _Validator:
             source = program.body[commit.operands[0].value]
             names.append(_slot(commit).name)
             self._require(_slot(commit).slot == slot, f"commit {slot} has slot {slot}")
-            whole = commit.operands[0].offset == 0 and commit.operands[0].strides == row_major(commit.shape)
+            whole = commit.operands[0].offset == 0 and commit.operands[0].strides == isa.row_major(commit.shape)
             self._require(whole and source.shape == commit.shape, "a commit takes a value whole")
         self._at = None
         self._require(all(a < b for a, b in pairwise(names)), "commits are in name order")
@@ -486,7 +462,7 @@ class _Validator:
         self._at = None
 
     def _stream(self, i: Instruction) -> None:  # (7)
-        if isinstance(i.params, RandomParams | ShuffleParams):
+        if isinstance(i.params, isa.RandomParams | isa.ShuffleParams):
             self._require(i.params.stream not in self._streams, f"random stream {i.params.stream} is used once")
             self._streams.add(i.params.stream)
 

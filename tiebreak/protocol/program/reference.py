@@ -1,21 +1,20 @@
 """The meaning of every instruction, in integers (SPEC sections 4 to 7): the reference for torch and Solidity.
 
 An element is an int: the 32-bit pattern of an f32, a signed i64, or 0 or 1 for a bool. Operands are read one element at
-a time through a `Reader`, so the same code runs whole programs (`execute`), judges one element from openings
+a time through a `Reader`, so the same code computes an element from whole tensors, judges one from openings
 (`tiebreak.protocol.game.referee`) and finds out which elements it needs (`needed_elements`). The elements read are
 specified: `map` and `shuffle` read all operands; `gather` reads the index and, if it is in bounds, the table; `window`
 reads the one operand that fills the place; `scatter_sum` reads each index, and the source where it matches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import prod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.numbers import float32, transcendental
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS, canonical
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
+from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.accumulator import (
     Accumulator,
     add_term,
@@ -25,28 +24,8 @@ from tiebreak.protocol.program.accumulator import (
     leaf_count,
     wrap_i64,
 )
-from tiebreak.protocol.program.isa import (
-    TERMS_PER_LEAF,
-    TRANSCENDENTALS,
-    DType,
-    GatherParams,
-    Instruction,
-    IotaParams,
-    MapFunction,
-    Opcode,
-    RandomParams,
-    ScatterParams,
-    ShuffleParams,
-    Slot,
-    SourceConst,
-    SourceKind,
-    WindowFunction,
-    WindowParams,
-    unravel,
-)
-from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import NEAREST, Direction, Rounding, element_rounding
-from tiebreak.protocol.program.step_log import NO_LOG, StepLog
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, MapFunction, Opcode, SourceKind, unravel
+from tiebreak.protocol.program.rounding import NEAREST, Rounding
 
 Reader = Callable[[int, int], int]
 """Called with an operand number and the row-major index of an element in its value; returns the element."""
@@ -109,10 +88,10 @@ _BOOL_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
 _FUNCTIONS: Final = {DType.F32: _F32_FUNCTIONS, DType.I64: _I64_FUNCTIONS, DType.BOOL: _BOOL_FUNCTIONS}
 _CASTS: Final[dict[tuple[DType, DType], Callable[[int], int]]] = {
     (DType.F32, DType.I64): float32.to_i64,
-    (DType.F32, DType.BOOL): float32.to_bool,
+    (DType.F32, DType.BOOL): lambda x: int(not float32.is_zero(x)),
     (DType.I64, DType.F32): float32.from_i64,
     (DType.I64, DType.BOOL): lambda x: int(x != 0),
-    (DType.BOOL, DType.F32): float32.from_bool,
+    (DType.BOOL, DType.F32): lambda x: float32.ONE if x else 0,
     (DType.BOOL, DType.I64): lambda x: x,
 }
 
@@ -121,7 +100,7 @@ def scalar(
     function: MapFunction, types: Sequence[DType], result: DType, values: Sequence[int], precision: int = MAX_PRECISION
 ) -> int:
     """Apply a function of `map` (SPEC 4.4). The dtypes must be one of its signatures in the registry."""
-    if function in TRANSCENDENTALS:
+    if function in isa.TRANSCENDENTALS:
         return TRANSCENDENTAL_FUNCTIONS[function](values[0], precision)
     if function == MapFunction.WHERE:
         return normal(result, values[1] if values[0] else values[2])
@@ -171,26 +150,26 @@ def element(
             )
         case ((Opcode.REDUCE | Opcode.SCATTER_SUM), _):
             return finish(accumulators(instruction, index, read, operand_dtypes)[-1], rounding)
-        case Opcode.GATHER, GatherParams() as params:
+        case Opcode.GATHER, isa.GatherParams() as params:
             return _gather(instruction, params, coordinate, read)
-        case Opcode.WINDOW, WindowParams() as params:
+        case Opcode.WINDOW, isa.WindowParams() as params:
             return _window(instruction, params, coordinate, read)
-        case Opcode.IOTA, IotaParams() as params:
+        case Opcode.IOTA, isa.IotaParams() as params:
             return wrap_i64(params.offset + sum(c * s for c, s in zip(coordinate, params.strides, strict=True)))
-        case Opcode.RANDOM, RandomParams() as params:
+        case Opcode.RANDOM, isa.RandomParams() as params:
             seed, drawn_step = (read(k, base_element(instruction, k, coordinate)) for k in range(2))
             return random_bits(seed, drawn_step, params.stream, index)
-        case Opcode.SHUFFLE, ShuffleParams() as params:
+        case Opcode.SHUFFLE, isa.ShuffleParams() as params:
             position, seed, epoch = (read(k, base_element(instruction, k, coordinate)) for k in range(3))
             return shuffle(position, seed, epoch, params.n, params.stream)
-        case Opcode.SOURCE, SourceConst() as params:
+        case Opcode.SOURCE, isa.SourceConst() as params:
             return from_raw(instruction.dtype, params.bits)
         case Opcode.SOURCE, None if instruction.function == SourceKind.STEP:
             return step - 1
     raise ValueError(f"{instruction.opcode.name} {instruction.function} is not computed element by element")
 
 
-def _gather(instruction: Instruction, params: GatherParams, coordinate: Sequence[int], read: Reader) -> int:
+def _gather(instruction: Instruction, params: isa.GatherParams, coordinate: Sequence[int], read: Reader) -> int:
     j = read(1, base_element(instruction, 1, coordinate))
     if not 0 <= j < params.bound:
         return NAN_BITS if instruction.dtype == DType.F32 else 0
@@ -198,7 +177,7 @@ def _gather(instruction: Instruction, params: GatherParams, coordinate: Sequence
     return normal(instruction.dtype, read(0, table))
 
 
-def _window(instruction: Instruction, params: WindowParams, coordinate: Sequence[int], read: Reader) -> int:
+def _window(instruction: Instruction, params: isa.WindowParams, coordinate: Sequence[int], read: Reader) -> int:
     inner = []
     for c, lo, hi, step in zip(coordinate, params.lo, params.hi, params.step, strict=True):
         q, rest = divmod(c - lo, step)
@@ -207,7 +186,7 @@ def _window(instruction: Instruction, params: WindowParams, coordinate: Sequence
         inner.append(q)
     if len(inner) == len(coordinate):
         return normal(instruction.dtype, read(0, base_element(instruction, 0, inner)))
-    if instruction.function == WindowFunction.FILL:
+    if instruction.function == isa.WindowFunction.FILL:
         return from_raw(instruction.dtype, params.fill)
     return normal(instruction.dtype, read(1, base_element(instruction, 1, coordinate)))
 
@@ -220,7 +199,7 @@ def _factors(instruction: Instruction, index: int, positions: range, read: Reade
     inner = [access.strides[rank:] for access in instruction.operands]
     params = instruction.params
     target = None
-    if isinstance(params, ScatterParams):
+    if isinstance(params, isa.ScatterParams):
         target = sum(c * s for c, s in zip(coordinate, params.match, strict=True))
     for position in positions:
         r = unravel(position, instruction.reduction)
@@ -256,7 +235,7 @@ def accumulate_leaf(
         raise ValueError(f"expected a previous accumulator exactly for leaves above 0, got leaf {leaf}")
     kind = kind_of(instruction, operand_dtypes[0])
     if previous is not None and previous.kind != kind:
-        raise EncodingError(f"expected an accumulator of kind {kind.value}, got {previous.kind.value}")
+        raise EncodingError(f"expected an accumulator of kind {kind.value[0]}, got {previous.kind.value[0]}")
     first = leaf * TERMS_PER_LEAF
     positions = range(first, min(first + TERMS_PER_LEAF, instruction.terms))
     return _accumulate(instruction, index, positions, previous or initial(kind), read)
@@ -313,71 +292,3 @@ def unpack(dtype: DType, data: bytes | memoryview) -> list[int]:
 def pack(dtype: DType, elements: Sequence[int]) -> bytes:
     """The tensor data of some elements: the inverse of `unpack`."""
     return b"".join(to_raw(dtype, x).to_bytes(dtype.size, "little") for x in elements)
-
-
-def execute(
-    program: Program,
-    state: Mapping[str, bytes],
-    data: Mapping[str, bytes],
-    step: int,
-    precision: int = MAX_PRECISION,
-    *,
-    tolerances: int = 0,
-    log: StepLog = NO_LOG,
-) -> list[bytes]:
-    """Run step `step` (from 1) of a validated program. Returns the data of every body value, in order.
-
-    Under policy `logged`, pass the job's tolerances and the step's log, which must have been checked. `state` and
-    `data` map names to tensor data. The new state consists of the values that the commits name (`new_state`). Only for
-    small programs: each term takes microseconds.
-    """
-    values: list[list[int]] = []
-    for value, instruction in enumerate(program.body):
-        if instruction.opcode == Opcode.SOURCE and isinstance(instruction.params, Slot):
-            entries = state if instruction.function == SourceKind.STATE else data
-            values.append(_source(instruction, instruction.params.name, entries))
-            continue
-        nearest = element_rounding(instruction, precision=precision, tolerances=tolerances)
-        directions = dict(log.entries[value].directions()) if value in log.entries else {}
-        values.append(_run(program, instruction, values, step, nearest, directions))
-    return [pack(i.dtype, elements) for i, elements in zip(program.body, values, strict=True)]
-
-
-def _run(
-    program: Program,
-    instruction: Instruction,
-    values: Sequence[Sequence[int]],
-    step: int,
-    nearest: Rounding,
-    directions: Mapping[int, Direction],
-) -> list[int]:
-    """The elements of a value. `directions` maps the elements that the log mentions to their directions."""
-    operands = [values[access.value] for access in instruction.operands]
-    types = program.operand_dtypes(instruction)
-
-    def read(operand: int, where: int) -> int:
-        return operands[operand][where]
-
-    logged = {k: replace(nearest, direction=direction) for k, direction in directions.items()}
-    return [
-        element(instruction, k, read, types, step=step, rounding=logged.get(k, nearest))
-        for k in range(instruction.numel)
-    ]
-
-
-def _source(instruction: Instruction, name: str, entries: Mapping[str, bytes]) -> list[int]:
-    if name not in entries:
-        raise EncodingError(f"expected an entry named {name}, got {sorted(entries)}")
-    expected = prod(instruction.shape) * instruction.dtype.size
-    if len(entries[name]) != expected:
-        raise EncodingError(f"expected {expected} bytes for entry {name}, got {len(entries[name])}")
-    return unpack(instruction.dtype, entries[name])
-
-
-def new_state(program: Program, values: Sequence[bytes]) -> dict[str, bytes]:
-    """The state after a step, from the values that `execute` returned."""
-    found = {}
-    for commit in program.commits:
-        if isinstance(commit.params, Slot):
-            found[commit.params.name] = values[commit.operands[0].value]
-    return found

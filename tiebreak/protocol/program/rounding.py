@@ -83,11 +83,6 @@ class Rounding:
     tolerance: int = 0
     direction: Direction = Direction.NONE
 
-    @property
-    def packed(self) -> int:
-        """The encoding that the contract's referee takes."""
-        return self.precision | self.tolerance << 8 | self.direction << 16
-
 
 NEAREST: Final = Rounding()
 """Round to FP32 without a log."""

@@ -11,7 +11,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import seals
 from tiebreak.protocol.game.moves import NO_SEAL, Move, Phase, Prove, Select, SelectElement, Side
-from tiebreak.protocol.game.rules import GameState, Level, apply, judge
+from tiebreak.protocol.game.rules import apply, judge
+from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.auditors import moves_of
 from tiebreak.sim.adversaries.base import OPEN, Catch

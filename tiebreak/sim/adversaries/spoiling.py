@@ -19,8 +19,8 @@ from tiebreak.protocol.game.moves import (
     OpenTerms,
     OpenValues,
 )
-from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Oracle, first_nodes
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
 
 

@@ -20,7 +20,7 @@ from tiebreak.protocol.game.moves import (
     Select,
 )
 from tiebreak.protocol.game.moves import SelectElement as SelectElementMove
-from tiebreak.protocol.game.rules import Level
+from tiebreak.protocol.game.state import Level
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.world import GENESIS, Included, World
 
@@ -90,9 +90,9 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
     where = f"{games[call.game_id]}: " if call.game_id in games else ""
     if call.kind == "postHead":
         head = call.values["head"]
-        return f"posts the head of {head['count']}, run root {head['runRoot'].hex()[:8]}"
+        return f"posts the head of {head.count}, run root {head.run_root.hex()[:8]}"
     if call.kind == "challenge":
-        return f"challenges the head of {call.values['head']['count']} and pays its stake: game {len(games)}"
+        return f"challenges the head of {call.values['head'].count} and pays its stake: game {len(games)}"
     if call.move is not None:
         return f"{where}{_move(call.move)}{'' if record is None else _position(record)}"
     if not call.kind:

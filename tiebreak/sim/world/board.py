@@ -6,14 +6,13 @@ contract refuses must be illegal there. `disagreements` lists the places where t
 
 from typing import Any, Final
 
-from tiebreak.protocol.chain import EndReason, Event, GameRecord, Outcome, Reverted
+from tiebreak.protocol.chain import Event, GameRecord, Outcome, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.simulated import Applied
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Side
-from tiebreak.protocol.game.rules import GameState
+from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import board
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
@@ -36,7 +35,7 @@ class Board(board.Board):
 
     # ------------------------------------------------------------------ transactions
 
-    def record(self, call: Call, applied: Applied, now: int, theirs: GameRecord | None) -> None:
+    def record(self, call: Call, applied: Receipt, now: int, theirs: GameRecord | None) -> None:
         """Follow a transaction that was executed. `theirs` is the contract's record of the game after it."""
         offered = call.job
         if offered is not None:
@@ -133,7 +132,7 @@ def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
     """The differences between the contract's record of a game and the Python referee's state."""
     ours = found.state
     if found.void:
-        return _unequal([("verdict", Outcome.VOID, theirs.verdict), ("reason", EndReason.JOB_SLASHED, theirs.reason)])
+        return _unequal([("verdict", Outcome.VOID, theirs.verdict), ("reason", Reason.JOB_SLASHED, theirs.reason)])
     pairs: list[tuple[str, object, object]] = [
         ("phase", int(ours.phase), int(theirs.phase)),
         ("level", int(ours.level), int(theirs.level)),
@@ -142,7 +141,7 @@ def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
         ("challenger", found.challenger, theirs.challenger),
         *_verdicts(ours, theirs),
     ]
-    if ours.verdict is None or ours.verdict.reason is not game.Reason.TIMEOUT:
+    if ours.verdict is None or ours.verdict.reason is not Reason.TIMEOUT:
         pairs += [
             ("last", ours.last, theirs.last),
             ("defender's rest", ours.defender_rest, theirs.defender_rest),
@@ -153,13 +152,13 @@ def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
 
 def _verdicts(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
     if ours.verdict is None:
-        return [("verdict", Outcome.NONE, theirs.verdict), ("reason", EndReason.NONE, theirs.reason)]
+        return [("verdict", Outcome.NONE, theirs.verdict), ("reason", Reason.NONE, theirs.reason)]
     lost = Outcome.CHALLENGER_LOST if ours.verdict.winner is Side.DEFENDER else Outcome.DEFENDER_LOST
     return [("verdict", lost, theirs.verdict), ("reason", int(ours.verdict.reason), int(theirs.reason))]
 
 
 def _positions(ours: GameState, theirs: GameRecord) -> list[tuple[str, object, object]]:
-    judged = ours.phase is Phase.PROVE and ours.level is game.Level.CHUNKS
+    judged = ours.phase is Phase.PROVE and ours.level is Level.CHUNKS
     if ours.phase is Phase.OPEN_TERMS or judged:
         node: tuple[object, object] = int.from_bytes(ours.claimed, "little"), int.from_bytes(theirs.node, "big")
     else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer

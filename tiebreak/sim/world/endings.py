@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.agents import Agent, Trainer

@@ -20,7 +20,7 @@ from tiebreak.protocol.chain import ChainError, Receipt, Reverted
 from tiebreak.protocol.chain.calls import Call, read_game
 from tiebreak.protocol.chain.embedded import GAS_LIMIT
 from tiebreak.protocol.chain.records import GameRecord
-from tiebreak.protocol.chain.simulated import Applied, Draft, SimulatedChain
+from tiebreak.protocol.chain.simulated import BASE_FEE, Draft, SimulatedChain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties.events import Event
@@ -78,7 +78,7 @@ class Pending:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Included:
     pending: Pending
-    applied: Applied
+    applied: Receipt
     record: GameRecord | None
     """The contract's record, after the transaction, of the game that it was about."""
 
@@ -287,7 +287,7 @@ class World:
         pending, applied = included.pending, included.applied
         account = pending.sender.account
         account.gas += applied.gas_used
-        account.fees_wei += applied.fee
+        account.fees_wei += applied.gas_used * BASE_FEE
         for head in pending.call.heads if applied.reverted is None else ():
             self.mail.see_head(head, pending.sender.name, self.now)
         if applied.reverted is not None:
@@ -296,20 +296,10 @@ class World:
             pending.done.fail(applied.reverted)
             return
         self.board.record(pending.call, applied, self.now, included.record)
-        pending.done.succeed(self._receipt(applied))
-
-    def _receipt(self, applied: Applied) -> Receipt:
-        return Receipt(
-            transaction=applied.hash,
-            block=applied.block,
-            timestamp=self.now,
-            gas_used=applied.gas_used,
-            calldata_bytes=applied.calldata_bytes,
-            events=applied.events,
-        )
+        pending.done.succeed(applied)
 
 
-def _game_of(call: Call, applied: Applied) -> Digest | None:
+def _game_of(call: Call, applied: Receipt) -> Digest | None:
     for event in applied.events:
         if event.name == "GameStarted":
             return Digest(event.values["gameId"])

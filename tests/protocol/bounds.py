@@ -1,0 +1,30 @@
+"""What only tests ask of the protocol: the longest possible game, and a tree over given accumulators."""
+
+from collections.abc import Sequence
+
+from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.game.rules import walk_moves
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType
+from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
+from tiebreak.protocol.trees import depth_of
+
+
+def max_moves(job: Job) -> int:
+    """An upper bound on the moves of any game about the job (invariant 7)."""
+    return walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.checkpoint_interval),
+        values=job.half_depth + 1,
+        chunks=depth_of(MAX_NUMEL * max(dtype.size for dtype in DType) // CHUNK_BYTES),
+        terms=depth_of(MAX_TERMS // TERMS_PER_LEAF),
+    )
+
+
+def tree_over(encoded: Sequence[bytes]) -> AccumulatorTree:
+    """The accumulator tree over encoded accumulators."""
+    starts = range(0, len(encoded), BLOCK_LEAVES)
+    blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
+    return AccumulatorTree(len(encoded), blocks.__getitem__)
