@@ -77,12 +77,6 @@ def test_html_loads_nothing() -> None:
     assert "default-src 'none'" in source
 
 
-def test_ids_of_the_pictures_do_not_collide() -> None:
-    ids = [a["id"] for _, a in parse(report.to_html(result())).seen if a.get("id", "").startswith(("p", "m", "c"))]
-    clip = [i for i in ids if re.fullmatch(r"[pm][0-9a-f]{8,}", str(i))]
-    assert len(clip) == len(set(clip)) > 3
-
-
 def test_html_is_reproducible() -> None:
     assert report.to_html(result()) == report.to_html(result())
 
@@ -115,12 +109,10 @@ def test_pictures_are_xml_with_a_label() -> None:
     svgs = [svg for group in drawn.values() for svg in group if svg]
     assert len(svgs) == 6
     for svg in svgs:
-        root = ET.fromstring(svg.replace("<svg", '<svg xmlns:xlink="x"', 1) if "xmlns:xlink" not in svg else svg)
+        root = ET.fromstring(svg)
         assert root.get("aria-label")
         assert root.get("viewBox")
         assert root.get("width") is None
-        assert pictures.INK not in svg
-        assert "/" not in "".join(re.findall(r"font:[^;\"]*", svg))
 
 
 def test_the_walk_draws_what_was_selected() -> None:

@@ -8,7 +8,7 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.keyfiles import load_key
-from tiebreak.cli.options import output_option
+from tiebreak.cli.options import FILE, FOLDER, number, output_option
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms, ether
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
@@ -49,64 +49,32 @@ class AddressType(click.ParamType[Address]):
         return Address(bytes.fromhex(digits))
 
 
-KEY_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 DEFAULTS: Final = Terms()
 
 
 @click.command()
-@click.argument("captured", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--client-key", type=KEY_FILE, required=True, help="Key file of the client.")
-@click.option("--trainer-key", type=KEY_FILE, required=True, help="Key file of the trainer.")
+@click.argument("captured", type=FOLDER)
+@click.option("--client-key", type=FILE, required=True, help="Key file of the client.")
+@click.option("--trainer-key", type=FILE, required=True, help="Key file of the trainer.")
 @output_option("run", "New or empty folder for the run.")
 @click.option("--reward", type=Ether(), default=DEFAULTS.reward, help="What the trainer earns, in ether.  [default: 1]")
 @click.option("--trainer-stake", type=Ether(), default=DEFAULTS.trainer_stake, help="What a lie costs.  [default: 1]")
-@click.option(
-    "--challenger-stake",
-    type=Ether(),
-    default=DEFAULTS.challenger_stake,
-    help="What a false challenge costs.  [default: 0.1]",
-)
-@click.option(
-    "--challenge-window",
-    type=click.IntRange(1, MAX_SECONDS),
-    default=DEFAULTS.challenge_window,
-    show_default=True,
-    help="Seconds after the last head in which a challenge may start.",
-)
-@click.option(
-    "--clock",
-    type=click.IntRange(1, MAX_SECONDS),
-    default=DEFAULTS.clock,
-    show_default=True,
-    help="Seconds each side has in one game, in all.",
-)
-@click.option(
-    "--replay-time",
-    type=click.IntRange(0, MAX_SECONDS),
-    default=DEFAULTS.replay_time,
-    show_default=True,
-    help="Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
-)
-@click.option(
-    "--descent-levels",
-    type=click.IntRange(1, 5),
-    default=DEFAULTS.descent_levels,
-    show_default=True,
-    help="Levels of a tree that one move reveals.",
-)
-@click.option("--nonce", type=click.IntRange(0), default=0, show_default=True, help="Tells equal jobs apart.")
-@click.option(
-    "--policy",
-    "policy_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Policy `logged` by this file of `tiebreak calibrate`.  [default: policy exact]",
-)
-@click.option(
-    "--precision",
-    type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
-    help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]",
-)
-@click.option("--chain-id", type=click.IntRange(0), default=0, show_default=True, help="Chain of the contract.")
+@click.option("--challenger-stake", type=Ether(), default=DEFAULTS.challenger_stake,
+              help="What a false challenge costs.  [default: 0.1]")  # fmt: skip
+@number("--challenge-window", 1, MAX_SECONDS, DEFAULTS.challenge_window,
+        "Seconds after the last head in which a challenge may start.")  # fmt: skip
+@number("--clock", 1, MAX_SECONDS, DEFAULTS.clock, "Seconds each side has in one game, in all.")
+@number(
+    "--replay-time", 0, MAX_SECONDS, DEFAULTS.replay_time,
+    "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
+)  # fmt: skip
+@number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals.")
+@number("--nonce", 0, None, 0, "Tells equal jobs apart.")
+@click.option("--policy", "policy_file", type=FILE,
+              help="Policy `logged` by this file of `tiebreak calibrate`.  [default: policy exact]")  # fmt: skip
+@click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
+              help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]")  # fmt: skip
+@number("--chain-id", 0, None, 0, "Chain of the contract.")
 @click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]")
 def agree(
     captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,

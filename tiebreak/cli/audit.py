@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import device_option, output_option, permute_option, threads_option
+from tiebreak.cli.options import FILE, FOLDER, device_option, output_option, permute_option, threads_option
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
@@ -35,15 +35,8 @@ class AuditFailure(VerificationError):
         self.details = details
 
 
-policy_option: Final = click.option(
-    "--policy",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Policy `logged`: your own thresholds (see `tiebreak calibrate`).  [default: the proven bounds]",
-)
-
-
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
 @output_option("replay", "The auditor's own run directory of a whole audit; one that exists is resumed.")
 @click.option("--segment", type=click.IntRange(0), help="Check only the steps up to this checkpoint (from 0).")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
@@ -51,7 +44,8 @@ policy_option: Final = click.option(
 @click.option("--sample", type=click.IntRange(1), help="Check so many segments, drawn at random.")
 @click.option("--seed", help="Of the draw, to repeat one. Secret until the head is signed.  [default: a new one]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
-@policy_option
+@click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds (see `tiebreak calibrate`).  "
+              "[default: the proven bounds]")  # fmt: skip
 @threads_option
 @permute_option
 @device_option

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tiebreak import api, demo
 from tiebreak.cli.capture import captured
+from tiebreak.cli.options import NEW_FILE, number
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
@@ -27,22 +28,19 @@ STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
 
 @click.command()
 @click.argument("sources", metavar="TASK-OR-RUN...", nargs=-1)
-@click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION), default=MAX_PRECISION,
-              show_default=True, help="Bits to which sums and functions are rounded.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True, help="Steps of each program.")
-@click.option("--orders", type=click.IntRange(1, MAX_ORDERS), default=ORDERS, show_default=True,
-              help="Random orders of the terms of each sum, on each kernel and device.")  # fmt: skip
+@number("--precision", MIN_PRECISION, MAX_PRECISION, MAX_PRECISION, "Bits to which sums and functions are rounded.")
+@number("--steps", 1, None, STEPS, "Steps of each program.")
+@number("--orders", 1, MAX_ORDERS, ORDERS, "Random orders of the terms of each sum, on each kernel and device.")
 @click.option("--margin", type=click.FloatRange(1, MAX_MARGIN), default=MARGIN, show_default=True,
               help="The thresholds are so many times what was seen.")  # fmt: skip
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=SHARE, show_default=True,
               help="Elements that stay loggable; open ones of the rest are computed exactly.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads beside one [default: all cores, two at least].")
 @click.option("--device", "devices", multiple=True, help="Torch device beside the CPU [default: every CUDA device].")
-@click.option("--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, show_default=True,
-              help="Of the orders, and of which elements are compared.")  # fmt: skip
+@number("--seed", 0, (1 << 62) - 1, 0, "Of the orders, and of which elements are compared.")
 @click.option("--proven", is_flag=True, help="Measure nothing: the proven bounds, with which nothing can fail.")
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default=Path("policy.json"),
-              show_default=True, help="New file for the policy.")  # fmt: skip
+@click.option("--output", "-o", type=NEW_FILE, default=Path("policy.json"), show_default=True,
+              help="New file for the policy.")  # fmt: skip
 def calibrate(
     sources: tuple[str, ...], precision: int, steps: int, orders: int, margin: float, share: float,
     threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path,

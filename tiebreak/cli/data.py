@@ -6,10 +6,9 @@ from typing import Any
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import output_option
+from tiebreak.cli.options import NEW_FILE, output_option
 from tiebreak.protocol.errors import ConfigurationError
 
-FILE = click.Path(dir_okay=False, path_type=Path)
 CUTS = ("files", "lines", "paragraphs")
 
 
@@ -37,7 +36,7 @@ def import_group() -> None:
 
 
 @import_group.command(name="arrays")
-@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.argument("files", nargs=-1, required=True, type=NEW_FILE)
 @click.option("--dtype", help="The files are raw bytes of this numpy type, such as <u2 or |u1.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of raw bytes.")
 @click.option("--shape", help="Shape of raw bytes, such as 60000,28,28.  [default: one dimension]")
@@ -56,7 +55,7 @@ def _token_options(function: Any) -> Any:
     """Adds the options that all imports of texts share."""
     for option in reversed(
         (
-            click.option("--tokenizer", type=FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
+            click.option("--tokenizer", type=NEW_FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
             click.option("--separator", help="Token after each text (without a tokenizer: text, such as a line end)."),
             click.option("--rows", type=click.IntRange(1), help="One row of this length for each text, and lengths."),
             click.option("--padding", help="Token that fills rows up (without a tokenizer: a character of one byte)."),
@@ -67,7 +66,7 @@ def _token_options(function: Any) -> Any:
 
 
 @import_group.command(name="text")
-@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.argument("files", nargs=-1, required=True, type=NEW_FILE)
 @click.option("--cut", type=click.Choice(CUTS), default="files", show_default=True, help="What is one text.")
 @_token_options
 @output_option("imported", "New or empty folder for the arrays.")

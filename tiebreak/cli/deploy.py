@@ -8,6 +8,7 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.options import FILE, NEW_FILE
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,24 +17,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--rpc", required=True, help="The chain: an http(s) URL, or the path of a node's IPC socket.")
-@click.option(
-    "--key", type=click.Path(dir_okay=False, path_type=Path), help="Key file of the account that pays (tiebreak key)."
-)
+@click.option("--key", type=NEW_FILE, help="Key file of the account that pays (tiebreak key).")
 @click.option("--chain-id", type=click.IntRange(1), help="Refuse to deploy to any other chain than this.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("deployment.json"),
-    show_default=True,
-    help="File to write the addresses to; it must not exist.",
-)
-@click.option(
-    "--check",
-    "checked",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Deploy nothing: verify a file that an earlier deployment wrote.",
-)
+@click.option("--output", "-o", type=NEW_FILE, default=Path("deployment.json"), show_default=True,
+              help="File to write the addresses to; it must not exist.")  # fmt: skip
+@click.option("--check", "checked", type=FILE, help="Deploy nothing: verify a file that an earlier deployment wrote.")
 def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None) -> None:
     """Put the three contracts on a chain, or verify that they stand there.
 

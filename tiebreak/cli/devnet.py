@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tiebreak import api
 from tiebreak.cli.keyfiles import passphrase
+from tiebreak.cli.options import number
 from tiebreak.protocol.commitments.terms import ether
 
 if TYPE_CHECKING:
@@ -24,27 +25,12 @@ WATCH_SECONDS = 0.5
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(1, 65535), default=8545, show_default=True, help="Port on this machine.")
-@click.option(
-    "--accounts",
-    type=click.IntRange(1, MAX_ACCOUNTS),
-    default=5,
-    show_default=True,
-    help="Number of accounts with money.",
-)
-@click.option(
-    "--block-time",
-    type=click.IntRange(0, 3600),
-    default=0,
-    show_default=True,
-    help="Seconds between blocks; 0 mines each transaction at once.",
-)
+@number("--port", 1, 65535, 8545, "Port on this machine.")
+@number("--accounts", 1, MAX_ACCOUNTS, 5, "Number of accounts with money.")
+@number("--block-time", 0, 3600, 0, "Seconds between blocks; 0 mines each transaction at once.")
 @click.option("--embedded", is_flag=True, help="Use the EVM that comes with Tiebreak, even where anvil is installed.")
-@click.option(
-    "--keys",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Also write the accounts' keys to this folder, as encrypted key files that other commands take.",
-)
+@click.option("--keys", type=click.Path(file_okay=False, path_type=Path), help="Also write the accounts' keys to this "
+              "folder, as encrypted key files that other commands take.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path | None, as_json: bool) -> None:
     """Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.
@@ -64,7 +50,7 @@ def devnet(port: int, accounts: int, block_time: int, embedded: bool, keys: Path
         if keys is not None and word is not None:
             for index, (signer, _) in enumerate(running.accounts):
                 api.keys.save_key(signer, keys / f"account-{index}.pem", word)
-        (_print_json if as_json else _print_table)(running)
+        _print(running, as_json=as_json)
         _wait(running)
     if not as_json:
         click.echo("stopped")
@@ -100,19 +86,8 @@ def _folder_for_keys(folder: Path) -> str:
     return passphrase(folder)
 
 
-def _print_table(running: "Devnet") -> None:
-    click.echo(f"{'RPC':<16}{running.node.url} ({running.node.kind})")
-    click.echo(f"{'chain id':<16}{running.chain.chain_id}")
-    for name, address in running.deployment.named().items():
-        click.echo(f"{name:<16}0x{address.hex()}")
-    click.echo(f"{'mnemonic':<16}{running.mnemonic}")
-    for index, (signer, secret) in enumerate(running.accounts):
-        click.echo(f"{f'account {index}':<16}0x{signer.address.hex()}  key 0x{secret:064x}")
-    click.echo(f"Each account started with {ether(running.balance)}. These keys are public. Ctrl-C stops the chain.")
-
-
-def _print_json(running: "Devnet") -> None:
-    document = {
+def _print(running: "Devnet", *, as_json: bool) -> None:
+    document: dict[str, Any] = {
         "rpc": running.node.url,
         "node": running.node.kind,
         "chainId": running.chain.chain_id,
@@ -122,4 +97,11 @@ def _print_json(running: "Devnet") -> None:
             {"address": f"0x{signer.address.hex()}", "key": f"0x{secret:064x}"} for signer, secret in running.accounts
         ],
     }
-    click.echo(json.dumps(document, indent=1))
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+        return
+    accounts = {f"account {n}": f"{a['address']}  key {a['key']}" for n, a in enumerate(document["accounts"])}
+    rows = {"RPC": f"{document['rpc']} ({document['node']})", "chain id": document["chainId"], **document["contracts"]}
+    for name, value in {**rows, "mnemonic": document["mnemonic"], **accounts}.items():
+        click.echo(f"{name:<16}{value}")
+    click.echo(f"Each account started with {ether(running.balance)}. These keys are public. Ctrl-C stops the chain.")

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import device_option, threads_option
+from tiebreak.cli.options import FOLDER, device_option, threads_option
 
 if TYPE_CHECKING:
     from tiebreak.api.disputes import Dispute
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("replay", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
+@click.argument("replay", type=FOLDER)
 @click.option("--count", type=click.IntRange(1), help="Dispute the head of so many checkpoints [default: the last].")
 @threads_option
 @device_option

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from tiebreak.cli.options import write_json
+from tiebreak.cli.options import FILE, NEW_FILE, write_json
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import Findings, Table, agree_options, document, find, tables
 from tiebreak.sim.incentives.measured import measured
 
-OUTPUT: Final = click.Path(dir_okay=False, path_type=Path)
 WIDTH: Final = 140
 
 
@@ -45,14 +44,10 @@ def _figure_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Start from one of these jobs and change it.")
-@click.option(
-    "--figures",
-    "figures_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML or JSON file of figures, named as the options are (with _ for -).",
-)
+@click.option("--figures", "figures_file", type=FILE,
+              help="TOML or JSON file of figures, named as the options are (with _ for -).")  # fmt: skip
 @_figure_options
-@click.option("--json", "json_file", type=OUTPUT, help="Write everything as JSON, too.")
+@click.option("--json", "json_file", type=NEW_FILE, help="Write everything as JSON, too.")
 def economics(preset: str | None, figures_file: Path | None, json_file: Path | None, **given: Decimal | None) -> None:
     """Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.
 

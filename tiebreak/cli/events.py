@@ -27,59 +27,35 @@ if TYPE_CHECKING:
 
 def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
     """A run starts or continues."""
-    return {
-        "event": "start",
-        "job": job,
-        "step": step,
-        "steps": steps,
-        "checkpoint_interval": interval,
-        "keep": keep,
-        "policy": policy,
-    }
+    place = {"job": job, "step": step, "steps": steps, "checkpoint_interval": interval}
+    return {"event": "start", **place, "keep": keep, "policy": policy}
 
 
 def step_event(progress: "Progress") -> dict[str, Any]:
     """A step is done."""
-    return {
-        "event": "step",
-        "step": progress.step,
-        "steps": progress.steps,
-        "loss": progress.loss if isfinite(progress.loss) else None,
-        "loss_bits": f"{progress.loss_bits:08x}",
-        "seconds": round(progress.seconds, 6),
-        "resolving": round(progress.resolving, 6),
-        "waiting": round(progress.waiting, 6),
-        "entries": progress.entries,
-    }
+    place = {"event": "step", "step": progress.step, "steps": progress.steps}
+    loss = {"loss": progress.loss if isfinite(progress.loss) else None, "loss_bits": f"{progress.loss_bits:08x}"}
+    return {**place, **loss, **_times(progress, "seconds", "resolving", "waiting"), "entries": progress.entries}
 
 
 def checkpoint_event(commit: "Commit") -> dict[str, Any]:
     """A checkpoint is safely on disk."""
-    return {
-        "event": "checkpoint",
-        "step": commit.record.step,
-        "count": commit.count,
-        "record": commit.record.digest.hex(),
-        "state_root": commit.record.state_root.hex(),
-        "run_root": commit.run_root.hex(),
-        "signed": commit.head is not None,
-        "hashing": round(commit.hashing, 6),
-        "writing": round(commit.writing, 6),
-    }
+    record = commit.record
+    roots = {"record": record.digest.hex(), "state_root": record.state_root.hex(), "run_root": commit.run_root.hex()}
+    place = {"event": "checkpoint", "step": record.step, "count": commit.count}
+    return {**place, **roots, "signed": commit.head is not None, **_times(commit, "hashing", "writing")}
 
 
 def end_event(step: int, run_root: str, tally: "Tally", log_bytes: int) -> dict[str, Any]:
     """The run has reached its last step, or the step that was asked for."""
-    return {
-        "event": "end",
-        "step": step,
-        "run_root": run_root,
-        "seconds": round(tally.seconds, 6),
-        "steps_per_second": round(tally.steps_per_second, 6),
-        "share": {name: round(value, 6) for name, value in tally.share().items()},
-        "entries": tally.entries,
-        "log_bytes": log_bytes,
-    }
+    times = _times(tally, "seconds", "steps_per_second")
+    share = {name: round(value, 6) for name, value in tally.share().items()}
+    sizes = {"entries": tally.entries, "log_bytes": log_bytes}
+    return {"event": "end", "step": step, "run_root": run_root, **times, "share": share, **sizes}
+
+
+def _times(of: object, *names: str) -> dict[str, float]:
+    return {name: round(getattr(of, name), 6) for name in names}
 
 
 def as_line(event: dict[str, Any]) -> str:

@@ -3,11 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 AnyFunction = Callable[..., Any]
+FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def number(option: str, low: int, high: int | None, default: int, text: str) -> Callable[[AnyFunction], AnyFunction]:
+    """An option for an integer from `low` to `high`, if there is a highest."""
+    return click.option(option, type=click.IntRange(low, high), default=default, show_default=True, help=text)
 
 
 def task_argument(function: AnyFunction) -> AnyFunction:

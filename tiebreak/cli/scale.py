@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiebreak import api
-from tiebreak.cli.options import write_json
+from tiebreak.cli.options import FILE, NEW_FILE, number, write_json
 from tiebreak.engine.run.retention import Keep
 from tiebreak.sim.incentives.costs import (
     MOST,
@@ -28,7 +28,6 @@ from tiebreak.sim.incentives.costs import (
 from tiebreak.sim.incentives.counts import Counts, counts_of, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import FIGURES, WORST
 
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 MEANS: Final = {
     "memory_bytes": ("--memory", "Bytes of memory of a machine."),
@@ -42,10 +41,6 @@ MEANS: Final = {
 }
 
 
-def _number(option: str, default: int, most: int, text: str) -> Callable[[Any], Any]:
-    return click.option(option, type=click.IntRange(1, most), default=default, show_default=True, help=text)
-
-
 def _means(function: Callable[..., Any]) -> Callable[..., Any]:
     for field in reversed(fields(Means)):
         option, text = MEANS[field.name]
@@ -55,23 +50,22 @@ def _means(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@_number("--parameters", 124_439_808, 10**15, "Size of the model: GPT-2 with AdamW, of about so many parameters.")
-@click.option("--program", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A captured program (program.tbp), instead of --parameters.")  # fmt: skip
-@_number("--sequence", 1024, 1 << 20, "Tokens of a sequence, with --parameters.")
-@_number("--batch", 8, 1 << 20, "Sequences of a step, with --parameters.")
-@_number("--steps", 10_000, 10**12, "Steps of a job.")
-@_number("--checkpoint-interval", 10, 10**12, "Steps from checkpoint to checkpoint.")
-@_number("--jobs", 1, 10**12, "Jobs of this kind.")
+@number("--parameters", 1, 10**15, 124_439_808, "Size of the model: GPT-2 with AdamW, of about so many parameters.")
+@click.option("--program", type=FILE, help="A captured program (program.tbp), instead of --parameters.")
+@number("--sequence", 1, 1 << 20, 1024, "Tokens of a sequence, with --parameters.")
+@number("--batch", 1, 1 << 20, 8, "Sequences of a step, with --parameters.")
+@number("--steps", 1, 10**12, 10_000, "Steps of a job.")
+@number("--checkpoint-interval", 1, 10**12, 10, "Steps from checkpoint to checkpoint.")
+@number("--jobs", 1, 10**12, 1, "Jobs of this kind.")
 @click.option("--disputed", type=click.FloatRange(0, 1), default=0.01, show_default=True,
               help="Share of the jobs with a dispute.")  # fmt: skip
-@_number("--levels", 5, 5, "Levels of a tree that a move of a dispute shows.")
-@_number("--window", 24 * 3600, 10**9, "Seconds within which a trainer has to post its next head, as in the job.")
+@number("--levels", 1, 5, 5, "Levels of a tree that a move of a dispute shows.")
+@number("--window", 1, 10**9, 24 * 3600, "Seconds within which a trainer has to post its next head, as in the job.")
 @click.option("--keep", default="all", show_default=True, help="Checkpoints that stay on disk: all, every:M or last.")
 @click.option("--step-seconds", type=POSITIVE,
               help="Seconds of a step of yours in plain FP32 PyTorch, on your device [default: one core].")  # fmt: skip
 @_means
-@click.option("--json", "output", type=FILE, help="Write costs and limits into this file, too.")
+@click.option("--json", "output", type=NEW_FILE, help="Write costs and limits into this file, too.")
 def scale(**options: Any) -> None:
     """Estimate what a job of any size costs, and what gives way first when it grows.
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tiebreak import api
-from tiebreak.cli.options import output_option
+from tiebreak.cli.options import number, output_option
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.sim.games.line import MAX_GAME, MAX_SEED
 from tiebreak.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES
@@ -29,21 +29,14 @@ class PromiseBroken(VerificationError):
 
 
 @click.command()
-@click.option(
-    "--games", "-n", type=click.IntRange(1, MAX_GAME + 1), default=100, show_default=True, help="Number of games."
-)
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True,
-              help="Determines all games, on every machine.")  # fmt: skip
+@click.option("--games", "-n", type=click.IntRange(1, MAX_GAME + 1), default=100, show_default=True,
+              help="Number of games.")  # fmt: skip
+@number("--seed", 0, MAX_SEED, 0, "Determines all games, on every machine.")
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
               help=f"Which games: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
               f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
-@click.option(
-    "--processes",
-    "-j",
-    type=click.IntRange(1, MAX_PROCESSES),
-    default=None,
-    help="Processes that play.  [default: one for each core]",
-)
+@click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),
+              help="Processes that play.  [default: one for each core]")  # fmt: skip
 @output_option("simulation", "Folder for games.jsonl, summary.json, summary.md and violations.txt.")
 @click.option("--resume", is_flag=True, help="Continue with the games that are in the folder already.")
 @click.option("--replay", metavar="LINE", help="Play one game again, from its line, and tell it move by move.")

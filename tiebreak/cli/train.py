@@ -9,7 +9,7 @@ import click
 from tiebreak import api
 from tiebreak.cli.events import as_line, checkpoint_event, end_event, start_event, step_event
 from tiebreak.cli.keyfiles import load_key
-from tiebreak.cli.options import device_option, permute_option, threads_option
+from tiebreak.cli.options import FILE, FOLDER, device_option, permute_option, threads_option
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--key",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    required=True,
-    help="The trainer's key file; it signs a head at every checkpoint.",
-)
+@click.argument("run", type=FOLDER)
+@click.option("--key", type=FILE, required=True, help="The trainer's key file; it signs a head at every checkpoint.")
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
 @click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still owed).")
 @click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",

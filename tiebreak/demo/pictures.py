@@ -4,27 +4,37 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from matplotlib.figure import Figure
-
-from tiebreak.demo.drawing import INK, drawn, to_svg
 from tiebreak.demo.results import DisputeResult, JobResult, WalkStep
+
+WIDTH: Final = 380
+HEIGHT: Final = 200
+LEFT: Final = 40
+BOTTOM: Final = 36
+"""Measures of the curve in units of its view box: the whole, and the margins that hold the axes' labels."""
 
 
 def loss_curve(job: JobResult) -> str:
-    """The loss at each step, with the checkpoints marked."""
-    with drawn(f"loss {job.name}"):
-        figure = Figure(figsize=(5.2, 2.7), layout="constrained")
-        axes = figure.add_subplot()
-        steps = range(1, job.steps + 1)
-        axes.plot(steps, job.losses, color=INK, linewidth=1.8)
-        ends = range(job.checkpoint_interval, job.steps + job.checkpoint_interval, job.checkpoint_interval)
-        at = [min(step, job.steps) for step in ends]
-        axes.plot(at, [job.losses[s - 1] for s in at], "o", color=INK, markersize=4.5, label="signed head")
-        axes.set(xlabel="step", ylabel="loss", xlim=(0, job.steps + 1))
-        axes.set_ylim(bottom=0)
-        axes.grid(axis="y", alpha=0.18, color=INK)
-        axes.legend(frameon=False, loc="upper right")
-        return to_svg(figure, f"Loss of job {job.name} by step")
+    """The loss at each step, with a dot where a head was signed."""
+    most = max(*job.losses, 1e-9)
+
+    def at(step: int, loss: float) -> tuple[float, float]:
+        return LEFT + (WIDTH - LEFT - 8) * step / job.steps, HEIGHT - BOTTOM - (HEIGHT - BOTTOM - 10) * loss / most
+
+    points = [at(step, loss) for step, loss in enumerate(job.losses, start=1)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    parts = [f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.8"/>']
+    for end in range(job.checkpoint_interval, job.steps + job.checkpoint_interval, job.checkpoint_interval):
+        x, y = points[min(end, job.steps) - 1]
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+    for loss in (0.0, most / 2, most):
+        y = at(0, loss)[1]
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".18"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{loss:.2g}</text>')
+    words = {at(1, 0)[0]: "1", at(job.steps, 0)[0]: str(job.steps), WIDTH / 2: "steps; a dot is a signed head"}
+    parts += [f'<text x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{text}</text>' for x, text in words.items()]
+    label = escape(f"Loss of job {job.name} by step")
+    style = 'fill="currentColor" font-size="12"'
+    return f'<svg role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}" {style}>{"".join(parts)}</svg>'
 
 
 TREES: Final = {

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -53,6 +54,14 @@ class Trained:
         return self.run.heads()[-1]
 
 
+class _Computed(NamedTuple):
+    root: str
+    losses: tuple[float, ...]
+    gas: list[int]
+    """Of each head that was posted."""
+    seconds: float
+
+
 def agree(market: Market, task: Task, folder: Path, console: Console, terms: Terms) -> tuple[Compiled, RunDirectory]:
     """Captures the task, has client and trainer sign the job, and puts it on the board."""
     started = time.perf_counter()
@@ -79,12 +88,11 @@ def agree(market: Market, task: Task, folder: Path, console: Console, terms: Ter
     return compiled, run
 
 
-def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
-    """Trains honestly, signs and posts a head at every checkpoint, and measures the model before and after."""
-    interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
+def _compute(market: Market, run: RunDirectory, interpreter: Interpreter, title: str, console: Console) -> _Computed:
+    """Computes the run, and signs and posts a head at every checkpoint."""
     posted: list[int] = []
     losses: list[float] = []
-    with training_progress(console, f"training {task.name}", task.steps) as on_step:
+    with training_progress(console, title, run.job.steps) as on_step:
 
         def told(progress: Progress) -> None:
             losses.append(progress.loss)
@@ -96,34 +104,22 @@ def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, con
 
         started = time.perf_counter()
         root = Worker(run, interpreter, key=market.parties.trainer, on_progress=told, on_commit=post).work()
-        seconds = time.perf_counter() - started
+        return _Computed(root.hex(), tuple(losses), posted, time.perf_counter() - started)
+
+
+def train(market: Market, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
+    """Trains honestly, and measures the model before and after."""
+    interpreter = make_interpreter(compiled.program, job=run.job, threads=TRAINER_THREADS)
+    done = _compute(market, run, interpreter, f"training {task.name}", console)
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))
     _, plain_run = plain.train(task)
     console.print(
-        f"{task.name}: {metric} {before[metric]:.3f} → {after[metric]:.3f} in {seconds:.1f} s; {len(posted)} heads on "
-        f"chain ({max(posted):,} gas at most); run root {short(root.hex())}",
+        f"{task.name}: {metric} {before[metric]:.3f} → {after[metric]:.3f} in {done.seconds:.1f} s; "
+        f"{len(done.gas)} heads on chain ({max(done.gas):,} gas at most); run root {short(done.root)}",
         highlight=False,
     )
-    result = _job_result(
-        task, compiled, run, tuple(losses), (metric, before[metric], after[metric]), (seconds, plain_run.seconds),
-        interpreter.arithmetic.stats, root.hex(),
-    )  # fmt: skip
-    return Trained(task, compiled, run.agreement, run, interpreter, result)
-
-
-def _job_result(
-    task: Task,
-    compiled: Compiled,
-    run: RunDirectory,
-    losses: tuple[float, ...],
-    metric: tuple[str, float, float],
-    seconds: tuple[float, float],
-    stats: Stats,
-    root: str,
-) -> JobResult:
-    job = run.job
-    return JobResult(
+    result = JobResult(
         name=task.name,
         summary=f"{type(task.model).__name__}, {type(task.optimizer).__name__}, batch {task.batch.size}",
         parameters=sum(p.numel() for p in task.model.parameters()),
@@ -131,28 +127,33 @@ def _job_result(
         states=len(compiled.program.commits),
         steps=task.steps,
         checkpoint_interval=task.checkpoint_interval,
-        program_root=job.program_root.hex(),
-        initial_state_root=job.initial_state_root.hex(),
-        data_root=job.data_root.hex(),
-        job_id=job.id.hex(),
-        run_root=root,
-        losses=losses,
-        metric=metric[0],
-        metric_before=metric[1],
-        metric_after=metric[2],
-        seconds=seconds[0],
-        plain_seconds=seconds[1],
-        rounding=tuple(
-            RoundingCount(
-                kind=kind,
-                elements=counts.elements,
-                undecided=counts.undecided,
-                integers=counts.undecided_twice,
-                fp64_differs=counts.double_rounded,
-            )
-            for kind, counts in stats.kinds.items()
-            if counts.elements
-        ),
+        program_root=run.job.program_root.hex(),
+        initial_state_root=run.job.initial_state_root.hex(),
+        data_root=run.job.data_root.hex(),
+        job_id=run.job.id.hex(),
+        run_root=done.root,
+        losses=done.losses,
+        metric=metric,
+        metric_before=before[metric],
+        metric_after=after[metric],
+        seconds=done.seconds,
+        plain_seconds=plain_run.seconds,
+        rounding=_rounding(interpreter.arithmetic.stats),
+    )
+    return Trained(task, compiled, run.agreement, run, interpreter, result)
+
+
+def _rounding(stats: Stats) -> tuple[RoundingCount, ...]:
+    return tuple(
+        RoundingCount(
+            kind=kind,
+            elements=counts.elements,
+            undecided=counts.undecided,
+            integers=counts.undecided_twice,
+            fp64_differs=counts.double_rounded,
+        )
+        for kind, counts in stats.kinds.items()
+        if counts.elements
     )
 
 
