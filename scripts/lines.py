@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 BUDGETS = {
-    "tiebreak/protocol/": 10_100,
+    "tiebreak/protocol/": 9_500,
     "tiebreak/engine/": 17_500,
     "tiebreak/sim/": 12_500,
     "tiebreak/": 6_250,  # api, cli, demo: everything that is in none of the folders above

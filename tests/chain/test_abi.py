@@ -18,11 +18,11 @@ from tiebreak.protocol.chain import ChainError, JobStatus, Outcome
 from tiebreak.protocol.chain.abi import decode_revert, entries, read_log, snake_case
 from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, load_artifact
 from tiebreak.protocol.chain.calls import MOVE_KINDS, Call, read_move
-from tiebreak.protocol.commitments.eip712 import camel_case, encode_type
+from tiebreak.protocol.commitments.eip712 import encode_type
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.game.moves import MOVES, Move, Phase, Prove, StateWitness
 from tiebreak.protocol.game.rules import Level, Reason
-from tiebreak.protocol.packing import Data, Kind, ListOf, OneOf, Raw, Record, Uint
+from tiebreak.protocol.packing import Data, Kind, ListOf, OneOf, Raw, Record, Uint, camel_case
 
 ENTRIES = [(contract, entry) for contract in CONTRACTS for entry in load_artifact(contract).abi]
 Items = list[dict[str, Any]]

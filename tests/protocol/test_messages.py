@@ -1,6 +1,7 @@
 """Messages: one encoding each, and a chain that nothing foreign gets into."""
 
 import contextlib
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,8 @@ from tiebreak.protocol.game.moves import (
     unpack_move,
 )
 from tiebreak.protocol.game.sides import choose
-from tiebreak.protocol.packing import pack, unpack
+from tiebreak.protocol.packing import OneOf, pack, read_json, unpack
+from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
 
 digests = st.binary(min_size=32, max_size=32)
@@ -119,6 +121,55 @@ def test_a_message_comes_back(message: Message) -> None:
     encoded = message.encode()
     assert Message.decode(encoded) == message
     assert message.hash == message_hash(encoded)
+
+
+MESSAGE = OneOf((Message,))
+
+
+@given(messages)
+def test_a_message_comes_back_from_json(message: Message) -> None:
+    text = json.dumps(message.to_json())
+    assert read_json(MESSAGE, "message", parse_json(text.encode(), 8)) == message
+
+
+@settings(max_examples=150)
+@given(messages, st.data())
+def test_json_has_one_form_and_its_fields_alone(message: Message, data: st.DataObject) -> None:
+    """Any change of a value, name or spelling is refused, or is the form of another message."""
+    item = message.to_json()
+    places = [(item, key) for key in item] + [(item["move"], key) for key in item["move"]]
+    holder, key = data.draw(st.sampled_from(places))
+    found = holder[key]
+    changed = [None, True, 1.0, -1, "", "0X00", f"{found} ", f"0{found}", [found], {"a": found}, str(found).upper()]
+    new = data.draw(st.sampled_from(["drop", "add", *changed]))
+    if new == "drop":
+        del holder[key]
+    elif new == "add":
+        holder["more"] = 1
+    else:
+        holder[key] = new
+    with contextlib.suppress(EncodingError):
+        other = read_json(MESSAGE, "message", item)
+        assert json.dumps(other.to_json(), sort_keys=True) == json.dumps(item, sort_keys=True)
+        assert (other == message) == (new == found and type(new) is type(found))
+
+
+def test_json_is_spelled_as_in_the_contracts() -> None:
+    move = {"kind": "select", "node": "0x" + "03" * 32, "index": 1, "siblings": ["0x" + "00" * 32]}
+    item = message(SECOND, sequence=1 << 60).to_json()
+    assert item["sequence"] == str(1 << 60)
+    assert item["move"].items() >= move.items()
+    for wrong in (
+        {**item, "sequence": 1},
+        {**item, "jobId": "0x" + "AB" * 32},
+        {**item, "move": {"kind": "leap"}},
+        [],
+        7,
+    ):
+        with pytest.raises(EncodingError, match="message: expected the JSON form"):
+            read_json(MESSAGE, "message", wrong)
+    with pytest.raises(ValueError, match="a name appears twice"):
+        parse_json(b'{"kind": "concede", "kind": "concede"}', 8)
 
 
 @settings(max_examples=150)

@@ -133,9 +133,9 @@ def test_a_head_that_does_not_follow_from_the_records(
     capsys.readouterr()
     assert parties.audit(folder, tmp_path / "replay") == 2
     assert (
-        "AuditFailure: the signed root is not that of the program's 3 checkpoints\n  run root "
-        in capsys.readouterr().err
-    )
+        "AuditFailure: the signed root is not that of the program's 3 checkpoints; `tiebreak dispute "
+        f"{folder} {tmp_path / 'replay'}` shows what it opens to\n  run root "
+    ) in capsys.readouterr().err
 
 
 def test_a_forged_signature_is_no_head(parties: Parties, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

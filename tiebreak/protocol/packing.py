@@ -2,10 +2,12 @@
 
 The decoder reads with msgpack, encodes the result again and compares the bytes, which catches trailing bytes and any
 encoding that is not the shortest. A `Record` declares its fields once, as annotations such as `U32` or `Bytes32`; its
-array form, the checks of its values, its calldata (`tiebreak.protocol.chain.calls`) and its EIP-712 type
+array form, its JSON, the checks of its values, its calldata (`tiebreak.protocol.chain.calls`) and its EIP-712 type
 (`tiebreak.protocol.commitments.eip712`) follow from them. Every malformed input raises `EncodingError`.
 """
 
+import json
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -98,6 +100,14 @@ class Kind:
         """Convert a packed item back to a field value. The result is checked only when the record is constructed."""
         return item
 
+    def to_json(self, value: Any) -> Any:
+        """Convert a field value to what stands for it in JSON: here, bytes as hexadecimal."""
+        return "0x" + value.hex()
+
+    def parse(self, item: Any) -> Any:
+        """Convert from JSON for `read_json`. For what `to_json` never makes, it may raise or return anything."""
+        return bytes.fromhex(item[2:])
+
 
 @dataclass(frozen=True, slots=True)
 class Uint(Kind):
@@ -118,6 +128,12 @@ class Uint(Kind):
 
     def unpack(self, name: str, item: Any) -> Any:
         return item if self.bits <= 64 else int.from_bytes(check_bytes(name, item, self.bits // 8), "big")
+
+    def to_json(self, value: Any) -> Any:
+        return value if self.bits <= 32 else str(value)  # many readers hold numbers as FP64
+
+    def parse(self, item: Any) -> Any:
+        return int(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +180,12 @@ class ListOf(Kind):
             raise EncodingError(f"{name}: expected an array, got {type(item).__name__}")
         return tuple(self.item.unpack(name, value) for value in item)
 
+    def to_json(self, value: Any) -> Any:
+        return list(map(self.item.to_json, value))
+
+    def parse(self, item: Any) -> Any:
+        return tuple(map(self.item.parse, item))
+
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Kind):
@@ -186,6 +208,12 @@ class OneOf(Kind):
             return None
         found = next((kind for kind in self.types if len(kind.kinds()) == length), self.types[0])
         return found.unpack(name, item)
+
+    def to_json(self, value: Any) -> Any:
+        return None if value is None else value.to_json()
+
+    def parse(self, item: Any) -> Any:
+        return None if item is None else next(kind for kind in self.types if len(kind.kinds()) == len(item)).parse(item)
 
 
 U8 = Annotated[int, Uint(8)]
@@ -223,6 +251,32 @@ class Record:
         kinds = cls.kinds()
         found = Fields(name, item, len(kinds))
         return cls(**{field: kind.unpack(*found.next()) for field, kind in kinds.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as an object with the contracts' field names."""
+        return {camel_case(name): kind.to_json(getattr(self, name)) for name, kind in self.kinds().items()}
+
+    @classmethod
+    def parse(cls, item: dict[str, Any]) -> Self:
+        """Convert from JSON, as `read_json` asks."""
+        return cls(**{name: kind.parse(item[camel_case(name)]) for name, kind in cls.kinds().items()})
+
+
+def read_json(kind: Kind, name: str, item: Any) -> Any:
+    """Invert `kind.to_json` for a value of `parse_json`. Raises `EncodingError` for all that `to_json` never makes."""
+    try:
+        value = kind.parse(item)
+        kind.check(name, value)
+        if json.dumps(kind.to_json(value), sort_keys=True) == json.dumps(item, sort_keys=True):
+            return value
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError, EncodingError) as error:
+        raise EncodingError(f"{name}: expected the JSON form, got {str(item)[:80]!r}: {error}") from error
+    raise EncodingError(f"{name}: expected the JSON form, got other fields or spellings in {str(item)[:80]!r}")
+
+
+def camel_case(name: str) -> str:
+    """Convert Python's spelling to that of Solidity, EIP-712 and JSON: `loss_bits` to `lossBits`."""
+    return re.sub("_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 @cache

@@ -9,7 +9,8 @@ from tiebreak.protocol.chain.client import Chain, Creation, Deployment
 from tiebreak.protocol.chain.embedded import EmbeddedChain
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.node import Signer
-from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, JobStatus, Outcome, Receipt
+from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Outcome, Receipt
+from tiebreak.protocol.parties.board import JobStatus
 
 __all__ = [
     "Call",

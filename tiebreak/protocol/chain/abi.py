@@ -18,9 +18,10 @@ from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
 from tiebreak.protocol.chain.errors import Reverted
-from tiebreak.protocol.chain.records import JobStatus, Outcome
+from tiebreak.protocol.chain.records import Outcome
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.state import Reason
+from tiebreak.protocol.parties.board import JobStatus
 
 _ENUMS: Final = {"IJobBoard.JobStatus": JobStatus, "IGame.Verdict": Outcome, "IGame.Reason": Reason}
 _BUILT_IN: Final = (("Error", "message", "string"), ("Panic", "code", "uint256"))
@@ -45,7 +46,6 @@ class Field:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Field":
-        """Read a field from an ABI's JSON."""
         members = tuple(map(cls.of, entry.get("components", ())))
         kind = str(entry["type"])
         if members:
@@ -90,7 +90,6 @@ class Entry:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Entry":
-        """Read an entry from an ABI's JSON."""
         name, inputs = str(entry["name"]), tuple(map(Field.of, entry["inputs"]))
         signature = f"{name}({','.join(field.type for field in inputs)})"
         return cls(name, inputs, tuple(map(Field.of, entry.get("outputs", ()))), bytes(keccak(signature.encode())))

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from tiebreak.protocol.chain.abi import Entry, entries, named
 from tiebreak.protocol.chain.errors import ChainError
-from tiebreak.protocol.commitments.eip712 import Address, camel_case
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.packing import Packed
+from tiebreak.protocol.packing import Packed, camel_case
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES
 from tiebreak.protocol.tags import Digest
 

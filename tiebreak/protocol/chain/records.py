@@ -6,9 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from tiebreak.protocol.chain.errors import Reverted
-from tiebreak.protocol.parties.board import JobStatus
-
-__all__ = ["Event", "GameRecord", "JobRecord", "JobStatus", "Outcome", "Receipt"]
 
 
 class Outcome(IntEnum):

@@ -9,7 +9,6 @@ of a struct follows from the kinds of its fields (`tiebreak.protocol.packing`). 
     digest           = keccak(0x19 0x01 || domain separator || hashStruct)
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Final, NewType
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.codec import check_bytes, check_uint
-from tiebreak.protocol.packing import Kind, Raw, Uint
+from tiebreak.protocol.packing import Kind, Raw, Uint, camel_case
 from tiebreak.protocol.tags import Digest
 
 Address = NewType("Address", bytes)
@@ -45,11 +44,6 @@ class Domain:
 
 OFF_CHAIN: Final = Domain(chain_id=0, contract=Address(bytes(20)))
 """The domain of jobs that are not settled by a contract."""
-
-
-def camel_case(name: str) -> str:
-    """Convert Python's spelling to that of Solidity and EIP-712: `loss_bits` to `lossBits`."""
-    return re.sub("_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 @cache

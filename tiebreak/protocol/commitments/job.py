@@ -18,7 +18,7 @@ from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
 from tiebreak.protocol.commitments.terms import MAX_SECONDS
-from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.isa import MAX_INSTRUCTIONS
@@ -31,6 +31,7 @@ PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
+_VERSION: Final = Uint(8, FILE_VERSION, FILE_VERSION)
 
 Account = Annotated[Address, Raw(ADDRESS_BYTES)]
 Count = Annotated[int, Uint(32, 1, MAX_INSTRUCTIONS)]
@@ -172,7 +173,7 @@ class SignedJob:
     def decode(cls, data: bytes) -> "SignedJob":
         """Read a job file. The signatures are not checked yet. Raises `VerificationError`."""
         top = Fields("job file", unpack(data, MAX_JOB_BYTES), 6)
-        _check_version(top)
+        top.take(_VERSION)
         domain = Domain(chain_id=top.take(Uint(256)), contract=top.take(Raw(ADDRESS_BYTES)))
         job = Job.unpack(*top.next())
         signatures = [top.take(Raw(keys.SIGNATURE_BYTES)) for _ in range(2)]
@@ -222,7 +223,7 @@ class SignedHead:
     def decode(cls, data: bytes) -> "SignedHead":
         """Read a head file. The signature is not checked yet. Raises `VerificationError`."""
         top = Fields("head file", unpack(data, MAX_JOB_BYTES), 5)
-        _check_version(top)
+        top.take(_VERSION)
         head = Head.unpack("head", [top.next()[1] for _ in range(3)])
         return cls(head=head, signature=top.take(Raw(keys.SIGNATURE_BYTES)))
 
@@ -232,8 +233,3 @@ def game_id(head: Head, domain: Domain, challenger: bytes, nonce: int) -> Digest
     check_bytes("challenger", challenger, 20)
     encoded_nonce = check_uint("nonce", nonce, 64).to_bytes(8, "big")
     return tagged_hash(Tag.GAME, head.job_id, head.digest(domain), challenger, encoded_nonce)
-
-
-def _check_version(top: Fields) -> None:
-    if (version := top.take(Uint(64))) != FILE_VERSION:
-        raise EncodingError(f"file version: expected {FILE_VERSION}, got {version}")

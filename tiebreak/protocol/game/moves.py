@@ -32,6 +32,7 @@ from tiebreak.protocol.packing import (
     Raw,
     Record,
     Uint,
+    camel_case,
 )
 from tiebreak.protocol.program.isa import MAX_INSTRUCTION_BYTES, MAX_RANK
 
@@ -274,6 +275,12 @@ class AnyMove(Kind):
     def unpack(self, name: str, item: Any) -> Any:
         fields = Fields(name, item, 2)
         return unpack_move(fields.take(Uint(8)), fields.next()[1])
+
+    def to_json(self, value: Any) -> Any:
+        return {"kind": camel_case(kind_name(value)), **value.to_json()}
+
+    def parse(self, item: Any) -> Any:
+        return next(move for move in MOVES.values() if camel_case(kind_name(move)) == item["kind"]).parse(item)
 
 
 def unpack_move(kind: int, body: Any) -> Move:

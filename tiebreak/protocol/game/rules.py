@@ -43,23 +43,8 @@ from tiebreak.protocol.commitments.records import (
     tensor_id,
 )
 from tiebreak.protocol.errors import EncodingError, IllegalMove, VerificationError
-from tiebreak.protocol.game import proof, seals
-from tiebreak.protocol.game.moves import (
-    NO_SEAL,
-    Concede,
-    Descend,
-    Move,
-    OpenChunk,
-    OpenSteps,
-    OpenTensor,
-    OpenTerms,
-    OpenValues,
-    Phase,
-    Prove,
-    Select,
-    SelectElement,
-    Side,
-)
+from tiebreak.protocol.game import moves, proof, seals
+from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Phase, Prove, Select, SelectElement, Side
 from tiebreak.protocol.game.state import GameState, Level, Reason, Verdict
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, Opcode
@@ -234,7 +219,7 @@ def _root_over(job: Job, nodes: tuple[bytes, ...], depth: int) -> Digest:
     return fold_nodes(nodes)
 
 
-def _descend(state: GameState, move: Descend) -> GameState:
+def _descend(state: GameState, move: moves.Descend) -> GameState:
     root = _root_over(state.job, move.nodes, state.height)
     _tie(root == state.node, "the revealed nodes do not fold to the node above them")
     return replace(state, phase=Phase.SELECT)
@@ -259,7 +244,7 @@ def _select(state: GameState, move: Select) -> GameState:
     return state if height else _leaf(state)
 
 
-def _open_steps(state: GameState, move: OpenSteps) -> GameState:
+def _open_steps(state: GameState, move: moves.OpenSteps) -> GameState:
     steps = state.job.segment_steps(state.checkpoint)
     _require_count("siblings", depth_of(steps), len(move.siblings))
     root = _root_over(state.job, move.nodes, depth_of(steps))
@@ -275,13 +260,13 @@ def _open_steps(state: GameState, move: OpenSteps) -> GameState:
     return _enter_steps(state, root, depth_of(steps))
 
 
-def _record(step: int, move: OpenSteps | OpenValues) -> StepRecord:
+def _record(step: int, move: moves.OpenSteps | moves.OpenValues) -> StepRecord:
     return StepRecord(
         step=step, state_root=Digest(move.state_root), loss_bits=move.loss_bits, log_root=Digest(move.log_root)
     )
 
 
-def _open_values(state: GameState, move: OpenValues) -> GameState:
+def _open_values(state: GameState, move: moves.OpenValues) -> GameState:
     job, depth = state.job, state.job.half_depth
     _require_count("siblings", depth, len(move.siblings))
     value_root = _root_over(job, move.nodes, depth + 1)
@@ -299,7 +284,7 @@ def _open_values(state: GameState, move: OpenValues) -> GameState:
     return _enter(state, Level.VALUES, value_root, depth + 1)
 
 
-def _check_log_shape(state: GameState, move: OpenValues) -> None:
+def _check_log_shape(state: GameState, move: moves.OpenValues) -> None:
     if state.job.is_logged:
         _require_count("log siblings", depth_of(state.job.segment_steps(state.checkpoint)), len(move.log_siblings))
     else:
@@ -307,7 +292,7 @@ def _check_log_shape(state: GameState, move: OpenValues) -> None:
         _require_no_log("the values under policy exact", is_empty)
 
 
-def _tie_step_log(state: GameState, move: OpenValues) -> None:
+def _tie_step_log(state: GameState, move: moves.OpenValues) -> None:
     """Tie the step log to the record's log root, which all records of a segment share with the checkpoint."""
     job = state.job
     if not job.is_logged:
@@ -320,7 +305,7 @@ def _tie_step_log(state: GameState, move: OpenValues) -> None:
     _tie(found == move.log_root, "the step log is not the step's under the log root")
 
 
-def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
+def _open_tensor(state: GameState, move: moves.OpenTensor) -> GameState:
     _require_count("siblings", state.job.half_depth + 1, len(move.siblings))
     digest = instruction_digest(move.instruction)
     found = fold(digest, state.leaf, move.siblings)
@@ -337,7 +322,7 @@ def _open_tensor(state: GameState, move: OpenTensor) -> GameState:
     return _enter(state, Level.CHUNKS, root, depth)
 
 
-def _open_chunk(state: GameState, move: OpenChunk) -> GameState:
+def _open_chunk(state: GameState, move: moves.OpenChunk) -> GameState:
     if state.is_logged_sum:
         _require_count("log siblings", state.depth + state.job.half_depth, len(move.siblings))
     else:
@@ -371,7 +356,7 @@ def _select_element(state: GameState, move: SelectElement) -> GameState:
     return replace(state, seal=move.seal, phase=Phase.PROVE)
 
 
-def _open_terms(state: GameState, move: OpenTerms) -> GameState:
+def _open_terms(state: GameState, move: moves.OpenTerms) -> GameState:
     assert state.operation is not None  # opened in OPEN_TENSOR
     leaves = -(-state.terms // TERMS_PER_LEAF)
     _require_count("siblings", depth_of(leaves), len(move.siblings))

@@ -17,27 +17,8 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf
 from tiebreak.protocol.errors import StateError, VerificationError
-from tiebreak.protocol.game import seals
-from tiebreak.protocol.game.moves import (
-    NO_SEAL,
-    Concede,
-    Descend,
-    Move,
-    OpenChunk,
-    Opening,
-    OpenSteps,
-    OpenTensor,
-    OpenTerms,
-    OpenValues,
-    Phase,
-    Prove,
-    Select,
-    SelectElement,
-    StateWitness,
-    TensorWitness,
-    Witness,
-    kind_name,
-)
+from tiebreak.protocol.game import moves, seals
+from tiebreak.protocol.game.moves import NO_SEAL, Concede, Move, Opening, Phase, Prove, Select, SelectElement, kind_name
 from tiebreak.protocol.game.proof import record_place
 from tiebreak.protocol.game.referee import build_openings
 from tiebreak.protocol.game.rules import apply, judge
@@ -136,7 +117,7 @@ class Defender:
         match state.phase:
             case Phase.DESCEND:
                 tree = level_tree(self.oracle, state)
-                return Descend(nodes=tuple(tree.below(state.height, state.position, state.levels)))
+                return moves.Descend(nodes=tuple(tree.below(state.height, state.position, state.levels)))
             case Phase.OPEN_STEPS:
                 return self._open_steps(state)
             case Phase.OPEN_VALUES:
@@ -149,17 +130,17 @@ class Defender:
                 return self._open_terms(state)
         raise StateError(f"expected a phase in which the defender moves, got {state.phase.name}")
 
-    def _open_steps(self, state: GameState) -> OpenSteps:
+    def _open_steps(self, state: GameState) -> moves.OpenSteps:
         tree, last = self.oracle.steps_tree(state.checkpoint), state.job.segment_steps(state.checkpoint) - 1
-        plain = OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(last)))
+        plain = moves.OpenSteps(nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(last)))
         if not state.job.is_logged:
             return plain
         record = self.oracle.record(state.job.last_step(state.checkpoint))
         return replace(plain, state_root=record.state_root, loss_bits=record.loss_bits, log_root=record.log_root)
 
-    def _open_values(self, state: GameState) -> OpenValues:
+    def _open_values(self, state: GameState) -> moves.OpenValues:
         record, tree = self.oracle.record(state.step), self.oracle.value_tree(state.step)
-        plain = OpenValues(
+        plain = moves.OpenValues(
             state_root=record.state_root,
             loss_bits=record.loss_bits,
             log_root=record.log_root,
@@ -173,25 +154,25 @@ class Defender:
         place = state.step - first
         return replace(plain, step_log=logs[place], log_siblings=tuple(logs_tree(logs).proof(place)))
 
-    def _open_chunk(self, state: GameState) -> OpenChunk:
+    def _open_chunk(self, state: GameState) -> moves.OpenChunk:
         chunk = _chunk(self.oracle, state)
         if not state.is_logged_sum:
-            return OpenChunk(chunk=chunk)
+            return moves.OpenChunk(chunk=chunk)
         tree = self.oracle.log_tree(state.step)
         siblings = tuple(tree.proof(state.leaf, state.chunk))
-        return OpenChunk(chunk=chunk, word=tree.word(state.leaf, state.chunk), siblings=siblings)
+        return moves.OpenChunk(chunk=chunk, word=tree.word(state.leaf, state.chunk), siblings=siblings)
 
-    def _open_tensor(self, state: GameState) -> OpenTensor:
+    def _open_tensor(self, state: GameState) -> moves.OpenTensor:
         program = self.oracle.program
         encoded, siblings = program.encoded_at(state.leaf), tuple(program.tree.proof(state.leaf))
         if program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
-            return OpenTensor(instruction=encoded, siblings=siblings, nodes=())
+            return moves.OpenTensor(instruction=encoded, siblings=siblings, nodes=())
         tree = self.oracle.tensor_tree(state.step, state.leaf)
-        return OpenTensor(instruction=encoded, siblings=siblings, nodes=first_nodes(tree, state.job))
+        return moves.OpenTensor(instruction=encoded, siblings=siblings, nodes=first_nodes(tree, state.job))
 
-    def _open_terms(self, state: GameState) -> OpenTerms:
+    def _open_terms(self, state: GameState) -> moves.OpenTerms:
         tree = self.oracle.accumulators(state.step, state.leaf, state.element)
-        return OpenTerms(
+        return moves.OpenTerms(
             nodes=first_nodes(tree, state.job),
             accumulator=tree.last,
             siblings=tuple(tree.proof(tree.count - 1)),
@@ -245,10 +226,13 @@ class Challenger:
     def move(self, state: GameState, answered: Move | None) -> Move:
         self.learn(state, answered)
         match state.phase, answered:
-            case Phase.SELECT, Descend() | OpenSteps() | OpenValues() | OpenTensor() | OpenTerms():
+            case (
+                Phase.SELECT,
+                moves.Descend() | moves.OpenSteps() | moves.OpenValues() | moves.OpenTensor() | moves.OpenTerms(),
+            ):
                 plain = choose(answered.nodes, self.pick(state, answered.nodes))
                 return replace(plain, seal=self._seal(apply(state, plain, state.last)))
-            case Phase.SELECT_ELEMENT, OpenChunk(chunk=chunk):
+            case Phase.SELECT_ELEMENT, moves.OpenChunk(chunk=chunk):
                 element = SelectElement(index=self.pick_element(state, chunk), chunk=chunk)
                 return replace(element, seal=self._seal(apply(state, element, state.last)))
             case Phase.PROVE, _:
@@ -309,7 +293,7 @@ class Challenger:
         if instruction.opcode == Opcode.COMMIT:
             value = instruction.operands[0].value
             tree = self.oracle.value_tree(state.step)
-            witness = TensorWitness(tensor_id=tree.node(0, value), siblings=self._body_proof(state, tree, value))
+            witness = moves.TensorWitness(tensor_id=tree.node(0, value), siblings=self._body_proof(state, tree, value))
             return Prove(instruction=encoded, siblings=tuple(program.tree.proof(state.leaf)), witness=witness)
         if instruction.opcode == Opcode.SOURCE:
             return Prove(instruction=encoded, witness=self._source_witness(state, instruction))
@@ -338,16 +322,16 @@ class Challenger:
     def _body_proof(self, state: GameState, own: Tree, value: int) -> tuple[bytes, ...]:
         return self._paths[Level.VALUES].proof(own, value, state.job.half_depth)
 
-    def _source_witness(self, state: GameState, instruction: Instruction) -> Witness:
+    def _source_witness(self, state: GameState, instruction: Instruction) -> moves.Witness:
         if not isinstance(instruction.params, Slot):
             return None
         slot, name = instruction.params.slot, instruction.params.name
         if instruction.function == SourceKind.DATA:
             entries = [entry.params.name for entry in self.oracle.program.data_slots if isinstance(entry.params, Slot)]
             tree = Tree([data_leaf(entry, self.oracle.data_id(entry)) for entry in entries])
-            return TensorWitness(tensor_id=self.oracle.data_id(name), siblings=tuple(tree.proof(slot)))
+            return moves.TensorWitness(tensor_id=self.oracle.data_id(name), siblings=tuple(tree.proof(slot)))
         record = self.oracle.record(state.step - 1)
-        return StateWitness(
+        return moves.StateWitness(
             step=record.step,
             state_root=record.state_root,
             loss_bits=record.loss_bits,
