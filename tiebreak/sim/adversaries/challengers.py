@@ -18,8 +18,8 @@ from tiebreak.protocol.game.moves import (
     Select,
     SelectElement,
 )
-from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.game.sides import Challenger, Oracle, Party
+from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import OPEN, Catch, Role
 from tiebreak.sim.adversaries.places import EARLY, FalseSum, Placed, between, challenger, given, seat_challenger
