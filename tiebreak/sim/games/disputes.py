@@ -16,7 +16,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.chain import Chain, EmbeddedChain, GameRecord, Outcome
+from tiebreak.protocol.chain import Chain, EmbeddedChain, GameRecord, Outcome, calls
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import StateError
@@ -67,13 +67,14 @@ class Market:
 
     def open(self, agreement: SignedJob) -> int:
         """Puts a job on the board: the client pays the reward, the trainer its stake. Returns the gas used."""
-        offered = self.chain.create_job(self.parties.client, agreement.job, agreement.trainer_signature)
-        accepted = self.chain.accept_job(self.parties.trainer, agreement.job.id)
+        job = agreement.job
+        offered = self.chain.send(self.parties.client, calls.create_job(job, agreement.trainer_signature))
+        accepted = self.chain.send(self.parties.trainer, calls.accept_job(job.id, job.trainer_stake))
         return offered.gas_used + accepted.gas_used
 
     def post(self, head: SignedHead) -> int:
         """Posts a signed head. Returns the gas used."""
-        return self.chain.post_head(self.parties.trainer, head).gas_used
+        return self.chain.send(self.parties.trainer, calls.post_head(head)).gas_used
 
     def worth(self, key: PrivateKey) -> int:
         """What a party can withdraw, in wei. Gas is paid from its balance and counted separately."""
