@@ -93,16 +93,13 @@ _UNARY = {
 }
 
 
-def _unary(function: MapFunction) -> Any:
-    def rule(c: Context, x: Ref) -> Ref:
-        """The function of the same name, correctly rounded."""
-        return c.b.map(function, c.ref(x))
-
-    return rule
+def _unary(c: Context, x: Ref, *, function: MapFunction) -> Ref:
+    """The function of the same name, correctly rounded."""
+    return c.b.map(function, c.ref(x))
 
 
 for _name, _function in _UNARY.items():
-    lowers(f"{_name}.default")(_unary(_function))
+    lowers(f"{_name}.default", function=_function)(_unary)
 
 
 @lowers("rsqrt.default")
@@ -197,47 +194,34 @@ def _common(x: Operand, y: Operand) -> DType:
     return max(kinds, key=order.__getitem__)
 
 
-def _comparison(function: MapFunction, *, swap: bool = False) -> Any:
-    def rule(c: Context, x: Operand, y: Operand) -> Ref:
-        """A comparison in the greater of both dtypes (bool < i64 < f32)."""
-        dtype = _common(x, y)
-        left, right = c.ref(x, dtype), c.ref(y, dtype)
-        return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
-
-    return rule
-
-
-for _name, _function, _swap in (
-    ("lt", MapFunction.LT, False),
-    ("le", MapFunction.LE, False),
-    ("gt", MapFunction.LT, True),
-    ("ge", MapFunction.LE, True),
-    ("eq", MapFunction.EQ, False),
-    ("ne", MapFunction.NE, False),
-):
-    lowers(f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_function, swap=_swap))
+@lowers("lt.Tensor", "lt.Scalar", function=MapFunction.LT)
+@lowers("le.Tensor", "le.Scalar", function=MapFunction.LE)
+@lowers("gt.Tensor", "gt.Scalar", function=MapFunction.LT, swap=True)
+@lowers("ge.Tensor", "ge.Scalar", function=MapFunction.LE, swap=True)
+@lowers("eq.Tensor", "eq.Scalar", function=MapFunction.EQ)
+@lowers("ne.Tensor", "ne.Scalar", function=MapFunction.NE)
+def compare(c: Context, x: Operand, y: Operand, *, function: MapFunction, swap: bool = False) -> Ref:
+    """A comparison in the greater of both dtypes (bool < i64 < f32)."""
+    dtype = _common(x, y)
+    left, right = c.ref(x, dtype), c.ref(y, dtype)
+    return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
 
 
-def _boolean(function: MapFunction) -> Any:
-    def rule(c: Context, x: Ref, y: Ref) -> Ref:
-        """Of bools."""
-        if c.dtype != DType.BOOL:
-            raise NotImplementedError("bitwise operators on integers")
-        return c.b.map(function, c.ref(x), c.ref(y))
-
-    return rule
-
-
-lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default")(_boolean(MapFunction.AND))
-lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default")(_boolean(MapFunction.OR))
-lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default")(_boolean(MapFunction.NE))
+@lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "logical_and.default", function=MapFunction.AND)
+@lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default", function=MapFunction.OR)
+@lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default", function=MapFunction.NE)
+def boolean(c: Context, x: Ref, y: Ref, *, function: MapFunction) -> Ref:
+    """Of bools."""
+    if c.dtype != DType.BOOL:
+        raise NotImplementedError("bitwise operators on integers; compare and use `where`, `//` and `%`")
+    return c.b.map(function, c.ref(x, DType.BOOL), c.ref(y, DType.BOOL))
 
 
 @lowers("bitwise_not.default", "logical_not.default")
 def logical_not(c: Context, x: Ref) -> Ref:
     """Not, of bools."""
     if c.dtype != DType.BOOL:
-        raise NotImplementedError("bitwise_not on integers")
+        raise NotImplementedError("bitwise_not on integers; it is -1 - x")
     return c.b.map(MapFunction.NOT, c.ref(x))
 
 
@@ -259,17 +243,12 @@ def copy(c: Context, _into: Ref, source: Ref, _non_blocking: bool = False) -> Re
     return c.ref(source).expand(c.shape)
 
 
-def _full(value: Scalar | None) -> Any:
-    def rule(c: Context, *args: Any, **_: Any) -> Ref:
-        """One constant at every place: a source of one element."""
-        return c.b.full(c.shape, args[-1] if value is None else value, c.dtype)
-
-    return rule
-
-
-lowers("scalar_tensor.default", "full.default", "full_like.default", "new_full.default")(_full(None))
-lowers("zeros.default", "zeros_like.default", "new_zeros.default")(_full(0))
-lowers("ones.default", "ones_like.default", "new_ones.default")(_full(1))
+@lowers("scalar_tensor.default", "full.default", "full_like.default", "new_full.default", fixed=None)
+@lowers("zeros.default", "zeros_like.default", "new_zeros.default", fixed=0)
+@lowers("ones.default", "ones_like.default", "new_ones.default", fixed=1)
+def full(c: Context, *args: Any, fixed: Scalar | None, **_: Any) -> Ref:
+    """One constant at every place: a source of one element."""
+    return c.b.full(c.shape, args[-1] if fixed is None else fixed, c.dtype)
 
 
 @lowers("arange.start_step", "arange.start", "arange.default")

@@ -28,6 +28,12 @@ def _affine(c: Context, x: Ref, weight: Ref | None, bias: Ref | None) -> Ref:
     return x if bias is None else c.b.add(x, bias)
 
 
+def _scaled(c: Context, centred: Ref, inverse: Ref, weight: Ref | None, bias: Ref | None) -> Ref:
+    """The output by channel, from the inverse deviations (C,) and the affine parameters (C,)."""
+    shaped = [None if p is None else _per_channel(p, centred.rank) for p in (weight, bias)]
+    return _affine(c, c.b.mul(centred, _per_channel(inverse, centred.rank)), *shaped)
+
+
 def _centred(c: Context, x: Ref) -> tuple[Ref, Ref, Ref, int]:
     """x minus its mean by channel (dim 1), that mean, the sum of squares of the difference, and the number of terms."""
     dims = [0, *range(2, x.rank)]
@@ -54,8 +60,7 @@ def batch_norm(
     b = c.b
     centred, mean, squares, count = _centred(c, x)
     inverse = _inverse_deviation(c, b.div(squares, b.const(float(count))), eps)
-    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
-    out = _affine(c, b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1])
+    out = _scaled(c, centred, inverse, weight, bias)
     unbiased = b.div(squares, b.const(float(max(count - 1, 1))))
     new_mean = b.add(b.scale(running_mean, 1 - momentum), b.scale(mean, momentum))
     new_var = b.add(b.scale(running_var, 1 - momentum), b.scale(unbiased, momentum))
@@ -68,9 +73,8 @@ def batch_norm_inference(
 ) -> tuple[Ref, Ref, Ref]:
     """Output by the running statistics; the two saved statistics are unused."""
     inverse = _inverse_deviation(c, var, eps)
-    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
     centred = c.b.sub(x, _per_channel(mean, x.rank))
-    return _affine(c, c.b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1]), mean, inverse
+    return _scaled(c, centred, inverse, weight, bias), mean, inverse
 
 
 @lowers("native_layer_norm.default")
@@ -94,8 +98,7 @@ def batch_norm_without_statistics(
     """Output, batch mean and inverse deviation: batch norm that keeps no running statistics, and instance norm."""
     centred, mean, squares, count = _centred(c, x)
     inverse = _inverse_deviation(c, c.b.div(squares, c.b.const(float(count))), eps)
-    shaped = [None if p is None else _per_channel(p, x.rank) for p in (weight, bias)]
-    return _affine(c, c.b.mul(centred, _per_channel(inverse, x.rank)), shaped[0], shaped[1]), mean, inverse
+    return _scaled(c, centred, inverse, weight, bias), mean, inverse
 
 
 @lowers("native_group_norm.default")
