@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,15 @@ import pytest
 from tests.parts import slow_except
 from tests.tiebreak.parties import Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line
+from tiebreak.api.audits import difference
+from tiebreak.api.runs import open_run
 from tiebreak.cli.keyfiles import load_key
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.run.audit import SegmentReport
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import Head, SignedHead
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.tags import Digest
 
 
 def dispute(run_folder: Path, replay: Path, *more: str) -> int:
@@ -60,6 +66,31 @@ def test_the_first_head_may_be_true(
     assert capsys.readouterr().out == "nothing to dispute: head 1 is what the program produces\n"
     assert dispute(cheating, honest, "--count", "2") == 0
     assert "trainer loses" in capsys.readouterr().out
+    opened = open_run(cheating, threads=1)
+    assert opened.dispute(honest, count=1) is None
+    found = opened.dispute(honest)
+    assert found is not None
+    assert found.loser == "trainer"
+    assert found.sentence.startswith("the run leaves the program first in checkpoint 2 of 3, step")
+
+
+STATE, OTHER = Digest(bytes(32)), Digest(b"\1" * 32)
+BASE = StepRecord(step=6, state_root=STATE, loss_bits=0)
+
+
+@pytest.mark.parametrize(
+    ("first", "own", "sentence"),
+    [
+        (4, replace(BASE, state_root=OTHER), "steps 4 to 6, where the state differs; X names the step, module and"),
+        (6, replace(BASE, loss_bits=1), "step 6, where the loss differs; X names the module and instruction"),
+        (6, replace(BASE, log_root=OTHER), "step 6, where the record differs; X names the module and instruction"),
+    ],
+)
+def test_an_audit_says_in_one_sentence_what_differs_and_who_finds_the_rest(
+    first: int, own: StepRecord, sentence: str
+) -> None:
+    report = SegmentReport(checkpoint=1, first_step=first, last_step=6, committed=BASE, replayed=own)
+    assert difference(report, 3, "X").startswith(f"the run leaves the program first in checkpoint 2 of 3, {sentence}")
 
 
 def test_an_honest_run_is_not_disputed(
