@@ -189,29 +189,17 @@ def auditor(
     return Placed(name=name, role=Role.AUDITOR, gain=gain, caught=frozenset(caught), takes_place=join)
 
 
+# fmt: off
 ADVERSARIES: Final = (
     auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work"),
     auditor("sampling auditor", Sampler, "an auditor's reward at part of its cost", sample=between(1, 3)),
     auditor("copying auditor", Follower, "no replay of anything that is true"),
     auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody"),
-    auditor(
-        "bribed auditor",
-        Bribed,
-        "the bribe, which has to be worth more than half of the trainer's stake",
-        EARNED_NOTHING | {Catch.CONCEDED},
-        at=bribe,
-    ),
-    auditor(
-        "auditor that cannot pay its stake",
-        Auditor,
-        "nothing: it should not have started",
-        funds=lambda cast, rng: rng.randint(0, cast.terms.challenger_stake),
-    ),
-    auditor(
-        "auditor that goes offline",
-        Vanishing,
-        "nothing: its machine, or its network, failed",
-        EARNED_NOTHING | {Catch.TIMEOUT},
-        at=between(0, 3),
-    ),
+    auditor("bribed auditor", Bribed, "the bribe, which has to be worth more than half of the trainer's stake",
+        EARNED_NOTHING | {Catch.CONCEDED}, at=bribe),
+    auditor("auditor that cannot pay its stake", Auditor, "nothing: it should not have started",
+        funds=lambda cast, rng: rng.randint(0, cast.terms.challenger_stake)),
+    auditor("auditor that goes offline", Vanishing, "nothing: its machine, or its network, failed",
+        EARNED_NOTHING | {Catch.TIMEOUT}, at=between(0, 3)),
 )
+# fmt: on

@@ -158,43 +158,19 @@ class Dropper(Builder):
 
 
 _HARMLESS: Final = {Catch.HARMLESS}
+# fmt: off
 ADVERSARIES: Final = (
-    builder(
-        "censorship below the clock",
-        Censor,
-        "that the censored side loses a game by its clock",
-        _HARMLESS,
-        before=_with_something_to_dispute,
-        victims=victims_in,
-        seconds=lambda cast, _: bearable(cast),
-        first=between(0, 8),
-    ),
-    builder(
-        "censorship above the clock",
-        Censor,
-        "that the censored side loses a game by its clock",
-        OPEN,
-        before=_with_something_to_dispute,
-        victims=victims_in,
-        seconds=_longer_than_all,
-        first=_in_a_game,
-    ),
-    builder(
-        "delays to the last moment",
-        Delayer,
-        "time, and that somebody misses a deadline",
-        _HARMLESS,
-        turns=lambda cast, _: turns_of(cast),
-        pause=lambda cast, rng: rng.randint(0, cast.terms.clock),
-    ),
-    builder(
-        "reorders at random", Shuffler, "that somebody's transaction reverts", _HARMLESS, before=_with_two_auditors
-    ),
-    builder(
-        "drops and takes up again",
-        Dropper,
-        "that somebody misses a deadline",
-        _HARMLESS,
-        longest=lambda cast, _: bearable(cast) // turns_of(cast),  # all delays of a game: what a side can bear
-    ),
+    builder("censorship below the clock", Censor, "that the censored side loses a game by its clock", _HARMLESS,
+        before=_with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
+        first=between(0, 8)),
+    builder("censorship above the clock", Censor, "that the censored side loses a game by its clock", OPEN,
+        before=_with_something_to_dispute, victims=victims_in, seconds=_longer_than_all, first=_in_a_game),
+    builder("delays to the last moment", Delayer, "time, and that somebody misses a deadline", _HARMLESS,
+        turns=lambda cast, _: turns_of(cast), pause=lambda cast, rng: rng.randint(0, cast.terms.clock)),
+    builder("reorders at random", Shuffler, "that somebody's transaction reverts", _HARMLESS,
+        before=_with_two_auditors),
+    # all delays of a game: what a side can bear
+    builder("drops and takes up again", Dropper, "that somebody misses a deadline", _HARMLESS,
+        longest=lambda cast, _: bearable(cast) // turns_of(cast)),
 )
+# fmt: on

@@ -8,16 +8,7 @@ from typing import Final
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.game.moves import (
-    NO_SEAL,
-    Descend,
-    Move,
-    OpenChunk,
-    Phase,
-    Prove,
-    Select,
-    SelectElement,
-)
+from tiebreak.protocol.game.moves import NO_SEAL, Descend, Move, OpenChunk, Phase, Prove, Select, SelectElement
 from tiebreak.protocol.game.sides import Challenger, Oracle, Party
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
@@ -302,44 +293,23 @@ _LOST: Final = {Catch.RECOMPUTED, Catch.PADDING}
 MISTAKEN: Final = challenger(
     "challenge by a wrong replay", Mistaken, "half of an honest trainer's stake, it believes", _WRONG
 )
+# fmt: off
 ADVERSARIES: Final = (
     MISTAKEN,
     challenger("stalled challenge", StallingMistaken, "delay of the trainer's pay", _WRONG),
     challenger("challenge that walks at random", Wanderer, "a lucky find", _LOST),
-    challenger(
-        "challenge without moves",
-        Silent,
-        "the trainer's pay held up, for one transaction",
-        {Catch.TIMEOUT},
-        after=between(0, EARLY),
-    ),
-    challenger(
-        "challenge that is given up",
-        Fickle,
-        "a look at the trainer's trees",
-        {Catch.CONCEDED},
-        after=between(0, EARLY),
-    ),
-    challenger(
-        "forged proof",
-        Forging,
-        "an honest trainer convicted by a number that is not in its run",
-        {Catch.TIMEOUT},
-    ),
+    challenger("challenge without moves", Silent, "the trainer's pay held up, for one transaction", {Catch.TIMEOUT},
+        after=between(0, EARLY)),
+    challenger("challenge that is given up", Fickle, "a look at the trainer's trees", {Catch.CONCEDED},
+        after=between(0, EARLY)),
+    challenger("forged proof", Forging, "an honest trainer convicted by a number that is not in its run",
+        {Catch.TIMEOUT}),
     challenger("challenge full of garbage", Garbling, "a game in a state that no one thought of", _LOST),
-    Placed(
-        name="griefing in series",
-        role=Role.CHALLENGER,
-        gain="a competitor's trainer that pays for gas and waits for its money",
-        caught=frozenset({Catch.TIMEOUT}),
-        takes_place=_griefing,
-    ),
+    Placed(name="griefing in series", role=Role.CHALLENGER,
+        gain="a competitor's trainer that pays for gas and waits for its money", caught=frozenset({Catch.TIMEOUT}),
+        takes_place=_griefing),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
-    challenger(
-        "all segments challenged at once",
-        Swarm,
-        "half of the stake of an honest trainer that cannot be everywhere",
-        OPEN,
-        before=with_one_machine,
-    ),
+    challenger("all segments challenged at once", Swarm,
+        "half of the stake of an honest trainer that cannot be everywhere", OPEN, before=with_one_machine),
 )
+# fmt: on

@@ -123,10 +123,4 @@ def as_tf32(value: Tensor) -> Tensor:
 
 def low_precision_sum(*, step: int, leaf: int, element: int) -> Cheat:
     """One sum of products is truncated to TF32, as on a GPU that was allowed to use it."""
-    return Cheat(
-        name="sum in TF32",
-        step=step,
-        leaf=leaf,
-        element=element,
-        change=as_tf32,
-    )
+    return Cheat(name="sum in TF32", step=step, leaf=leaf, element=element, change=as_tf32)

@@ -156,26 +156,16 @@ class Repeating(Dealing):
 
 _REFUSED: Final = {Catch.REFUSED}
 _HARMLESS: Final = {Catch.HARMLESS}
+# fmt: off
 ADVERSARIES: Final = (
-    client(
-        "abandons in a game",
-        Abandoning,
-        "the trainer's stake, before a challenger wins half of it",
-        _REFUSED,
-        before=_with_a_game,
-    ),
+    client("abandons in a game", Abandoning, "the trainer's stake, before a challenger wins half of it", _REFUSED,
+        before=_with_a_game),
     client("cancels after acceptance", Cancelling, "its reward back, and the work", _REFUSED, heads=between(0, 3)),
-    client(  # with a cheat, so that it gets its reward back as a credit
-        "never withdraws", NeverWithdrawing, "that the board cannot pay others", _HARMLESS, before=with_a_cheat
-    ),
-    client(
-        "window too short for a segment",
-        Hurrying,
-        "the trainer's stake, by `abandon`",
-        _REFUSED,
-        before=_honest_trainer_only,
-        window=_short_window,
-    ),
+    # with a cheat, so that it gets its reward back as a credit
+    client("never withdraws", NeverWithdrawing, "that the board cannot pay others", _HARMLESS, before=with_a_cheat),
+    client("window too short for a segment", Hurrying, "the trainer's stake, by `abandon`", _REFUSED,
+        before=_honest_trainer_only, window=_short_window),
     client("program that diverges", Client, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
     client("two jobs with one nonce", Repeating, "a second run, or a cheaper one, for one signature", _REFUSED),
 )
+# fmt: on

@@ -298,36 +298,20 @@ def conspiracy(
     return Placed(name=name, role=Role.TRAINER, gain=gain, caught=frozenset(caught), takes_place=join)
 
 
+# fmt: off
 ADVERSARIES: Final = (
     conspiracy("bribes all auditors but one", "the reward for a false run, if nobody else looks", _auditors),
     conspiracy("trainer with a builder", "that the challenger's clock runs out", _censor),
     conspiracy("decoy in the mempool", "that a challenge, or a proof, is not even sent", _hoarder),
     conspiracy("sock puppets", "that an honest challenger comes too late, or has to wait", _sock_puppets),
-    conspiracy(
-        "self-challenge to keep the stake",
-        "half of its stake, which an honest challenger would have won",
-        _loses_to_itself,
-        {Catch.CONCEDED},
-    ),
-    conspiracy(
-        "self-challenge to win time",
-        "its stake for a while longer, in the hope that the client forgets",
-        _delays_itself,
-        {Catch.ABANDONED},
-        run=None,
-    ),
-    conspiracy(
-        "self-report to keep the stake",
-        "half of its stake, which the challenger would have won",
-        _reports_itself,
-        {Catch.EQUIVOCATION},
-    ),
+    conspiracy("self-challenge to keep the stake", "half of its stake, which an honest challenger would have won",
+        _loses_to_itself, {Catch.CONCEDED}),
+    conspiracy("self-challenge to win time", "its stake for a while longer, in the hope that the client forgets",
+        _delays_itself, {Catch.ABANDONED}, run=None),
+    conspiracy("self-report to keep the stake", "half of its stake, which the challenger would have won",
+        _reports_itself, {Catch.EQUIVOCATION}),
     client(BAIT, ComplicitClient, "the stakes of challengers", {Catch.HARMLESS}, before=_bait),
-    Placed(
-        name=COPIER,
-        role=Role.TRAINER,
-        gain="a reward without computing",
-        caught=frozenset({Catch.HARMLESS}),
-        takes_place=_copying,
-    ),
+    Placed(name=COPIER, role=Role.TRAINER, gain="a reward without computing", caught=frozenset({Catch.HARMLESS}),
+        takes_place=_copying),
 )
+# fmt: on

@@ -244,40 +244,18 @@ def _with_an_equivocation(cast: Cast, rng: Random) -> None:
         EQUIVOCATION.join(cast, rng)
 
 
+# fmt: off
 ADVERSARIES: Final = (
-    challenger(
-        "mirror",
-        Mirror,
-        "an honest challenger's reward, without a replay",
-        {Catch.UNPAID},
-        before=_with_a_false_run,
-    ),
-    challenger(
-        "mirror that seals late",
-        Resealing,
-        "an honest challenger's reward, without a replay",
-        {Catch.UNPAID},
-        before=_with_a_false_run,
-    ),
-    builder(
-        "front-run challenge",
-        Onlooker,
-        "to be the first challenger, if that counted",
-        {Catch.HARMLESS, Catch.TIMEOUT},
-    ),
-    builder(
-        "front-run proof",
-        Copier,
-        "half of the trainer's stake, without a replay",
-        {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT},
-        seals_late=one_of(False, True),
-    ),
+    challenger("mirror", Mirror, "an honest challenger's reward, without a replay", {Catch.UNPAID},
+        before=_with_a_false_run),
+    challenger("mirror that seals late", Resealing, "an honest challenger's reward, without a replay", {Catch.UNPAID},
+        before=_with_a_false_run),
+    builder("front-run challenge", Onlooker, "to be the first challenger, if that counted",
+        {Catch.HARMLESS, Catch.TIMEOUT}),
+    builder("front-run proof", Copier, "half of the trainer's stake, without a replay",
+        {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, seals_late=one_of(False, True)),
     builder("withheld proof", Withholder, "half of the trainer's stake, without a replay", OPEN),
-    builder(
-        "front-run report",
-        Reporter,
-        "half of the trainer's stake, which the reporter would have got",
-        {Catch.HARMLESS},
-        before=_with_an_equivocation,
-    ),
+    builder("front-run report", Reporter, "half of the trainer's stake, which the reporter would have got",
+        {Catch.HARMLESS}, before=_with_an_equivocation),
 )
+# fmt: on

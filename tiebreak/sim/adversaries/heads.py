@@ -178,44 +178,23 @@ EQUIVOCATION: Final = trainer(
     {Catch.EQUIVOCATION},
     at=between(1, CHECKPOINTS),
 )
+# fmt: off
 ADVERSARIES: Final = (
     EQUIVOCATION,
-    trainer(
-        "false head swapped in late",
-        LateSwap,
-        "a false result that there is no time left to look at",
-        run=FalseSum(in_last_segment=True),
-    ),
+    trainer("false head swapped in late", LateSwap, "a false result that there is no time left to look at",
+        run=FalseSum(in_last_segment=True)),
     trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=FalseSum()),
-    trainer(
-        "final head at once, in a short window",
-        Hasty,
-        "a false result that is paid before anyone has replayed it",
-        OPEN,
-        run=FalseSum(),
-        before=window_shorter_than_a_replay,
-    ),
-    trainer(
-        "withheld heads",
-        Withholding,
-        "the client waits for a result that never comes",
-        {Catch.ABANDONED},
-        first=between(1, CHECKPOINTS),
-    ),
-    trainer(
-        "heads at the last second",
-        LastSecond,
-        "time, for whatever it uses its machines for meanwhile",
-        {Catch.HARMLESS},
-    ),
+    trainer("final head at once, in a short window", Hasty, "a false result that is paid before anyone has replayed it",
+        OPEN, run=FalseSum(), before=window_shorter_than_a_replay),
+    trainer("withheld heads", Withholding, "the client waits for a result that never comes", {Catch.ABANDONED},
+        first=between(1, CHECKPOINTS)),
+    trainer("heads at the last second", LastSecond, "time, for whatever it uses its machines for meanwhile",
+        {Catch.HARMLESS}),
     trainer("a head too late", TooLate, "time that was not agreed", {Catch.ABANDONED}),
     trainer("heads replayed from elsewhere", Foreign, "pay for a run with the heads of another one", _REFUSED),
-    trainer(
-        "malformed and malleable signatures",
-        Malformed,
-        "two different statements of one head, or one that nobody signed",
-        _REFUSED,
-    ),
+    trainer("malformed and malleable signatures", Malformed,
+        "two different statements of one head, or one that nobody signed", _REFUSED),
     trainer("heads beyond the run", Beyond, "a final head without a run, or a window that starts again", _REFUSED),
     trainer("repeated heads", Repeating, "windows that start again, and never end", _REFUSED),
 )
+# fmt: on

@@ -220,28 +220,24 @@ def forgotten_moments(workshop: Workshop, job: Job, rng: Random) -> Work:
     return altered(workshop, job, (step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))
 
 
+# fmt: off
 ADVERSARIES: Final = (
     computes("poisoned label", poisoned_label, "steers what the model learns, one example at a time"),
     computes("poisoned image", poisoned_image, "teaches the model a weakness that no one sees in the pictures"),
     computes("backdoor trigger", backdoor, "a model that answers as its trainer wants whenever it sees the trigger"),
-    computes(
-        "changed data order", changed_order, "an order of examples that steers the model with nothing but agreed data"
-    ),
+    computes("changed data order", changed_order,
+        "an order of examples that steers the model with nothing but agreed data"),
     computes("same batch repeated", repeated_batch, "data that need not be loaded, and a loss that looks good"),
     computes("changed learning rate", changed_learning_rate, "a shorter or weaker training sold as the agreed one"),
-    computes(
-        "wrong step in the schedule", wrong_schedule_step, "a schedule of its own, made of nothing but agreed rates"
-    ),
-    computes(
-        "changed weight decay",
-        changed_weight_decay,
-        "a model that fits the client's data better and everything else worse",
-    ),
+    computes("wrong step in the schedule", wrong_schedule_step,
+        "a schedule of its own, made of nothing but agreed rates"),
+    computes("changed weight decay", changed_weight_decay,
+        "a model that fits the client's data better and everything else worse"),
     computes("changed dropout seed", changed_dropout_seed, "the run of its choice among many that look alike"),
     computes("changed dropout rate", changed_dropout_rate, "a model that looks trained sooner"),
-    computes(
-        "changed initialisation", changed_initialisation, "weights that were prepared, for a backdoor or a good look"
-    ),
+    computes("changed initialisation", changed_initialisation,
+        "weights that were prepared, for a backdoor or a good look"),
     computes("changed optimizer beta", changed_beta, "another optimizer than the agreed one"),
     computes("forgotten moments", forgotten_moments, "no optimizer state to be kept"),
 )
+# fmt: on

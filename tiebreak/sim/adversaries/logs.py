@@ -232,41 +232,26 @@ def other_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 _computes: Final = partial(computes, needs="logged")
+# fmt: off
 ADVERSARIES: Final = (
-    _computes(
-        "log entry far from a tie",
-        rounded(_unless_near(wrong_way), entry=True, count=4),
-        "moves a number by its log, as if any sum were near a tie",
-    ),
-    _computes(  # wrong for every sum, or only where a log might have allowed it
-        "silent rounding",
-        rounded(wrong_way, _if_near(wrong_way), entry=False, count=4),
-        "moves a number and leaves no trace in the log",
-    ),
-    _computes(
-        "drift by log entries",
-        rounded(greater, entry=True, count=1, always=True),
-        "steers a weight, a unit in the last place at a time",
-    ),
-    _computes(  # to the greater neighbour where the rules leave it open: what a log is for, and no cheat
-        "tie breaking",
-        rounded(greater_if_near, entry=True, count=SAMPLE, always=True),
-        "half a unit in the last place of what the rule leaves open",
-        {Catch.HARMLESS},
-        has_deviated=is_another_right_run,
-    ),
-    _computes(
-        "log entry of another step", entry_of_another_step, "entries made up after the fact, wherever there is room"
-    ),
+    _computes("log entry far from a tie", rounded(_unless_near(wrong_way), entry=True, count=4),
+        "moves a number by its log, as if any sum were near a tie"),
+    # wrong for every sum, or only where a log might have allowed it
+    _computes("silent rounding", rounded(wrong_way, _if_near(wrong_way), entry=False, count=4),
+        "moves a number and leaves no trace in the log"),
+    _computes("drift by log entries", rounded(greater, entry=True, count=1, always=True),
+        "steers a weight, a unit in the last place at a time"),
+    # to the greater neighbour where the rules leave it open: what a log is for, and no cheat
+    _computes("tie breaking", rounded(greater_if_near, entry=True, count=SAMPLE, always=True),
+        "half a unit in the last place of what the rule leaves open", {Catch.HARMLESS},
+        has_deviated=is_another_right_run),
+    _computes("log entry of another step", entry_of_another_step,
+        "entries made up after the fact, wherever there is room"),
     _computes("swapped logs", swapped_logs, "near ties decided first, and logs found for them later"),
-    _computes(
-        "codes of padding in a log",
-        padding_words,
-        "a run that is right, and that nobody can check",
-        {Catch.HARMLESS},
-        has_deviated=has_other_commitments,
-    ),
+    _computes("codes of padding in a log", padding_words, "a run that is right, and that nobody can check",
+        {Catch.HARMLESS}, has_deviated=has_other_commitments),
     _computes("code 3 in a log", code_three, "a wrong number that nobody can check, for its log is unreadable", OPEN),
     _computes("logs withheld", withheld_logs, "the reward for anything at all, for nobody can check it", OPEN),
     _computes("other logs than committed", other_logs, "looks as if it published its logs", OPEN),
 )
+# fmt: on

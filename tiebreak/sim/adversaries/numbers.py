@@ -139,33 +139,26 @@ def summed_on(hardware: Hardware) -> Attempt:
     return attempt
 
 
+# fmt: off
 ADVERSARIES: Final = (
     computes("one bit of a weight", changed(weight, one_bit), "plants a value of its choice in the model"),
-    computes(
-        "one ulp of a weight", changed(weight, one_ulp), "the smallest lie there is: another machine might have made it"
-    ),
-    computes(
-        "one bit of a moment", changed(moment, one_bit), "steers the weights of later steps by what nobody looks at"
-    ),
+    computes("one ulp of a weight", changed(weight, one_ulp),
+        "the smallest lie there is: another machine might have made it"),
+    computes("one bit of a moment", changed(moment, one_bit),
+        "steers the weights of later steps by what nobody looks at"),
     computes("one ulp of a moment", changed(moment, one_ulp), "hides a change where it takes steps to be seen"),
-    computes(
-        "one bit of a running statistic",
-        changed(statistic, one_bit),
-        "spoils the model where it is used, and not where it is trained",
-    ),
+    computes("one bit of a running statistic", changed(statistic, one_bit),
+        "spoils the model where it is used, and not where it is trained"),
     computes("one ulp of a running statistic", changed(statistic, one_ulp), "a change that no training step reads"),
     computes("one bit of a loss", changed(loss, one_bit), "a training that looks as if it went well"),
     computes("one ulp of a loss", changed(loss, one_ulp), "telemetry that binds nobody"),
     computes("negative zero", negative_zero, "another state that every test of equality takes for the same"),
     computes("payload in a NaN", not_a_number, "bytes in the committed values that no arithmetic can see"),
     computes("bent partial sum", bent_partial_sum, "a wrong sum of which all additions but one are right"),
-    computes(
-        "rounded toward zero",
-        summed_on(TOWARD_ZERO),
-        "hardware without the right rounding, passed off as exact",
-    ),
+    computes("rounded toward zero", summed_on(TOWARD_ZERO), "hardware without the right rounding, passed off as exact"),
     computes("products in TF32", summed_on(TF32), "an eighth of the price of the agreed arithmetic"),
     computes("products in bfloat16", summed_on(BFLOAT16), "a sixteenth of the price of the agreed arithmetic"),
     # Under policy `logged` a trainer may sum so if it logs near ties.
     computes("uncorrected FP32 sums", summed_on(NATIVE), "the price of correct rounding", needs="exact"),
 )
+# fmt: on

@@ -114,6 +114,7 @@ def _stranger(rng: Random) -> int:
     return STREAM + rng.randint(1, 3)
 
 
+# fmt: off
 ADVERSARIES: Final = (
     computes("skipped steps", skipped_steps, "the reward for steps that it did not compute"),
     computes("fewer epochs", fewer_epochs, "the reward for all epochs at the cost of some"),
@@ -123,3 +124,4 @@ ADVERSARIES: Final = (
     computes("copied checkpoint", copied_checkpoint, "somebody else's work in the place of its own"),
     computes("another's run resubmitted", anothers_run, "the reward for work that was done, and paid, for another job"),
 )
+# fmt: on
