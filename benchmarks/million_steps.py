@@ -37,6 +37,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games.disputes import ChainMatch, Market, Parties, another, play_out
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
@@ -166,7 +167,7 @@ class Stage:
         return StagedEvidence(self.run(b"truth"), self.interpreter)
 
     def forgery(self, cheat: Cheat) -> StagedForgery:
-        return StagedForgery(self.run(b"lie"), self.interpreter, cheat)
+        return StagedForgery(self.run(b"lie"), Tampered(self.interpreter, cheat.tamper))
 
     def fight(self, forgery: StagedForgery, levels: int) -> ChainMatch:
         """Plays the whole dispute.

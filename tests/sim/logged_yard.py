@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.sim.log_cheats import survey
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashed
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging
@@ -20,8 +21,8 @@ from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
-from tiebreak.sim.adversaries.forged_logs import ExactSum, LogCheat, survey
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.logs import ExactSum, LogCheat
 from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games.disputes import Arena, ChainMatch, Fought, another, play_out
 from tiebreak.sim.world.forking import fork
@@ -73,8 +74,8 @@ def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: In
     committed = commit_logged(arena, cheat, job, name)
     own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
     if compare(own, committed.head).agrees:
-        raise StateError(f"{cheat.name}: expected a run that its own logs do not lead to, got the same root")
-    defender = ForgedEvidence(committed.run, arena.interpreter, cheat, CommittedLogs.of(committed.run))
+        raise StateError("expected a run that its own logs do not lead to, got the same root")
+    defender = ForgedEvidence(committed.run, Tampered(arena.interpreter, cheat.tamper), CommittedLogs.of(committed.run))
     challenger = Evidence(own, auditor, CommittedLogs.of(own))
     match = play_out(arena.market, committed.agreement, committed.head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)

@@ -15,6 +15,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, low_precision_sum
+from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.games.disputes import ChainMatch, Market
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
@@ -42,7 +43,7 @@ class Stage:
         )
 
     def play(self, cheat: Cheat, job: Job, *, honest_trainer: bool = False) -> ChainMatch:
-        forgery = StagedForgery(self.run(b"lie", job), self.interpreter, cheat)
+        forgery = StagedForgery(self.run(b"lie", job), Tampered(self.interpreter, cheat.tamper))
         honest = StagedEvidence(self.run(b"truth", job), self.interpreter)
         defender, challenger = (honest, forgery) if honest_trainer else (forgery, honest)
         return dispute(self.market, job, defender, challenger)

@@ -188,7 +188,7 @@ class Yard:
         head = cheating.heads()[-1]
         if compare(own, head).agrees:
             return None
-        defender = ForgedEvidence(cheating, self.interpreter, cheat) if forged else Evidence(cheating, machine)
+        defender = (ForgedEvidence if forged else Evidence)(cheating, machine)
         courier, identity = signed_messages(self.market, agreement, head), game_of(self.market, agreement, head)
         match = play(agreement, head, defender, Evidence(own, self.interpreter), courier, identity=identity)
         return Duel(agreement, head, match)

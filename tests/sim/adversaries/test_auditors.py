@@ -16,7 +16,7 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import ADVERSARIES, Bribed, Sampler, Vanishing, first_fraud, replay_segment
 from tiebreak.sim.adversaries.base import Catch
 from tiebreak.sim.adversaries.catalogue import adversary
-from tiebreak.sim.adversaries.forged_runs import altered
+from tiebreak.sim.adversaries.forgery import altered
 from tiebreak.sim.adversaries.places import given
 from tiebreak.sim.world.agents import Auditor, Process
 from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat

@@ -10,6 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import nearest, value
+from tests.sim.log_cheats import (
+    ForgedWords,
+    Maker,
+    bad_entry,
+    course_of,
+    drift,
+    first_lie,
+    is_lawful,
+    silent_rounding,
+    tie_breaking,
+    with_words,
+)
 from tests.sim.logged_yard import Committed, LoggedYard, audit_logged, commit_logged
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -19,7 +31,6 @@ from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Head, SignedHead
@@ -30,22 +41,8 @@ from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum_kind
 from tiebreak.protocol.program.step_log import StepLog
-from tiebreak.sim.adversaries.forged_logs import (
-    Course,
-    ExactSum,
-    ForgedLogTree,
-    ForgedWords,
-    LogCheat,
-    Words,
-    bad_entry,
-    drift,
-    greater,
-    silent_rounding,
-    tie_breaking,
-    with_entry,
-    with_words,
-    wrong_way,
-)
+from tiebreak.sim.adversaries.forgery import ForgedLogTree, Words
+from tiebreak.sim.adversaries.logs import Course, ExactSum, LogCheat, greater, with_entry, wrong_way
 from tiebreak.sim.games.disputes import ChainMatch, play_out
 from tiebreak.sim.world.forking import fork
 
@@ -79,16 +76,13 @@ def of_kind(logged: LoggedYard, kind: SumKind, *, long: bool) -> Wanted:
     return wanted
 
 
-Maker = Callable[[RunDirectory, Interpreter, Course], LogCheat]
-
-
 def cheat_of(logged: LoggedYard, make: Maker, course: Course) -> LogCheat:
     return make(logged.arena.run, logged.trainer, course)
 
 
 def assert_caught(match: ChainMatch, cheat: LogCheat) -> None:
     """The trainer lost, because its number is not what the sum rounds to, at its first number that the law forbids."""
-    state, verdict, lie = match.final, match.final.verdict, cheat.first_lie
+    state, verdict, lie = match.final, match.final.verdict, first_lie(cheat)
     assert match.loser is Side.DEFENDER
     assert verdict is not None
     assert verdict.reason is Reason.RECOMPUTED
@@ -142,8 +136,8 @@ def test_there_are_sums_of_every_kind_to_lie_about(logged: LoggedYard) -> None:
 
 def test_a_cheat_with_nothing_to_choose_is_an_error(logged: LoggedYard) -> None:
     exact = next(exact for exact in logged.sums(1) if not exact.between)
-    with pytest.raises(ConfigurationError, match=r"bad entry: expected a sum with two ways to round it"):
-        cheat_of(logged, bad_entry, Course.of(exact, 1))
+    with pytest.raises(ConfigurationError, match=r"expected a sum with two ways to round it"):
+        cheat_of(logged, bad_entry, course_of(exact, 1))
 
 
 def test_a_fork_takes_the_logs_over_under_its_own_job(logged: LoggedYard) -> None:
@@ -182,7 +176,7 @@ def test_a_wrong_rounding_far_from_a_tie_with_an_entry(
     """(a) The log says so; the exact sum does not."""
     right_kind = of_kind(logged, kind, long=long)
     exact = pick(logged, step, lambda x: is_far(x) and right_kind(x))
-    cheat = cheat_of(logged, bad_entry, Course.of(exact, step))
+    cheat = cheat_of(logged, bad_entry, course_of(exact, step))
     assert dict(cheat.logs[step].entries[exact.leaf].directions())[exact.element] == wrong_way(exact)
     match = logged.convict(cheat)
     assert_caught(match, cheat)
@@ -192,7 +186,7 @@ def test_a_wrong_rounding_far_from_a_tie_with_an_entry(
 def test_the_auditor_names_the_bad_entry(logged: LoggedYard) -> None:
     """(a) By step, instruction and element; the finding convicts nobody, the roots do."""
     exact = pick(logged, STEPS, is_far)
-    cheat = cheat_of(logged, bad_entry, Course.of(exact, STEPS))
+    cheat = cheat_of(logged, bad_entry, course_of(exact, STEPS))
     committed = commit_logged(logged.arena, cheat, logged.job(), logged.yard.fresh("named").name)
     own, report = audit_logged(committed, logged.auditor, logged.arena.run, logged.yard.fresh("audit-named"))
     assert not compare(own, committed.head).agrees
@@ -204,7 +198,7 @@ def test_the_auditor_names_the_bad_entry(logged: LoggedYard) -> None:
 def test_a_wrong_rounding_far_from_a_tie_without_an_entry(logged: LoggedYard) -> None:
     """(b) The exact sum is all there is to say."""
     exact = pick(logged, 5, is_far)
-    cheat = cheat_of(logged, silent_rounding, Course.of(exact, 5))
+    cheat = cheat_of(logged, silent_rounding, course_of(exact, 5))
     assert not has_entry(cheat, exact, 5)
     assert_caught(logged.convict(cheat), cheat)
 
@@ -214,11 +208,11 @@ def test_a_drift_is_caught_at_its_first_step_that_no_tie_excuses(logged: LoggedY
     """(c) The greater neighbour in every step, with an entry. What lies near a middle is lawful, until one does not."""
     gradients = {n for n, i in enumerate(logged.program.body) if sum_kind(i) == SumKind.PRODUCTS and i.terms > 4}
     first = pick(logged, 1, lambda x: is_near(x) and x.leaf in gradients)
-    cheat = cheat_of(logged, drift, Course.of(first, *range(1, STEPS + 1)))
+    cheat = cheat_of(logged, drift, course_of(first, *range(1, STEPS + 1)))
     assert len(cheat.nudges) >= STEPS // 2
     assert all(nudge.exact.bits(nudge.way) == nudge.exact.bits(greater(nudge.exact)) for nudge in cheat.nudges)
-    assert cheat.nudges[0].lawful
-    assert cheat.first_lie.step > 1
+    assert is_lawful(cheat.nudges[0])
+    assert first_lie(cheat).step > 1
     assert_caught(logged.convict(cheat, levels=5), cheat)
 
 
@@ -226,7 +220,7 @@ def test_a_drift_is_caught_at_its_first_step_that_no_tie_excuses(logged: LoggedY
 def test_a_near_tie_decided_in_silence(logged: LoggedYard) -> None:
     """(d) A log might have chosen this number. It did not."""
     exact = pick(logged, 7, is_near)
-    cheat = cheat_of(logged, silent_rounding, Course.of(exact, 7))
+    cheat = cheat_of(logged, silent_rounding, course_of(exact, 7))
     assert not has_entry(cheat, exact, 7)
     assert_caught(logged.convict(cheat), cheat)
 
@@ -252,7 +246,7 @@ def committed_ties(logged: LoggedYard, name: str) -> tuple[LogCheat, Committed]:
 def test_near_ties_that_are_logged_are_the_trainers_to_decide(logged: LoggedYard) -> None:
     """(e) Another run than the honest one, and as right: the auditor follows it to the same root."""
     lawful, committed = committed_ties(logged, "ties")
-    assert all(nudge.lawful and nudge.logged for nudge in lawful.nudges)
+    assert all(is_lawful(nudge) and nudge.logged for nudge in lawful.nudges)
     moved = [nudge for nudge in lawful.nudges if nudge.way != nudge.exact.nearest]
     assert len(moved) >= 2
     honest = logged.arena.run.records()
@@ -326,14 +320,14 @@ def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str)
     return Committed(agreement, forged, head)
 
 
-NO_LIE = LogCheat(name="none", nudges=(), logs={})
+NO_LIE = LogCheat(nudges=(), logs={})
 
 
 @pytest.mark.slow
 def test_code_3_is_no_excuse(logged: LoggedYard) -> None:
     """(f) A near tie, rounded the wrong way, with a code that means nothing; the challenger was told the words."""
     step, exact = 4, pick(logged, 4, is_near)
-    cheat = cheat_of(logged, silent_rounding, Course.of(exact, step))
+    cheat = cheat_of(logged, silent_rounding, course_of(exact, step))
     chunk, place = divmod(exact.element * 4, CHUNK_BYTES)
     word = word_with(LogTree(logged.program, cheat.logs[step]).word(exact.leaf, chunk), place // 4, 3)
     words = {step: {(exact.leaf, chunk): word}}

@@ -17,7 +17,8 @@ from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.accumulator import decode_for, finish
 from tiebreak.protocol.program.isa import Opcode, ReduceFunction
 from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.forgery import ForgedEvidence, _exact_units
+from tiebreak.sim.adversaries.forgery import ForgedEvidence, exact_units
+from tiebreak.sim.adversaries.observers import Tampered
 
 MINUS_0 = torch.tensor(-0.0)
 FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)
@@ -26,7 +27,7 @@ FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 
 @given(FINITE)
 def test_units_are_exact(bits: int) -> None:
     (value,) = struct.unpack("<f", struct.pack("<I", bits))
-    assert _exact_units(bits) == Fraction(value) * 2**298
+    assert exact_units(bits) == Fraction(value) * 2**298
 
 
 def bits_at(evidence: Evidence, cheat: Cheat) -> int:
@@ -43,7 +44,7 @@ def test_forged_accumulators_end_in_the_claim(yard: Yard, value: float) -> None:
     leaf = sums_of(yard.program, 12)[0]
     cheat = set_to(leaf, 7, value)
     run = yard.arena().run
-    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, yard.interpreter, cheat)
+    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, Tampered(yard.interpreter, cheat.tamper))
     true, bent = (e.accumulators(3, leaf, 7).block(0) for e in (honest, forged))
     assert len(true) == len(bent) == -(-yard.program.body[leaf].terms // 4)
     same = [a == b for a, b in zip(true, bent, strict=True)]
@@ -60,7 +61,7 @@ def test_other_elements_values_and_steps_stay_honest(yard: Yard) -> None:
     first, second = sums_of(yard.program, 5)[:2]
     cheat = set_to(first, 3, 0.5)
     run = yard.arena().run
-    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, yard.interpreter, cheat)
+    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, Tampered(yard.interpreter, cheat.tamper))
     for step, leaf, element in ((3, first, 2), (2, first, 3)):
         assert forged.accumulators(step, leaf, element).root == honest.accumulators(step, leaf, element).root
     # What comes after the lie follows from it, summed honestly.
@@ -74,7 +75,7 @@ def test_no_finite_partial_sums_end_in_such_a_claim(yard: Yard, value: float) ->
     leaf = sums_of(yard.program, 12)[0]
     cheat = set_to(leaf, 7, value)
     run = yard.arena().run
-    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, yard.interpreter, cheat)
+    honest, forged = Evidence(run, yard.interpreter), ForgedEvidence(run, Tampered(yard.interpreter, cheat.tamper))
     assert forged.accumulators(3, leaf, 7).root == honest.accumulators(3, leaf, 7).root
 
 

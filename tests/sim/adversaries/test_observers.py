@@ -6,7 +6,7 @@ import torch
 from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, SourceKind
-from tiebreak.sim.adversaries.forged_runs import deviating
+from tiebreak.sim.adversaries.forgery import deviating
 from tiebreak.sim.adversaries.observers import (
     commits_by_leaf,
     committing,

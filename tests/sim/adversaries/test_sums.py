@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.numbers.float32 import decode, round_f32
-from tiebreak.sim.adversaries.forged_runs import deviating
+from tiebreak.sim.adversaries.forgery import deviating
 from tiebreak.sim.adversaries.observers import during, together
 from tiebreak.sim.adversaries.sums import (
     BFLOAT16,

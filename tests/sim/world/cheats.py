@@ -12,7 +12,7 @@ from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.forged_runs import tampered
+from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
 from tiebreak.sim.world.cast import Cast, Seat
 from tiebreak.sim.world.driver import Process

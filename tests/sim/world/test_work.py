@@ -9,7 +9,7 @@ from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.adversaries.forged_runs import deviating
+from tiebreak.sim.adversaries.forgery import deviating
 from tiebreak.sim.adversaries.observers import during, only, putting
 from tiebreak.sim.world.work import Bound, Lie, Work, first_lie
 from tiebreak.sim.world.workshop import Workshop

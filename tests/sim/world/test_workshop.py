@@ -25,8 +25,7 @@ from tiebreak.protocol.program.step_log import NO_LOG
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.cheats import Cheat, flip_bit
 from tiebreak.sim.adversaries.deviations import Deviating
-from tiebreak.sim.adversaries.forged_runs import tampered
-from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.forgery import ForgedEvidence, tampered
 from tiebreak.sim.adversaries.observers import Tampered
 from tiebreak.sim.world.workshop import NAMES, Workshop
 
@@ -115,7 +114,7 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     assert tuple(own.records()) == truth.records
     assert work.lie is not None
     assert (work.lie.step, work.lie.leaf, work.lie.element) == (step, leaf, 3)
-    defender = ForgedEvidence(cheating, workshop.interpreter, cheat, CommittedLogs.of(cheating))
+    defender = ForgedEvidence(cheating, machine, CommittedLogs.of(cheating))
     challenger = Evidence(own, workshop.auditor, CommittedLogs.of(own))
     there, here = fight(job, 4, defender, challenger), fight(job, 4, work.oracle, truth.oracle)
     assert [played.move for played in there.moves] == [played.move for played in here.moves]

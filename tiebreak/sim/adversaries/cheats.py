@@ -32,10 +32,6 @@ class Cheat:
         """The `Tamper` of this cheat."""
         return self._observe if step == self.step else None
 
-    def tells(self, step: int, leaf: int, element: int) -> bool:
-        """Whether the cheat replaces this element of this value."""
-        return (step, leaf, element) == (self.step, self.leaf, self.element)
-
     def _observe(self, leaf: int, tensor: Tensor) -> Tensor:
         if leaf != self.leaf:
             return tensor

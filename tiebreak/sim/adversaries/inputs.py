@@ -14,7 +14,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.isa import MapFunction, Opcode, SourceConst, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.deviations import computes, once_or_onward, onward, step_of
-from tiebreak.sim.adversaries.forged_runs import altered
+from tiebreak.sim.adversaries.forgery import altered
 from tiebreak.sim.adversaries.observers import Change, Redone, only, putting, redoing, source, state_sources
 from tiebreak.sim.world.small_task import BETAS, CLASSES, DROPOUT, IMAGES, LABELS, SIDE, WEIGHT_DECAY
 from tiebreak.sim.world.work import Work

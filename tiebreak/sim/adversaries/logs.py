@@ -1,42 +1,252 @@
 """Trainers of policy `logged` that lie in their rounding logs, beside them, or by withholding them.
 
+A log can lie in two ways: it says more than the sums allow, or it keeps silent. A cheat moves elements of one sum, in
+one step or in many, to the neighbour of its choice, with or without a log entry. Everything else follows consistently:
+logs, records and openings agree with each other, and only the exact sum can convict the cheat. A choice that the rules
+leave to the log (SPEC section 5.1) is not a cheat.
+
 Three of them are open weaknesses: no rule stops them today, as docs/security.md says under *Residual risks*. A party
 that cannot read the committed logs cannot tell what the right run is, and the contract cannot see that they are
 missing.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from random import Random
 from typing import Final
 
+import numpy as np
+from torch import Tensor
+
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.near_ties import NearTies
+from tiebreak.engine.logged.elements import put_bits
+from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.run.evidence import Source
+from tiebreak.engine.run.interpreter import Interpreter, Observer
+from tiebreak.engine.run.loop import Done
+from tiebreak.engine.run.loop import steps as loop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32
+from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
+from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.sim.adversaries.base import OPEN, Catch
 from tiebreak.sim.adversaries.deviations import Attempt, computes, onward, step_of
-from tiebreak.sim.adversaries.forged_logs import (
-    Choice,
-    Course,
-    ExactSum,
-    LogCheat,
-    greater,
-    greater_if_near,
-    steer,
-    with_entry,
-    wrong_way,
-)
-from tiebreak.sim.adversaries.forged_runs import deviating
+from tiebreak.sim.adversaries.forgery import deviating
 from tiebreak.sim.adversaries.inputs import poisoned_label
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 
 SAMPLE: Final = 64
 """The largest number of elements of a sum that a cheat considers."""
+
+# ---------------------------------------------------------------- one sum, and how it can be rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactSum:
+    """One element of one logged sum: the exact value n * 2^e, before rounding."""
+
+    leaf: int
+    element: int
+    n: int
+    e: int
+    rounding: Rounding
+    """The job's precision, and its tolerance for this kind of sum; no direction."""
+
+    @property
+    def near(self) -> bool:
+        """Whether a log may decide how the sum is rounded."""
+        return bool(self.rounding.tolerance) and neighbours(self.n, self.e, self.rounding)[1]
+
+    @property
+    def between(self) -> bool:
+        """Whether there are two ways to round it: it is not a number of the precision, and is finite when rounded."""
+        bits = round_f32(self.n, self.e, precision=self.rounding.precision)
+        rounded: float = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
+        return abs(rounded) < float("inf") and Fraction(rounded) != self.n * Fraction(2) ** self.e
+
+    @property
+    def nearest(self) -> Direction:
+        """The direction of the nearest number."""
+        rounded = plus_zero(round_f32(self.n, self.e, precision=self.rounding.precision))
+        return Direction.DOWN if rounded == self.bits(Direction.DOWN) else Direction.UP
+
+    def bits(self, way: Direction) -> int:
+        """The bits of the neighbour on one side, by magnitude, whether or not a log may choose it."""
+        lower, _ = neighbours(self.n, self.e, self.rounding)
+        step = 1 << (MAX_PRECISION - self.rounding.precision)
+        return plus_zero((SIGN if self.n < 0 else 0) | lower + (step if way == Direction.UP else 0))
+
+
+Choice = Callable[[ExactSum], Direction]
+"""The direction in which a cheat rounds a sum; NONE to leave it unchanged."""
+
+
+def wrong_way(exact: ExactSum) -> Direction:
+    """Away from the nearest number."""
+    return Direction.UP if exact.nearest == Direction.DOWN else Direction.DOWN
+
+
+def greater_if_near(exact: ExactSum) -> Direction:
+    """As `greater` where a log may choose; else no choice."""
+    return greater(exact) if exact.near else Direction.NONE
+
+
+def greater(exact: ExactSum) -> Direction:
+    """Always to the greater of the two numbers, which makes sums drift."""
+    return Direction.DOWN if exact.n < 0 else Direction.UP
+
+
+# ---------------------------------------------------------------- a run in which a sum is steered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nudge:
+    """A trainer's choice for one element of one sum of one step, with the exact sum."""
+
+    step: int
+    exact: ExactSum
+    way: Direction
+    logged: bool
+    """Whether the log has an entry for this choice; otherwise it has no entry for the element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCheat:
+    """The nudges of a trainer, and the logs that it publishes for each step from the first nudged segment on."""
+
+    nudges: tuple[Nudge, ...]
+    logs: Mapping[int, StepLog]
+
+    @property
+    def step(self) -> int:
+        """The first nudged step."""
+        return self.nudges[0].step
+
+    def tamper(self, step: int) -> Observer | None:
+        """The `Tamper` of this cheat. It sets the cheat's numbers, whatever its log says."""
+        nudged = [nudge for nudge in self.nudges if nudge.step == step]
+
+        def put(leaf: int, tensor: Tensor) -> Tensor:
+            for nudge in nudged:
+                if nudge.exact.leaf == leaf:
+                    tensor = tensor.clone()
+                    _put(tensor, nudge)
+            return tensor
+
+        return put if nudged else None
+
+
+def _put(tensor: Tensor, nudge: Nudge) -> None:
+    bits = nudge.exact.bits(nudge.way)
+    put_bits(tensor, np.array([nudge.exact.element]), np.array([bits], dtype=np.uint32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """The elements of one sum that a trainer steers, and the steps in which it does."""
+
+    leaf: int
+    elements: Sequence[int]
+    steps: Sequence[int]
+
+
+@dataclass(kw_only=True)
+class _Steering:
+    """Records as a trainer does, but rounds elements of one sum as the cheat wants."""
+
+    job: Job
+    arithmetic: Arithmetic
+    step: int
+    course: Course
+    choose: Choice
+    entry: bool
+    recorder: Recorder = field(default_factory=Recorder)
+    nudges: list[Nudge] = field(default_factory=list)
+
+    def settle(
+        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+    ) -> None:
+        """As `tiebreak.engine.logged.recording.Recorder`, and writes the cheat's numbers."""
+        self.recorder.settle(value, instruction, operands, result, near)
+        for element in self.course.elements if value == self.course.leaf else ():
+            exact = exact_sum(self.job, self.arithmetic, value, instruction, operands, element)
+            way = Direction.NONE if exact is None or not exact.between else self.choose(exact)
+            if exact is not None and way != Direction.NONE:
+                self.nudges.append(Nudge(step=self.step, exact=exact, way=way, logged=self.entry))
+                _put(result, self.nudges[-1])
+
+    @property
+    def log(self) -> StepLog:
+        """The honest log with the cheat's entries, or with no entries for the cheat's elements."""
+        log = self.recorder.log
+        for nudge in self.nudges:
+            log = with_entry(log, nudge.exact.leaf, nudge.exact.element, nudge.way if nudge.logged else Direction.NONE)
+        return log
+
+
+def exact_sum(
+    job: Job, arithmetic: Arithmetic, value: int, instruction: Instruction, operands: Sequence[Tensor], element: int
+) -> ExactSum | None:
+    """The exact sum of one element; None if it is not finite."""
+    kind = sum_kind(instruction)
+    assert kind is not None  # the interpreter passes only logged sums
+    (total,) = arithmetic.exact_sums(instruction, operands, [element])
+    if total is None:
+        return None
+    rounding = Rounding(precision=job.precision, tolerance=tolerance_of(job.tolerances, kind))
+    return ExactSum(leaf=value, element=element, n=total[0], e=total[1], rounding=rounding)
+
+
+def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLog:
+    """The log with its entry for an element replaced; NONE removes the entry."""
+    old = log.entries.get(value, Entries(np.empty(0, np.int64), np.empty(0, np.bool_)))
+    pairs = dict(zip(old.elements.tolist(), old.up.tolist(), strict=True))
+    pairs.pop(element, None)
+    if way != Direction.NONE:
+        pairs[element] = way == Direction.UP
+    elements = sorted(pairs)
+    new = Entries(np.array(elements, dtype=np.int64), np.array([pairs[k] for k in elements], dtype=np.bool_))
+    entries = {number: found for number, found in log.entries.items() if number != value}
+    return StepLog(dict(sorted((entries | ({value: new} if len(new) else {})).items())))
+
+
+def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choice, entry: bool) -> LogCheat:
+    """A trainer that rounds sums as it chooses, in some steps of a run that is honest otherwise.
+
+    The run is computed to its end, because later logs depend on it. Raises `ConfigurationError` if no sum left a
+    choice.
+    """
+    job = run.job
+    first = job.first_step(job.checkpoint_of(course.steps[0]))
+    state, data = interpreter.to_device(run.state(first - 1)), interpreter.place_data(run.data())
+    nudges, logs = list[Nudge](), dict[int, StepLog]()
+
+    def sums(step: int, arithmetic: Arithmetic) -> Recorder | _Steering:
+        if step not in course.steps:
+            return Recorder()
+        return _Steering(job=job, arithmetic=arithmetic, step=step, course=course, choose=choose, entry=entry)
+
+    computed: Iterator[Done[Recorder | _Steering]] = loop(
+        interpreter, state, data, range(first, job.steps + 1), sums=sums
+    )
+    for step, _, found in computed:
+        assert found is not None
+        logs[step] = found.log
+        if isinstance(found, _Steering):
+            nudges += found.nudges
+    if not nudges:
+        raise ConfigurationError(f"expected a sum with two ways to round it, got none in steps {course.steps}")
+    return LogCheat(nudges=tuple(nudges), logs=logs)
+
 
 # ---------------------------------------------------------------- what the cheats are made of
 

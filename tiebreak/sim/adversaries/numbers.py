@@ -14,7 +14,7 @@ from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.cheats import Cheat, flip_bit, long_sums
 from tiebreak.sim.adversaries.deviations import Attempt, computes, onward, step_of
-from tiebreak.sim.adversaries.forged_runs import altered, tampered
+from tiebreak.sim.adversaries.forgery import altered, tampered
 from tiebreak.sim.adversaries.observers import Change
 from tiebreak.sim.adversaries.sums import BFLOAT16, NATIVE, TF32, TOWARD_ZERO, Hardware, summing
 from tiebreak.sim.world.work import Work

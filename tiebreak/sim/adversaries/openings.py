@@ -19,7 +19,7 @@ from tiebreak.sim.adversaries.base import Adversary, Catch
 from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.deviations import Attempt
-from tiebreak.sim.adversaries.forged_runs import tampered
+from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.adversaries.places import EARLY, FalseSum, between, one_of, trainer
 from tiebreak.sim.adversaries.spoiling import MISCOUNTED, Scene, Spoil
 from tiebreak.sim.adversaries.waiting import first_late, stalled

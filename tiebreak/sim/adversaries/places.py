@@ -19,7 +19,7 @@ from tiebreak.protocol.program.isa import TERMS_PER_LEAF
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.cheats import Cheat, long_sums
 from tiebreak.sim.adversaries.deviations import RECOMPUTED, TRAINER, TRIES
-from tiebreak.sim.adversaries.forged_runs import tampered
+from tiebreak.sim.adversaries.forgery import tampered
 from tiebreak.sim.world.agents import Agent, Builder, Client, Trainer
 from tiebreak.sim.world.cast import AgentFactory, Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Work

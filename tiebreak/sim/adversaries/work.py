@@ -13,7 +13,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries.deviations import computes, onward, step_of
-from tiebreak.sim.adversaries.forged_runs import altered
+from tiebreak.sim.adversaries.forgery import altered
 from tiebreak.sim.adversaries.observers import committing, putting, source, state_sources, together
 from tiebreak.sim.world.small_task import BATCH, EXAMPLES, STREAM, UNITS
 from tiebreak.sim.world.work import Work

@@ -243,7 +243,7 @@ def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
     own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
     if compare(own, head).agrees:
         raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
-    defender = ForgedEvidence(cheating, arena.interpreter, cheat)
+    defender = ForgedEvidence(cheating, Tampered(arena.interpreter, cheat.tamper))
     challenger = Evidence(own, arena.interpreter)
     match = play_out(market, agreement, head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)
