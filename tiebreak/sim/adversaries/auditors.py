@@ -5,7 +5,8 @@ find. While a diligent auditor watches, that trainer is convicted whatever these
 they earn. Where they are alone, nothing is promised.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -20,10 +21,10 @@ from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tr
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
-from tiebreak.sim.adversaries.base import Adversary, Catch, Role
-from tiebreak.sim.adversaries.places import Choice, Placed, between, drawn, with_a_cheat
+from tiebreak.sim.adversaries.base import Catch, Role
+from tiebreak.sim.adversaries.places import between, row, with_a_cheat
 from tiebreak.sim.world.agents import Auditor, GameView, Process
-from tiebreak.sim.world.cast import FUNDS, Cast, Seat
+from tiebreak.sim.world.cast import FUNDS, AgentFactory, Cast, Seat
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Published, Workshop
 from tiebreak.sim.world.world import Pending
@@ -166,40 +167,25 @@ class Vanishing(Auditor):
         return self.answers(view)
 
 
-def auditor(
-    name: str,
-    make: type[Auditor],
-    gain: str,
-    caught: Set[Catch] = EARNED_NOTHING,
-    *,
-    funds: Choice = lambda _cast, _rng: FUNDS,
-    **choices: Choice,
-) -> Adversary:
-    """A row: a dishonest auditor at a random place among the others, with something to find. Earlier places act first.
-
-    `funds`: the wei that it starts with.
-    """
-
-    def join(cast: Cast, rng: Random) -> None:
-        with_a_cheat(cast, rng)
-        others, factory = len(cast.auditors), drawn(make, cast, rng, choices)
-        seat = Seat(name=f"auditor {others} ({name})", make=factory, adversary=name, funds=funds(cast, rng))
-        cast.auditors.insert(rng.randint(0, others), seat)
-
-    return Placed(name=name, role=Role.AUDITOR, gain=gain, caught=frozenset(caught), takes_place=join)
+def seat_auditor(cast: Cast, rng: Random, name: str, make: AgentFactory, *, is_poor: bool = False) -> None:
+    """Seat an auditor at a random place in the list; earlier places act first. A poor one cannot pay its stake."""
+    others, funds = len(cast.auditors), rng.randint(0, cast.terms.challenger_stake) if is_poor else FUNDS
+    seat = Seat(name=f"auditor {others} ({name})", make=make, adversary=name, funds=funds)
+    cast.auditors.insert(rng.randint(0, others), seat)
 
 
+_auditor: Final = partial(row, Role.AUDITOR, seat_auditor, before=with_a_cheat, caught=EARNED_NOTHING)
+_poor: Final = partial(row, Role.AUDITOR, partial(seat_auditor, is_poor=True), before=with_a_cheat)
 # fmt: off
 ADVERSARIES: Final = (
-    auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work"),
-    auditor("sampling auditor", Sampler, "an auditor's reward at part of its cost", sample=between(1, 3)),
-    auditor("copying auditor", Follower, "no replay of anything that is true"),
-    auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody"),
-    auditor("bribed auditor", Bribed, "the bribe, which has to be worth more than half of the trainer's stake",
-        EARNED_NOTHING | {Catch.CONCEDED}, at=bribe),
-    auditor("auditor that cannot pay its stake", Auditor, "nothing: it should not have started",
-        funds=lambda cast, rng: rng.randint(0, cast.terms.challenger_stake)),
-    auditor("auditor that goes offline", Vanishing, "nothing: its machine, or its network, failed",
-        EARNED_NOTHING | {Catch.TIMEOUT}, at=between(0, 3)),
+    _auditor("lazy auditor", Lazy, "an auditor's standing without an auditor's work"),
+    _auditor("sampling auditor", Sampler, "an auditor's reward at part of its cost", sample=between(1, 3)),
+    _auditor("copying auditor", Follower, "no replay of anything that is true"),
+    _auditor("silent auditor", Bribed, "no stake at risk, and whatever silence is worth to somebody"),
+    _auditor("bribed auditor", Bribed, "the bribe, which has to be worth more than half of the trainer's stake",
+        caught=EARNED_NOTHING | {Catch.CONCEDED}, at=bribe),
+    _poor("auditor that cannot pay its stake", Auditor, "nothing: it should not have started", EARNED_NOTHING),
+    _auditor("auditor that goes offline", Vanishing, "nothing: its machine, or its network, failed",
+        caught=EARNED_NOTHING | {Catch.TIMEOUT}, at=between(0, 3)),
 )
 # fmt: on

@@ -13,9 +13,18 @@ from tiebreak.protocol.game.sides import Challenger, Oracle, Party
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.sim.adversaries.base import OPEN, Catch, Role
-from tiebreak.sim.adversaries.places import EARLY, FalseSum, Placed, between, challenger, given, seat_challenger
+from tiebreak.sim.adversaries.places import (
+    EARLY,
+    FalseSum,
+    between,
+    challenger,
+    given,
+    last_call,
+    row,
+    seat_challenger,
+    stalled,
+)
 from tiebreak.sim.adversaries.spoiling import flipped, one_changed
-from tiebreak.sim.adversaries.waiting import last_call, stalled
 from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL, STEPS
@@ -186,11 +195,11 @@ class Griefer(Scripted):
             yield from self.sleep(self.rng.randint(1, 20) * self.world.block_seconds)
 
 
-def _griefing(cast: Cast, rng: Random) -> None:
-    """Seats two or three accounts with two to four games each, all at the beginning or all at the end of the window."""
+def seat_griefers(cast: Cast, rng: Random, name: str, _make: object) -> None:
+    """Two or three accounts with two to four games each, all at the beginning or all at the end of the window."""
     late = rng.random() < 0.5
     for _ in range(rng.randint(2, 3)):
-        seat_challenger(cast, "griefing in series", given(Griefer, games=rng.randint(2, 4), late=late))
+        seat_challenger(cast, rng, name, given(Griefer, games=rng.randint(2, 4), late=late))
 
 
 class Tardy(Scripted):
@@ -305,9 +314,8 @@ ADVERSARIES: Final = (
     challenger("forged proof", Forging, "an honest trainer convicted by a number that is not in its run",
         {Catch.TIMEOUT}),
     challenger("challenge full of garbage", Garbling, "a game in a state that no one thought of", _LOST),
-    Placed(name="griefing in series", role=Role.CHALLENGER,
-        gain="a competitor's trainer that pays for gas and waits for its money", caught=frozenset({Catch.TIMEOUT}),
-        takes_place=_griefing),
+    row(Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
+        "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
     challenger("all segments challenged at once", Swarm,
         "half of the stake of an honest trainer that cannot be everywhere", OPEN, before=with_one_machine),

@@ -3,8 +3,8 @@
 All of them share one name in a cast, and the ending of the last one counts for all.
 """
 
-from collections.abc import Callable, Set
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -17,22 +17,29 @@ from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.events import JobDrafted
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import Bribed, bribe
-from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.base import Catch, Role
 from tiebreak.sim.adversaries.builders import Censor, bearable, diligent
-from tiebreak.sim.adversaries.deviations import RECOMPUTED, TRAINER
+from tiebreak.sim.adversaries.deviations import TRAINER
 from tiebreak.sim.adversaries.heads import Withholding
-from tiebreak.sim.adversaries.places import BUILDER, FalseSum, Placed, client, given, seat_friend, seat_trainer
-from tiebreak.sim.adversaries.waiting import last_call
+from tiebreak.sim.adversaries.places import (
+    FalseSum,
+    Seating,
+    between,
+    client,
+    given,
+    last_call,
+    row,
+    seat_builder,
+    seat_friend,
+    seat_trainer,
+)
 from tiebreak.sim.world.agents import Agent, Builder, Client, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Bound, Work
-from tiebreak.sim.world.workshop import Deviation
 from tiebreak.sim.world.world import Pending
 
 MOST: Final = 3
 """The largest number of accounts that a trainer buys or opens."""
-Recruit = Callable[[Cast, Random, str], TrainerFactory]
-"""Seats the friends of a trainer under a name, and gives the trainer."""
 
 
 def second_head(party: Agent, head: SignedHead) -> SignedHead:
@@ -45,19 +52,19 @@ def second_head(party: Agent, head: SignedHead) -> SignedHead:
 # ---------------------------------------------------------------- with auditors, or a builder
 
 
-def _auditors(cast: Cast, rng: Random, name: str) -> TrainerFactory:
+def seat_with_auditors(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
     """Pays auditors to say nothing, or to give up games that they are winning. One that it does not pay is enough."""
     for _ in range(rng.randint(1, MOST)):
         friend = given(Bribed, at=bribe(cast, rng))
         seat_friend(cast, name, "friend", friend, rng.randint(0, len(cast.auditors)))
-    return Trainer
+    seat_trainer(cast, rng, name, make)
 
 
-def _censor(cast: Cast, rng: Random, name: str) -> TrainerFactory:
+def seat_with_censor(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
     """A builder excludes the challenger's transactions for as long as its assumptions allow."""
-    cast.builder = given(Censor, victims=diligent(cast), seconds=bearable(cast), first=rng.randint(0, 8))
-    cast.dishonest[BUILDER] = name
-    return Trainer
+    censor = given(Censor, victims=diligent(cast), seconds=bearable(cast), first=rng.randint(0, 8))
+    seat_builder(cast, rng, name, censor)
+    seat_trainer(cast, rng, name, make)
 
 
 class Hoarder(Builder):
@@ -79,10 +86,9 @@ class Hoarder(Builder):
         return [waiting for waiting in pending if is_over or waiting.sender is not self]
 
 
-def _hoarder(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
-    cast.builder = Hoarder
-    cast.dishonest[BUILDER] = name
-    return Trainer
+def seat_with_hoarder(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+    seat_builder(cast, rng, name, Hoarder)
+    seat_trainer(cast, rng, name, make)
 
 
 # ---------------------------------------------------------------- with itself
@@ -111,10 +117,10 @@ class SockPuppet(Scripted):
         return replace(honest, wait=last_call(self.world, game.state.deadline))
 
 
-def _sock_puppets(cast: Cast, rng: Random, name: str) -> TrainerFactory:
+def seat_with_sock_puppets(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
     for _ in range(rng.randint(1, MOST)):
         seat_friend(cast, name, "friend", SockPuppet)
-    return Trainer
+    seat_trainer(cast, rng, name, make)
 
 
 class Accomplice(Scripted):
@@ -135,16 +141,10 @@ class Accomplice(Scripted):
 
 
 class Master(Trainer):
-    """Concedes at once to its puppet, before anybody else can win, and plays all other games as slowly as possible."""
-
-    puppet: str
+    """Concedes at once to its accomplice, before anybody else can win."""
 
     def concedes(self, view: GameView) -> bool:
-        return view.game.challenger == self.world.parties[self.puppet].address
-
-
-def _loses_to_itself(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
-    return given(Master, puppet=seat_friend(cast, name, "puppet", Accomplice))
+        return isinstance(self.world.party_at(view.game.challenger), Accomplice)
 
 
 class Delaying(Scripted):
@@ -159,11 +159,6 @@ class Delaying(Scripted):
             yield from self.attempt(calls.challenge(head, 0, job.job.challenger_stake))
 
 
-def _delays_itself(cast: Cast, rng: Random, name: str) -> TrainerFactory:
-    seat_friend(cast, name, "puppet", Delaying)
-    return given(Withholding, first=rng.randint(2, 4))
-
-
 class SelfReporter(Scripted):
     """Reports two heads of one count by its master as soon as somebody challenges."""
 
@@ -174,9 +169,14 @@ class SelfReporter(Scripted):
             yield from self.attempt(calls.report_equivocation(first, second_head(self, first)))
 
 
-def _reports_itself(cast: Cast, _rng: Random, name: str) -> TrainerFactory:
-    seat_friend(cast, name, "puppet", SelfReporter)
-    return Trainer
+def seat_pair(puppet: type[Agent]) -> Seating:
+    """Seats a trainer with a puppet, the fastest of all auditors."""
+
+    def seat(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+        seat_friend(cast, name, "puppet", puppet)
+        seat_trainer(cast, rng, name, make)
+
+    return seat
 
 
 # ---------------------------------------------------------------- with the client
@@ -231,7 +231,8 @@ def _bait(cast: Cast, rng: Random) -> None:
         {"trainer_stake": rng.randint(0, 1)},
     )
     cast.terms = replace(cast.terms, **rng.choice(traps))
-    seat_trainer(cast, BAIT, BaitingTrainer, FalseSum())
+    cast.deviation = FalseSum()
+    seat_trainer(cast, rng, BAIT, BaitingTrainer)
 
 
 # ---------------------------------------------------------------- two of a kind
@@ -273,45 +274,32 @@ class DoubleClient(Client):
         self.tell(JobDrafted(at=self.world.now, job=job))
 
 
-COPIER: Final = "trainer that copies another"
-
-
-def _copying(cast: Cast, _rng: Random) -> None:
-    """Seats the second trainer, with a client that asks both."""
-    cast.auditors.append(Seat(name="second trainer", make=CopyingTrainer, adversary=COPIER))
+def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:
+    """Seats a second trainer, with a client that asks both."""
+    cast.auditors.append(Seat(name="second trainer", make=make, adversary=name))
     cast.client = given(DoubleClient, second="second trainer")
 
 
-def conspiracy(
-    name: str,
-    gain: str,
-    recruit: Recruit,
-    caught: Set[Catch] = RECOMPUTED,
-    *,
-    run: Deviation | None = FalseSum(),  # noqa: B008  # it is frozen
-) -> Adversary:
-    """A row: a trainer with a false run, and its friends. They end where the trainer ends."""
-
-    def join(cast: Cast, rng: Random) -> None:
-        seat_trainer(cast, name, recruit(cast, rng, name), run)
-
-    return Placed(name=name, role=Role.TRAINER, gain=gain, caught=frozenset(caught), takes_place=join)
-
-
+_FALSE: Final = FalseSum()
+_conspiracy: Final = partial(row, Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (
-    conspiracy("bribes all auditors but one", "the reward for a false run, if nobody else looks", _auditors),
-    conspiracy("trainer with a builder", "that the challenger's clock runs out", _censor),
-    conspiracy("decoy in the mempool", "that a challenge, or a proof, is not even sent", _hoarder),
-    conspiracy("sock puppets", "that an honest challenger comes too late, or has to wait", _sock_puppets),
-    conspiracy("self-challenge to keep the stake", "half of its stake, which an honest challenger would have won",
-        _loses_to_itself, {Catch.CONCEDED}),
-    conspiracy("self-challenge to win time", "its stake for a while longer, in the hope that the client forgets",
-        _delays_itself, {Catch.ABANDONED}, run=None),
-    conspiracy("self-report to keep the stake", "half of its stake, which the challenger would have won",
-        _reports_itself, {Catch.EQUIVOCATION}),
+    _conspiracy(seat_with_auditors, "bribes all auditors but one", Trainer,
+        "the reward for a false run, if nobody else looks", run=_FALSE),
+    _conspiracy(seat_with_censor, "trainer with a builder", Trainer, "that the challenger's clock runs out",
+        run=_FALSE),
+    _conspiracy(seat_with_hoarder, "decoy in the mempool", Trainer, "that a challenge, or a proof, is not even sent",
+        run=_FALSE),
+    _conspiracy(seat_with_sock_puppets, "sock puppets", Trainer,
+        "that an honest challenger comes too late, or has to wait", run=_FALSE),
+    _conspiracy(seat_pair(Accomplice), "self-challenge to keep the stake", Master,
+        "half of its stake, which an honest challenger would have won", {Catch.CONCEDED}, run=_FALSE),
+    _conspiracy(seat_pair(Delaying), "self-challenge to win time", Withholding,
+        "its stake for a while longer, in the hope that the client forgets", {Catch.ABANDONED}, first=between(2, 4)),
+    _conspiracy(seat_pair(SelfReporter), "self-report to keep the stake", Trainer,
+        "half of its stake, which the challenger would have won", {Catch.EQUIVOCATION}, run=_FALSE),
+    _conspiracy(seat_second_trainer, "trainer that copies another", CopyingTrainer, "a reward without computing",
+        {Catch.HARMLESS}),
     client(BAIT, ComplicitClient, "the stakes of challengers", {Catch.HARMLESS}, before=_bait),
-    Placed(name=COPIER, role=Role.TRAINER, gain="a reward without computing", caught=frozenset({Catch.HARMLESS}),
-        takes_place=_copying),
 )
 # fmt: on

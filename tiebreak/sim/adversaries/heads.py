@@ -12,8 +12,7 @@ from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.base import OPEN, Catch
-from tiebreak.sim.adversaries.places import FalseSum, between, trainer
-from tiebreak.sim.adversaries.waiting import first_late, last_call
+from tiebreak.sim.adversaries.places import FalseSum, between, first_late, last_call, trainer
 from tiebreak.sim.world.agents import Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import STEPS

@@ -20,9 +20,8 @@ from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.deviations import Attempt
 from tiebreak.sim.adversaries.forgery import tampered
-from tiebreak.sim.adversaries.places import EARLY, FalseSum, between, one_of, trainer
+from tiebreak.sim.adversaries.places import EARLY, FalseSum, between, first_late, one_of, stalled, trainer
 from tiebreak.sim.adversaries.spoiling import MISCOUNTED, Scene, Spoil
-from tiebreak.sim.adversaries.waiting import first_late, stalled
 from tiebreak.sim.world.agents import GameView, Process, Reply, Trainer
 from tiebreak.sim.world.work import Bound, Work
 from tiebreak.sim.world.workshop import Workshop

@@ -4,8 +4,9 @@ An agent class says what is done. What an agent has to choose is declared as a f
 game's cast is gathered: a row gives a function for each field.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -14,14 +15,18 @@ from torch import Tensor
 
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.trees import depth_of
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
 from tiebreak.sim.adversaries.cheats import Cheat, long_sums
 from tiebreak.sim.adversaries.deviations import RECOMPUTED, TRAINER, TRIES
 from tiebreak.sim.adversaries.forgery import tampered
-from tiebreak.sim.world.agents import Agent, Builder, Client, Trainer
-from tiebreak.sim.world.cast import AgentFactory, Cast, Seat, TrainerFactory
+from tiebreak.sim.world.agents import Agent, GameView, Trainer
+from tiebreak.sim.world.cast import AgentFactory, BuilderFactory, Cast, ClientFactory, Seat, TrainerFactory
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Deviation, Workshop
 from tiebreak.sim.world.world import World
@@ -39,17 +44,6 @@ Choice = Callable[[Cast, Random], Any]
 A = TypeVar("A", bound=Agent)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placed(Adversary):
-    """An adversary that joins a cast by a function."""
-
-    takes_place: Join
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Take the place."""
-        self.takes_place(cast, rng)
-
-
 # ---------------------------------------------------------------- what agents choose
 
 
@@ -63,8 +57,8 @@ def one_of(*values: object) -> Choice:
     return lambda _, rng: rng.choice(values)
 
 
-def given(make: type[A], **fields: object) -> Callable[[World, str, PrivateKey], A]:
-    """Makes agents of a class whose fields have these values."""
+def given(make: Callable[[World, str, PrivateKey], A], **fields: object) -> Callable[[World, str, PrivateKey], A]:
+    """Makes the same agents with these values of their fields."""
 
     def factory(world: World, name: str, key: PrivateKey) -> A:
         agent = make(world, name, key)
@@ -73,11 +67,6 @@ def given(make: type[A], **fields: object) -> Callable[[World, str, PrivateKey],
         return agent
 
     return factory if fields else make
-
-
-def drawn(make: type[A], cast: Cast, rng: Random, choices: dict[str, Choice]) -> Callable[[World, str, PrivateKey], A]:
-    """Makes agents of a class whose fields were drawn in this order."""
-    return given(make, **{field: draw(cast, rng) for field, draw in choices.items()})
 
 
 # ---------------------------------------------------------------- a false run, if the run is not what it is about
@@ -114,41 +103,88 @@ class FalseSum:
 
 # ---------------------------------------------------------------- places
 
+Seating = Callable[[Cast, Random, str, Any], None]
+"""Gives a party of this name, which a factory makes, its place in a cast."""
+
 
 def nothing(_cast: Cast, _rng: Random) -> None:
     """Changes nothing."""
 
 
-def seat_trainer(cast: Cast, name: str, make: TrainerFactory, run: Deviation | None = None) -> None:
-    """Seat a dishonest trainer, last of the dishonest, so that its ending counts for friends of the same name.
+@dataclass(frozen=True, kw_only=True)
+class Placed(Adversary):
+    """A row: an agent class in a place, with the choices that its agents have."""
 
-    `run` is what it computes instead of the job.
-    """
+    make: type[Agent]
+    seat: Seating
+    before: Join
+    """Changes the cast first."""
+    run: Deviation | None
+    """What the trainer computes instead of the job; None to leave that as it is."""
+    choices: Mapping[str, Choice]
+    """Draws the agents' fields, in this order."""
+
+    def join(self, cast: Cast, rng: Random) -> None:
+        """Take the place."""
+        self.before(cast, rng)
+        if self.run is not None:
+            cast.deviation = self.run
+        fields = {field: draw(cast, rng) for field, draw in self.choices.items()}
+        self.seat(cast, rng, self.name, given(self.make, **fields))
+
+
+def row(
+    role: Role,
+    seat: Seating,
+    name: str,
+    make: type[Agent],
+    gain: str,
+    caught: Set[Catch] = RECOMPUTED,
+    *,
+    before: Join = nothing,
+    run: Deviation | None = None,
+    **choices: Choice,
+) -> Placed:
+    """A row of a table; the constructors of each place are below."""
+    ends = frozenset(caught)
+    return Placed(
+        name=name, role=role, gain=gain, caught=ends, make=make, seat=seat, before=before, run=run, choices=choices
+    )
+
+
+def seat_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:
+    """Seat a dishonest trainer, last of the dishonest, so that its ending counts for friends of the same name."""
     cast.trainer = make
-    if run is not None:
-        cast.deviation = run
     cast.dishonest.pop(TRAINER, None)
     cast.dishonest[TRAINER] = name
 
 
-def trainer(
-    name: str,
-    make: type[Trainer],
-    gain: str,
-    caught: Set[Catch] = RECOMPUTED,
-    *,
-    run: Deviation | None = None,
-    before: Join = nothing,
-    **choices: Choice,
-) -> Adversary:
-    """A row: a trainer. `before` changes the cast first."""
+def seat_client(cast: Cast, _rng: Random, name: str, make: ClientFactory) -> None:
+    cast.client = make
+    cast.dishonest[CLIENT] = name
 
-    def join(cast: Cast, rng: Random) -> None:
-        before(cast, rng)
-        seat_trainer(cast, name, drawn(make, cast, rng, choices), run)
 
-    return Placed(name=name, role=Role.TRAINER, gain=gain, caught=frozenset(caught), takes_place=join)
+def seat_builder(cast: Cast, _rng: Random, name: str, make: BuilderFactory) -> None:
+    cast.builder = make
+    cast.dishonest[BUILDER] = name
 
+
+def seat_challenger(cast: Cast, _rng: Random, name: str, make: AgentFactory) -> None:
+    """Seat a challenger after the auditors that there are."""
+    cast.auditors.append(Seat(name=f"challenger {len(cast.auditors)}", make=make, adversary=name))
+
+
+def seat_friend(cast: Cast, name: str, friend: str, make: AgentFactory, place: int = 0) -> None:
+    """Seat an accomplice of another dishonest party, under its name, among the auditors."""
+    party = f"{friend} {len(cast.auditors)}"
+    cast.auditors.insert(place, Seat(name=party, make=make))
+    cast.dishonest[party] = name
+
+
+trainer: Final = partial(row, Role.TRAINER, seat_trainer)
+client: Final = partial(row, Role.CLIENT, seat_client)
+challenger: Final = partial(row, Role.CHALLENGER, seat_challenger)
+"""A challenger beside the honest auditor. The run is true unless another adversary is the trainer."""
 
 ONE_FALSE_SUM: Final = trainer("one false sum", Trainer, "a number of its own choice in the run", run=FalseSum())
 """One false number, and everything else as agreed. Other adversaries use it as a cheat to be found."""
@@ -165,55 +201,40 @@ def with_a_cheat(cast: Cast, rng: Random) -> None:
         ONE_FALSE_SUM.join(cast, rng)
 
 
-def client(
-    name: str, make: type[Client], gain: str, caught: Set[Catch], *, before: Join = nothing, **choices: Choice
-) -> Adversary:
-    """A row: a client. `before` changes the cast first."""
+builder: Final = partial(row, Role.BUILDER, seat_builder, before=with_a_cheat)
+"""A builder of blocks, with something to dispute about."""
 
-    def join(cast: Cast, rng: Random) -> None:
-        before(cast, rng)
-        cast.client = drawn(make, cast, rng, choices)
-        cast.dishonest[CLIENT] = name
-
-    return Placed(name=name, role=Role.CLIENT, gain=gain, caught=frozenset(caught), takes_place=join)
+# ---------------------------------------------------------------- the last block in time, and the first that is late
 
 
-def builder(
-    name: str, make: type[Builder], gain: str, caught: Set[Catch], *, before: Join = with_a_cheat, **choices: Choice
-) -> Adversary:
-    """A row: a block builder. `before` adds something to dispute about."""
-
-    def join(cast: Cast, rng: Random) -> None:
-        before(cast, rng)
-        cast.builder = drawn(make, cast, rng, choices)
-        cast.dishonest[BUILDER] = name
-
-    return Placed(name=name, role=Role.BUILDER, gain=gain, caught=frozenset(caught), takes_place=join)
+def last_call(world: World, deadline: int) -> int:
+    """Seconds until the second before the last block that is not after `deadline`; 0 if that is past."""
+    since_a_block = (deadline - world.next_block) % world.block_seconds
+    return max(0, deadline - since_a_block - 1 - world.now)
 
 
-def challenger(
-    name: str, make: type[Agent], gain: str, caught: Set[Catch], *, before: Join = nothing, **choices: Choice
-) -> Adversary:
-    """A row: a challenger beside the honest auditor. The run is true unless another adversary is the trainer."""
-
-    def join(cast: Cast, rng: Random) -> None:
-        before(cast, rng)
-        seat_challenger(cast, name, drawn(make, cast, rng, choices))
-
-    return Placed(name=name, role=Role.CHALLENGER, gain=gain, caught=frozenset(caught), takes_place=join)
+def first_late(world: World, deadline: int) -> int:
+    """Seconds until the second before the first block that is after `deadline`."""
+    since_a_block = (deadline - world.next_block) % world.block_seconds
+    return max(0, deadline - since_a_block + world.block_seconds - 1 - world.now)
 
 
-def seat_challenger(cast: Cast, name: str, make: AgentFactory) -> None:
-    """Seat a challenger after the auditors that there are."""
-    cast.auditors.append(Seat(name=f"challenger {len(cast.auditors)}", make=make, adversary=name))
+def stalled(world: World, game: GameView) -> int:
+    """The longest delay of a move, in seconds, that leaves a block of the clock for each of its later moves."""
+    rest = longest_walk(game.state.job, world.workshop.program) - game.state.moves
+    return last_call(world, game.state.deadline - max(0, (rest + 1) // 2) * world.block_seconds)
 
 
-def seat_friend(cast: Cast, name: str, friend: str, make: AgentFactory, place: int = 0) -> str:
-    """Seat an accomplice of another dishonest party, under its name, among the auditors. Returns the party's name."""
-    party = f"{friend} {len(cast.auditors)}"
-    cast.auditors.insert(place, Seat(name=party, make=make))
-    cast.dishonest[party] = name
-    return party
+def longest_walk(job: Job, program: Program) -> int:
+    """The largest number of moves of a game about a run of this program."""
+    return walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.checkpoint_interval),
+        values=job.half_depth + 1,
+        chunks=depth_of(max(chunk_count(i.dtype, i.shape) for i in program.body)),
+        terms=depth_of(max(-(-i.terms // TERMS_PER_LEAF) for i in program.body if i.is_reduction)),
+    )
 
 
 ADVERSARIES: Final = (ONE_FALSE_SUM,)
