@@ -280,24 +280,25 @@ def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactor
     cast.client = given(DoubleClient, second="second trainer")
 
 
-_FALSE: Final = FalseSum()
+_SHARED: Final = FalseSum()
+"""The false run of two rows that can play in one game. Of rows with false runs of their own, only one can."""
 _conspiracy: Final = partial(row, Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (
     _conspiracy(seat_with_auditors, "bribes all auditors but one", Trainer,
-        "the reward for a false run, if nobody else looks", run=_FALSE),
+        "the reward for a false run, if nobody else looks", run=FalseSum()),
     _conspiracy(seat_with_censor, "trainer with a builder", Trainer, "that the challenger's clock runs out",
-        run=_FALSE),
+        run=FalseSum()),
     _conspiracy(seat_with_hoarder, "decoy in the mempool", Trainer, "that a challenge, or a proof, is not even sent",
-        run=_FALSE),
+        run=FalseSum()),
     _conspiracy(seat_with_sock_puppets, "sock puppets", Trainer,
-        "that an honest challenger comes too late, or has to wait", run=_FALSE),
+        "that an honest challenger comes too late, or has to wait", run=FalseSum()),
     _conspiracy(seat_pair(Accomplice), "self-challenge to keep the stake", Master,
-        "half of its stake, which an honest challenger would have won", {Catch.CONCEDED}, run=_FALSE),
+        "half of its stake, which an honest challenger would have won", {Catch.CONCEDED}, run=_SHARED),
     _conspiracy(seat_pair(Delaying), "self-challenge to win time", Withholding,
         "its stake for a while longer, in the hope that the client forgets", {Catch.ABANDONED}, first=between(2, 4)),
     _conspiracy(seat_pair(SelfReporter), "self-report to keep the stake", Trainer,
-        "half of its stake, which the challenger would have won", {Catch.EQUIVOCATION}, run=_FALSE),
+        "half of its stake, which the challenger would have won", {Catch.EQUIVOCATION}, run=_SHARED),
     _conspiracy(seat_second_trainer, "trainer that copies another", CopyingTrainer, "a reward without computing",
         {Catch.HARMLESS}),
     client(BAIT, ComplicitClient, "the stakes of challengers", {Catch.HARMLESS}, before=_bait),
