@@ -179,7 +179,7 @@ def test_a_save_of_something_else_is_not_gone_on_from(tmp_path: Path, cases: Cal
             tiebreak.reproducible(**regression(**change), directory=tmp_path)
         cases()
     saved = json.loads((tmp_path / "trainer.json").read_text())
-    for change, words in (({"step": 99}, "a step of 0 to 7, got 99"), ({"format": 2}, "in format 1"), ({}, "damaged")):
+    for change, words in (({"step": 99}, "0 to 7, got '99'"), ({"format": 2}, "1 to 1, got '2'"), ({}, "damaged")):
         (tmp_path / "trainer.json").write_text(json.dumps(saved | change))
         if words == "damaged":
             state = tmp_path / "state-000000000002.safetensors"
