@@ -17,8 +17,7 @@ from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Auditor
 from tiebreak.sim.world.board import differences
 from tiebreak.sim.world.cast import TERMS, Cast
-from tiebreak.sim.world.checks import Finished
-from tiebreak.sim.world.endings import ending
+from tiebreak.sim.world.checks import Finished, ending
 from tiebreak.sim.world.game import conclude, false_jobs, gained, is_watched, seat
 from tiebreak.sim.world.workshop import Workshop
 

@@ -1,4 +1,1 @@
-"""Series of simulated games: how games are chosen, played, recorded and summarized.
-
-One line of text fixes each game.
-"""
+"""Series of simulated games: how they are chosen, played, recorded and summarized. One line of text fixes each."""

@@ -5,6 +5,7 @@ found, and `deterrent` how often each auditor must audit, before honesty pays. B
 none does. The gain of an auditor falls with the probability p with which the others audit, because finders share.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -49,13 +50,8 @@ def threshold(s: JobEconomics, strategy: Trainer) -> Fraction | None:
 
 def least(holds: Callable[[Fraction], bool]) -> Fraction | None:
     """The least multiple of 1 / GRID up to 1 from which on a condition holds; None if it fails at 1."""
-    if not holds(Fraction(1)):
-        return None
-    low, high = -1, GRID
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(Fraction(middle, GRID)) else (middle, high)
-    return Fraction(high, GRID)
+    first = bisect_left(range(GRID + 1), True, key=lambda part: holds(Fraction(part, GRID)))
+    return Fraction(first, GRID) if first <= GRID else None
 
 
 def deterrent(s: JobEconomics) -> tuple[Fraction, Trainer, int] | None:

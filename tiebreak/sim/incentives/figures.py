@@ -222,6 +222,7 @@ def _gpu_seconds(parameters: int, tokens: int, flops: int) -> Fraction:
 
 GPU_FLOPS: Final = 20 * 10**12
 """Assumed FP64 rate of one GPU in a step, about a third of the 67 TFLOPS that NVIDIA names for the H100 SXM."""
+GPU_HOUR: Final = Fraction(5, 2)
 _GPU: Final = (
     "6 FLOP a parameter and token; an FP64 rate of 20 TFLOPS in a step, a third of the 67 that NVIDIA names for the "
     "tensor cores of an H100 SXM; 2.50 dollars an hour of such a GPU"
@@ -230,38 +231,25 @@ PRESETS: Final[dict[str, Preset]] = {
     "fine-tune": Preset(
         title="fine-tune of a small model",
         figures=Figures(
-            steps=5000,
-            seconds_per_step=_gpu_seconds(10**9, 16 * 2048, GPU_FLOPS),
-            machine_hour=Fraction(5, 2),
-            checkpoint_interval=100,
-            lie_value=Fraction(50),
-            harm=Fraction(50),
+            steps=5000, seconds_per_step=_gpu_seconds(10**9, 16 * 2048, GPU_FLOPS), machine_hour=GPU_HOUR,
+            checkpoint_interval=100, lie_value=Fraction(50), harm=Fraction(50),
         ),
         source=f"10^9 parameters, 16 x 2048 tokens a step, on one GPU; {_GPU}",
     ),
     "gpt2": Preset(
         title="GPT-2 124M for 10^5 steps",
         figures=Figures(
-            steps=10**5,
-            seconds_per_step=_gpu_seconds(124 * 10**6, 512 * 1024, GPU_FLOPS),
-            machine_hour=Fraction(5, 2),
-            machines=8,
-            lie_value=Fraction(1000),
-            harm=Fraction(1000),
+            steps=10**5, seconds_per_step=_gpu_seconds(124 * 10**6, 512 * 1024, GPU_FLOPS), machine_hour=GPU_HOUR,
+            machines=8, lie_value=Fraction(1000), harm=Fraction(1000),
         ),
         source=f"512 x 1024 tokens a step, on 8 GPUs; {_GPU}",
     ),
     "7b": Preset(
         title="7B for 10^5 steps",
         figures=Figures(
-            steps=10**5,
-            seconds_per_step=_gpu_seconds(7 * 10**9, 4 * 1024 * 1024, GPU_FLOPS),
-            machine_hour=Fraction(5, 2),
-            machines=1024,
-            checkpoint_interval=500,
-            lie_value=Fraction(10**5),
-            harm=Fraction(10**6),
+            steps=10**5, seconds_per_step=_gpu_seconds(7 * 10**9, 4 * 1024 * 1024, GPU_FLOPS), machine_hour=GPU_HOUR,
+            machines=1024, checkpoint_interval=500, lie_value=Fraction(10**5), harm=Fraction(10**6),
         ),
         source=f"4M tokens a step, on 1024 GPUs; {_GPU}",
     ),
-}
+}  # fmt: skip

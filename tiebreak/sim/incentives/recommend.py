@@ -210,11 +210,8 @@ def _furthest(broken: Callable[[Fraction], str], towards: Fraction) -> tuple[Fra
     """The last factor between 1 and `towards` at which no condition breaks, and the condition that breaks beyond it."""
     if not broken(towards):
         return None, ""
-    good, bad = 0, _FINE
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (good, middle) if broken(_power(towards, middle)) else (middle, bad)
-    return _power(towards, good), broken(_power(towards, bad))
+    bad = bisect_left(range(_FINE), True, lo=1, key=lambda part: bool(broken(_power(towards, part))))
+    return _power(towards, bad - 1), broken(_power(towards, bad))
 
 
 def _power(towards: Fraction, part: int) -> Fraction:

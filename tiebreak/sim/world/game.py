@@ -18,8 +18,7 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world import checks
 from tiebreak.sim.world.agents import Agent, Auditor, Trainer
 from tiebreak.sim.world.cast import FUNDS, Cast
-from tiebreak.sim.world.checks import Finished
-from tiebreak.sim.world.endings import ending
+from tiebreak.sim.world.checks import Finished, ending
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import GENESIS, World
