@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -49,10 +49,7 @@ class Header:
     adversaries: Mapping[str, Mapping[str, Any]]
 
     def to_json(self) -> Json:
-        return {
-            "format": FORMAT, "version": VERSION, "seed": self.seed, "mix": self.mix,
-            "environment": dict(self.environment), "adversaries": {k: dict(v) for k, v in self.adversaries.items()},
-        }  # fmt: skip
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @classmethod
     def of(cls, found: Json) -> "Header":
@@ -60,9 +57,7 @@ class Header:
         if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
             got = f"{found.get('format')!r}, version {found.get('version')!r}"
             raise EncodingError(f"expected a file of {FORMAT!r}, version {VERSION}, got {got}")
-        return cls(
-            seed=found["seed"], mix=found["mix"], environment=found["environment"], adversaries=found["adversaries"]
-        )  # fmt: skip
+        return cls(**{name: found[name] for name in cls.__slots__})
 
 
 def read(path: Path) -> tuple[Header, list[Json]]:

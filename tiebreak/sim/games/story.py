@@ -7,19 +7,8 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.records import Event, GameRecord
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.commitments.terms import ether
-from tiebreak.protocol.game.moves import (
-    Descend,
-    Move,
-    OpenChunk,
-    OpenSteps,
-    OpenTensor,
-    OpenTerms,
-    OpenValues,
-    Phase,
-    Prove,
-    Select,
-)
-from tiebreak.protocol.game.moves import SelectElement as SelectElementMove
+from tiebreak.protocol.game import moves
+from tiebreak.protocol.game.moves import Move, Phase
 from tiebreak.protocol.game.state import Level
 from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.world import GENESIS, Included, World
@@ -102,23 +91,23 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
 
 def _move(move: Move) -> str:
     match move:
-        case Descend():
+        case moves.Descend():
             return f"shows {len(move.nodes)} nodes"
-        case Select():
+        case moves.Select():
             return f"disputes the one with index {move.index}{' and seals its answer' if any(move.seal) else ''}"
-        case SelectElementMove():
+        case moves.SelectElement():
             return f"disputes element {move.index} of the chunk{' and seals its answer' if any(move.seal) else ''}"
-        case OpenSteps():
+        case moves.OpenSteps():
             return f"opens the segment: {len(move.nodes)} nodes over its steps"
-        case OpenValues():
+        case moves.OpenValues():
             return f"opens the step: {len(move.nodes)} nodes over its values"
-        case OpenTensor():
+        case moves.OpenTensor():
             return f"opens the value: {len(move.nodes)} nodes over its chunks"
-        case OpenChunk():
+        case moves.OpenChunk():
             return "opens the chunk"
-        case OpenTerms():
+        case moves.OpenTerms():
             return f"opens the sum: {len(move.nodes)} nodes over its partial sums"
-        case Prove():
+        case moves.Prove():
             return f"proves: {len(move.tensors)} tensors, {len(move.chunks)} chunks opened"
     return move.KIND.name.lower().replace("_", " ")
 

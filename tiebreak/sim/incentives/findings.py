@@ -151,13 +151,8 @@ def _terms(found: Findings) -> Table:
     ]
     rows.append(("fee of a proven audit", ether(r.fee), f"{f.dollars(r.fee):,.2f}"))
     rows.append(("each auditor audits", percent(f.audit_probability), ""))
-    rows.append(
-        (
-            "or: share of jobs that are decoys",
-            "none is enough" if r.planted is None else percent(r.planted),
-            "",
-        )
-    )
+    decoys = "none is enough" if r.planted is None else percent(r.planted)
+    rows.append(("or: share of jobs that are decoys", decoys, ""))
     return Table(title="Recommended terms", header=("", "ether or seconds", "dollars"), rows=tuple(rows))
 
 
@@ -166,11 +161,7 @@ def _conditions(found: Findings) -> Table:
         (c.name, "holds" if c.holds else "BROKEN", ether(c.slack, 4), f"{found.figures.dollars(c.slack):,.2f}", c.binds)
         for c in found.recommendation.conditions
     )
-    return Table(
-        title="What honesty gains",
-        header=("", "", "ether", "dollars", "compared with"),
-        rows=rows,
-    )
+    return Table(title="What honesty gains", header=("", "", "ether", "dollars", "compared with"), rows=rows)
 
 
 def _factor(value: Fraction | None) -> str:
@@ -182,11 +173,8 @@ def _margins(found: Findings) -> Table:
         (m.figure, _factor(m.down), _factor(m.up), "; ".join(filter(None, (m.breaks_down, m.breaks_up))) or "–")
         for m in found.margins
     )
-    return Table(
-        title="How far figures may be off",
-        header=("", "down to x", "up to x", "then this fails"),
-        rows=rows,
-    )
+    header = ("", "down to x", "up to x", "then this fails")
+    return Table(title="How far figures may be off", header=header, rows=rows)
 
 
 def _rates(found: Findings) -> Table:
