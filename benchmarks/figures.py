@@ -67,9 +67,9 @@ def collect(folder: Path = RESULTS) -> dict[str, Any]:
     """The contents of `measured.json`."""
     scale, board, games = cases("scale", folder), cases("board", folder)["board"], cases("million_steps", folder)
     step, state = {name: name for name in STEP}, {"tensors": "tensors", "bytes": "bytes"}
-    hostile = folder / "hostile.json"
-    worst = [row["worst"] for case, row in cases("hostile", folder).items() if case.startswith("compiled")] if (
-        hostile.is_file()) else [121.0]  # fmt: skip
+    hostile = cases("hostile", folder) if (folder / "hostile.json").is_file() else {}
+    worst = [row["worst"] for case, row in hostile.items() if case.startswith("compiled")]
+    unmeasured: float = json.loads(MEASURED.read_text("utf-8"))["worst data"]
     return {
         "environment": json.loads((folder / "scale.json").read_text("utf-8"))["environment"],
         "board": {name: round(board[f"gas: {metric}"]) for name, metric in BOARD.items()},
@@ -94,7 +94,7 @@ def collect(folder: Path = RESULTS) -> dict[str, Any]:
         "largest step": max(
             case["steps: products"] for case in scale.values() if case.get("steps: held out") == 0
         ),
-        "worst data": max(worst),
+        "worst data": max(worst, default=unmeasured),
     }  # fmt: skip
 
 

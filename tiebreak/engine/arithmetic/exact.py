@@ -18,6 +18,7 @@ sum(y_i / p_i). The number of primes depends on the range of the data's exponent
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from math import prod
 from typing import Final
 
@@ -74,46 +75,49 @@ class Digits:
     def rounded(self, rounded: Round) -> Tensor:
         """RN of each sum, f32 (U,); zero is +0.
 
-        The leading digits, 31 bits or more, and a sticky bit for everything below them round like the whole sum.
+        From below, all is carried that does not fit a signed digit. The digits below one then add up to at most half of
+        its unit, so the highest that is not zero, the one below it and the sign of the rest round like the whole sum.
         """
         used = self.values.ne(0).any(1).nonzero().view(-1)
         if not len(used):
             return torch.zeros(self.values.shape[1:], dtype=torch.float32, device=self.values.device)
         first, last = int(used[0]), min(int(used[-1]) + 3, len(self.values))
-        digits, negative = self._carried(self.values[first:last])
-        head, place = torch.zeros_like(digits[0]), torch.zeros_like(digits[0])
-        sticky = torch.zeros_like(negative)
-        for digit in reversed(digits):
-            taken = head < 1 << 30
-            head = torch.where(taken, (head << self.bits) | digit, head)
-            place += ~taken
-            sticky |= ~taken & (digit != 0)
-        # At most 62 bits: up to 53 for FP64, the last of which is the sticky bit.
-        cut = head >= 1 << 52
-        sticky |= cut & (head & 1023 != 0)
-        head = torch.where(cut, head & -1024, head) | torch.where(cut, 1024, 1) * sticky
-        exponent = self.least + self.bits * (first + place)
-        value = torch.ldexp(head.to(torch.float64), exponent)
-        return rounded(torch.where(negative, -value, value)).add_(0.0)
-
-    def _carried(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The digits of the absolute values, lowest first, each in 0 ... 2^bits - 1; and which values are negative."""
-        mask, carry = (1 << self.bits) - 1, torch.zeros_like(values[0])
-        for digit in values:
-            carry = (digit + carry) >> self.bits
-        negative = carry < 0
-        sign, found = torch.where(negative, -1, 1), []
-        carry = torch.zeros_like(carry)
-        for digit in values:
-            carry = digit * sign + carry
-            found.append(carry & mask)
-            carry = carry >> self.bits
-        return [*found, carry], negative
+        digits = self.values.new_zeros((last - first + 3, self.values.shape[1]))  # two zeros stand below the lowest
+        over = digits[0].clone()
+        for at, digit in enumerate(digits[2:], first):
+            over += self.values[at] if at < last else 0
+            digit.copy_(over)
+            over.add_(1 << (self.bits - 1)).bitwise_right_shift_(self.bits)
+            digit.sub_(over << self.bits)
+        index = torch.arange(len(digits), dtype=torch.uint8, device=digits.device)[:, None]
+        numbered = digits.ne(0) * index
+        place = numbered.amax(0).clamp_min_(2)
+        rest = torch.where(numbered < place - 1, numbered, 0).amax(0)
+        place = place.to(torch.int64)
+        top, under, below = (digits.gather(0, n[None])[0] for n in (place, place - 1, rest.to(torch.int64)))
+        high = top.to(torch.float64).mul_(2.0**self.bits)
+        odd = round_to_odd(*two_sum(high, under.to(torch.float64).add_(below.sign().mul(0.5))))
+        return rounded(torch.ldexp(odd, (place + (first - 3)) * self.bits + self.least)).add_(0.0)
 
     def integers(self) -> list[int]:
         """Each sum in units of 2^least."""
         rows = self.values.T.tolist()
         return [sum(digit << (self.bits * at) for at, digit in enumerate(row)) for row in rows]
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(s, t) with s = fl(a + b) and s + t = a + b exactly (Knuth)."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
+    """s + t (|t| <= ulp(s)/2, FP64) rounded to FP64, to the neighbour with odd significand unless exact."""
+    bits = s.contiguous().view(torch.int64)
+    away = torch.where((s > 0) == (t > 0), 1, -1)
+    odd = torch.where((t != 0) & (bits & 1 == 0), bits + away, bits)
+    return odd.view(torch.float64)
 
 
 # ---- matrix products, modulo primes ----
@@ -144,7 +148,7 @@ class _Basis:
     @cached_property
     def digits(self) -> tuple[Tensor, Tensor, Tensor]:
         """The digits of each M / p_i (digits, primes) and of M (digits,), and 1 / p_i (primes,), in FP64."""
-        count = -(-self.modulus.bit_length() // _PRIME_BITS)
+        count = self.modulus.bit_length() // (2 * _PRIME_BITS) * 2 + 2
         mask = (1 << _PRIME_BITS) - 1
         rows = [[n >> (_PRIME_BITS * d) & mask for d in range(count)] for n in self._weights()]
         found = torch.tensor(rows, dtype=torch.float64)
@@ -181,7 +185,7 @@ class Factors:
     whole: Tensor
     """Signed integers below 2^24 in magnitude."""
     bit: Tensor
-    """The exponents: each number is `whole` times 2^(low + bit - 149); i64."""
+    """The exponents: each number is `whole` times 2^(low + bit - 149); i32."""
     low: int
     high: int
     """The greatest bit of the numbers that are not zero; `low` is the least."""
@@ -194,21 +198,24 @@ class Factors:
         whole = torch.ldexp(x, 149 - bit)
         used = bit[whole != 0]
         low, high = (int(used.min()), int(used.max())) if used.numel() else (0, 0)
-        return cls(whole, (bit - low).clamp_(0, high - low), low, high)  # the bit of a zero is arbitrary
+        at = (bit - low).clamp_(0, high - low).to(torch.int32)  # the bit of a zero is arbitrary
+        return cls(whole.contiguous(), at.contiguous(), low, high)
 
-    def modulo(self, p: int, factor: int = 1) -> Tensor:
-        """The residues of the numbers times a factor: at most p / 2, FP64."""
+    def modulo(self, p: int, out: Tensor, room: Tensor, factor: int = 1) -> Tensor:
+        """The residues of the numbers times a factor, at most p / 2, in `out`, FP64. `room`: as for `_reduce`."""
         powers = [factor * pow(2, n, p) % p for n in range(self.high - self.low + 1)]
         table = torch.tensor([n if n <= p // 2 else n - p for n in powers], dtype=torch.float64)
-        return _reduce(table.to(self.whole.device)[self.bit].mul_(self.whole), p)
+        torch.index_select(table.to(self.whole.device), 0, self.bit.view(-1), out=out.view(-1))
+        return _reduce(out.mul_(self.whole), p, room)
 
 
-def _reduce(x: Tensor, p: int) -> Tensor:
-    """x mod p for integers below 2^53 in FP64, in place.
+def _reduce(x: Tensor, p: int, room: Tensor) -> Tensor:
+    """x mod p for integers below 2^53 in FP64, in place. `room` is FP64 memory of x's size or more, overwritten.
 
     The result is at most p / 2 in magnitude, or slightly more because the quotient is rounded.
     """
-    return x.sub_((x * (1 / p)).round_().mul_(p))
+    quotient = torch.mul(x, 1 / p, out=room[: x.numel()].view(x.shape))
+    return x.sub_(quotient.round_().mul_(p))
 
 
 def multiply_exactly(a: Tensor, b: Tensor, rounded: Round) -> Tensor:
@@ -230,17 +237,31 @@ def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
     shape = (left.whole.shape[0], left.whole.shape[1], right.whole.shape[2])
     basis = _basis(left.high - left.low + right.high - right.low + 48 + terms.bit_length() + 3)
     residues = torch.empty((len(basis.primes), *shape), dtype=torch.float64, device=device)
+    # Memory is made once: fresh pages cost more than the work on them.
+    a, b = torch.empty_like(left.whole), torch.empty_like(right.whole)
+    room = torch.empty(max(a.numel(), b.numel(), residues[0].numel()), dtype=torch.float64, device=device)
     for sums, p, inverse in zip(residues, basis.primes, basis.inverses, strict=True):
-        a, b = left.modulo(p, inverse), right.modulo(p)
+        left.modulo(p, a, room, inverse)
+        right.modulo(p, b, room)
         torch.bmm(a[:, :, :_BLOCK], b[:, :_BLOCK], out=sums)
         for at in range(_BLOCK, terms, _BLOCK):
-            _reduce(sums, p).add_(torch.bmm(a[:, :, at : at + _BLOCK], b[:, at : at + _BLOCK]))
-        _reduce(sums, p)
+            _reduce(sums, p, room).add_(torch.bmm(a[:, :, at : at + _BLOCK], b[:, at : at + _BLOCK]))
+        _reduce(sums, p, room)
     weights, modulus, parts = (digits.to(device) for digits in basis.digits)
-    flat = residues.view(len(basis.primes), -1)
-    total = torch.mm(weights, flat).sub_(torch.outer(modulus, torch.mv(flat.T, parts).round_()))
-    digits = Digits(total.to(torch.int64), _PRIME_BITS, left.low + right.low + LEAST)
-    return digits.rounded(rounded).view(shape)
+    found = []
+    for flat in residues.view(len(basis.primes), -1).split(CACHED // 4, 1):
+        total = torch.mm(weights, flat).addr_(modulus, torch.mv(flat.T, parts).round_(), alpha=-1)
+        digits = Digits(_joined(total.to(torch.int64)), 2 * _PRIME_BITS, left.low + right.low + LEAST)
+        found.append(digits.rounded(rounded))
+    return torch.cat(found).view(shape)
+
+
+def _joined(digits: Tensor) -> Tensor:
+    """Pairs of digits of 22 bits, an even number of them and below 2^53, as digits of 44 bits; in place."""
+    for low, high in pairwise(digits):
+        high += low >> _PRIME_BITS
+        low &= (1 << _PRIME_BITS) - 1
+    return digits[0::2].add_(digits[1::2].bitwise_left_shift_(_PRIME_BITS))
 
 
 # ---- single elements of an instruction ----

@@ -26,7 +26,8 @@ rounded to FP64 *to odd* before it is rounded to b bits, so that the second roun
 
 **Exact.** Elements that are still undecided are summed in fixed point (`tiebreak.engine.arithmetic.exact`). If many
 elements of a result are undecided, this is done at once, for a matrix product as a whole, and takes about equally long
-for any data.
+for any data. The compiled kernels (exact.h) have no doubled precision: C of a plain sum whose terms lie on a grid is
+exact, and every other undecided sum goes to the superaccumulator.
 
 **Near ties.** Under policy `logged` some open elements are reported instead of settled:
 `tiebreak.engine.arithmetic.near_ties`.
@@ -40,7 +41,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.exact import CACHED as ADDED
-from tiebreak.engine.arithmetic.exact import Integers, add_elements
+from tiebreak.engine.arithmetic.exact import Integers, add_elements, round_to_odd, two_sum
 from tiebreak.engine.arithmetic.near_ties import Collector
 from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.stats import Counts
@@ -106,21 +107,6 @@ def _decide_outer(c: Tensor, left: Tensor, right: Tensor, rounded: Round) -> tup
     high = rounded(torch.addcmul(c, left, right), torch.contiguous_format)
     undecided = rounded(torch.addcmul(c, left, right, value=-1)).ne(high)
     return high.add_(0.0), undecided
-
-
-def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(s, t) with s = fl(a + b) and s + t = a + b exactly (Knuth)."""
-    s = a + b
-    v = s - a
-    return s, (a - (s - v)) + (b - v)
-
-
-def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
-    """s + t (|t| <= ulp(s)/2, FP64) rounded to FP64, to the neighbour with odd significand unless exact."""
-    bits = s.contiguous().view(torch.int64)
-    away = torch.where((s > 0) == (t > 0), 1, -1)
-    odd = torch.where((t != 0) & (bits & 1 == 0), bits + away, bits)
-    return odd.view(torch.float64)
 
 
 def round_pair(s: Tensor, t: Tensor, rounded: Round) -> Tensor:
@@ -248,11 +234,15 @@ class Settler:
         """Elements (i64 numbers) of a product (Bt, M, N) from exact rows; None if these rows have too few of them."""
         batch, m, n = shape
         row = elements.div(n, rounding_mode="floor")
-        rows, at = torch.unique(row.remainder(m), return_inverse=True)
+        inside = row.remainder(m)
+        used = torch.zeros(m, dtype=torch.bool, device=row.device).index_fill_(0, inside, True)
+        rows, at = used.nonzero().view(-1), used.cumsum(0).sub_(1)[inside]
         if len(elements) * DENSE < batch * len(rows) * n:
             return None
         self.counts.undecided_twice += len(elements)
-        return whole(rows)[row.div(m, rounding_mode="floor"), at, elements.remainder(n)]
+        if len(rows) < m:
+            elements = (row.sub_(inside).div_(m, rounding_mode="floor") * len(rows) + at) * n + elements.remainder(n)
+        return whole(rows).view(-1)[elements]
 
     def _put(self, flat: Tensor, fp64: Tensor, elements: Tensor, values: Tensor) -> None:
         self.counts.double_rounded += int(self.rounded(fp64[elements]).ne(values).sum())
