@@ -305,7 +305,7 @@ static void settle(const terms *t, element *open, int64_t count, progress *share
     const int64_t started = now();
     shared->undecided += count;
     if (shared->limit > 0) count = report(t, open, count, shared);
-    if (!open->b) count = settle_on_grid(t, open, count, shared);
+    if (!open->b && t->run > 1) count = settle_on_grid(t, open, count, shared); /* two passes over scattered terms cost more */
     for (int64_t j = 0; j < count; j += WIDE) sum_exactly(t, open + j, count - j < WIDE ? count - j : WIDE, shared);
     shared->nanoseconds += now() - started;
 }
