@@ -249,7 +249,7 @@ def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
         _reduce(sums, p, room)
     weights, modulus, parts = (digits.to(device) for digits in basis.digits)
     found = []
-    for flat in residues.view(len(basis.primes), -1).split(CACHED // 4, 1):
+    for flat in torch.split(residues.view(len(basis.primes), -1), CACHED // 4, 1):
         total = torch.mm(weights, flat).addr_(modulus, torch.mv(flat.T, parts).round_(), alpha=-1)
         digits = Digits(_joined(total.to(torch.int64)), 2 * _PRIME_BITS, left.low + right.low + LEAST)
         found.append(digits.rounded(rounded))
