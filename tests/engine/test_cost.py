@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tiebreak.demo.tasks import digits
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.cost import cost_of
+from tiebreak.engine.run.cost import cost_of, require_memory
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, SourceKind
 from tiebreak.protocol.program.program import Program
 
@@ -49,3 +52,12 @@ def test_the_peak_is_the_most_that_is_alive(cases: Callable[[int], None]) -> Non
         assert cost_of(program).live_bytes == max(peaks)
         assert sum(cost_of(program).kinds.values()) == len(program.body)
         cases(len(peaks))
+
+
+def test_a_step_that_needs_more_memory_than_there_is_is_told_with_its_largest_value() -> None:
+    program = compile_task(digits.task(2)).program
+    require_memory(program)
+    least = 2 * cost_of(program).state_bytes + cost_of(program).live_bytes
+    with pytest.raises(ConfigurationError, match=r"fits into .* GiB .* instruction \d+, \w+ f32\[32, 12, .* at \w+"):
+        require_memory(program, least)
+    require_memory(program, 4 * least)

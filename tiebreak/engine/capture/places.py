@@ -103,9 +103,17 @@ _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
+    (
+        ("fake",),
+        "capture cannot follow a tensor that is kept aside (in a torch.autograd.Function, a global or a cache); "
+        "pass it as argument and result",
+    ),
     (("heckpoint",), "use torch.utils.checkpoint with use_reentrant=False, or leave it out"),
 )
-_ELSE: Final = "write this part with operators that docs/OPERATORS.md lists"
+_ELSE: Final = (
+    "it runs in plain PyTorch, so either it takes another path while torch exports (torch.compiler.is_exporting(); "
+    "give the arguments that it then wants), or write it with operators that docs/OPERATORS.md lists"
+)
 
 
 def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELSE) -> ConfigurationError:

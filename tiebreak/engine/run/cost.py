@@ -5,10 +5,12 @@ operations, however they are computed, and a value lives from the instruction th
 it, in the program's order.
 """
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
@@ -40,7 +42,7 @@ def cost_of(program: Program) -> Cost:
         flops=sum(_flops(instruction) for instruction in program.body),
         state_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.state_spec().values()),
         data_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.data_spec().values()),
-        live_bytes=_peak(program),
+        live_bytes=_peak(program)[0],
         kinds=dict(kinds.most_common()),
     )
 
@@ -64,8 +66,31 @@ def _flops(i: Instruction) -> int:
     return 0
 
 
-def _peak(program: Program) -> int:
-    """The most bytes of live values after any instruction.
+def require_memory(program: Program, available: int | None = None) -> None:
+    """Raises `ConfigurationError`, with the largest value and its module, if a step needs more memory than there is.
+
+    available: in bytes [default: this machine's]. A step needs the state before and after it, its live values, and
+    while a sum or maximum is computed, about its operands once more in FP64. Data can stay on the disk.
+    """
+    if available is None:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    live, at = _peak(program)
+    scratch = max(
+        (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction), default=0
+    )
+    state = sum(_bytes(dtype, shape) for dtype, shape in program.state_spec().values())
+    if (needed := 2 * state + live + scratch) > available:
+        i = program.body[at]
+        raise ConfigurationError(
+            f"expected a step that fits into the {available / 2**30:.3g} GiB of memory here, got one that needs about "
+            f"{needed / 2**30:.3g} GiB; the largest value is that of instruction {at}, {i.opcode.name.lower()} "
+            f"{i.dtype.name.lower()}{list(i.shape)} at {i.origin}. Take smaller batches (`accumulation` adds up their "
+            "gradients), a smaller model, or a smaller window"
+        )
+
+
+def _peak(program: Program) -> tuple[int, int]:
+    """The most bytes of live values after any instruction, and the number of the largest value among them.
 
     Reading state or data makes no copy, so they do not count.
     """
@@ -80,9 +105,9 @@ def _peak(program: Program) -> int:
     dying = Counter[int]()
     for value, index in enumerate(last):
         dying[index] += sizes[value]
-    alive = peak = 0
+    alive = peak = at = 0
     for index, size in enumerate(sizes):
         alive += size
-        peak = max(peak, alive)
+        peak, at = max((peak, at), (alive, index), key=lambda found: found[0])
         alive -= dying[index]
-    return peak
+    return peak, max((n for n in range(at + 1) if last[n] >= at), key=sizes.__getitem__)

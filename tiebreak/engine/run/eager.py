@@ -31,6 +31,7 @@ from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
 from tiebreak.engine.capture.tracing import uncheckpointed
 from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
@@ -56,6 +57,7 @@ def checked(task: Task) -> Compiled:
     """Captures a task and checks the program. Raises `ConfigurationError` if it is not the task's own step."""
     with untouched(task.model):
         compiled = compile_in_place(task)
+        require_memory(compiled.program)
         with disturbed():
             _same_programs(compiled, compile_in_place(task))
     with untouched(task.model), torch.enable_grad():
@@ -224,18 +226,22 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, numbers: Sequence[Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._numbers = iter(numbers)
+        self._numbers = list(numbers)
 
     def _next(self, shape: torch.Size) -> Tensor:
-        found = next(self._numbers, None)
-        if found is None:
-            return torch.rand(shape, dtype=torch.float32)  # the program does without it, so it does not matter
-        if found.shape != shape:
+        found = self._numbers[0] if self._numbers else None
+        if found is not None and found.shape != shape:
+            return torch.rand(shape, dtype=torch.float32)  # nothing reads it, and the trace left it out
+        del self._numbers[:1]
+        return torch.rand(shape, dtype=torch.float32) if found is None else found
+
+    def check_all_drawn(self) -> None:
+        """Raises `ConfigurationError` if the program draws what eager PyTorch did not."""
+        if left := [tuple(tensor.shape) for tensor in self._numbers if tensor is not None]:
             raise ConfigurationError(
-                f"the program is not the model: eager PyTorch draws random numbers of shape {tuple(shape)} where the "
-                f"program draws {tuple(found.shape)}"
+                f"the program is not the model: it draws random numbers of shape {left[0]} where eager PyTorch draws "
+                "others, or none"
             )
-        return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
@@ -315,12 +321,13 @@ def _eager(
     losses = []
     torch.set_default_dtype(dtype)
     try:
-        with sdpa_kernel(SDPBackend.MATH), uncheckpointed(), _Drawn(drawn):
+        with sdpa_kernel(SDPBackend.MATH), uncheckpointed(), _Drawn(drawn) as draws:
             for batch in batches:
                 cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
                 losses.append(functional_call(step, own, cast) / len(batches))
                 losses[-1].backward()
                 own |= {f"model.{name}": t.detach() for name, t in step.buffers_after.items()}
+        draws.check_all_drawn()
     except ConfigurationError:
         raise
     except Exception as error:
