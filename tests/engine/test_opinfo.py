@@ -13,10 +13,10 @@ FEW = ("exp", "max.reduction_with_dim", "unfold", "isinf", "cat", "linspace", "n
 SHARDS = 8
 
 
-def _check(ops: Sequence[Any], samples: int) -> Counter[str]:
+def _check(ops: Sequence[Any], kind: str = "float") -> Counter[str]:
     counts: Counter[str] = Counter()
     bad = []
-    for name, kind, number, outcome in sweep(ops, ("float",), samples):
+    for name, _, number, outcome in sweep(ops, (kind,), 1):
         counts[outcome.kind] += 1
         if outcome.kind in ("wrong", "raw"):
             bad.append(f"{outcome.kind} {name}, {kind} sample {number}: {outcome.detail}")
@@ -25,14 +25,16 @@ def _check(ops: Sequence[Any], samples: int) -> Counter[str]:
 
 
 def test_a_few_operators(cases: CaseCounter) -> None:
-    counts = _check([op for op in operators() if full_name(op) in FEW], 1)
+    counts = _check([op for op in operators() if full_name(op) in FEW])
     assert counts == {"right": 7, "refused": 1}
-    cases(counts.total())
+    integers = _check([op for op in operators() if full_name(op) in ("isinf", "nn.functional.max_pool2d")], "integer")
+    assert integers == {"right": 2}
+    cases(counts.total() + integers.total())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_operator(shard: int, cases: CaseCounter) -> None:
-    counts = _check(operators()[shard::SHARDS], 1)
+    counts = _check(operators()[shard::SHARDS])
     assert counts["right"] > 30
     cases(counts.total())

@@ -37,7 +37,8 @@ def max_pool(
 ) -> tuple[Ref, Ref]:  # fmt: skip
     """Greatest of each window, and its first index in the input's space; two reductions over overlapping windows."""
     k, s, p, e = (spread(sizes, rank) for sizes in (kernel, stride or kernel, padding, dilation))
-    view = _padded_windows(c, x, c.shape[-rank:], k, s, p, e, float("-inf"))
+    least = float("-inf") if x.dtype == DType.F32 else -(1 << 63)
+    view = _padded_windows(c, x, c.shape[-rank:], k, s, p, e, least)
     space = row_major(x.shape[-rank:])
     corner = c.b.iota(
         c.shape,
