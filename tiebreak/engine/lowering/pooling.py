@@ -52,7 +52,7 @@ def _greatest(c: Context, view: Ref, kernel: Sizes, corner: Ref, steps: Sequence
     """The maximum of each window of a view (..., kernel), and its index: corner + sum of kernel coordinates * steps."""
     b = c.b
     dims, access = view.shape[: -len(kernel)], view.access()
-    values = b.reduce(ReduceFunction.MAX, dims, kernel, access)
+    values = b.reduce(ReduceFunction.MAX, dims, kernel, access, dtype=view.dtype)
     rest = b.reduce(ReduceFunction.ARGMAX, dims, kernel, access, dtype=DType.I64)
     index = corner
     for size, step in zip(reversed(kernel), reversed(steps), strict=True):
