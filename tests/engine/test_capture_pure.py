@@ -1,6 +1,7 @@
 """What a step may do besides computing: each case is captured right, or refused with its module and line."""
 
 import datetime
+import gc
 import itertools
 import random
 import re
@@ -227,6 +228,28 @@ def test_caches_and_what_forward_leaves_behind_are_taken() -> None:
     assert torch.isfinite(state["loss"])
     assert model.table is None
     assert model.last is None
+
+
+def test_what_a_garbage_collection_runs_is_not_the_users() -> None:
+    """Hypothesis, for one, reads a clock in its callback."""
+    ticks: list[float] = []
+
+    def callback(*_: object) -> None:
+        ticks.append(time.perf_counter())
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        cycles: list[object] = []
+        for _ in range(2000):
+            cycles.append([cycles])
+        return F.mse_loss(model(x), y)
+
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+        assert ticks
+        assert examine(nn.Linear(4, 2), loss, (torch.randn(3, 4), torch.randn(3, 2))) == frozenset()
+    finally:
+        gc.callbacks.remove(callback)
 
 
 def test_a_model_is_captured_in_the_modes_it_has_and_stays_as_it_is() -> None:

@@ -7,6 +7,7 @@ step would read, is such state.
 """
 
 import datetime
+import gc
 import operator
 import random
 import sys
@@ -181,12 +182,15 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
         if what is not None and (line := user_line(frame)):
             found.append((described(module_of(frame, names), line), *what))
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # a library's callback for garbage collection may read a clock in the middle of the step
     sys.setprofile(profile)
     try:
         yield found
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 def _carried(model: nn.Module, rehearse: Callable[[], None], changed: Sequence[str]) -> list[str]:
