@@ -32,7 +32,7 @@ OUTSIDE_OF_OS = ("environ", "getenv", "putenv", "system", "popen", "fork", "exec
 """Beginnings of what `os` offers for the same."""
 IMPURE = OUTSIDE | frozenset(
     {"ctypes", "datetime", "io", "os", "pathlib", "random", "secrets", "shutil", "sys", "tempfile", "threading", "time"}
-    | {"torch", "torchvision", "jax", "sklearn", "matplotlib"}
+    | {"torch", "torchvision", "jax", "sklearn"}
 )
 """What protocol below `chain` may not reach, whatever it imports."""
 

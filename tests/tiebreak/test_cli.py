@@ -144,7 +144,6 @@ HEAVY = {
     "sklearn",
     "scipy",
     "pydantic",
-    "matplotlib",
     "simpy",
     "jinja2",
     "transformers",

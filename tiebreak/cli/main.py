@@ -43,7 +43,7 @@ EXTRAS: Final = {
         ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
     ),
     **dict.fromkeys(["simpy", "scipy"], "sim"),
-    **dict.fromkeys(["jinja2", "markupsafe", "matplotlib", "sklearn"], "demo"),
+    **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
 }
 """Optional libraries, and the extra of the package that installs each."""

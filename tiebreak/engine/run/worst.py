@@ -19,8 +19,8 @@ from tiebreak.engine.arithmetic.threads import limited
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
-Pattern = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
-"""(rows, terms, randomness) -> f32 left factors of shape (rows, terms) and right factors of shape (terms,)."""
+Pattern = Callable[[int, int, int, torch.Generator], tuple[Tensor, Tensor]]
+"""(rows, terms, columns, randomness) -> f32 factors of shapes (rows, terms) and (terms, columns)."""
 
 
 def _spread(terms: int, left: Sequence[float], right: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -33,26 +33,29 @@ def _spread(terms: int, left: Sequence[float], right: Sequence[float]) -> tuple[
 
 
 def _fixed(left: Sequence[float], right: Sequence[float]) -> Pattern:
-    def made(rows: int, terms: int, _: torch.Generator) -> tuple[Tensor, Tensor]:
+    def made(rows: int, terms: int, columns: int, _: torch.Generator) -> tuple[Tensor, Tensor]:
         a, b = _spread(terms, left, right)
-        return a.expand(rows, terms).contiguous(), b
+        return a.expand(rows, terms).contiguous(), b[:, None].expand(terms, columns)
 
     return made
 
 
-def _cancelling(low: int, high: int, *, rest: float) -> Pattern:
-    """Every term and its negative, plus a remainder; the exponents of both factors are drawn from low ... high."""
+def _cancelling(low: int, high: int, *, rest: float, alike: bool = True) -> Pattern:
+    """Every term and its negative, plus a remainder; the exponents of both factors are drawn from low ... high.
 
-    def made(rows: int, terms: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    alike: all columns of the second factor hold the same numbers.
+    """
+
+    def made(rows: int, terms: int, columns: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         half = terms // 2
 
         def drawn(*shape: int) -> Tensor:
             exponents = torch.randint(low, high + 1, shape, generator=generator)
             return torch.ldexp(1 + torch.rand(shape, generator=generator), exponents)
 
-        a, b = drawn(rows, half), drawn(half)
+        a, b = drawn(rows, half), drawn(half, 1 if alike else columns).expand(half, columns)
         odd = torch.full((rows, terms - 2 * half), rest)
-        left, right = torch.cat((a, -a, odd), 1), torch.cat((b, b, torch.ones(terms - 2 * half)))
+        left, right = torch.cat((a, -a, odd), 1), torch.cat((b, b, torch.ones(terms - 2 * half, columns)))
         if terms > 2:
             left[:, half - 1], left[:, 2 * half - 1] = 1, -1 + rest
         order = torch.randperm(terms, generator=generator)
@@ -74,6 +77,7 @@ PATTERNS: Final[dict[str, Pattern]] = {
     "cancelling noise": _cancelling(-2, 2, rest=2.0**-60),
     "cancelling over 2^60": _cancelling(-15, 15, rest=2.0**-140),
     "cancelling over all exponents": _cancelling(-126, 63, rest=2.0**-149),
+    "cancelling over all exponents, each column apart": _cancelling(-126, 63, rest=2.0**-149, alike=False),
     "subnormal": _cancelling(-126, -126, rest=2.0**-149),
     "huge and small": _cancelling(60, 63, rest=2.0**-149),
 }
@@ -101,8 +105,8 @@ def product(batches: int, m: int, k: int, n: int) -> Case:
                 torch.randn(batches * m * k, generator=generator),
                 torch.randn(batches * k * n, generator=generator),
             ]
-        a, b = pattern(batches * m, k, generator)
-        return [a.reshape(-1), b[None, :, None].expand(batches, k, n).reshape(-1)]
+        a, b = pattern(batches * m, k, n, generator)
+        return [a.reshape(-1), b.expand(batches, k, n).reshape(-1)]
 
     i = _sum((batches, m, n), (k,), Access(0, 0, (m * k, k, 0, 1)), Access(1, 0, (k * n, 0, 1, n)))
     return Case(f"product of {batches} x {m} x {k} x {n}", i, operands)
@@ -114,8 +118,8 @@ def plain(rows: int, k: int, *, columns: bool = False) -> Case:
     def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
         if pattern is None:
             return [torch.randn(rows * k, generator=generator)]
-        a, b = pattern(rows, k, generator)
-        terms = a * b  # may round or underflow, but equally in every row
+        a, b = pattern(rows, k, 1, generator)
+        terms = a * b[:, 0]  # may round or underflow, but equally in every row
         return [(terms.T if columns else terms).reshape(-1)]
 
     access = Access(0, 0, (1, rows) if columns else (k, 1))
@@ -132,9 +136,9 @@ def convolution(images: int, channels: int, side: int, filters: int) -> Case:
             return [torch.randn(size, generator=generator) for size in shape]
         # The pattern runs along the channels. Only the middle of a filter is not zero, so that no tie occurs nine times
         # in a sum.
-        a, b = pattern(1, channels, generator)
+        a, b = pattern(1, channels, filters, generator)
         filter_ = torch.zeros(filters, channels, 9)
-        filter_[:, :, 4] = b
+        filter_[:, :, 4] = b.T
         return [a.view(1, channels, 1).expand(images, channels, area).reshape(-1), filter_.view(-1)]
 
     i = _sum(
@@ -152,8 +156,8 @@ def scatter(sources: int, outputs: int, width: int) -> Case:
         index = torch.arange(sources) % outputs
         if pattern is None:
             return [torch.randn(sources * width, generator=generator), index]
-        a, b = pattern(width, each, generator)
-        return [(a * b).T[:, None, :].expand(each, outputs, width).reshape(-1), index]
+        a, b = pattern(width, each, 1, generator)
+        return [(a * b[:, 0]).T[:, None, :].expand(each, outputs, width).reshape(-1), index]
 
     i = Instruction(
         opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=(outputs, width), reduction=(sources,),
