@@ -34,7 +34,7 @@ setup: $(STAMP) ## Create .venv with the exact versions of constraints.txt
 demo: setup ## The whole path on real data: train, commit, audit, cheat, dispute, settle (under 5 minutes)
 	$(BIN)/tiebreak demo --output demo-output
 
-test: setup ## Everything once, in seven minutes on two cores, with floors on how many ran and no unexpected skips
+test: setup ## Everything once, in minutes on two cores, with floors on how many ran and no unexpected skips
 	$(PYTEST) --full
 
 test-all: setup ## The tests that `make test` leaves out, in some twenty minutes
