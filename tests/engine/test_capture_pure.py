@@ -145,6 +145,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "own random": (lambda: Layer(lambda s, x: x * s.r.random(), r=random.Random(1)), "random numbers of Python"),
     "numpy": (lambda: Layer(lambda _, x: x if np.random.rand() < 2 else -x), "random numbers of NumPy.*torch.rand"),
     "numpy generator": (lambda: Layer(lambda s, x: x * s.r.random(), r=np.random.default_rng(1)), "attribute r"),
+    "seed": (lambda: Layer(lambda _, x: (torch.manual_seed(0), F.dropout(x))[1]), "seeds torch's random numbers"),
     "time": (lambda: Layer(lambda _, x: x * time.time()), "the time .*out of the step"),
     "date": (lambda: Layer(lambda _, x: x * datetime.datetime.now(datetime.UTC).hour), "the time"),
     "counter": (lambda: Layer(counting, calls=0), r"changes attribute calls of module 0.*register_buffer"),
@@ -188,6 +189,46 @@ def test_what_a_program_cannot_hold_is_refused_with_its_place(name: str) -> None
 
 
 COUNT = 0
+
+
+def hooked(register: str) -> nn.Module:
+    model = nn.Linear(4, 4)
+    getattr(model.weight, register)(lambda _: None)
+    return model
+
+
+def shared(buffer: bool) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    if buffer:
+        model.register_buffer("held", model[0].weight.data[1:])
+    else:
+        model[1].bias = nn.Parameter(model[0].weight.data[3])
+    return model
+
+
+UNFIT: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "hook": (lambda: hooked("register_hook"), "weight without hooks on its gradient.*clip="),
+    "late hook": (lambda: hooked("register_post_accumulate_grad_hook"), "weight without hooks on its gradient"),
+    "lazy": (lambda: nn.LazyLinear(4), "weight to have a shape .call the model once"),
+    "shared parameters": (lambda: shared(buffer=False), "0.weight and 1.bias in the same memory.*clone"),
+    "shared buffer": (lambda: shared(buffer=True), "0.weight and held in the same memory"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_eager_pytorch_does_to_parameters_behind_the_step_is_refused(name: str) -> None:
+    make, message = UNFIT[name]
+    with pytest.raises(ConfigurationError, match=message):
+        captured(make())
+
+
+def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
+    """As `from_pretrained` leaves them: slices of one file."""
+    model, held = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(40)
+    for k, layer in enumerate(model):
+        layer.weight = nn.Parameter(held[20 * k : 20 * k + 16].view(4, 4))
+        layer.bias = nn.Parameter(held[20 * k + 16 : 20 * k + 20])
+    assert torch.isfinite(run_engine(captured(model))["loss"])
 
 
 def test_state_of_the_loss_is_refused() -> None:

@@ -123,7 +123,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     with _outside_reads(model) as outside:
         rehearse()
     if outside:
-        raise ConfigurationError(_words(outside[0][0], f"reads {outside[0][1]}", outside[0][2]))
+        raise ConfigurationError(_words(outside[0][0], outside[0][1], outside[0][2]))
     changed = [name for name, get in variables.items() if _frozen(get()) != before[name]]
     for name in _carried(model, rehearse, changed):
         start, get = _frozen(variables[name]()), variables[name]
@@ -162,7 +162,7 @@ def _refuse_writes(
 
 @contextmanager
 def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
-    """Notes the first read of a clock or of Python's random numbers: place, what was read, and advice."""
+    """Notes the first read of a clock or of Python's random numbers, or seed of torch's: place, deed and advice."""
     names = {id(module): name for name, module in model.named_modules()}
     found: list[tuple[str, str, str]] = []
 
@@ -172,13 +172,15 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
         owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
         what = None
         if isinstance(owner, random.Random):
-            what = (f"random numbers of Python (`{name}`)", _RANDOM)
+            what = (f"reads random numbers of Python (`{name}`)", _RANDOM)
+        elif isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
+            what = (f"seeds torch's random numbers (`{name}`)", "leave that out: each step draws by the job's seed")
         elif "site-packages" in frame.f_code.co_filename:
             return  # libraries read clocks for their logs, and in callbacks of the garbage collector
         elif (isinstance(owner, ModuleType) and called in _CLOCKS) or (
             isinstance(owner, type) and issubclass(owner, datetime.date) and name in ("now", "today", "utcnow")
         ):
-            what = (f"the time (`{name}`)", "keep it out of the step")
+            what = (f"reads the time (`{name}`)", "keep it out of the step")
         if what is not None and (line := user_line(frame)):
             found.append((described(module_of(frame, names), line), *what))
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tiebreak.engine.data import not_finite
 from tiebreak.engine.optimizers.rates import warmup_linear
@@ -234,6 +235,11 @@ class Task:
 
     def _check_model(self) -> None:
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+            require(not lazy, f"{name} to have a shape (call the model once on a batch)", "a lazy module's tensor")
+            hooks = getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None)
+            advice = "scale or clip gradients with `clip=`, or in forward with `register_hook` on a result"
+            require(not hooks, f"{name} without hooks on its gradient, which a program cannot call ({advice})", "some")
             allowed = (torch.float32,) if isinstance(tensor, nn.Parameter) else (torch.float32, torch.int64, torch.bool)
             require(tensor.dtype in allowed, f"{name} to be one of {allowed}", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
