@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
+from tiebreak.protocol.codec import MAX_NAME_BYTES
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program import isa
@@ -33,8 +34,8 @@ def number(text: str) -> int:
 def registry() -> dict[str, int]:
     """Every number of the instruction set that Solidity repeats, by its name there."""
     limits = ("TERMS_PER_LEAF", "MAX_RANK", "MAX_NUMEL", "MAX_TERMS", "MAX_OPERANDS")
-    found = {name: int(getattr(isa, name)) for name in (*limits, "MAX_INSTRUCTION_BYTES", "MAX_NAME_BYTES")}
-    found |= {"CHUNK_BYTES": CHUNK_BYTES, "NAN_BITS": NAN_BITS}
+    found = {name: int(getattr(isa, name)) for name in (*limits, "MAX_INSTRUCTION_BYTES")}
+    found |= {"MAX_NAME_BYTES": MAX_NAME_BYTES, "CHUNK_BYTES": CHUNK_BYTES, "NAN_BITS": NAN_BITS}
     for plain in (DType, Opcode, MapFunction):
         found |= {member.name: int(member) for member in plain}
     found |= {f"SOURCE_{member.name}": int(member) for member in SourceKind}

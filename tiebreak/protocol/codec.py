@@ -1,6 +1,10 @@
 """A strict reader and a writer for the big-endian binary formats of SPEC sections 3 to 6."""
 
+from typing import Final
+
 from tiebreak.protocol.errors import EncodingError
+
+MAX_NAME_BYTES: Final = 255
 
 
 class Reader:
@@ -80,5 +84,5 @@ def decode_name(reader: Reader) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not 1 <= len(name) <= 255 or not all("!" <= character <= "~" for character in name):
-        raise EncodingError(f"expected a name of 1 to 255 printable ASCII characters, got {name!r}")
+    if not 1 <= len(name) <= MAX_NAME_BYTES or not all("!" <= character <= "~" for character in name):
+        raise EncodingError(f"expected a name of 1 to {MAX_NAME_BYTES} printable ASCII characters, got {name!r}")

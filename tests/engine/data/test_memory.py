@@ -120,7 +120,7 @@ def test_nothing_is_committed_over_data_that_change_in_the_meantime(
     with pytest.raises(StateError, match="expected the file as it was when it was opened"):
         worker.work()
     assert [record.step for record in run.records()] == [3]
-    with pytest.raises(VerificationError, match="data: expected root"):
+    with pytest.raises(VerificationError, match=r"data\.safetensors: expected root"):
         worker.work()
 
 

@@ -85,7 +85,8 @@ class Careless(Auditor):
 
 def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> None:
     cast = Cast(workshop=Workshop.open("exact"), terms=replace(TERMS, clock=11))
-    seat_trainer(cast, "bait", BaitingTrainer, FalseSum())
+    cast.deviation = FalseSum()
+    seat_trainer(cast, Random(0), "bait", BaitingTrainer)
     cast.dishonest["client"] = "bait"
     cast.auditors = [Seat(name="careless", make=Careless)]
     result = play(cast, "-", Random(5))

@@ -7,10 +7,11 @@ from tiebreak.sim.adversaries import challengers, copying, heads, openings
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.world.cast import TERMS
 
+pytestmark = pytest.mark.slow
+
 CAUGHT = [kind for module in (heads, openings, challengers, copying) for kind in module.ADVERSARIES if not kind.open]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.name)
 def test_it_ends_where_it_must(kind: Adversary) -> None:
     result = played(kind, 1)

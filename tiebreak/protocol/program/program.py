@@ -21,27 +21,17 @@ from math import prod
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.isa import (
-    MAX_INSTRUCTIONS,
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    Slot,
-    SourceKind,
-    WindowFunction,
-)
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of
 
 MAGIC = b"TBPROG01"
 
-_FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[isa.ReduceFunction] | type[WindowFunction]] = {
+_FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[isa.ReduceFunction] | type[isa.WindowFunction]] = {
     Opcode.SOURCE: SourceKind,
     Opcode.MAP: MapFunction,
     Opcode.REDUCE: isa.ReduceFunction,
-    Opcode.WINDOW: WindowFunction,
+    Opcode.WINDOW: isa.WindowFunction,
 }
 """Opcodes that use the function field; for all others it is 0."""
 
@@ -70,7 +60,7 @@ def _encode_params(instruction: Instruction) -> bytes:
         case isa.WindowParams() as window:
             box = zip(window.lo, window.hi, window.step, strict=True)
             encoded = b"".join(signed(lo, 8) + signed(hi, 8) + unsigned(step, 8) for lo, hi, step in box)
-            return encoded + (unsigned(window.fill, 8) if instruction.function == WindowFunction.FILL else b"")
+            return encoded + (unsigned(window.fill, 8) if instruction.function == isa.WindowFunction.FILL else b"")
         case isa.IotaParams(offset=offset, strides=strides):
             return signed(offset, 8) + b"".join(signed(stride, 8) for stride in strides)
         case isa.RandomParams(stream=stream):
@@ -105,7 +95,7 @@ def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> 
             return isa.ScatterParams(match=tuple(reader.signed(8) for _ in range(rank)))
         case Opcode.WINDOW, _:
             box = [(reader.signed(8), reader.signed(8), reader.unsigned(8)) for _ in range(rank)]
-            fill = reader.unsigned(8) if function == WindowFunction.FILL else 0
+            fill = reader.unsigned(8) if function == isa.WindowFunction.FILL else 0
             return isa.WindowParams(
                 lo=tuple(b[0] for b in box), hi=tuple(b[1] for b in box), step=tuple(b[2] for b in box), fill=fill
             )
@@ -240,8 +230,8 @@ class Program:
         if (magic := reader.take(len(MAGIC))) != MAGIC:
             raise EncodingError(f"expected a program file that starts with {MAGIC!r}, got {magic!r}")
         counts = reader.unsigned(4), reader.unsigned(4)
-        if not all(1 <= count <= MAX_INSTRUCTIONS for count in counts):
-            raise EncodingError(f"expected 1 to {MAX_INSTRUCTIONS} instructions, got {counts}")
+        if not all(1 <= count <= isa.MAX_INSTRUCTIONS for count in counts):
+            raise EncodingError(f"expected 1 to {isa.MAX_INSTRUCTIONS} instructions, got {counts}")
         instructions = []
         for number in range(sum(counts)):
             try:
@@ -328,7 +318,9 @@ class _Validator:
     def _counts(self) -> None:  # (1)
         program = self._program
         for count, what in ((len(program.body), "body"), (len(program.commits), "commit")):
-            self._require(1 <= count <= MAX_INSTRUCTIONS, f"expected 1 to {MAX_INSTRUCTIONS} {what} instructions")
+            self._require(
+                1 <= count <= isa.MAX_INSTRUCTIONS, f"expected 1 to {isa.MAX_INSTRUCTIONS} {what} instructions"
+            )
         loss = program.body[-1]
         self._require(loss.dtype == DType.F32 and loss.shape == (), "the last body instruction is an f32 of rank 0")
 
