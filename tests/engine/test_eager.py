@@ -55,6 +55,11 @@ def saving() -> nn.Module:
     return Layer(lambda _, x: checkpoint(lambda y: F.dropout(torch.tanh(y)), x, use_reentrant=False))
 
 
+def two_names() -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    return nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm)
+
+
 def twice(model: nn.Module, *batch: Tensor) -> Tensor:
     model(batch[0])  # draws, and what it gives is not read
     return model(batch[0] - batch[1]).mean()
@@ -65,6 +70,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
     "frozen": lambda: task(partly_frozen()),
     "checkpointed": lambda: task(saving()),
     "assigned": lambda: task(with_buffers(centred, centre=torch.full((4,), 0.5))),
+    "two names": lambda: task(two_names()),
     "unread draws": lambda: task(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), twice),
     "recurrent": lambda: task(
         nn.Sequential(nn.Embedding(9, 6), nn.GRU(6, 4, 2, dropout=0.2, batch_first=True)),
@@ -75,12 +81,14 @@ RIGHT: dict[str, Callable[[], Task]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "unread draws"))
+@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "two names", "unread draws"))
 def test_what_is_right_passes(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
+    before = [*made.model.parameters(), *made.model.buffers()]
     compiled = checked(made)
     assert compiled.checked
+    assert all(a is b for a, b in zip(before, [*made.model.parameters(), *made.model.buffers()], strict=True))
     assert compiled.program.root == compiling.compile_task(made).program.root
 
 

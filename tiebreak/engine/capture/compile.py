@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.purity import untouched
+from tiebreak.engine.capture.purity import same_tensors, untouched
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
@@ -64,7 +64,8 @@ def compile_in_place(task: Task) -> Compiled:
     b.origin = "batch"
     batch = _batch(b, task)
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
-    step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
+    with same_tensors(task.model):
+        step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())

@@ -82,6 +82,19 @@ def untouched(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(wanted).grad = gradient
 
 
+@contextmanager
+def same_tensors(model: nn.Module) -> Iterator[None]:
+    """Puts back what `functional_call` replaced: of a module with two names it leaves the replacements."""
+    modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]  # they are refused
+    held = [(tensors, tensors.copy()) for m in modules for tensors in (m._parameters, m._buffers)]
+    try:
+        yield
+    finally:
+        for tensors, before in held:
+            tensors.clear()
+            tensors.update(before)  # type: ignore[arg-type]
+
+
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
     """A function that puts the present contents back into a container, and into those in it."""
     items = value.copy()
@@ -109,7 +122,8 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
         copies.update({name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in given.items()})
         copies.update({f"batch tensor {i}": t.clone() for i, t in enumerate(batch)})
         tensors = list(copies.values())
-        functional_call(step, dict(zip(given, tensors, strict=False)), tuple(tensors[len(given) :]))
+        with same_tensors(model):
+            functional_call(step, dict(zip(given, tensors, strict=False)), tuple(tensors[len(given) :]))
 
     try:
         rehearse()

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
 from tiebreak.engine.capture.places import refusal
-from tiebreak.engine.capture.purity import untouched
+from tiebreak.engine.capture.purity import same_tensors, untouched
 from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
 from tiebreak.engine.capture.tracing import uncheckpointed
 from tiebreak.engine.lowering.builder import Ref
@@ -321,7 +321,7 @@ def _eager(
     losses = []
     torch.set_default_dtype(dtype)
     try:
-        with sdpa_kernel(SDPBackend.MATH), uncheckpointed(), _Drawn(drawn) as draws:
+        with same_tensors(task.model), sdpa_kernel(SDPBackend.MATH), uncheckpointed(), _Drawn(drawn) as draws:
             for batch in batches:
                 cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
                 losses.append(functional_call(step, own, cast) / len(batches))
