@@ -115,7 +115,7 @@ def test_a_new_head_on_a_frozen_body_with_frozen_statistics(cases: CaseCounter) 
         def forward(self, **inputs: Tensor) -> object:
             return self.inner(**inputs)
 
-    task = image_task(Frozen(model), 32)
+    task = image_task(Frozen(model).train(), 32)
     trained = check(task, cases)
     _, _, state = train(trained.compiled, Arithmetic(), 3)
     moved = {n for n, t in trained.compiled.state.items() if not torch.equal(t, state[n]) and n.startswith(MODEL)}
