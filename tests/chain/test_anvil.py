@@ -99,7 +99,7 @@ def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
         decoy = node.post(CLIENT, board, calls.cancel_job(job.id).data, gas=3_000_000)
         assert chain.job_state(job.id).status is JobStatus.OFFERED, "what waits is not there yet"
         with ThreadPoolExecutor(1) as pool:
-            accepting = pool.submit(chain.accept_job, TRAINER, job.id)
+            accepting = pool.submit(chain.send, TRAINER, calls.accept_job(job.id, job.trainer_stake))
             while not accepting.done() and int(rpc(chain, "txpool_status")["pending"], 16) < 2:  # type: ignore[index]
                 time.sleep(0.05)
             rpc(chain, "anvil_dropTransaction", "0x" + decoy.hex())
