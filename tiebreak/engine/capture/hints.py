@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-_ORDER = "an order of values is not an instruction; the greatest and its index (`max`, `amax`, `argmax`) are"
+_ORDER = "an order of values is not an instruction; use the greatest and its index (`max`, `amax`, `argmax`) instead"
 _SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
 _RANDOM = "only uniform draws, `bernoulli` and dropout have a form; make it of `torch.rand`, or give it as data"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
@@ -22,7 +22,7 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("complex", "view_as_complex", "view_as_real", "polar", "real", "imag", "_conj", "angle",
                      "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
-    "_ctc_loss": "its lattice is built from data; no form",
+    "_ctc_loss": "its lattice is built from data; use a loss over aligned labels (`cross_entropy`)",
     "grid_sampler_2d": "sampling at computed places has a form only for integers (`gather`)",
     "bucketize": "compare with each boundary and sum the results",
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "erfinv", "special_i0", "special_bessel_j0"), _FUNCTION),
