@@ -222,12 +222,11 @@ ZOO: Mapping[str, Entry] = {
     **_classes(
         "ForCausalLM", text, DECODER,
         "Llama Mistral Qwen2 Phi Phi3 StableLm Starcoder2 Olmo Olmo2 Granite Cohere Cohere2 Nemotron Ernie4_5 Exaone4 "
-        "Arcee SeedOss Apertus Persimmon JetMoe GPTNeoX BioGpt",
+        "Arcee SeedOss Apertus Persimmon JetMoe Falcon GPTNeoX BioGpt",
         DiffLlama={"num_key_value_heads": 2},
         OPT={"ffn_dim": 24, "word_embed_proj_dim": 16},
         GPTNeo={"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]},
         Bloom={"n_layer": 2, "n_head": 2},
-        Falcon={},
         Mpt={"d_model": 16, "n_layers": 2, "n_heads": 2, "max_seq_len": 32},
         XGLM={"d_model": 16, "ffn_dim": 24, "num_layers": 2, "attention_heads": 2},
     ),
