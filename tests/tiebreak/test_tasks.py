@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import py_compile
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -180,6 +182,16 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
     path.write_text("from tiebreak.demo.tasks import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
     assert load_task(str(path)).steps == 3
     assert load_task(str(path), steps=2).steps == 2
+
+
+def test_the_source_is_run_and_not_byte_code_beside_it(tmp_path: Path) -> None:
+    path, other = tmp_path / "mine.py", tmp_path / "other.py"
+    path.write_text("from tiebreak.demo.tasks import digits\n\ndef task():\n    return digits.task(3)\n")
+    other.write_text("def task():\n    return None\n")
+    # Such a file is not compared with the source by Python itself.
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(other), cache_from_source(str(path)), doraise=True, invalidation_mode=mode)
+    assert load_task(str(path)).steps == 3
 
 
 @pytest.mark.parametrize(

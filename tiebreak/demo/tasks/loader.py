@@ -6,8 +6,9 @@ here: auditors and referees get programs.
 
 import importlib.util
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Final
 
 from tiebreak.engine.capture.task import Task
@@ -17,16 +18,24 @@ BUILT_IN: Final = ("digits", "text")
 """Modules in this package. They are imported on demand, because one needs scikit-learn."""
 
 
+class _FromSource(SourceFileLoader):
+    """Reads the source itself. Byte code beside it may be older by less than a second, or come from somebody else."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def import_file(path: Path) -> ModuleType:
     """Runs a Python file as a module. Exceptions of its own code pass through with their traceback."""
     if path.suffix != ".py" or not path.is_file():
         names = ", ".join(sorted(BUILT_IN))
         raise ConfigurationError(f"expected {names} or the path of a Python file with task(), got {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(f"tiebreak_task_{path.stem}", path)
+    loader = _FromSource(f"tiebreak_task_{path.stem}", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
