@@ -45,7 +45,7 @@ class JsonObject:
         return value
 
     def integer(self, key: str, low: int, high: int) -> int:
-        """An integer from low to high."""
+        """The value of a key, an integer from low to high, both included; a bool is none."""
         found: int = self.take(key, f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high)
         return found
 
@@ -54,7 +54,7 @@ class JsonObject:
         return key in self._left and self._left[key] is None and self._left.pop(key) is None
 
     def inner(self, key: str) -> "JsonObject":
-        """An object inside this one."""
+        """The object in a field. Messages about it name this object and the field."""
         return JsonObject(f"{self._name}, {key}", self.take(key, "an object", lambda x: isinstance(x, dict)))
 
     def finish(self) -> None:

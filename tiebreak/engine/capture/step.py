@@ -122,7 +122,7 @@ class _Lowering:
         self.folded = folded
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[tuple[str, str, str]] = []
-        """Operator, place and reason."""
+        """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
         self.constants = _Constants(builder)
 
     def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:

@@ -87,7 +87,7 @@ class LogFile:
     """One segment's file. Only one process at a time may write into it. Call `create` or `open` first."""
 
     def __init__(self, path: Path, program: Program, job_id: Digest, segment: range) -> None:
-        """segment: its steps."""
+        """segment: the steps between two checkpoints whose logs the file holds."""
         self.path = path
         self.segment = segment
         self._program = program

@@ -211,7 +211,7 @@ def compare(c: Context, x: Operand, y: Operand, *, function: MapFunction, swap: 
 @lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "logical_or.default", function=MapFunction.OR)
 @lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "logical_xor.default", function=MapFunction.NE)
 def boolean(c: Context, x: Ref, y: Ref, *, function: MapFunction) -> Ref:
-    """Of bools."""
+    """And, or, exclusive or, of bools."""
     if c.dtype != DType.BOOL:
         raise NotImplementedError("bitwise operators on integers; compare and use `where`, `//` and `%`")
     return c.b.map(function, c.ref(x, DType.BOOL), c.ref(y, DType.BOOL))

@@ -23,7 +23,7 @@ def _i64(c: Context, value: int) -> Ref:
 
 
 def clamped(c: Context, index: Ref, low: int, high: int) -> Ref:
-    """min(max(index, low), high)."""
+    """The index, moved into low ... high, both included."""
     raised = c.b.map(MapFunction.MAX, index, _i64(c, low))
     return c.b.map(MapFunction.MIN, raised, _i64(c, high))
 

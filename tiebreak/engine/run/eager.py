@@ -202,7 +202,6 @@ def _engine(task: Task, compiled: Compiled) -> tuple[_Outcome, list[Tensor | Non
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
-    """The tensor that a ref reads."""
     index = torch.tensor(ref.offset)
     for size, stride in zip(ref.shape, ref.strides, strict=True):
         index = index[..., None] + torch.arange(size) * stride

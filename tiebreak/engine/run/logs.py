@@ -68,7 +68,7 @@ class LogReport:
         self.findings += other.findings[: MAX_FINDINGS - len(self.findings)]
 
     def found(self, finding: Finding) -> None:
-        """Adds one finding."""
+        """Counts a finding, and keeps it while there are fewer than `MAX_FINDINGS`."""
         if finding.kind == FindingKind.ELSEWHERE:
             self.elsewhere += 1
         else:

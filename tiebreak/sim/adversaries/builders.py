@@ -47,7 +47,7 @@ class Censor(Builder):
     victims: frozenset[str]
     seconds: int
     first: int
-    """Counted from 0."""
+    """The number of the first excluded transaction, counted from 0."""
     seen: int = 0
     """The victims' transactions so far."""
     began: int | None = None

@@ -29,7 +29,6 @@ class Cheat:
     """Maps the old element (rank 0) to the new one."""
 
     def tamper(self, step: int) -> Observer | None:
-        """The `Tamper` of this cheat."""
         return self._observe if step == self.step else None
 
     def _observe(self, leaf: int, tensor: Tensor) -> Tensor:

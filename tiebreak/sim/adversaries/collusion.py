@@ -98,7 +98,7 @@ class SockPuppet(Scripted):
     """Challenges its master's first head before anybody else does, and plays as slowly as possible."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
-        """It does not play to win."""
+        """It accepts any terms, since it does not play to win."""
         return False
 
     def accused(self, job: PublicJob) -> SignedHead | None:

@@ -33,7 +33,6 @@ class Copying(Scripted):
         """The moves that the victim has sent."""
 
     def reclaims(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """It takes its own stake back."""
         return True
 
     def on_pending(self, pending: Pending) -> None:
@@ -47,7 +46,7 @@ class Copying(Scripted):
             self.world.notify()
 
     def copy_challenge(self, call: Call) -> None:
-        """Starts a game of its own."""
+        """Sends the same challenge, which starts a second game against the same head."""
         self.world.submit(self, call)
 
     def notes(self, move: Move) -> bool:  # noqa: ARG002  # for those that look at it

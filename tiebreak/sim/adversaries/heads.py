@@ -58,7 +58,6 @@ class Hasty(Trainer):
         return 0
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
-        """Shows only the last head."""
         return [self.head(job, count)] if count == job.checkpoints else []
 
 

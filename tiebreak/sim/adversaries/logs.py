@@ -128,7 +128,6 @@ class LogCheat:
 
     @property
     def step(self) -> int:
-        """The first nudged step."""
         return self.nudges[0].step
 
     def tamper(self, step: int) -> Observer | None:
@@ -389,7 +388,7 @@ def padding_words(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def _honest(_step: int) -> None:
-    """Changes no number."""
+    """Stands for a tamper where only a log is false."""
 
 
 def has_other_commitments(workshop: Workshop, work: Work) -> bool:

@@ -59,7 +59,7 @@ def loss(program: Program) -> list[int]:
 
 
 def one_bit(rng: Random) -> Change:
-    """Flips a random bit."""
+    """Flips one of the 32 bits, the same for every number of an attempt."""
     bit = rng.randrange(32)
     return lambda number: flip_bit(number, bit)
 

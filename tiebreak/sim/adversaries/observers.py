@@ -4,11 +4,12 @@ A replaced value is used by everything after it: in the step, in later steps and
 """
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult, Sums
+from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
@@ -29,19 +30,10 @@ class Tampered(Interpreter):
         self._tamper = tamper
 
     def step(
-        self,
-        number: int,
-        state: State,
-        data: State,
-        observe: Observer | None = None,
-        *,
-        check_finite: bool = True,
-        donate: bool = False,
-        sums: Sums | None = None,
+        self, number: int, state: State, data: State, observe: Observer | None = None, **options: Any
     ) -> StepResult:
         found = [observer for observer in (self._tamper(number), observe) if observer is not None]
-        seen = together(*found) if found else None
-        return super().step(number, state, data, seen, check_finite=check_finite, donate=donate, sums=sums)
+        return super().step(number, state, data, together(*found) if found else None, **options)
 
 
 def during(steps: Collection[int], observer: Callable[[int], Observer]) -> Tamper:

@@ -108,7 +108,7 @@ Seating = Callable[[Cast, Random, str, Any], None]
 
 
 def nothing(_cast: Cast, _rng: Random) -> None:
-    """Changes nothing."""
+    """Leaves the cast as it is; the default of `row`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +118,14 @@ class Placed(Adversary):
     make: type[Agent]
     seat: Seating
     before: Join
-    """Changes the cast first."""
+    """Changes the cast before the adversary takes its place."""
     run: Deviation | None
     """What the trainer computes instead of the job; None to leave that as it is."""
     choices: Mapping[str, Choice]
     """Draws the agents' fields, in this order."""
 
     def join(self, cast: Cast, rng: Random) -> None:
-        """Take the place."""
+        """Changes the cast and draws the fields, in an order that decides which game a seed gives."""
         self.before(cast, rng)
         if self.run is not None:
             cast.deviation = self.run
