@@ -49,7 +49,8 @@ class Bench:
             state_count=400, data_count=2, initial_state_root=digest("state"), data_root=digest("data"), steps=8000,
             checkpoint_interval=1000, reward=TERMS.reward, trainer_stake=TERMS.trainer_stake,
             challenger_stake=TERMS.challenger_stake, challenge_window=TERMS.challenge_window, clock=TERMS.clock,
-            replay_time=TERMS.replay_time, descent_levels=TERMS.descent_levels, nonce=self.jobs,
+            replay_time=TERMS.replay_time, talk_time=TERMS.talk_time,
+            audit_time=TERMS.audit_time, deadline=TERMS.deadline, descent_levels=TERMS.descent_levels, nonce=self.jobs,
         )  # fmt: skip
         self.take(
             "create job", self.chain.send(CLIENT, calls.create_job(job, TRAINER.sign(job.digest(self.chain.domain))))

@@ -34,6 +34,9 @@ abstract contract BoardBase {
     uint64 internal constant WINDOW = 1000;
     uint64 internal constant CLOCK = 300;
     uint64 internal constant REPLAY = 120;
+    uint64 internal constant TALK = 0;
+    uint64 internal constant AUDIT = 0;
+    uint64 internal constant DEADLINE = 100_000;
     uint8 internal constant PRECISION = 30;
     uint256 internal constant START = 1_700_000_000;
 
@@ -88,6 +91,9 @@ abstract contract BoardBase {
             challengeWindow: WINDOW,
             clock: CLOCK,
             replayTime: REPLAY,
+            talkTime: TALK,
+            auditTime: AUDIT,
+            deadline: DEADLINE,
             descentLevels: 1,
             nonce: nonce
         });

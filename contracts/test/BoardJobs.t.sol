@@ -76,6 +76,9 @@ contract BoardJobsTest is BoardBase {
         _equal(WINDOW, Duration.unwrap(state.challengeWindow), "window");
         _equal(CLOCK, Duration.unwrap(state.clock), "clock");
         _equal(REPLAY, Duration.unwrap(state.replayTime), "replay time");
+        _equal(TALK, Duration.unwrap(state.talkTime), "talk time");
+        _equal(AUDIT, Duration.unwrap(state.auditTime), "audit time");
+        _equal(DEADLINE, Duration.unwrap(state.deadline), "deadline");
         _equal(3, board.checkpoints(jobId), "checkpoints");
         _equal(REWARD, address(board).balance, "escrow");
     }
@@ -101,7 +104,7 @@ contract BoardJobsTest is BoardBase {
             keccak256(abi.encode(keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)"), jobId, 3, ROOT));
         _equal(_typed(headHash), board.headDigest(_head(jobId, 3, ROOT)), "head");
         bytes32 jobType = keccak256(
-            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)"
+            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 descentLevels,uint256 nonce)"
         );
         IJobBoard.Job memory job = _job(1);
         _equal(keccak256(abi.encode(jobType, job)), JobId.unwrap(board.hashJob(job)), "job");
@@ -191,6 +194,17 @@ contract BoardJobsTest is BoardBase {
         job = _job(1);
         job.replayTime = (1 << 38) + 1;
         _refused(job, "replayTime", (1 << 38) + 1);
+        job = _job(1);
+        job.talkTime = (1 << 38) + 1;
+        _refused(job, "talkTime", (1 << 38) + 1);
+        job = _job(1);
+        job.auditTime = (1 << 38) + 1;
+        _refused(job, "auditTime", (1 << 38) + 1);
+        job = _job(1);
+        job.deadline = 0;
+        _refused(job, "deadline", 0);
+        job.deadline = (1 << 38) + 1;
+        _refused(job, "deadline", (1 << 38) + 1);
         job = _job(1);
         job.descentLevels = 0;
         _refused(job, "descentLevels", 0);

@@ -44,6 +44,9 @@ JOB = Job(
     challenge_window=WINDOW,
     clock=CLOCK,
     replay_time=0,
+    talk_time=0,
+    audit_time=0,
+    deadline=100_000,
     descent_levels=1,
     nonce=0,
 )

@@ -31,6 +31,7 @@ def a_job(nonce: int = 1) -> Job:
     }
     numbers = {"body_count": 3, "state_count": 2, "data_count": 0, "steps": 9, "checkpoint_interval": 3, "clock": 50}
     terms = {"reward": 7, "trainer_stake": 5, "challenger_stake": 3, "challenge_window": 100, "replay_time": 10}
+    terms |= {"talk_time": 0, "audit_time": 0, "deadline": 1000}
     return Job(
         client=CLIENT.address, trainer=TRAINER.address, descent_levels=2, nonce=nonce, **roots, **numbers, **terms
     )

@@ -62,6 +62,9 @@ def make_job(
         challenge_window=10_000,
         clock=clock,
         replay_time=replay_time,
+        talk_time=0,
+        audit_time=0,
+        deadline=100_000,
         descent_levels=levels,
         nonce=nonce,
     )

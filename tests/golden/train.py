@@ -79,6 +79,9 @@ def make_run(path: Path, made: Inputs) -> RunDirectory:
         challenge_window=1,
         clock=1,
         replay_time=0,
+        talk_time=0,
+        audit_time=0,
+        deadline=1,
         descent_levels=1,
         nonce=0,
     )

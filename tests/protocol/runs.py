@@ -109,6 +109,9 @@ def make_job(
         challenge_window=1000,
         clock=CLOCK,
         replay_time=REPLAY,
+        talk_time=0,
+        audit_time=0,
+        deadline=100_000,
         descent_levels=levels,
         nonce=nonce,
     )

@@ -90,8 +90,11 @@ def test_type_strings_are_those_of_the_specification() -> None:
     written = " ".join(Path("docs/SPEC.md").read_text().split())
     assert job in written.replace(", ", ",")
     assert job.startswith("Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,")
-    assert job.endswith("uint64 clock,uint64 replayTime,uint8 descentLevels,uint256 nonce)")
-    assert len(declared("Job")) == 21
+    assert job.endswith(
+        "uint64 clock,uint64 replayTime,"
+        "uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 descentLevels,uint256 nonce)"
+    )
+    assert len(declared("Job")) == 24
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64, b"\0", True, 1.0, None])

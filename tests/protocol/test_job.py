@@ -58,6 +58,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "challenge_window: expected a number between 1 and 274877906944",
     ),
     "long replay": ({"replay_time": (1 << 38) + 1}, "replay_time: expected a number between 0 and 274877906944"),
+    "long talk": ({"talk_time": (1 << 38) + 1}, "talk_time: expected a number between 0 and 274877906944"),
+    "long audit": ({"audit_time": (1 << 38) + 1}, "audit_time: expected a number between 0 and 274877906944"),
+    "no deadline": ({"deadline": 0}, "deadline: expected a number between 1"),
+    "late deadline": ({"deadline": (1 << 38) + 1}, "deadline: expected a number between 1 and 274877906944"),
     "negative replay": ({"replay_time": -1}, "replay_time: expected an unsigned"),
     "large reward": ({"reward": 1 << 128}, "reward: expected a number between 0"),
     "negative": ({"nonce": -1}, "nonce: expected an unsigned"),
@@ -95,7 +99,8 @@ def test_segments_partition_the_steps(steps: int, interval: int) -> None:
 
 
 def test_every_field_counts_in_the_id(cases: Any) -> None:
-    changed = {"nonce": 8, "reward": 11, "clock": 99, "replay_time": 0, "precision": 24, "policy": 1}
+    changed = {"nonce": 8, "reward": 11, "clock": 99, "replay_time": 0, "talk_time": 1, "audit_time": 1, "deadline": 1}
+    changed |= {"precision": 24, "policy": 1}
     changed["client"] = CHALLENGER.address
     for name, value in changed.items():
         assert replace(JOB, **{name: value}).id != JOB.id  # type: ignore[arg-type]

@@ -68,6 +68,9 @@ def make_run(path: Path) -> RunDirectory:
         challenge_window=10,
         clock=100,
         replay_time=0,
+        talk_time=0,
+        audit_time=0,
+        deadline=100,
         descent_levels=2,
         nonce=1,
     )

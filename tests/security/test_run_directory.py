@@ -62,6 +62,9 @@ def make_job(program: Program, *, steps: int = 8, interval: int = 2) -> Job:
         challenge_window=10,
         clock=10,
         replay_time=0,
+        talk_time=0,
+        audit_time=0,
+        deadline=100,
         descent_levels=2,
         nonce=1,
     )

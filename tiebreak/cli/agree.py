@@ -68,6 +68,9 @@ DEFAULTS: Final = Terms()
     "--replay-time", 0, MAX_SECONDS, DEFAULTS.replay_time,
     "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
 )  # fmt: skip
+@number("--audit-time", 0, MAX_SECONDS, DEFAULTS.audit_time,
+        "Seconds after acceptance in which a challenge may start in any case.")  # fmt: skip
+@number("--deadline", 1, MAX_SECONDS, DEFAULTS.deadline, "Seconds after acceptance for the final head.")
 @number("--descent-levels", 1, 5, DEFAULTS.descent_levels, "Levels of a tree that one move reveals.")
 @number("--nonce", 0, None, 0, "Tells equal jobs apart.")
 @click.option("--policy", "policy_file", type=FILE,

@@ -66,6 +66,7 @@ abstract contract JobBoard is IJobBoard {
         _requirePayment(state.trainerStake);
         state.status = JobStatus.ACTIVE;
         state.lastProgress = currentInstant();
+        state.accepted = currentInstant();
         emit JobAccepted(jobId, state.trainerStake);
     }
 
@@ -270,6 +271,9 @@ abstract contract JobBoard is IJobBoard {
         _require("challengeWindow", job_.challengeWindow, 1, MAX_SECONDS);
         _require("clock", job_.clock, 1, MAX_SECONDS);
         _require("replayTime", job_.replayTime, 0, MAX_SECONDS);
+        _require("talkTime", job_.talkTime, 0, MAX_SECONDS);
+        _require("auditTime", job_.auditTime, 0, MAX_SECONDS);
+        _require("deadline", job_.deadline, 1, MAX_SECONDS);
         _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
     }
 
@@ -300,6 +304,9 @@ abstract contract JobBoard is IJobBoard {
         state.challengeWindow = Duration.wrap(uint40(job_.challengeWindow));
         state.clock = Duration.wrap(uint40(job_.clock));
         state.replayTime = Duration.wrap(uint40(job_.replayTime));
+        state.talkTime = Duration.wrap(uint40(job_.talkTime));
+        state.auditTime = Duration.wrap(uint40(job_.auditTime));
+        state.deadline = Duration.wrap(uint40(job_.deadline));
         state.reward = uint128(job_.reward);
         state.trainerStake = uint128(job_.trainerStake);
         state.challengerStake = uint128(job_.challengerStake);

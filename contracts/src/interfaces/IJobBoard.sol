@@ -87,6 +87,12 @@ interface IJobBoard {
         uint64 clock;
         /// Seconds that a move which needs re-execution may take beside the clock. Invariant: at most 2^38.
         uint64 replayTime;
+        /// Seconds after the start of a game in which its sides may talk before clocks run. Invariant: at most 2^38.
+        uint64 talkTime;
+        /// Seconds after acceptance during which a challenge may start in any case. Invariant: at most 2^38.
+        uint64 auditTime;
+        /// Seconds after acceptance within which the final head must be posted. Invariant: 1 ... 2^38.
+        uint64 deadline;
         /// r: levels of a tree revealed by one move. Invariant: 1 ... 5.
         uint8 descentLevels;
         /// Makes otherwise equal jobs different.
@@ -113,7 +119,7 @@ interface IJobBoard {
         ABANDONED
     }
 
-    /// A job as the contract keeps it: nine slots, the first with all that the games' moves read.
+    /// A job as the contract keeps it: ten slots, the first with all that the games' moves read.
     struct JobState {
         // -- slot 0
         address trainer;
@@ -168,6 +174,15 @@ interface IJobBoard {
         // -- slot 8
         /// Run root of the last posted head.
         bytes32 headRoot;
+        // -- slot 9
+        /// Invariant: at most 2^38.
+        Duration talkTime;
+        /// Invariant: at most 2^38.
+        Duration auditTime;
+        /// Invariant: 1 ... 2^38.
+        Duration deadline;
+        /// Zero before. Invariant: never changes after.
+        Instant accepted;
     }
 
     event JobCreated(JobId indexed jobId, address indexed client, address indexed trainer, uint256 reward);

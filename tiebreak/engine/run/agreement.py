@@ -43,6 +43,9 @@ def draft_job(
         challenge_window=terms.challenge_window,
         clock=terms.clock,
         replay_time=terms.replay_time,
+        talk_time=terms.talk_time,
+        audit_time=terms.audit_time,
+        deadline=terms.deadline,
         descent_levels=terms.descent_levels,
         nonce=terms.nonce,
     )

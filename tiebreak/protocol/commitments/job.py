@@ -2,7 +2,7 @@
 
 Files are canonical msgpack (`tiebreak.protocol.packing`); 256-bit numbers are bin 32, big-endian:
 
-    job file   [1, chain id (bin 32), contract (bin 20), [21 fields of Job], client's signature, trainer's signature]
+    job file   [1, chain id (bin 32), contract (bin 20), [24 fields of Job], client's signature, trainer's signature]
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
 
 Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object is
@@ -38,6 +38,7 @@ Count = Annotated[int, Uint(32, 1, MAX_INSTRUCTIONS)]
 Steps = Annotated[int, Uint(64, 1)]
 Wei = Annotated[int, Uint(256, 0, (1 << 128) - 1)]
 Seconds = Annotated[int, Uint(64, 1, MAX_SECONDS)]
+Extra = Annotated[int, Uint(64, 0, MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,10 @@ class Job(Record):
     challenger_stake: Wei
     challenge_window: Seconds
     clock: Seconds
-    replay_time: Annotated[int, Uint(64, 0, MAX_SECONDS)]
+    replay_time: Extra
+    talk_time: Extra
+    audit_time: Extra
+    deadline: Seconds
     descent_levels: Annotated[int, Uint(8, 1, MAX_DESCENT_LEVELS)]
     nonce: Annotated[int, Uint(256)]
 

@@ -13,7 +13,9 @@ class Terms:
 
     challenge_window: how long after the last head a challenge may start. clock: total time that each side has in one
     game. replay_time: extra time for a move that needs re-execution (a segment, a step, a long sum), at most three per
-    side. descent_levels: levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5.
+    side. talk_time: how long the sides of a game may talk before clocks run. audit_time: how long after acceptance a
+    challenge may start in any case. deadline: how long after acceptance the final head must be posted. descent_levels:
+    levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5.
     """
 
     reward: int = 10**18
@@ -22,6 +24,9 @@ class Terms:
     challenge_window: int = 24 * 3600
     clock: int = 6 * 3600
     replay_time: int = 3600
+    talk_time: int = 0
+    audit_time: int = 7 * 24 * 3600
+    deadline: int = 30 * 24 * 3600
     descent_levels: int = 1
     nonce: int = 0
 

@@ -16,7 +16,7 @@ from tiebreak.sim.adversaries.catalogue import CATALOGUE, WEAKNESSES
 from tiebreak.sim.games.line import WORKSHOPS, GameLine, slug
 from tiebreak.sim.games.mixes import Repertoire
 from tiebreak.sim.games.records import Json
-from tiebreak.sim.world.cast import Cast, Seat
+from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import watch
 from tiebreak.sim.world.result import GameResult
 from tiebreak.sim.world.workshop import Workshop
@@ -39,7 +39,8 @@ _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
 def terms_of(line: GameLine) -> Terms:
     return Terms(
         reward=line.reward, trainer_stake=line.trainer_stake, challenger_stake=line.challenger_stake,
-        challenge_window=line.window, clock=line.clock, replay_time=line.replay, descent_levels=line.levels,
+        challenge_window=line.window, clock=line.clock, replay_time=line.replay, audit_time=TERMS.audit_time,
+        deadline=TERMS.deadline, descent_levels=line.levels,
         nonce=line.random("job").getrandbits(128),
     )  # fmt: skip
 

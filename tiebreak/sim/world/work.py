@@ -19,7 +19,7 @@ from tiebreak.protocol.trees import Tree
 
 _BARGAINED: Final = frozenset(
     ("client", "trainer", "reward", "trainer_stake", "challenger_stake", "challenge_window", "clock", "replay_time")
-) | {"descent_levels", "nonce"}
+) | {"talk_time", "audit_time", "deadline", "descent_levels", "nonce"}
 
 
 def computation(job: Job) -> tuple[object, ...]:
