@@ -25,6 +25,7 @@ from tests.vectors.inputs import (
 )
 from tests.vectors.instructions import all_cases, evaluate, hex_of
 from tests.vectors.rounding import logs, roundings
+from tests.vectors.snapshots import snapshots
 from tests.vectors.transcendentals import bulk
 from tiebreak.protocol.commitments import records as commitments
 from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION, NAN_BITS, ONE, SIGN
@@ -326,6 +327,7 @@ FILES: Final[dict[str, Callable[[], Json]]] = {
     "transcendentals.json": bulk,
     "rounding.json": roundings,
     "logs.json": logs,
+    "snapshots.json": snapshots,
 }
 """File name -> its generator."""
 

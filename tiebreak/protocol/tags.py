@@ -24,6 +24,7 @@ class Tag(bytes, Enum):
     GAME = b"tb.game."
     MESSAGE = b"tb.messg"
     SEAL = b"tb.seal."
+    SNAPSHOT = b"tb.snap."
 
 
 def tagged_hash(tag: Tag, *parts: bytes) -> Digest:

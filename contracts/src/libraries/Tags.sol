@@ -17,4 +17,5 @@ library Tags {
     bytes8 internal constant GAME = "tb.game.";
     bytes8 internal constant MESSAGE = "tb.messg";
     bytes8 internal constant SEAL = "tb.seal.";
+    bytes8 internal constant SNAPSHOT = "tb.snap.";
 }

@@ -1,0 +1,184 @@
+"""Snapshots: one encoding of where a game stands, and what is signed of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.protocol.runs import CHALLENGER, DOMAIN, GAME, TRAINER
+from tests.protocol.walks import WALKS, at
+from tiebreak.protocol.commitments.eip712 import Domain, encode_type
+from tiebreak.protocol.commitments.keys import PrivateKey, recover
+from tiebreak.protocol.errors import EncodingError, SignatureError, StateError, VerificationError
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.game.snapshot import SNAPSHOT_BYTES, Fork, Snapshot, Standing, opened_digest
+from tiebreak.protocol.game.state import GameState, Level
+from tiebreak.protocol.packing import Uint, camel_case
+from tiebreak.protocol.tags import Digest, Tag, tagged_hash
+
+VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "snapshots.json"
+
+
+def value_of(kind: Any) -> st.SearchStrategy[Any]:
+    if isinstance(kind, Uint):
+        return st.integers(kind.low, (1 << kind.bits) - 1 if kind.high is None else kind.high)
+    return st.binary(min_size=32, max_size=32)
+
+
+snapshots = st.builds(Snapshot, **{name: value_of(kind) for name, kind in Snapshot.kinds().items()})
+
+
+@given(snapshots)
+def test_a_snapshot_comes_back(snapshot: Snapshot) -> None:
+    encoded = snapshot.encode()
+    assert len(encoded) == SNAPSHOT_BYTES
+    assert Snapshot.decode(encoded) == snapshot
+    assert snapshot.id == tagged_hash(Tag.SNAPSHOT, encoded)
+
+
+@given(
+    st.tuples(*(st.integers(0, high) for high in (11, 6, 66, 2))).map(bytes),
+    st.one_of(st.just(bytes(SNAPSHOT_BYTES - 4)), st.binary(min_size=SNAPSHOT_BYTES - 4, max_size=SNAPSHOT_BYTES - 4)),
+)
+def test_any_bytes_are_refused_or_the_one_encoding(head: bytes, rest: bytes) -> None:
+    phase, level, height, fresh = head
+    data = head + rest
+    if 1 <= phase <= 9 and level <= 4 and height <= 64 and fresh <= 1 and rest[12:15] == bytes(3):
+        assert Snapshot.decode(data).encode() == data
+    else:
+        with pytest.raises(EncodingError):
+            Snapshot.decode(data)
+
+
+def test_the_vectors_are_read_alike(cases: Callable[[], None]) -> None:
+    found = json.loads(VECTORS.read_text())
+    assert found["count"] == len(found["cases"]) > 40
+    assert {case["phase"] for case in found["cases"]} == set(range(1, 10))
+    for case in found["cases"]:
+        snapshot = Snapshot.decode(bytes.fromhex(case["encoded"][2:]))
+        for name, value in zip(snapshot.kinds(), snapshot.values, strict=True):
+            shown = case[camel_case(name)]
+            assert value == (bytes.fromhex(shown[2:]) if isinstance(value, bytes) else int(shown))
+        assert "0x" + snapshot.id.hex() == case["id"]
+        cases()
+    for data in found["refused"]:
+        with pytest.raises(EncodingError):
+            Snapshot.decode(bytes.fromhex(data[2:]))
+        cases()
+
+
+# ---------------------------------------------------------------- of a game
+
+
+def test_every_state_of_a_walk_has_its_own(cases: Callable[[], None]) -> None:
+    for name in WALKS:
+        ids = [Snapshot.of(before).id for before, _, _ in WALKS[name]]
+        assert len(set(ids)) == len(ids)
+        cases()
+
+
+def test_it_leaves_out_what_the_chain_knows() -> None:
+    state, _ = at("terms", Phase.PROVE)
+    later = replace(state, last=10**6, defender_rest=1, challenger_rest=2, game_id=b"\1" * 32, moves=9)
+    assert Snapshot.of(later) == Snapshot.of(state)
+
+
+FIXED: dict[str, str] = {
+    "state_root": "the record, under the run root",
+    "log_root": "the record",
+    "checkpoint": "the step",
+    "step_log": "the record; it is shown until a word of it is",
+    "operation": "the instruction's digest",
+    "chunk": "the element, or the position",
+    "word": "only policy `logged` has one",
+    "direction": "only policy `logged` has one",
+}
+"""Fields of the state that a snapshot need not show, and what fixes them."""
+OF_THE_CHAIN = {"job", "head", "game_id", "defender_rest", "challenger_rest", "last", "moves", "verdict"}
+
+
+@pytest.mark.parametrize("name", ["terms", "element", "commit", "data source"])
+def test_whatever_else_the_rules_remember_counts(name: str, cases: Callable[[], None]) -> None:
+    state, _ = at(name, Phase.PROVE)
+    # The element's bits stand in place of the chunk's digest. Later the accumulators end in them.
+    hidden = "node" if state.level is Level.CHUNKS else "claimed"
+    others: dict[str, Any] = {"phase": Phase.SELECT, "level": Level.STEPS}
+    for field in sorted(set(GameState.__slots__) - OF_THE_CHAIN - set(FIXED) - {hidden}):
+        value = getattr(state, field)
+        if value != b"":  # else not reached
+            other = others.get(field, value + 1 if isinstance(value, int) else b"\7" * len(value))
+            assert Snapshot.of(replace(state, **{field: other})) != Snapshot.of(state), field
+            cases()
+
+
+def test_a_game_that_is_over_has_none() -> None:
+    over = WALKS["terms"][-1][2]
+    with pytest.raises(StateError, match="over"):
+        Snapshot.of(over)
+    with pytest.raises(StateError, match="over"):
+        Standing.of(over)
+
+
+def test_what_was_opened_is_a_chain_over_the_run_root() -> None:
+    start = WALKS["terms"][0][0]
+    assert opened_digest(start) == start.head.run_root
+    assert len({opened_digest(before) for before, _, _ in WALKS["terms"]}) == 7
+
+
+# ---------------------------------------------------------------- signatures
+
+
+def standing(**changes: Any) -> Standing:
+    state, _ = at("terms", Phase.SELECT_ELEMENT)
+    return replace(Standing.of(state), **changes)
+
+
+def test_the_type_is_the_contracts() -> None:
+    assert encode_type("State", Standing.kinds()) == "State(bytes32 gameId,uint32 sequence,bytes32 snapshot)"
+
+
+def test_a_standing_counts_moves_and_names_its_game() -> None:
+    for number, (before, _, _) in enumerate(WALKS["terms"]):
+        assert Standing.of(before).sequence == number
+        assert Standing.of(before).game_id == GAME
+
+
+def test_a_signature_is_for_one_standing_in_one_domain() -> None:
+    first = standing()
+    signature = TRAINER.sign(first.digest(DOMAIN))
+    assert recover(first.digest(DOMAIN), signature) == TRAINER.address
+    changes: list[dict[str, Any]] = [{"game_id": bytes(32)}, {"sequence": 0}, {"snapshot": bytes(32)}]
+    others = [replace(first, **changed).digest(DOMAIN) for changed in changes]
+    for digest in (*others, first.digest(Domain(chain_id=1, contract=DOMAIN.contract))):
+        assert recover(digest, signature) != TRAINER.address
+
+
+def fork(first: Standing, second: Standing, key: PrivateKey = TRAINER, second_key: PrivateKey = TRAINER) -> Fork:
+    return Fork(
+        game_id=first.game_id,
+        sequence=first.sequence,
+        first=first.snapshot,
+        first_signature=key.sign(first.digest(DOMAIN)),
+        second=second.snapshot,
+        second_signature=second_key.sign(second.digest(DOMAIN)),
+    )
+
+
+def test_two_snapshots_of_one_sequence_are_a_fork() -> None:
+    first, other = standing(), standing(snapshot=Digest(b"\1" * 32))
+    fork(first, other).verify(DOMAIN, TRAINER.address)
+    with pytest.raises(VerificationError, match="expected two different snapshots"):
+        fork(first, first).verify(DOMAIN, TRAINER.address)
+    for wrong in (
+        fork(first, replace(other, sequence=other.sequence + 1)),
+        fork(first, replace(other, game_id=Digest(bytes(32)))),
+        fork(first, other, CHALLENGER),
+        fork(first, other, TRAINER, CHALLENGER),
+    ):
+        with pytest.raises(SignatureError):
+            wrong.verify(DOMAIN, TRAINER.address)

@@ -1,0 +1,93 @@
+"""Snapshots of games: snapshots.json."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tests.protocol.logged import SUMS, logged_job, random_logs
+from tests.protocol.runs import Liar, Run
+from tests.protocol.walks import WALKS, walk
+from tests.vectors.inputs import Stream
+from tests.vectors.instructions import hex_of
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.game.snapshot import SNAPSHOT_BYTES, Snapshot, Standing
+from tiebreak.protocol.packing import Kind, Uint, camel_case
+from tiebreak.protocol.tags import Digest
+
+Json = dict[str, Any]
+_OFFSETS: Final = {
+    "phase": (0, 0, 10, 255),
+    "level": (1, 5, 255),
+    "height": (2, 65, 255),
+    "fresh": (3, 2, 255),
+    "element": (18, 1),
+}
+"""Of the fields that are checked: a byte's place, and values that it has in no game."""
+
+
+def _played() -> Iterator[Snapshot]:
+    """The states of two games, and of three more the one before the proof."""
+    job, logs = logged_job(), random_logs(1)
+    logged = walk(Liar(job, 4, next(iter(SUMS)), logs=logs), Run(job, logs=logs))
+    for states in (WALKS["terms"], logged, *(WALKS[name][-1:] for name in ("element", "commit", "data source"))):
+        yield from (Snapshot.of(before) for before, _, _ in states)
+
+
+def _bytes(s: Stream, count: int) -> bytes:
+    return bytes(s.bits(8) for _ in range(count))
+
+
+def _drawn(s: Stream) -> Iterator[Snapshot]:
+    """All fields at one end of their ranges, then at the other, then drawn: no two fields are alike."""
+
+    def ends(kind: Kind) -> tuple[Any, Any]:
+        if not isinstance(kind, Uint):
+            return bytes(32), b"\xff" * 32
+        return int(kind.low), (1 << kind.bits) - 1 if kind.high is None else int(kind.high)
+
+    def drawn(kind: Kind) -> int | bytes:
+        if not isinstance(kind, Uint):
+            return _bytes(s, 32)
+        low, high = ends(kind)
+        return s.bits(kind.bits) if high >> kind.bits - 1 else int(low) + s.below(high - low + 1)
+
+    kinds = Snapshot.kinds()
+    for end in (0, 1):
+        yield Snapshot(**{name: ends(kind)[end] for name, kind in kinds.items()})
+    for _ in range(8):
+        fields: dict[str, Any] = {name: drawn(kind) for name, kind in kinds.items()}
+        yield Snapshot(**fields)
+
+
+def _refused(encoded: bytes) -> Iterator[bytes]:
+    yield from (b"", encoded[:-1], encoded + b"\0", bytes(SNAPSHOT_BYTES))
+    for at, *values in _OFFSETS.values():
+        yield from (encoded[:at] + bytes([value]) + encoded[at + 1 :] for value in values)
+
+
+def _signed(found: Snapshot, s: Stream) -> Json:
+    domain = Domain(chain_id=31337, contract=Address(_bytes(s, 20)))
+    standing = Standing(game_id=Digest(_bytes(s, 32)), sequence=17, snapshot=found.id)
+    place = {"chainId": domain.chain_id, "contract": hex_of(domain.contract)}
+    return {**place, **standing.to_json(), "digest": hex_of(standing.digest(domain))}
+
+
+def snapshots() -> Json:
+    s = Stream("snapshots")
+    played = list(_played())
+    found = [*played, *_drawn(s)]
+    cases = [
+        {
+            # Numbers are JSON numbers below 2^53 and decimal strings above, whatever their width.
+            **{camel_case(n): hex_of(v) if isinstance(v, bytes) else v if v < 1 << 53 else str(v) for n, v in fields},
+            "encoded": hex_of(case.encode()),
+            "id": hex_of(case.id),
+        }
+        for case in found
+        for fields in [list(zip(case.kinds(), case.values, strict=True))]
+    ]
+    return {
+        "count": len(cases),
+        "cases": cases,
+        "refused": [hex_of(data) for data in _refused(played[0].encode())],
+        "signed": _signed(played[0], s),
+    }
