@@ -24,7 +24,7 @@ from tests.engine.arithmetic_cases import (
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import reduce_native as contraction
-from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.protocol.numbers.float32 import decode, round_f32, round_ratio
 from tiebreak.protocol.program.isa import (
     TRANSCENDENTALS,

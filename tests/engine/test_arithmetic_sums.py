@@ -22,8 +22,8 @@ from tests.engine.arithmetic_cases import (
 )
 from tiebreak.engine.arithmetic import Arithmetic, Stats, ziv
 from tiebreak.engine.arithmetic import reduce_native as contraction
-from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce import multiply
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.ziv import Settler, TermReader, coefficient, round_pair
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction

@@ -16,9 +16,8 @@ from tests.engine.conftest import make_tiny_task
 from tests.engine.models.harness import randomised, tokens
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import elementwise_native as chains_module
-from tiebreak.engine.arithmetic.elementwise_native import TILES_PER_TURN, Member
+from tiebreak.engine.arithmetic import Arithmetic, elementwise
+from tiebreak.engine.arithmetic.elementwise import TILES_PER_TURN, Member
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.engine.capture.task import AdamW, Batch, Rows, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
@@ -46,7 +45,7 @@ from tiebreak.protocol.program.isa import (
 from tiebreak.protocol.program.program import Program
 
 SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
-NATIVE = chains_module.kernel() is not None
+NATIVE = elementwise.kernel() is not None
 TILE = 1024
 needs_kernel = pytest.mark.skipif(not NATIVE, reason="needs a C compiler")
 

@@ -16,7 +16,7 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, ziv
 from tiebreak.engine.arithmetic import reduce_native as contraction
 from tiebreak.engine.arithmetic.exact import LEAST, Digits, multiply_exactly
-from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.run import worst
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode

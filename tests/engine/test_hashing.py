@@ -14,7 +14,6 @@ from tests.protocol import test_logs as logs
 from tests.protocol import test_merkle as trees
 from tiebreak.engine.data import hashing
 from tiebreak.engine.data.hashing import LEAST_NODES, MAX_RECORD_BYTES, Kernel, agrees, hasher
-from tiebreak.engine.native import load
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import TensorData, identify, identify_all, tensor_tree
 from tiebreak.protocol.errors import EncodingError
@@ -45,8 +44,8 @@ def naive_tree(data: bytes) -> list[list[bytes]]:
 
 
 def compiled(path: Path) -> Kernel:
-    found = hashing._checked(library) if (library := load(path).library) else None
-    assert found is not None, load(path).reason
+    found = hashing._checked(library) if (library := hashing.build(path).library) else None
+    assert found is not None, hashing.build(path).reason
     return found
 
 
@@ -159,7 +158,7 @@ def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]
         text = SOURCE.read_text()
         assert right in text
         path.write_text(text.replace(right, wrong))
-        library = load(path).library
+        library = hashing.build(path).library
         assert library is not None
         assert hashing._checked(library) is None
         cases()

@@ -8,12 +8,11 @@ import torch
 
 from tests.engine.arithmetic_cases import Maker
 from tests.parts import slow_except
-from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic import scatter_native as scattering
-from tiebreak.engine.arithmetic.scatter_native import plan_native
+from tiebreak.engine.arithmetic import Arithmetic, scatter
+from tiebreak.engine.arithmetic.scatter import plan_scatter
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
-pytestmark = pytest.mark.skipif(scattering.build().library is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(scatter.build().library is None, reason="needs a C compiler")
 
 
 def embedding(keys: int, width: int, count: int) -> Instruction:
@@ -62,7 +61,7 @@ def test_against_the_pure_twin(
     make = Maker(random.Random(sources))
     source = make.tensor(DType.F32, sources, style)
     index = torch.randint(-1, top + 1, (indices,), generator=torch.Generator().manual_seed(1))
-    assert plan_native(instruction) is not None
+    assert plan_scatter(instruction).tables is not None
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     pure = Arithmetic()
     right = pure.execute(instruction, [source, index], 0)

@@ -9,9 +9,9 @@ from typing import Final
 
 import torch
 
-from tiebreak.engine.arithmetic import elementwise_native, reduce_native, scatter_native
+from tiebreak.engine.arithmetic import elementwise, reduce_native, scatter
 from tiebreak.engine.data import hashing
-from tiebreak.engine.native import enabled, load
+from tiebreak.engine.native import enabled
 
 _CPUINFO = Path("/proc/cpuinfo")
 EMULATION: Final = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
@@ -58,12 +58,12 @@ def describe() -> tuple[tuple[str, str], ...]:
 
 def kernels() -> tuple[Kernel, ...]:
     """Reports each compiled accelerator, and compiles those that have not been compiled yet."""
-    kernels = (("reduce", reduce_native), ("scatter", scatter_native), ("elementwise", elementwise_native))
+    kernels = (("reduce", reduce_native), ("scatter", scatter), ("elementwise", elementwise))
     found = [
         Kernel(name=name, compiled=(build := module.build()).library is not None, detail=build.reason)
         for name, module in kernels
     ]
-    hasher, reason = hashing.kernel(), load(Path(hashing.__file__).with_suffix(".c")).reason
+    hasher, reason = hashing.kernel(), hashing.build().reason
     if hasher is not None:
         reason = f"{reason}, {hasher.implementation}"
     elif enabled() and reason.startswith("compiled"):

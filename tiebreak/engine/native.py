@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 """`-fno-trapping-math` lets comparisons vectorise; exception flags are never read."""
@@ -59,11 +59,14 @@ def pure_path() -> Iterator[None]:
             os.environ[SWITCH] = before
 
 
-def load(source: Path) -> Build:
-    """The library compiled from a C file, which is built now if the cache does not hold it."""
+def load(beside: str | Path, **functions: tuple[Any, ...]) -> Build:
+    """The library of the C file beside a Python file (or of a C file), built now if the cache does not hold it.
+
+    functions: the ctypes of result and arguments by name; a result of None is none.
+    """
     if not enabled():
         return Build(None, f"switched off by {SWITCH}=0")
-    return _load(source)
+    return _load(Path(beside).with_suffix(".c"), tuple(functions.items()))
 
 
 def cache_directory() -> Path:
@@ -75,7 +78,7 @@ def cache_directory() -> Path:
 
 
 @cache
-def _load(source: Path) -> Build:
+def _load(source: Path, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Build:
     compiler = _compiler()
     if compiler is None:
         return Build(None, "no C compiler found; install cc, gcc or clang, or set CC")
@@ -84,7 +87,11 @@ def _load(source: Path) -> Build:
         target = directory / f"{source.stem}-{_key(source, compiler)}.so"
         if not target.is_file():
             _build(source, compiler, target)
-        return Build(ctypes.CDLL(str(target)), f"compiled with {compiler[0]}")
+        library = ctypes.CDLL(str(target))
+        for name, (result, *arguments) in functions:
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        return Build(library, f"compiled with {compiler[0]}")
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return Build(None, str(error))
 

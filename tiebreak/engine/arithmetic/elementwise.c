@@ -1,11 +1,11 @@
-/* Chains of elementwise instructions, tile by tile (see chains.py, which writes the code that is run here).
+/* Chains of elementwise instructions, tile by tile (see elementwise.py, which writes the code that is run here).
  *
  * A chain is straight-line code over registers. In each tile, elements begin ... begin + n - 1 of the chain's index
  * space, a register is a run of n contiguous elements: scratch memory that stays in the cache, or the tile's part of an
  * operand or of a result, or one element for all (step 0). f32 add, sub, mul, div and sqrt are IEEE's, correctly
  * rounded; nothing is contracted (-ffp-contract=off) and no "fast math" flag may ever be set.
  *
- * Bounds: the kernel trusts its code. chains.py makes it from instructions of a validated program, whose access maps
+ * Bounds: the kernel trusts its code. elementwise.py makes it from instructions of a validated program, whose access maps
  * were checked over their whole index space, and checks before each call that every pointer is to a contiguous tensor
  * of the expected dtype and size. A tile never reaches beyond `end`, and scratch holds TILE elements of 8 bytes for
  * each scratch register.
@@ -18,7 +18,7 @@
 
 enum { TILE = 1024, WORDS = 6, REGISTER_WORDS = 3, MAX_REGISTERS = 512, LANES = 64, CACHE = 256 };
 
-/* Operation codes: agreed with chains.py by name, through chain_codes below. */
+/* Operation codes: agreed with elementwise.py by name, through chain_codes below. */
 #define OPERATIONS(X) \
     X(LOAD1) X(LOAD4) X(LOAD8) X(IOTA) X(RANDOM) X(SEAL) X(EXP) X(TANH) \
     X(COPY1) X(COPY4) X(COPY8) \

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.views import Dim, coalesce, offsets, read_rows
 from tiebreak.protocol.program.isa import Instruction, Opcode, ScatterParams
 from tiebreak.protocol.program.rounding import sum_kind

@@ -10,16 +10,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import elementwise_native as chains
-from tiebreak.engine.arithmetic import indexing, random
-from tiebreak.engine.arithmetic.elementwise import kernel_of
+from tiebreak.engine.arithmetic import elementwise, indexing, random
 from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
 from tiebreak.engine.arithmetic.near_ties import Collector, Logging, NearTies
-from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
 from tiebreak.engine.arithmetic.stats import Stats
-from tiebreak.engine.arithmetic.transcendental import Transcendentals
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
@@ -82,11 +79,11 @@ class Arithmetic:
         self.stats = Stats() if stats is None else stats
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
         self._scatters = ScatterRunner(shuffled, rounded)
-        self._transcendentals = Transcendentals(precision)
+        self._transcendentals = elementwise.Transcendentals(precision)
         self._shuffles = random.Shuffles()
         self._compiled: dict[int, tuple[Instruction, Compiled]] = {}
-        found = chains.kernel() if device.type == "cpu" else None
-        self.chains = None if found is None else chains.Chains(found, self._transcendentals, self.stats)
+        found = elementwise.kernel() if device.type == "cpu" else None
+        self.chains = None if found is None else elementwise.Chains(found, self._transcendentals, self.stats)
         """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
         room = None if self.chains is None else self.chains.buffers
         self._sums = SumRunner(shuffled, room, rounded)
@@ -173,17 +170,17 @@ class Arithmetic:
                 return result.expand(shape).contiguous() if widen else result
 
             return transcendental
-        kernel, dtype = kernel_of(function, operands[0].dtype, i.dtype), TORCH_DTYPES[i.dtype]
+        write, dtype = elementwise.function_of(function, operands[0].dtype, i.dtype), TORCH_DTYPES[i.dtype]
 
-        def elementwise(x: Operands, *_: object) -> Tensor:
+        def one(x: Operands, *_: object) -> Tensor:
             read = [view.on(base) for view, base in zip(views, x, strict=True)]
             if widen:
                 read[0] = read[0].expand(shape)
             out = torch.empty(shape, dtype=dtype, device=device)
-            kernel(read, out)
+            write(read, out)
             return out
 
-        return elementwise
+        return one
 
     def _compile_reduce(self, i: Instruction) -> Compiled:
         if i.function != ReduceFunction.SUM:

@@ -23,8 +23,8 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.buffers import Buffers
 from tiebreak.engine.arithmetic.exact import Integers, multiply_exactly
 from tiebreak.engine.arithmetic.near_ties import Collector
-from tiebreak.engine.arithmetic.precision import Round
 from tiebreak.engine.arithmetic.reduce_native import NativePlan, build, offsets_of, plan_native, run_native
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 from tiebreak.engine.arithmetic.views import Dim, View, coalesce, offsets, read_rows
 from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide, decide_outer

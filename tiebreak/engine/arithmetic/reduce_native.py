@@ -8,7 +8,6 @@ FP64.
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import ceil, isqrt, prod
 from pathlib import Path
 from typing import Final
@@ -111,15 +110,8 @@ def run_kernel(
 
 def build() -> Build:
     """The compiled kernel, or the reason why there is none."""
-    return load(_SOURCE)
-
-
-@cache
-def _kernels(library: ctypes.CDLL) -> tuple[Callable[..., int], Callable[..., int]]:
-    for kernel in (library.contract, library.add_up):
-        kernel.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-        kernel.restype = ctypes.c_int
-    return library.contract, library.add_up
+    signature = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    return load(_SOURCE, contract=signature, add_up=signature)
 
 
 @dataclass(frozen=True)
@@ -270,7 +262,7 @@ def run_native(
     tables = _set_tables(task, plan, shuffled)
     held = _set_blocks(task, plan.matrix, threads)
     task.coefficient = task.coefficient if near is None else near.coefficient(task.coefficient)
-    kernel = _kernels(library)[0 if plan.matrix else 1]
+    kernel = library.contract if plan.matrix else library.add_up
 
     def compute(progress: Progress) -> bool:
         for finish in (0, 1) if task.parts > 1 else (0,):

@@ -1,4 +1,4 @@
-/* Rounding FP64 to f32 numbers of b bits, 16 to 32: the compiled twin of tiebreak/engine/arithmetic/precision.py (the proof). */
+/* Rounding FP64 to f32 numbers of b bits, 16 to 32: the compiled twin of tiebreak/engine/arithmetic/rounding.py (the proof). */
 #pragma once
 
 #include <math.h>

@@ -2,14 +2,16 @@
 
 Output dims are *matched* (the index addresses them), *keyed* (the index depends on them) or *row* (the index ignores
 them); the other dims are the reduction. With key = keyed coordinate * box + index, every source row (keyed and
-reduction coordinate) is added to the row of its key. Only keys that occur are held, so memory is proportional to the
-source.
+reduction coordinate) is added to the row of its key. In torch only keys that occur are held, so memory is proportional
+to the source; scatter.c, on CPUs, writes into the result itself and reads everything through tables of places.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from math import prod
+from functools import partial
+from math import ceil, prod
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,12 +19,47 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.exact import Integers
 from tiebreak.engine.arithmetic.near_ties import Collector
-from tiebreak.engine.arithmetic.precision import Round
-from tiebreak.engine.arithmetic.scatter_native import NativeScatter, build, plan_native, run_native
+from tiebreak.engine.arithmetic.reduce_native import MAX_TABLE, SMALL, Progress, check_reach, offsets_of, run_kernel
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
+from tiebreak.engine.arithmetic.threads import together
 from tiebreak.engine.arithmetic.views import View
 from tiebreak.engine.arithmetic.ziv import Settler, coefficient, decide
+from tiebreak.engine.native import Build, load
 from tiebreak.protocol.program.isa import Instruction, ScatterParams, row_major
+
+BLOCK: Final = 256
+"""The least number of row elements per task when several threads share the work."""
+
+
+class _Scatter(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("groups", "sources", "rows", "box", "block")),
+        *((name, ctypes.c_void_p) for name in ("source_group", "source_place", "source_row")),
+        *((name, ctypes.c_void_p) for name in ("index_group", "index_place")),
+        *((name, ctypes.c_void_p) for name in ("out_group", "out_match", "out_row")),
+        *((name, ctypes.c_void_p) for name in ("source", "index", "out")),
+        ("coefficient", ctypes.c_double),
+    ]
+
+
+def build() -> Build:
+    """The compiled kernel, or the reason why there is none."""
+    return load(__file__, scatter_sum=(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where scatter.c reads and writes: places by coordinate."""
+
+    source: tuple[Integers, Integers, Integers]
+    """Places by keyed, summed and row coordinate."""
+    index: tuple[Integers, Integers]
+    """Places by keyed and summed coordinate."""
+    out: tuple[Integers, Integers, Integers]
+    """Places by keyed, matched and row coordinate."""
+    reach: tuple[tuple[int, int], tuple[int, int]]
+    """The least and the greatest place read of the source and of the index."""
 
 
 @dataclass(frozen=True)
@@ -40,44 +77,50 @@ class ScatterPlan:
     matched: tuple[int, ...]
     order: tuple[int, ...]
     """Permutation that takes (keyed, matched, row) dims to output order."""
-    native: NativeScatter | None
-    """The plan of the compiled kernel."""
+    tables: Tables | None
+    """None if they would be too large."""
 
-    @cached_property
+    @property
     def box(self) -> int:
         """The number of outputs that an index can address."""
         return prod(self.matched)
 
     def numbers(self, keys: Tensor, elements: Tensor) -> tuple[Integers, Integers]:
         """The places in the result of elements numbered over (keys, row), and which element each is."""
-        width = prod(self.row)
-        at = elements.cpu().numpy()
-        sizes = (*self.keyed, *self.matched, *self.row)
+        width, at = prod(self.row), elements.cpu().numpy()
         places = keys.cpu().numpy()[at // width] * width + at % width
-        coordinates = np.unravel_index(places, sizes) if sizes else ()
-        strides = row_major(self.shape)
-        found = np.zeros_like(at)
-        # Dim d of the result is dim order[d] of (keyed, matched, row).
-        for stride, number in zip(strides, self.order, strict=True):
-            found += coordinates[number] * stride
-        return found, np.arange(len(at))
+        if self.shape:
+            coordinates = np.unravel_index(places, (*self.keyed, *self.matched, *self.row))
+            places = np.ravel_multi_index([coordinates[number] for number in self.order], self.shape)
+        return places, np.arange(len(at))
 
 
 def plan_scatter(instruction: Instruction) -> ScatterPlan:
     """The plan of a validated `scatter_sum`."""
-    params, shape = instruction.params, instruction.shape
+    params, shape, space = instruction.params, instruction.shape, instruction.index_space
     assert isinstance(params, ScatterParams)
     source, index = instruction.operands
     rank = len(shape)
     matched = [d for d in range(rank) if params.match[d] != 0]
     keyed = [d for d in range(rank) if params.match[d] == 0 and index.strides[d] != 0 and shape[d] > 1]
     row = [d for d in range(rank) if d not in matched and d not in keyed]
-    summed = list(range(rank, rank + len(instruction.reduction)))
-    space = instruction.index_space
+    summed = list(range(rank, len(space)))
 
     def view(offset: int, strides: Sequence[int], dims: Sequence[int]) -> View:
         return View.of(offset, [space[d] for d in dims], [strides[d] for d in dims])
 
+    def places(strides: Sequence[int], dims: Sequence[int], offset: int = 0) -> Integers:
+        return offset + offsets_of([(space[d], strides[d]) for d in dims])
+
+    tables = None
+    if sum(prod(space[d] for d in dims) for dims in (matched, keyed, row, summed)) <= MAX_TABLE:
+        written = row_major(shape)
+        tables = Tables(
+            (places(source.strides, keyed, source.offset), places(source.strides, summed), places(source.strides, row)),
+            (places(index.strides, keyed, index.offset), places(index.strides, summed)),
+            (places(written, keyed), places(written, matched), places(written, row)),
+            (source.extent(space), index.extent(space)),
+        )
     placed = [*keyed, *matched, *row]
     return ScatterPlan(
         shape,
@@ -88,7 +131,7 @@ def plan_scatter(instruction: Instruction) -> ScatterPlan:
         tuple(shape[d] for d in row),
         tuple(shape[d] for d in matched),
         tuple(placed.index(d) for d in range(rank)),
-        plan_native(instruction),
+        tables,
     )
 
 
@@ -130,9 +173,8 @@ class ScatterRunner:
         `near` collects open elements that are not settled.
         """
         source, index = operands
-        if plan.native is not None and source.device.type == "cpu" and (library := build().library) is not None:
-            precision = self.rounded.precision
-            return run_native(library, plan.native, source, index, counts, self.shuffled, precision, near)
+        if plan.tables is not None and source.device.type == "cpu" and (library := build().library) is not None:
+            return self._compiled(library, plan.shape, plan.tables, source, index, counts, near)
         key, rows = self._matching(plan, source, index)
         groups = prod(plan.keyed)
         out = torch.zeros((groups * plan.box, prod(plan.row)), dtype=torch.float32, device=source.device)
@@ -141,6 +183,37 @@ class ScatterRunner:
             self._sums(plan, key, rows, out, counts, near)
         shaped = out.view((*plan.keyed, *plan.matched, *plan.row))
         return shaped.permute(plan.order).contiguous()
+
+    def _compiled(
+        self, library: ctypes.CDLL, shape: tuple[int, ...], tables: Tables, source: Tensor, index: Tensor,
+        counts: Counts, near: Collector | None,
+    ) -> Tensor:  # fmt: skip
+        for tensor, reach in zip((source, index), tables.reach, strict=True):
+            check_reach(tensor, reach)
+        out = torch.zeros(shape, dtype=torch.float32)
+        places, wanted = tables.source[1], tables.index[1]
+        if self.shuffled is not None:
+            order = torch.randperm(len(places), generator=self.shuffled, device=self.shuffled.device).cpu().numpy()
+            places, wanted = places[order], wanted[order]
+        groups, rows = len(tables.out[0]), len(tables.out[2])
+        threads = 1 if groups * rows * len(places) <= SMALL else torch.get_num_threads()
+        block = rows if threads == 1 else max(BLOCK, ceil(rows * groups / (4 * threads)))
+        held = (tables.source[0], places, tables.source[2], tables.index[0], wanted, *tables.out)
+        task = _Scatter(
+            groups, len(places), rows, len(tables.out[1]), block, *(table.ctypes.data for table in held),
+            source.data_ptr(), index.data_ptr(), out.data_ptr(),
+            0.0 if near is None or near.threshold is None else near.coefficient(1.0),
+        )  # fmt: skip
+
+        def compute(progress: Progress) -> bool:
+            progress.next = 0
+            return all(together(lambda: library.scatter_sum(ctypes.byref(task), ctypes.byref(progress)), threads))
+
+        progress = run_kernel(compute, out, self.rounded.precision, len(places), near)
+        del held
+        counts.elements += out.numel()
+        progress.add_to(counts, threads)
+        return out
 
     def _matching(self, plan: ScatterPlan, source: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """The key (sources,) and the f32 rows (sources, row elements) of the sources whose index is inside the box."""

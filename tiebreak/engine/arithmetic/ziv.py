@@ -43,7 +43,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.exact import CACHED as ADDED
 from tiebreak.engine.arithmetic.exact import Integers, add_elements, round_to_odd, two_sum
 from tiebreak.engine.arithmetic.near_ties import Collector
-from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.stats import Counts
 
 UNIT: Final = 2.0**-53

@@ -14,11 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from tiebreak.engine.native import load
+from tiebreak.engine.native import Build, load
 from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Data, Hasher
 from tiebreak.protocol.tags import EMPTY, Tag
 
-_SOURCE: Final = Path(__file__).with_name("hashing.c")
 _HEIGHTS: Final = 64
 MAX_RECORD_BYTES: Final = 111
 """With tag, padding and length, such a record fills two blocks of SHA-256."""
@@ -156,22 +155,27 @@ def hasher(threads: int = 1) -> Hasher:
     return PLAIN if found is None else CompiledHasher(found, threads)
 
 
+def build(source: str | Path = __file__) -> Build:
+    """The compiled library, or the reason why there is none. It may not agree with `PLAIN`."""
+    number, pointer, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
+    return load(
+        source,
+        hash_pieces=(None, pointer, number, text, pointer),
+        parents=(None, text, number, text, text),
+        records=(None, text, text, number, number, text),
+        implementation=(text,),
+        span=(number,),
+    )
+
+
 def kernel() -> Kernel | None:
     """The kernel, or None if there is no compiler, it is switched off, or it disagrees with `PLAIN`."""
-    library = load(_SOURCE).library
+    library = build().library
     return None if library is None else _checked(library)
 
 
 @cache
 def _checked(library: ctypes.CDLL) -> Kernel | None:
-    library.hash_pieces.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p]
-    library.hash_pieces.restype = None
-    library.parents.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p]
-    library.parents.restype = None
-    library.records.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
-    library.records.restype = None
-    library.implementation.restype = ctypes.c_char_p
-    library.span.restype = ctypes.c_int64
     found = Kernel(library, library.span())
     return found if agrees(found) else None
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
-from tiebreak.engine.arithmetic.precision import Round
+from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.ziv import UNIT, coefficient
 from tiebreak.engine.logged.elements import Doubles
 from tiebreak.protocol.program.isa import Instruction

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.elementwise_native import Chain, Member, all_finite
+from tiebreak.engine.arithmetic.elementwise import Chain, Member, all_finite
 from tiebreak.engine.arithmetic.near_ties import NearTies
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.run import schedule
