@@ -16,7 +16,6 @@ from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.following import MAX_FINDINGS, FindingKind, Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.logged.screening import Screen
-from tiebreak.engine.run.interpreter import NOTHING_NEAR
 from tiebreak.protocol.numbers.float32 import INF, SIGN, decode
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
 from tiebreak.protocol.program.reference import element
@@ -59,10 +58,8 @@ def any_threshold(r: random.Random, precision: int, tolerance: int) -> float | N
 
 def run(i: Instruction, operands: list[torch.Tensor], arithmetic: Arithmetic, sums: Recorder | Follower) -> list[int]:
     """One logged sum as an interpreter runs it."""
-    found: list[object] = []
-    result = arithmetic.execute(i, operands, STEP - 1, found.append)
-    near = found[0] if found else NOTHING_NEAR
-    sums.settle(0, i, operands, result, near)  # type: ignore[arg-type]
+    result, near = arithmetic.execute_logged(i, operands, STEP - 1)
+    sums.settle(0, i, operands, result, near)
     return elements_of(result)
 
 

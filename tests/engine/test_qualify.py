@@ -103,18 +103,11 @@ def test_near_ties_qualify(precision: int, kappa: float | None) -> None:
 class Overconfident(Arithmetic):
     """Its sums are further from the exact ones than it says."""
 
-    def execute(
-        self,
-        instruction: Instruction,
-        operands: Sequence[Tensor],
-        step: int,
-        near: Callable[[NearTies], None] | None = None,
-    ) -> Tensor:
-        def told(ties: NearTies) -> None:
-            assert near is not None
-            near(replace(ties, errors=ties.errors / 2**60, values=ties.values + ties.errors / 4))
-
-        return super().execute(instruction, operands, step, None if near is None else told)
+    def execute_logged(
+        self, instruction: Instruction, operands: Sequence[Tensor], step: int
+    ) -> tuple[Tensor, NearTies]:
+        result, ties = super().execute_logged(instruction, operands, step)
+        return result, replace(ties, errors=ties.errors / 2**60, values=ties.values + ties.errors / 4)
 
 
 def test_an_error_that_is_claimed_too_small() -> None:

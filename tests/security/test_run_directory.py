@@ -202,7 +202,7 @@ def test_a_link_that_comes_after_the_run_was_opened_is_not_followed_either(
         path.symlink_to(target)
     else:
         path.hardlink_to(target)
-    worker = Worker(run, Interpreter(run.program, Arithmetic(device=torch.device("cpu"))), key=TRAINER, overlap=False)
+    worker = Worker(run, Interpreter(run.program, Arithmetic(device=torch.device("cpu"))), key=TRAINER)
     with suppress(VerificationError):  # a part that was left over is removed, and what is replaced is never written to
         worker.work()
     left = {found.name: found.read_bytes() for found in outside.iterdir()}

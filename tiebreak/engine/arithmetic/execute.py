@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import elementwise, indexing, random
 from tiebreak.engine.arithmetic.exact import Exact, Integers, exact_sums
-from tiebreak.engine.arithmetic.near_ties import Collector, Logging, NearTies
+from tiebreak.engine.arithmetic.near_ties import NOTHING_NEAR, Collector, Logging, NearTies
 from tiebreak.engine.arithmetic.reduce import SumRunner, plan_sum
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.scatter import ScatterRunner, plan_scatter
@@ -56,7 +56,7 @@ class Options:
 
 
 class Arithmetic:
-    """Executes instructions exactly on a device, except for near ties that the caller collects.
+    """Executes instructions exactly on a device, except for near ties where the caller settles them.
 
     NaN in an f32 result may have any payload, because no result depends on it; make it canonical before hashing.
     Results are contiguous and new; operands are never written to. Only one thread at a time may use an instance.
@@ -93,36 +93,35 @@ class Arithmetic:
         """The device of operands and results."""
         return self.options.device
 
-    def execute(
-        self,
-        instruction: Instruction,
-        operands: Operands,
-        step: int,
-        near: Callable[[NearTies], None] | None = None,
-    ) -> Tensor:
+    def execute(self, instruction: Instruction, operands: Operands, step: int) -> Tensor:
         """The result of a validated instruction other than `source` state or data and `commit`.
 
         `operands`: for each operand the whole tensor that it reads, contiguous, on the device. `step` counts from 0: it
         is what `source` step yields (SPEC's s - 1). Returns a contiguous tensor of the instruction's shape and dtype.
         Plans are cached per instruction object.
-
-        With `logging` and `near`, open elements of a sum with a tolerance (`tiebreak.engine.arithmetic.near_ties`) hold
-        RN(c), and `near` is called with all of them, if there are any; every other element is RN(exact) as usual.
         """
+        return self._plan(instruction, operands)(operands, step, None)
+
+    def execute_logged(self, instruction: Instruction, operands: Operands, step: int) -> tuple[Tensor, NearTies]:
+        """Like `execute`, but near ties are left open and reported.
+
+        With `logging`, open elements of a sum with a tolerance (`tiebreak.engine.arithmetic.near_ties`) hold RN(c);
+        every other element is RN(exact) as usual.
+        """
+        logging, kind = self.options.logging, sum_kind(instruction)
+        if logging is None or kind is None or not logging.logs(kind):
+            return self.execute(instruction, operands, step), NOTHING_NEAR
+        collector = logging.collector(kind)
+        return self._plan(instruction, operands)(operands, step, collector), collector.found()
+
+    def _plan(self, instruction: Instruction, operands: Operands) -> Compiled:
         found = self._compiled.get(id(instruction))
         if found is None or found[0] is not instruction:
             if len(self._compiled) >= MAX_PLANS:
                 self._compiled.clear()
             # Keeping the instruction alive keeps its id unique.
             found = self._compiled[id(instruction)] = (instruction, self._compile(instruction, operands))
-        logging, kind = self.options.logging, None if near is None else sum_kind(instruction)
-        if near is None or logging is None or kind is None or not logging.logs(kind):
-            return found[1](operands, step, None)
-        collector = logging.collector(kind)
-        result = found[1](operands, step, collector)
-        if (ties := collector.found()) is not None:
-            near(ties)
-        return result
+        return found[1]
 
     def exact_sums(
         self, instruction: Instruction, operands: Operands, elements: Sequence[int] | Integers

@@ -81,6 +81,9 @@ class NearTies:
         return len(self.elements)
 
 
+NOTHING_NEAR: Final = NearTies(np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
 @dataclass
 class Collector:
     """Collects the near ties of one instruction while it is computed."""
@@ -106,10 +109,10 @@ class Collector:
         """The number of elements reported so far."""
         return sum(len(elements) for elements, _, _ in self._found)
 
-    def found(self) -> NearTies | None:
-        """All reported elements in order; None if there are none."""
+    def found(self) -> NearTies:
+        """All reported elements in order."""
         if not self._found:
-            return None
+            return NOTHING_NEAR
         elements, values, errors = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
         order: NDArray[np.intp] = np.argsort(elements, kind="stable")
         return NearTies(elements[order], values[order], errors[order])

@@ -18,6 +18,7 @@ were open. The other elements, those that cancel most, are computed exactly wher
 log.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log2
 from typing import Final
@@ -25,9 +26,10 @@ from typing import Final
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import LEAST, UNIT
-from tiebreak.engine.logged.divergence import Comparer, Operands, Variant
+from tiebreak.engine.arithmetic.near_ties import LEAST, UNIT, NearTies
+from tiebreak.engine.logged.divergence import Comparer, Variant
 from tiebreak.engine.logged.policy import LoggedPolicy, Measurements
+from tiebreak.engine.run import loop
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
@@ -91,6 +93,7 @@ class Calibration:
         self.steps = 0
         self._seed = seed
         self._comparison = Comparer(variants, precision, seed)
+        self._compared: Callable[[], None] = lambda: None
 
     def examine(
         self,
@@ -104,18 +107,19 @@ class Calibration:
         """Runs the first steps of a program under policy `exact`, computing each logged sum in every variant."""
         interpreter = Interpreter(program, Arithmetic(precision=self._proven.precision))
         now, there = interpreter.to_device(state), interpreter.place_data(data)
-        count, done = steps * sum(sum_kind(instruction) is not None for instruction in program.body), 0
-
-        def compare(instruction: Instruction, operands: Sequence[Tensor]) -> None:
-            nonlocal done
-            self._comparison.compare(instruction, operands)
-            done += 1
-            on_progress(done, count)
-
-        for step in range(1, steps + 1):
-            now = interpreter.step(step, now, there, Operands(program, compare).observe).state
+        count, done = steps * sum(sum_kind(instruction) is not None for instruction in program.body), itertools.count(1)
+        self._compared = lambda: on_progress(next(done), count)
+        for _ in loop.steps(interpreter, now, there, range(1, steps + 1), sums=lambda *_: self, check_finite=True):
+            pass
         self.programs.append(program.root.hex())
         self.steps += steps
+
+    def settle(
+        self, _value: int, instruction: Instruction, operands: Sequence[Tensor], _result: Tensor, _near: NearTies
+    ) -> None:
+        """Called by the interpreter with each logged sum; leaves its result as it is."""
+        self._comparison.compare(instruction, operands)
+        self._compared()
 
     def policy(self, *, margin: float = MARGIN, share: float = SHARE, environment: Sequence[str] = ()) -> LoggedPolicy:
         """Thresholds that cover what was seen, times the margin, and the narrowest tolerances for the share.

@@ -1,6 +1,6 @@
 """How far apart the values of one sum are in several variants, in units of each element's own error."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,7 +18,6 @@ from tiebreak.engine.logged.policy import MeasuredSums
 from tiebreak.engine.native import pure_path
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind, sum_kind
 
 SAMPLE: Final = 1 << 16
@@ -34,8 +33,6 @@ _LEAST_EXPONENT: Final = -126
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Sum = Callable[[Instruction, Sequence[Tensor]], None]
-"""Called with a logged sum and its operands."""
 _LOWER: Final[Floats] = np.ldexp(1.0, np.arange(-(BINS // 2), BINS // 2))
 """The lower ends of the bins."""
 
@@ -134,32 +131,6 @@ def _loggable(kappa: float, tolerance: int) -> NDArray[np.bool_]:
     return small
 
 
-class Operands:
-    """An observer of the interpreter that reports each logged sum with the values that it reads."""
-
-    def __init__(self, program: Program, tell: Sum) -> None:
-        self._body, self._tell = program.body, tell
-        self._last = {
-            operand.value: n
-            for n, instruction in enumerate(program.body)
-            if sum_kind(instruction) is not None
-            for operand in instruction.operands
-        }
-        self._values: dict[int, Tensor] = {}
-
-    def observe(self, leaf: int, value: Tensor) -> Tensor:
-        """Called in the program's order; leaves the value as it is."""
-        if leaf < len(self._body) and sum_kind(instruction := self._body[leaf]) is not None:
-            read = [operand.value for operand in instruction.operands]
-            self._tell(instruction, [self._values[n] for n in read])
-            for n in set(read):
-                if self._last[n] == leaf:
-                    del self._values[n]
-        if leaf in self._last:
-            self._values[leaf] = value
-        return value
-
-
 class Comparer:
     """Computes sums in several variants, and adds the observations to the `Seen` of their kind."""
 
@@ -213,8 +184,6 @@ class Comparer:
         each = 1.0
         for variant in self._variants:
             near = self._near(variant, sampling, instruction, operands)
-            if near is None:
-                return chosen[:0], np.empty((0, 0)), np.empty((0, 0)), each
             usable = np.isfinite(near.values) & np.isfinite(near.errors) & (near.errors > 0)
             if not found:
                 chosen = near.elements[usable]
@@ -229,9 +198,8 @@ class Comparer:
 
     def _near(
         self, variant: Variant, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
-    ) -> NearTies | None:
+    ) -> NearTies:
         """The elements that one variant reports of a sum."""
-        found: list[NearTies] = []
         with nullcontext() if variant.compiled else pure_path(), limited(variant.threads):
             arithmetic = self._made.get((variant, sampling))
             if arithmetic is None:
@@ -239,8 +207,7 @@ class Comparer:
                 arithmetic = Arithmetic(variant.device, variant.order, precision=self._precision, logging=logging)
                 self._made[variant, sampling] = arithmetic
             there = [operand.to(arithmetic.device) for operand in operands]
-            arithmetic.execute(instruction, there, 0, found.append)
-        return found[0] if found else None
+            return arithmetic.execute_logged(instruction, there, 0)[1]
 
 
 def _only(near: NearTies, elements: Integers) -> NearTies:

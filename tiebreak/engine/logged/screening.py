@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.near_ties import Logging, NearTies
+from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.arithmetic.rounding import Round
 from tiebreak.engine.arithmetic.ziv import UNIT, coefficient
 from tiebreak.engine.logged.elements import Doubles
@@ -73,12 +73,10 @@ class Screen:
     ) -> tuple[Doubles, Doubles]:
         """c and e of some elements; 0 and infinity where they are not known."""
         values, errors = np.zeros(len(elements)), np.full(len(elements), np.inf)
-        found: list[NearTies] = []
-        self._arithmetic.execute(instruction, operands, 0, found.append)
-        for ties in found:
-            _, here, there = np.intersect1d(elements, ties.elements, assume_unique=True, return_indices=True)
-            usable = np.isfinite(ties.errors[there]) & np.isfinite(ties.values[there])
-            values[here[usable]] = ties.values[there[usable]]
-            norm = ties.errors[there[usable]] / (THRESHOLD * UNIT)
-            errors[here[usable]] = norm * coefficient(2 * instruction.terms + 16)
+        _, ties = self._arithmetic.execute_logged(instruction, operands, 0)
+        _, here, there = np.intersect1d(elements, ties.elements, assume_unique=True, return_indices=True)
+        usable = np.isfinite(ties.errors[there]) & np.isfinite(ties.values[there])
+        values[here[usable]] = ties.values[there[usable]]
+        norm = ties.errors[there[usable]] / (THRESHOLD * UNIT)
+        errors[here[usable]] = norm * coefficient(2 * instruction.terms + 16)
         return values, errors

@@ -1,5 +1,7 @@
 """Turns a captured task into the job that client and trainer sign."""
 
+from dataclasses import asdict
+
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.tensors import identities
@@ -37,17 +39,7 @@ def draft_job(
         policy=int(policy),
         precision=precision,
         tolerances=tolerances,
-        reward=terms.reward,
-        trainer_stake=terms.trainer_stake,
-        challenger_stake=terms.challenger_stake,
-        challenge_window=terms.challenge_window,
-        clock=terms.clock,
-        replay_time=terms.replay_time,
-        talk_time=terms.talk_time,
-        audit_time=terms.audit_time,
-        deadline=terms.deadline,
-        descent_levels=terms.descent_levels,
-        nonce=terms.nonce,
+        **asdict(terms),
     )
 
 

@@ -50,16 +50,14 @@ def make_record(step: int, state: State, loss_bits: int, log_root: Digest = ZERO
 class Committer:
     """Commits the checkpoints of one run, in order. One thread uses it, inside `with`."""
 
-    def __init__(
-        self, run: RunDirectory, *, key: PrivateKey | None = None, keep: Keep = ALL, overlap: bool = True
-    ) -> None:
-        """Without a key, nothing is signed. Without `overlap`, the caller's own thread does the work."""
+    def __init__(self, run: RunDirectory, *, key: PrivateKey | None = None, keep: Keep = ALL) -> None:
+        """Without a key, nothing is signed."""
         self._run = run
         self._key = key
         self._keep = keep
         self._frontier = Frontier()
         self._newest = 0
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if overlap else None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._flying: Future[Commit] | None = None
 
     @contextmanager
@@ -76,8 +74,7 @@ class Committer:
         try:
             yield self
         finally:
-            if self._executor is not None:
-                _join(self._executor)
+            _join(self._executor)
 
     def submit(self, step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> None:
         """Begins to commit a state, which must not change until that is done. Call `wait` first.
@@ -85,12 +82,7 @@ class Committer:
         log_root: that of the segment, whose logs must already be on disk.
         """
         assert self._flying is None
-        if self._executor is None:
-            done: Future[Commit] = Future()
-            done.set_result(self._commit(step, state, loss_bits, log_root))
-            self._flying = done
-        else:
-            self._flying = self._executor.submit(self._commit, step, state, loss_bits, log_root)
+        self._flying = self._executor.submit(self._commit, step, state, loss_bits, log_root)
 
     @property
     def in_flight(self) -> bool:

@@ -8,7 +8,7 @@ computed again from the last kept one before it.
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_leaf, tensor_tree
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.program.isa import Slot
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
@@ -66,22 +65,24 @@ class _Found(Exception):
 class Evidence:
     """Answers `sides.Oracle` from a run directory, by way of an interpreter that computes what the run's did."""
 
+    KEPT: ClassVar[Mapping[str, int]] = {
+        "value_tree": 4, "tensor": 64, "tensor_tree": 4, "accumulators": 1, "log_tree": 2,
+    }  # fmt: skip
+    """How many answers of a method are kept, because a bisection asks for the same tree at every move."""
+
     def __init__(self, run: Source, interpreter: Interpreter, logs: Logs = NO_LOGS) -> None:
         """logs: for a job of policy `logged`, those that the run's records commit to."""
         interpreter.check_job(run.job)
         check_logs(run.job, logs)
         self.run = run
         self._interpreter = interpreter
+        self._logs = logs
         self._data: State | None = None
         self._held: tuple[int, State] | None = None
         self._records: dict[int, StepRecord] = {}
-        self._value_tree = lru_cache(maxsize=4)(self._make_value_tree)
-        self._tensor = lru_cache(maxsize=64)(self._make_tensor)
-        self._tensor_tree = lru_cache(maxsize=4)(self._make_tensor_tree)
-        self._accumulators = lru_cache(maxsize=1)(self._make_accumulators)
-        self._logs = logs
-        self._log_tree = lru_cache(maxsize=2)(logs.log_tree)
         self.replayed_steps = 0
+        for method, size in self.KEPT.items():
+            setattr(self, method, lru_cache(maxsize=size)(getattr(self, method)))
 
     @property
     def job(self) -> Job:
@@ -114,15 +115,34 @@ class Evidence:
 
     def value_tree(self, step: int) -> Tree:
         """The value tree of a step, of depth D + 1."""
-        return self._value_tree(step)
+        ids: dict[int, Digest] = {}
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            ids[leaf] = identity(tensor)
+            return tensor
+
+        next(self._steps(step, step, self._state_after(step - 1), observe))
+        return tree_of_values(self.program, ids)
 
     def tensor(self, step: int, value: int) -> bytes:
         """The data of a body value of a step."""
-        return self._tensor(step, value)
+        found: list[bytes] = []
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            if leaf == value:
+                found.append(bytes(tensor_bytes(tensor)))
+                raise _Found
+            return tensor
+
+        try:
+            next(self._steps(step, step, self._state_after(step - 1), observe))
+        except _Found:
+            return found[0]
+        raise StateError(f"step {step} has no value {value}")
 
     def tensor_tree(self, step: int, value: int) -> Tree:
         """The chunk tree of a body value of a step."""
-        return self._tensor_tree(step, value)
+        return tensor_tree(self.tensor(step, value), hasher=hasher(torch.get_num_threads()))
 
     def state_leaves(self, step: int) -> Tree:
         """The state tree after a step (0: of the initial state)."""
@@ -138,25 +158,15 @@ class Evidence:
         return identity(self._inputs()[name])
 
     def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        """The accumulator tree of one output element of a reduction.
-
-        The last one is cached: a bisection asks for it at every move, and building it takes about 0.1 microseconds per
-        term.
-        """
-        return self._accumulators(step, value, element)
-
-    def log_tree(self, step: int) -> LogTree:
-        """The tree over the rounding log of a step. Raises `CannotCheck` if the log is not the recorded one."""
-        return self._log_tree(step)
-
-    def _make_tensor_tree(self, step: int, value: int) -> Tree:
-        return tensor_tree(self.tensor(step, value), hasher=hasher(torch.get_num_threads()))
-
-    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        """The accumulator tree of one output element of a reduction, in about 0.1 microseconds per term."""
         instruction = self.program.body[value]
         tensors = [self.tensor(step, operand.value) for operand in instruction.operands]
         dtypes = self.program.operand_dtypes(instruction)
         return AccumulatorTree.of(instruction, element, tensors, dtypes, hasher=hasher())
+
+    def log_tree(self, step: int) -> LogTree:
+        """The tree over the rounding log of a step. Raises `CannotCheck` if the log is not the recorded one."""
+        return self._logs.log_tree(step)
 
     def _inputs(self) -> State:
         if self._data is None:
@@ -194,32 +204,9 @@ class Evidence:
             state = done.result.state
         return state
 
-    def _make_value_tree(self, step: int) -> Tree:
-        ids: dict[int, Digest] = {}
 
-        def observe(leaf: int, tensor: Tensor) -> Tensor:
-            ids[leaf] = identity(tensor)
-            return tensor
-
-        next(self._steps(step, step, self._state_after(step - 1), observe))
-        body = [ids[i] for i in range(len(self.program.body))]
-        commits = []
-        for slot, commit in enumerate(self.program.commits):
-            assert isinstance(commit.params, Slot)
-            commits.append(state_leaf(commit.params.name, ids[self.program.leaf_of_commit(slot)]))
-        return half_and_half(body, commits, self.program.half_depth)
-
-    def _make_tensor(self, step: int, value: int) -> bytes:
-        found: list[bytes] = []
-
-        def observe(leaf: int, tensor: Tensor) -> Tensor:
-            if leaf == value:
-                found.append(bytes(tensor_bytes(tensor)))
-                raise _Found
-            return tensor
-
-        try:
-            next(self._steps(step, step, self._state_after(step - 1), observe))
-        except _Found:
-            return found[0]
-        raise StateError(f"step {step} has no value {value}")
+def tree_of_values(program: Program, ids: Mapping[int, Digest]) -> Tree:
+    """The value tree of a step. ids: maps each leaf to the id of its tensor."""
+    body = [ids[leaf] for leaf in range(len(program.body))]
+    commits = [state_leaf(name, ids[program.leaf_of_commit(slot)]) for slot, name in enumerate(program.state_spec())]
+    return half_and_half(body, commits, program.half_depth)

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,10 +26,6 @@ State = dict[str, Tensor]
 
 Observer = Callable[[int, Tensor], Tensor]
 """Called with each leaf of the value tree (a body value or a commit) and its tensor; its result is used instead."""
-
-
-NOTHING_NEAR: Final = NearTies(elements=np.empty(0, np.int64), values=np.empty(0), errors=np.empty(0))
-"""The report that no element is too near a middle."""
 
 
 class Sums(Protocol):
@@ -251,9 +246,8 @@ class _Run:
         operands = [self.values[operand.value] for operand in instruction.operands]
         if self._sums is None or sum_kind(instruction) is None:
             return self._arithmetic.execute(instruction, operands, self._number - 1)
-        open_: list[NearTies] = []
-        result = self._arithmetic.execute(instruction, operands, self._number - 1, open_.append)
-        self._sums.settle(number, instruction, operands, result, open_[0] if open_ else NOTHING_NEAR)
+        result, near = self._arithmetic.execute_logged(instruction, operands, self._number - 1)
+        self._sums.settle(number, instruction, operands, result, near)
         return result
 
 

@@ -27,7 +27,7 @@ from typing import Final
 
 from torch import Tensor
 
-from tiebreak.engine.arithmetic import Arithmetic, NearTies
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import canonical, from_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.engine.run.schedule import is_elementwise
@@ -144,11 +144,10 @@ def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
 
 def _compare_logged(arithmetic: Arithmetic, case: _Case, right: Sequence[int], tensors: Sequence[Tensor]) -> None:
     """Reported elements may differ from the exact result, but their value c must be within e of the exact sum."""
-    i, ties = case.instruction, list[NearTies]()
-    result = arithmetic.execute(i, tensors, 0, ties.append)
-    near = {
-        int(at): (float(c), float(e)) for t in ties for at, c, e in zip(t.elements, t.values, t.errors, strict=True)
-    }
+    i = case.instruction
+    result, ties = arithmetic.execute_logged(i, tensors, 0)
+    listed = zip(ties.elements.tolist(), ties.values.tolist(), ties.errors.tolist(), strict=True)
+    near = {at: (c, e) for at, c, e in listed}
     found = _elements(result)
     sums = dict(zip(near, arithmetic.exact_sums(i, tensors, list(near)), strict=True))
     for at, want in zip(case.elements or range(i.numel), right, strict=True):

@@ -43,7 +43,7 @@ class Progress:
 
 
 OnCommit = Callable[[Commit], None]
-"""Called for each checkpoint once it is safe, in order and between two steps (later ones, with `overlap`)."""
+"""Called for each checkpoint once it is safe, in order and between two steps (not always right after it)."""
 OnProgress = Callable[[Progress], None]
 
 
@@ -60,16 +60,14 @@ class Worker:
         on_commit: OnCommit = lambda _: None,
         stop_if_not_finite: bool = True,
         keep: Keep = ALL,
-        overlap: bool = True,
         logs: Logs = NO_LOGS,
     ) -> None:
         """`key` is the trainer's. Without a key this is an auditor's replay, which continues even if the run diverges.
 
         stop_if_not_finite: a trainer whose run diverges, and who claims the reward nevertheless because the program is
-        what was agreed on, sets this to False. keep: which checkpoints stay on disk. overlap: commit a checkpoint while
-        the next step is computed, which takes memory for one more state. logs: for a job of policy `logged`, those of
-        this run (`tiebreak.engine.logged.journal.Journal`). Raises `ConfigurationError` for an interpreter that follows
-        other rules than the job's.
+        what was agreed on, sets this to False. keep: which checkpoints stay on disk. logs: for a job of policy
+        `logged`, those of this run (`tiebreak.engine.logged.journal.Journal`). Raises `ConfigurationError` for an
+        interpreter that follows other rules than the job's.
         """
         interpreter.check_job(run.job)
         check_logs(run.job, logs)
@@ -82,20 +80,19 @@ class Worker:
         # never be caught.
         self._check_finite = stop_if_not_finite and key is not None
         self._keep = keep
-        self._overlap = overlap
         self._logs = logs
 
     def work(self, until: int | None = None) -> Digest:
         """Runs to step `until` (default: the end) and returns the root of the run tree so far.
 
         Raises `NotFiniteError` (trainers only), `StorageError`, `StateError`, and `CannotCheck` if the trainer's logs
-        are not those it committed. In each case everything committed so far stays valid, and a later call resumes. With
-        `overlap`, an error in committing a checkpoint is raised after a later step, at the latest before the next
-        checkpoint.
+        are not those it committed. In each case everything committed so far stays valid, and a later call resumes. A
+        checkpoint is committed while the next steps are computed, so an error in that is raised after a later step, at
+        the latest before the next checkpoint.
         """
         with self.run.lock():
             step = self.run.last_complete()
-            committer = Committer(self.run, key=self._key, keep=self._keep, overlap=self._overlap)
+            committer = Committer(self.run, key=self._key, keep=self._keep)
             with committer.from_step(step):
                 try:
                     self._compute(step, self.run.job.steps if until is None else until, committer)

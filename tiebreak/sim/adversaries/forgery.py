@@ -45,8 +45,8 @@ class ForgedEvidence(Evidence):
         """The first accumulator to bend, of `count`."""
         return count // 2
 
-    def _make_accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        true, instruction = super()._make_accumulators(step, value, element), self.program.body[value]
+    def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
+        true, instruction = super().accumulators(step, value, element), self.program.body[value]
         size, direction = instruction.dtype.size, self._direction(step, value, element)
         rounding = element_rounding(
             instruction, precision=self.job.precision, tolerances=self.job.tolerances, direction=direction

@@ -6,6 +6,7 @@ All states are kept, and all values of a step once they were asked for.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,14 +15,14 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.commit import make_record
-from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.loop import Done, steps
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
-from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_leaf
-from tiebreak.protocol.program.program import Program, half_and_half
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
@@ -178,12 +179,12 @@ class Values:
 class MemoryEvidence(Evidence):
     """The `Evidence` of a run in memory. A step is executed once for all its values, which are then kept."""
 
+    KEPT: ClassVar = {"accumulators": 256, "log_tree": 2}
     run: MemoryRun
 
     def __init__(self, run: MemoryRun, interpreter: Interpreter) -> None:
         super().__init__(run, interpreter, OwnLogs(run) if run.job.is_logged else NO_LOGS)
         self._values = lru_cache(maxsize=run.job.steps)(self._make_values)
-        self._accumulators = lru_cache(maxsize=256)(self._make_accumulators)
 
     def record(self, step: int) -> StepRecord:
         return self.run.step_records[step - 1] if step else self.job.initial_record
@@ -208,9 +209,4 @@ class MemoryEvidence(Evidence):
 
     def _shown(self, _step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
         """The values of a step. `ids` maps leaves to the ids of their values."""
-        program = self.program
-        commits = [
-            state_leaf(name, ids[program.leaf_of_commit(slot)]) for slot, name in enumerate(program.state_spec())
-        ]
-        body = [ids[leaf] for leaf in range(len(program.body))]
-        return Values(half_and_half(body, commits, program.half_depth), data)
+        return Values(tree_of_values(self.program, ids), data)
