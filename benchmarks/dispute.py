@@ -21,9 +21,8 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.game.moves import kind_name
-from tiebreak.sim.adversaries.cheats import flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.sim.games.disputes import Arena, ChainMatch, Market, another, fight
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.adversaries.tampering import flipped_weight_bit, long_sums, low_precision_sum
+from tiebreak.sim.games.disputes import Arena, ChainMatch, Market, another, fight, fork
 
 MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"
 MATCH_TARGET = "9.5M (Cartesi PRT, 92 rounds)"

@@ -35,9 +35,8 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
-from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, long_sums, low_precision_sum
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered, flipped_weight_bit, long_sums, low_precision_sum
 from tiebreak.sim.games.disputes import ChainMatch, Market, Parties, another, play_out
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321

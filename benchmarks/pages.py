@@ -18,9 +18,8 @@ from typing import Any, Final
 from benchmarks.figures import cases
 from benchmarks.table import RESULTS
 from tiebreak.cli.scale import human
-from tiebreak.sim.games.page import table
-from tiebreak.sim.incentives.costs import WHAT, Workload, costs
-from tiebreak.sim.incentives.counts import transformer_counts, transformer_near
+from tiebreak.sim.games.summary import table
+from tiebreak.sim.incentives.costs import WHAT, Workload, costs, transformer_counts, transformer_near
 from tiebreak.sim.incentives.figures import PRESETS
 from tiebreak.sim.incentives.findings import Findings, find, tables
 from tiebreak.sim.incentives.measured import measured

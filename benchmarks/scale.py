@@ -43,7 +43,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.sim.games.disputes import Market
-from tiebreak.sim.incentives.counts import counts_of
+from tiebreak.sim.incentives.costs import counts_of
 
 BUDGET_S: Final = 2.0
 """CPU time that the repeats of one step may take, within the two bounds below."""

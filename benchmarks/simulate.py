@@ -15,8 +15,8 @@ from tiebreak.api.environment import usable_cores
 from tiebreak.api.games import deal
 from tiebreak.cli.simulate import PromiseBroken, run
 from tiebreak.sim.games.mixes import ALL
-from tiebreak.sim.games.page import PAGE
 from tiebreak.sim.games.series import SUMMARY
+from tiebreak.sim.games.summary import PAGE
 
 DOCS: Final = RESULTS.parents[1] / "docs"
 

@@ -32,7 +32,7 @@ from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
 from tiebreak.protocol.program.step_log import StepLog
-from tiebreak.sim.adversaries.observers import Tamper, Tampered
+from tiebreak.sim.adversaries.tampering import Tamper, Tampered
 
 from .conftest import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

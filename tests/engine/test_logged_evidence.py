@@ -24,7 +24,7 @@ from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.trees import verify
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Tampered
 
 from .logged_cases import (
     INTERVAL,

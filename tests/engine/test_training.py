@@ -31,7 +31,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import parent, verify
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Tampered
 
 from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
 

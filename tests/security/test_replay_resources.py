@@ -33,7 +33,7 @@ from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import Tree
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Tampered
 
 CLIENT, TRAINER = PrivateKey.from_int(21), PrivateKey.from_int(22)
 DOMAIN = Domain(chain_id=5, contract=Address(bytes(19) + b"\x05"))

@@ -33,8 +33,8 @@ from tiebreak.sim.adversaries.logs import (
     steer,
     wrong_way,
 )
-from tiebreak.sim.adversaries.observers import Tampered
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.adversaries.tampering import Tampered
+from tiebreak.sim.games.disputes import fork
 
 Maker = Callable[[Source, Interpreter, Course], LogCheat]
 bad_entry: Maker = partial(steer, choose=wrong_way, entry=True)

@@ -23,9 +23,8 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.logs import ExactSum, LogCheat
-from tiebreak.sim.adversaries.observers import Tampered
-from tiebreak.sim.games.disputes import Arena, ChainMatch, Fought, another, play_out
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.adversaries.tampering import Tampered
+from tiebreak.sim.games.disputes import Arena, ChainMatch, Fought, another, fork, play_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.sim.yard import STEPS, Duel, Yard, any_cheat, assert_caught_at, assert_same_end, kind_of
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction, Opcode
-from tiebreak.sim.adversaries.cheats import Cheat
+from tiebreak.sim.adversaries.tampering import Cheat
 
 ON_CHAIN_MAPS = {MapFunction.DIV, MapFunction.WHERE, MapFunction.MOD, *TRANSCENDENTALS}
 """Maps that are fought out on the chain here; each of them is judged there in test_every_instruction."""

@@ -16,8 +16,7 @@ from tiebreak.protocol.chain import JobStatus, Reverted, calls
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError
-from tiebreak.sim.games.disputes import FUNDS, Market, Parties, another
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.games.disputes import FUNDS, Market, Parties, another, fork
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,9 @@ from tiebreak.protocol.errors import SignatureError, StateError, VerificationErr
 from tiebreak.protocol.game.moves import Phase, Select, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.adversaries.cheats import Cheat, poisoned_label
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered, poisoned_label
 from tiebreak.sim.games import disputes
-from tiebreak.sim.games.disputes import another, by_hand, game_of, play, replay_on_chain, signed_messages
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.games.disputes import another, by_hand, fork, game_of, play, replay_on_chain, signed_messages
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Level, Reason
-from tiebreak.sim.adversaries.cheats import Cheat, flipped_weight_bit, low_precision_sum
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered, flipped_weight_bit, low_precision_sum
 from tiebreak.sim.games.disputes import ChainMatch, Market
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321

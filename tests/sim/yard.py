@@ -25,21 +25,20 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.isa import Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.cheats import Cheat, long_sums
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered, long_sums
 from tiebreak.sim.games import disputes
 from tiebreak.sim.games.disputes import (
     Arena,
     ChainMatch,
     Market,
     another,
+    fork,
     game_of,
     play,
     replay_on_chain,
     signed_messages,
 )
-from tiebreak.sim.world.forking import fork
 
 STEPS, BATCH, CLASSES = 8, 6, 3
 BURN = bytes(18) + b"\xde\xad"

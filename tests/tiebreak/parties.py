@@ -12,8 +12,7 @@ from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 PASSPHRASE = "correct horse battery"
 STEPS, INTERVAL = 7, 3

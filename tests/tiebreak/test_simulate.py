@@ -10,11 +10,10 @@ from tiebreak.api import games
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.cli.simulate import PromiseBroken
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.sim.games.page import PAGE, to_markdown
 from tiebreak.sim.games.playing import ADVERSARIES, play_line
 from tiebreak.sim.games.records import RECORDS, read
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS
-from tiebreak.sim.games.summary import summarize
+from tiebreak.sim.games.summary import PAGE, summarize, to_markdown
 
 
 def simulate(*arguments: object) -> int:

@@ -16,16 +16,19 @@ from tiebreak.engine.run.retention import Keep
 from tiebreak.sim.incentives.costs import (
     MOST,
     WHAT,
+    Counts,
     Estimates,
     Load,
     Means,
     Workload,
     costs,
+    counts_of,
     first_limit,
     loads,
+    transformer_counts,
+    transformer_near,
     transformer_work,
 )
-from tiebreak.sim.incentives.counts import Counts, counts_of, transformer_counts, transformer_near
 from tiebreak.sim.incentives.measured import FIGURES, WORST
 
 POSITIVE: Final = click.FloatRange(0, min_open=True)

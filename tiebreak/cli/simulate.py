@@ -16,10 +16,9 @@ from tiebreak.cli.options import number, output_option
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.sim.games.line import MAX_GAME, MAX_SEED
 from tiebreak.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES
-from tiebreak.sim.games.page import PAGE
 from tiebreak.sim.games.records import Json
 from tiebreak.sim.games.series import SUMMARY, VIOLATIONS, Series
-from tiebreak.sim.games.summary import violations_of
+from tiebreak.sim.games.summary import PAGE, violations_of
 
 MAX_PROCESSES: Final = 1024
 

@@ -10,7 +10,7 @@ from tiebreak.demo.training import Trained
 from tiebreak.protocol.game.moves import Side, kind_name
 from tiebreak.protocol.game.sides import describe
 from tiebreak.protocol.game.state import GameState
-from tiebreak.sim.adversaries.cheats import (
+from tiebreak.sim.adversaries.tampering import (
     Cheat,
     changed_learning_rate,
     flipped_weight_bit,

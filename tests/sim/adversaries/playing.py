@@ -11,13 +11,11 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.match import Match
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Oracle
-from tiebreak.sim.adversaries.base import Adversary, Catch
+from tiebreak.sim.adversaries.base import Adversary, Catch, Deviating
 from tiebreak.sim.adversaries.catalogue import adversary
-from tiebreak.sim.adversaries.deviations import Deviating
 from tiebreak.sim.games.disputes import play as play_match
 from tiebreak.sim.world.cast import TERMS, Cast
-from tiebreak.sim.world.game import play
-from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult, play
 from tiebreak.sim.world.work import Lie, Work
 from tiebreak.sim.world.workshop import Workshop
 

@@ -14,14 +14,12 @@ from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import ADVERSARIES, Bribed, Sampler, Vanishing, first_fraud, replay_segment
-from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.base import Catch, given
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.forgery import altered
-from tiebreak.sim.adversaries.places import given
 from tiebreak.sim.world.agents import Auditor, Process
 from tiebreak.sim.world.cast import FUNDS, TERMS, Cast, Seat
-from tiebreak.sim.world.game import play
-from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.game import GameResult, play
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 

@@ -9,12 +9,11 @@ import pytest
 from tests.sim.adversaries.playing import party, played
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Phase
-from tiebreak.sim.adversaries.builders import Censor, bearable
+from tiebreak.sim.adversaries.base import TRAINER
 from tiebreak.sim.adversaries.catalogue import adversary
-from tiebreak.sim.adversaries.deviations import TRAINER
+from tiebreak.sim.adversaries.mempool import Censor, bearable
 from tiebreak.sim.world.cast import TERMS, Cast
-from tiebreak.sim.world.game import play
-from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.game import GameResult, play
 from tiebreak.sim.world.small_task import STEPS
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import Pending, World

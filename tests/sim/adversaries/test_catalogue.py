@@ -4,7 +4,7 @@ import pytest
 
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.adversaries.base import Adversary, Catch, Role
-from tiebreak.sim.adversaries.catalogue import CATALOGUE, WEAKNESSES, adversary, by_name, of_role
+from tiebreak.sim.adversaries.catalogue import CATALOGUE, MODULES, WEAKNESSES, adversary
 
 EVERYONE = {**CATALOGUE, **WEAKNESSES}
 
@@ -23,13 +23,12 @@ def test_everyone_can_be_asked_for(name: str) -> None:
 
 def test_there_are_at_least_twenty_five() -> None:
     assert len(CATALOGUE) >= 25
-    assert len(of_role(Role.TRAINER)) >= 25
-    assert set(of_role(Role.TRAINER)) <= set(CATALOGUE)
+    assert len([one for one in CATALOGUE.values() if one.role is Role.TRAINER]) >= 25
     assert not set(CATALOGUE) & set(WEAKNESSES)
 
 
 def test_nobody_has_somebody_elses_name() -> None:
-    with pytest.raises(ConfigurationError, match="expected adversaries of different names, got two named 'poisoned"):
-        by_name([adversary(name) for name in ("poisoned label", "drift by log entries", "poisoned label")])
+    rows = [one for module in MODULES for one in module.ADVERSARIES]
+    assert len(rows) == len(EVERYONE)
     with pytest.raises(ConfigurationError, match=r"expected an adversary, one of .*poisoned label.*; got 'nobody'"):
         adversary("nobody")

@@ -3,9 +3,8 @@
 import pytest
 
 from tests.sim.adversaries.playing import duel, party, played, result_of
-from tiebreak.sim.adversaries.base import OPEN
+from tiebreak.sim.adversaries.base import OPEN, between, challenger
 from tiebreak.sim.adversaries.challengers import Swarm, with_one_machine
-from tiebreak.sim.adversaries.places import between, challenger
 from tiebreak.sim.world.cast import TERMS
 
 LONGEST = 2 * TERMS.clock + 6 * TERMS.replay_time + 1

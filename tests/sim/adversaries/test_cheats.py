@@ -15,7 +15,7 @@ from tiebreak.engine.data.tensors import identity
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
-from tiebreak.sim.adversaries.cheats import (
+from tiebreak.sim.adversaries.tampering import (
     Cheat,
     as_tf32,
     changed_learning_rate,

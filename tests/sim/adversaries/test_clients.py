@@ -8,9 +8,9 @@ import torch
 from tests.sim.adversaries.playing import HALF, party, played, stage
 from tiebreak.protocol.chain import Reverted
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.sim.adversaries.base import TRAINER
 from tiebreak.sim.adversaries.catalogue import adversary
 from tiebreak.sim.adversaries.clients import diverging_workshop
-from tiebreak.sim.adversaries.deviations import TRAINER
 from tiebreak.sim.world.agents import Trainer
 from tiebreak.sim.world.board import Board
 from tiebreak.sim.world.cast import TERMS, Cast

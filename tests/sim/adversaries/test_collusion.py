@@ -7,9 +7,8 @@ import pytest
 
 from tests.sim.adversaries.playing import HALF, of, party, played, stage
 from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.sim.adversaries.base import TRAINER, false_sum, seat_trainer
 from tiebreak.sim.adversaries.collusion import BaitingTrainer
-from tiebreak.sim.adversaries.deviations import TRAINER
-from tiebreak.sim.adversaries.places import FalseSum, seat_trainer
 from tiebreak.sim.world.agents import Auditor
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
 from tiebreak.sim.world.game import play, seat
@@ -85,7 +84,7 @@ class Careless(Auditor):
 
 def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> None:
     cast = Cast(workshop=Workshop.open("exact"), terms=replace(TERMS, clock=11))
-    cast.deviation = FalseSum()
+    cast.deviation = false_sum()
     seat_trainer(cast, Random(0), "bait", BaitingTrainer)
     cast.dishonest["client"] = "bait"
     cast.auditors = [Seat(name="careless", make=Careless)]

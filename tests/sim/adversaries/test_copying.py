@@ -3,9 +3,8 @@
 import pytest
 
 from tests.sim.adversaries.playing import HALF, duel, party, played
-from tiebreak.sim.adversaries.base import Catch
-from tiebreak.sim.adversaries.copying import Copier
-from tiebreak.sim.adversaries.places import builder
+from tiebreak.sim.adversaries.base import Catch, builder
+from tiebreak.sim.adversaries.mempool import Copier
 from tiebreak.sim.world.cast import TERMS
 
 

@@ -1,7 +1,6 @@
 """Every trainer that computes something false is convicted at its first lie; how one takes its place and tries."""
 
 import struct
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,14 +12,14 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.rules import Level
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import Opcode, SourceKind
-from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.base import TRIES, Catch, Deviating, tried
 from tiebreak.sim.adversaries.catalogue import CATALOGUE, adversary
-from tiebreak.sim.adversaries.deviations import TRIES, Deviating
-from tiebreak.sim.adversaries.observers import only, source
+from tiebreak.sim.adversaries.tampering import only, source
+from tiebreak.sim.adversaries.training import poisoned_label
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import IMAGES, LABELS
 from tiebreak.sim.world.work import Work
-from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.workshop import Deviation, Workshop
 
 FALSE = [kind.name for kind in CATALOGUE.values() if isinstance(kind, Deviating) and kind.caught == {Catch.RECOMPUTED}]
 DATA = ("poisoned label", "poisoned image", "backdoor trigger", "changed data order", "same batch repeated")
@@ -65,7 +64,7 @@ def test_a_deviating_trainer_takes_the_place_of_the_computation() -> None:
     cast = Cast(workshop=Workshop.open("exact"))
     kind = adversary("poisoned label")
     kind.join(cast, Random(1))
-    assert cast.deviation is kind
+    assert cast.deviation is deviation(kind.name).work
     assert cast.dishonest == {"trainer": "poisoned label"}
     assert cast.workshop is Workshop.open("exact")
 
@@ -77,24 +76,24 @@ def test_who_lies_in_logs_needs_a_job_that_has_some(name: str) -> None:
     assert cast.workshop is Workshop.open("logged")
 
 
-def hesitant(at: int) -> tuple[Deviating, list[int]]:
+def hesitant(at: int) -> tuple[Deviation, list[int]]:
     """Deviates at try `at`, and the tries so far."""
-    poisoned, tries = deviation("poisoned label"), list[int]()
+    tries = list[int]()
 
     def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
         tries.append(len(tries) + 1)
-        return poisoned.attempt(workshop, job, rng) if tries[-1] >= at else workshop.honest(job)
+        return poisoned_label(workshop, job, rng) if tries[-1] >= at else workshop.honest(job)
 
-    return replace(poisoned, name="hesitant", attempt=attempt), tries
+    return tried(attempt), tries
 
 
 def test_what_changes_nothing_is_chosen_again_and_never_silently_honest() -> None:
     workshop = Workshop.open("exact")
     (third, tries), (never, _) = hesitant(3), hesitant(TRIES + 1)
-    assert third.work(workshop, job_of(workshop), Random(0)).lie is not None
+    assert third(workshop, job_of(workshop), Random(0)).lie is not None
     assert tries == [1, 2, 3]
-    with pytest.raises(ConfigurationError, match=f"hesitant: expected something committed to change in {TRIES} tries"):
-        never.work(workshop, job_of(workshop), Random(0))
+    with pytest.raises(ConfigurationError, match=f"expected something committed to change in {TRIES} tries"):
+        never(workshop, job_of(workshop), Random(0))
 
 
 def test_the_same_choices_give_the_same_work() -> None:

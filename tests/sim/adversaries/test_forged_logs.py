@@ -43,8 +43,7 @@ from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.adversaries.forgery import ForgedLogTree, Words
 from tiebreak.sim.adversaries.logs import Course, ExactSum, LogCheat, greater, with_entry, wrong_way
-from tiebreak.sim.games.disputes import ChainMatch, play_out
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.games.disputes import ChainMatch, fork, play_out
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.program.accumulator import decode_for, finish
 from tiebreak.protocol.program.isa import Opcode, ReduceFunction
-from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.forgery import ForgedEvidence, exact_units
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 MINUS_0 = torch.tensor(-0.0)
 FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)

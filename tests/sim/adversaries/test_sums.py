@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.numbers.float32 import decode, round_f32
 from tiebreak.sim.adversaries.forgery import deviating
-from tiebreak.sim.adversaries.observers import during, together
-from tiebreak.sim.adversaries.sums import (
+from tiebreak.sim.adversaries.numbers import (
     BFLOAT16,
     NATIVE,
     TF32,
@@ -23,6 +22,7 @@ from tiebreak.sim.adversaries.sums import (
     summing,
     truncated,
 )
+from tiebreak.sim.adversaries.tampering import during, together
 from tiebreak.sim.world.workshop import Workshop
 
 NUMBERS = st.floats(-16, 16, width=32).filter(lambda x: x == 0 or abs(x) > 2**-20)

@@ -20,7 +20,7 @@ from tiebreak.sim.games.playing import (
     watch_line,
 )
 from tiebreak.sim.games.story import tell
-from tiebreak.sim.world.result import GameResult, PartyResult
+from tiebreak.sim.world.game import GameResult, PartyResult
 
 LINE = "v1 seed=7 game=5 with=poisoned-label auditors=2"
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.source_tree import ROOT
 from tiebreak.sim.games.line import GameLine
-from tiebreak.sim.games.page import to_markdown
 from tiebreak.sim.games.playing import ADVERSARIES, CAUGHT
 from tiebreak.sim.games.series import to_text
+from tiebreak.sim.games.summary import to_markdown
 
 PATH = ROOT / "benchmarks" / "results" / "simulate.json"
 

@@ -18,8 +18,21 @@ from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.incentives import costs as estimates
-from tiebreak.sim.incentives.costs import MOST, Means, Workload, costs, first_limit, loads, transformer_work, walk
-from tiebreak.sim.incentives.counts import Counts, Transformer, counts_of, transformer_counts, transformer_near
+from tiebreak.sim.incentives.costs import (
+    MOST,
+    Counts,
+    Means,
+    Transformer,
+    Workload,
+    costs,
+    counts_of,
+    first_limit,
+    loads,
+    transformer_counts,
+    transformer_near,
+    transformer_work,
+    walk,
+)
 from tiebreak.sim.incentives.measured import cost
 
 

@@ -9,15 +9,17 @@ import pytest
 from tests.sim.incentives.jobs import CHANGED, COSTS, JOB
 from tests.sim.incentives.rules import expected_auditor, expected_trainer
 from tiebreak.sim.incentives.economics import CHEATS, Auditor, JobEconomics, Trainer
-from tiebreak.sim.incentives.equilibrium import (
+from tiebreak.sim.incentives.model import (
     GRID,
     Equilibrium,
     advantage,
+    best_cheat,
     deterrent,
+    finder_payoff,
     solve,
     threshold,
+    trainer_payoff,
 )
-from tiebreak.sim.incentives.model import best_cheat, finder_payoff, trainer_payoff
 
 
 def nearly(found: Fraction, expected: Fraction) -> bool:

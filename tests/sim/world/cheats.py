@@ -11,12 +11,11 @@ from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
-from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.forgery import tampered
-from tiebreak.sim.world.agents import Auditor, Builder, GameView, Reply, Trainer
+from tiebreak.sim.adversaries.tampering import Cheat
+from tiebreak.sim.world.agents import Auditor, Builder, GameView, Process, Reply, Trainer
 from tiebreak.sim.world.cast import Cast, Seat
-from tiebreak.sim.world.driver import Process
-from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import Pending
@@ -38,7 +37,7 @@ class Changed:
     leaf: int = LEAF
     element: int = 0
 
-    def work(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
+    def __call__(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
         cheat = Cheat(name="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
         return tampered(workshop, job, cheat)
 

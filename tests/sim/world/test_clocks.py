@@ -10,9 +10,8 @@ from tiebreak.protocol.chain import Reverted, calls
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
-from tiebreak.sim.world.agents import Auditor, GameView, Reply
+from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply
 from tiebreak.sim.world.cast import TERMS, Cast
-from tiebreak.sim.world.driver import Process
 from tiebreak.sim.world.game import conclude, play, seat
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World

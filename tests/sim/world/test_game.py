@@ -30,8 +30,7 @@ from tests.sim.world.cheats import (
 )
 from tiebreak.sim.world.agents import Auditor
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
-from tiebreak.sim.world.game import play
-from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.game import GameResult, play
 from tiebreak.sim.world.workshop import Workshop
 
 

@@ -10,7 +10,7 @@ from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.forgery import deviating
-from tiebreak.sim.adversaries.observers import during, only, putting
+from tiebreak.sim.adversaries.tampering import during, only, putting
 from tiebreak.sim.world.work import Bound, Lie, Work, first_lie
 from tiebreak.sim.world.workshop import Workshop
 

@@ -22,11 +22,10 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.step_log import NO_LOG
+from tiebreak.sim.adversaries.base import Deviating
 from tiebreak.sim.adversaries.catalogue import adversary
-from tiebreak.sim.adversaries.cheats import Cheat, flip_bit
-from tiebreak.sim.adversaries.deviations import Deviating
 from tiebreak.sim.adversaries.forgery import ForgedEvidence, tampered
-from tiebreak.sim.adversaries.observers import Tampered
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered, flip_bit
 from tiebreak.sim.world.workshop import NAMES, Workshop
 
 

@@ -21,8 +21,7 @@ from tiebreak.protocol.commitments.records import StepRecord, run_tree, state_tr
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
-from tiebreak.sim.adversaries.base import Catch, Role
-from tiebreak.sim.adversaries.places import between, row, with_a_cheat
+from tiebreak.sim.adversaries.base import Catch, Role, between, row, with_a_cheat
 from tiebreak.sim.world.agents import Auditor, GameView, Process
 from tiebreak.sim.world.cast import FUNDS, AgentFactory, Cast, Seat
 from tiebreak.sim.world.work import Work

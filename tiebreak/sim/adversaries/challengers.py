@@ -12,19 +12,21 @@ from tiebreak.protocol.game.moves import NO_SEAL, Descend, Move, OpenChunk, Phas
 from tiebreak.protocol.game.sides import Challenger, Oracle, Party
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.parties.board import PublicGame, PublicJob
-from tiebreak.sim.adversaries.base import OPEN, Catch, Role
-from tiebreak.sim.adversaries.places import (
+from tiebreak.sim.adversaries.base import (
     EARLY,
-    FalseSum,
+    OPEN,
+    Catch,
+    Role,
     between,
     challenger,
+    false_sum,
     given,
     last_call,
     row,
     seat_challenger,
     stalled,
 )
-from tiebreak.sim.adversaries.spoiling import flipped, one_changed
+from tiebreak.sim.adversaries.tampering import flipped, one_changed
 from tiebreak.sim.world.agents import Auditor, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL, STEPS
@@ -47,7 +49,7 @@ class Mistaken(Auditor):
     def replay(self, job: PublicJob) -> Work:
         """The replay with the mistake. It is made once and stays the same."""
         if self.wrong is None:
-            self.wrong = FalseSum().work(self.world.workshop, job.job, self.rng)
+            self.wrong = false_sum()(self.world.workshop, job.job, self.rng)
         return self.wrong
 
 

@@ -11,10 +11,8 @@ from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.sim.adversaries.base import Catch
+from tiebreak.sim.adversaries.base import TRAINER, Catch, between, client, with_a_cheat
 from tiebreak.sim.adversaries.challengers import MISTAKEN
-from tiebreak.sim.adversaries.deviations import TRAINER
-from tiebreak.sim.adversaries.places import between, client, with_a_cheat
 from tiebreak.sim.world.agents import Client, Process, Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import INTERVAL

@@ -17,15 +17,14 @@ from tiebreak.protocol.parties.board import PublicGame, PublicJob
 from tiebreak.protocol.parties.events import JobDrafted
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.auditors import Bribed, bribe
-from tiebreak.sim.adversaries.base import Catch, Role
-from tiebreak.sim.adversaries.builders import Censor, bearable, diligent
-from tiebreak.sim.adversaries.deviations import TRAINER
-from tiebreak.sim.adversaries.heads import Withholding
-from tiebreak.sim.adversaries.places import (
-    FalseSum,
+from tiebreak.sim.adversaries.base import (
+    TRAINER,
+    Catch,
+    Role,
     Seating,
     between,
     client,
+    false_sum,
     given,
     last_call,
     row,
@@ -33,6 +32,8 @@ from tiebreak.sim.adversaries.places import (
     seat_friend,
     seat_trainer,
 )
+from tiebreak.sim.adversaries.heads import Withholding
+from tiebreak.sim.adversaries.mempool import Censor, bearable, diligent
 from tiebreak.sim.world.agents import Agent, Builder, Client, GameView, Process, Reply, Scripted, Trainer
 from tiebreak.sim.world.cast import Cast, Seat, TrainerFactory
 from tiebreak.sim.world.work import Bound, Work
@@ -231,7 +232,7 @@ def _bait(cast: Cast, rng: Random) -> None:
         {"trainer_stake": rng.randint(0, 1)},
     )
     cast.terms = replace(cast.terms, **rng.choice(traps))
-    cast.deviation = FalseSum()
+    cast.deviation = false_sum()
     seat_trainer(cast, rng, BAIT, BaitingTrainer)
 
 
@@ -280,19 +281,19 @@ def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactor
     cast.client = given(DoubleClient, second="second trainer")
 
 
-_SHARED: Final = FalseSum()
+_SHARED: Final = false_sum()
 """The false run of two rows that can play in one game. Of rows with false runs of their own, only one can."""
 _conspiracy: Final = partial(row, Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (
     _conspiracy(seat_with_auditors, "bribes all auditors but one", Trainer,
-        "the reward for a false run, if nobody else looks", run=FalseSum()),
+        "the reward for a false run, if nobody else looks", run=false_sum()),
     _conspiracy(seat_with_censor, "trainer with a builder", Trainer, "that the challenger's clock runs out",
-        run=FalseSum()),
+        run=false_sum()),
     _conspiracy(seat_with_hoarder, "decoy in the mempool", Trainer, "that a challenge, or a proof, is not even sent",
-        run=FalseSum()),
+        run=false_sum()),
     _conspiracy(seat_with_sock_puppets, "sock puppets", Trainer,
-        "that an honest challenger comes too late, or has to wait", run=FalseSum()),
+        "that an honest challenger comes too late, or has to wait", run=false_sum()),
     _conspiracy(seat_pair(Accomplice), "self-challenge to keep the stake", Master,
         "half of its stake, which an honest challenger would have won", {Catch.CONCEDED}, run=_SHARED),
     _conspiracy(seat_pair(Delaying), "self-challenge to win time", Withholding,

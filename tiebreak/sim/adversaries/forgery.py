@@ -19,10 +19,8 @@ from tiebreak.protocol.program.rounding import Direction, element_rounding, sum_
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree
-from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.observers import Tamper, Tampered, during
-from tiebreak.sim.world.memory import MemoryEvidence, MemoryRun, Values, own_tree
-from tiebreak.sim.world.work import Work
+from tiebreak.sim.adversaries.tampering import Cheat, Tamper, Tampered, during
+from tiebreak.sim.world.work import MemoryEvidence, MemoryRun, Values, Work, own_tree
 from tiebreak.sim.world.workshop import Workshop
 
 Bend = Callable[[int], int]

@@ -11,8 +11,7 @@ from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.base import OPEN, Catch
-from tiebreak.sim.adversaries.places import FalseSum, between, first_late, last_call, trainer
+from tiebreak.sim.adversaries.base import OPEN, Catch, between, false_sum, first_late, last_call, trainer
 from tiebreak.sim.world.agents import Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import STEPS
@@ -180,10 +179,10 @@ EQUIVOCATION: Final = trainer(
 ADVERSARIES: Final = (
     EQUIVOCATION,
     trainer("false head swapped in late", LateSwap, "a false result that there is no time left to look at",
-        run=FalseSum(in_last_segment=True)),
-    trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=FalseSum()),
+        run=false_sum(in_last_segment=True)),
+    trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=false_sum()),
     trainer("final head at once, in a short window", Hasty, "a false result that is paid before anyone has replayed it",
-        OPEN, run=FalseSum(), before=window_shorter_than_a_replay),
+        OPEN, run=false_sum(), before=window_shorter_than_a_replay),
     trainer("withheld heads", Withholding, "the client waits for a result that never comes", {Catch.ABANDONED},
         first=between(1, CHECKPOINTS)),
     trainer("heads at the last second", LastSecond, "time, for whatever it uses its machines for meanwhile",

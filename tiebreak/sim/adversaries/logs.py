@@ -37,12 +37,11 @@ from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
 from tiebreak.protocol.program.step_log import Entries, StepLog
-from tiebreak.sim.adversaries.base import OPEN, Catch
-from tiebreak.sim.adversaries.deviations import Attempt, computes, onward, step_of
+from tiebreak.sim.adversaries.base import OPEN, Catch, computes, onward, step_of
 from tiebreak.sim.adversaries.forgery import deviating
-from tiebreak.sim.adversaries.inputs import poisoned_label
+from tiebreak.sim.adversaries.training import poisoned_label
 from tiebreak.sim.world.work import Work
-from tiebreak.sim.world.workshop import Workshop
+from tiebreak.sim.world.workshop import Deviation, Workshop
 
 SAMPLE: Final = 64
 """The largest number of elements of a sum that a cheat considers."""
@@ -313,7 +312,7 @@ def _first_only(choose: Choice) -> Choice:
 # ---------------------------------------------------------------- rounding, and logs that do not belong to it
 
 
-def rounded(*choices: Choice, entry: bool, count: int, always: bool = False) -> Attempt:
+def rounded(*choices: Choice, entry: bool, count: int, always: bool = False) -> Deviation:
     """Elements of a sum are rounded by one of these choices, with or without a log entry.
 
     `always`: in every step from a random one on; otherwise in one step.

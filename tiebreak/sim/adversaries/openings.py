@@ -1,30 +1,148 @@
-"""Trainers of false runs that, once challenged, do not open their commitments in time, or open something else."""
+"""Trainers of false runs that, once challenged, do not open their commitments in time, or open something else.
 
-from collections.abc import Set
+What they send in place of an honest opening is made by a `Spoil`: it changes one field of the move that follows from
+the defender's own run, or gives None if it does not apply in the phase. A *broken tie* ends the game at once; an
+*illegal* move changes nothing, and the clock runs on.
+"""
+
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
-from tiebreak.protocol.game.moves import Descend, OpenChunk, OpenTensor, OpenTerms
-from tiebreak.protocol.game.sides import Oracle
+from tiebreak.protocol.game.moves import (
+    MAX_NODES,
+    Descend,
+    Move,
+    OpenChunk,
+    OpenSteps,
+    OpenTensor,
+    OpenTerms,
+    OpenValues,
+)
+from tiebreak.protocol.game.sides import Oracle, first_nodes
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
-from tiebreak.sim.adversaries import spoiling
-from tiebreak.sim.adversaries.base import Adversary, Catch
+from tiebreak.sim.adversaries.base import (
+    EARLY,
+    Adversary,
+    Catch,
+    between,
+    false_sum,
+    first_late,
+    one_of,
+    stalled,
+    trainer,
+    tried,
+)
 from tiebreak.sim.adversaries.challengers import MISTAKEN
-from tiebreak.sim.adversaries.cheats import Cheat
-from tiebreak.sim.adversaries.deviations import Attempt
 from tiebreak.sim.adversaries.forgery import tampered
-from tiebreak.sim.adversaries.places import EARLY, FalseSum, between, first_late, one_of, stalled, trainer
-from tiebreak.sim.adversaries.spoiling import MISCOUNTED, Scene, Spoil
+from tiebreak.sim.adversaries.tampering import Cheat, flipped, one_changed
 from tiebreak.sim.world.agents import GameView, Process, Reply, Trainer
 from tiebreak.sim.world.work import Bound, Work
 from tiebreak.sim.world.workshop import Workshop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a cheat knows when it spoils a move."""
+
+    state: GameState
+    move: Move
+    """The move that follows from its own run."""
+    own: Oracle
+    truth: Oracle
+    rng: Random
+
+
+def scene_of(trainer: Trainer, state: GameState, honest: Move) -> Scene:
+    job, work = trainer.held()
+    truth = trainer.world.workshop.honest(job).oracle
+    return Scene(state=state, move=honest, own=work.oracle, truth=truth, rng=trainer.rng)
+
+
+Spoil = Callable[[Scene], Move | None]
+_SIBLINGS: Final = (OpenSteps, OpenValues, OpenTensor, OpenTerms)
+_NODES: Final = (Descend, *_SIBLINGS)
+
+
+def _one_flipped(digests: tuple[bytes, ...], rng: Random) -> tuple[bytes, ...]:
+    return one_changed(digests, rng, lambda digest: flipped(digest, rng))
+
+
+def _changing(shown: type | tuple[type, ...], field: str, change: Callable[[Any, Random], Any]) -> Spoil:
+    """Changes a field of the moves that show it, unless it is empty. `change` may give None for no other value."""
+
+    def spoil(scene: Scene) -> Move | None:
+        old = getattr(scene.move, field) if isinstance(scene.move, shown) else None
+        new = change(old, scene.rng) if old else None
+        return replace(scene.move, **{field: new}) if new else None
+
+    return spoil
+
+
+# ---------------------------------------------------------------- broken ties
+
+other_nodes: Final = _changing(_NODES, "nodes", _one_flipped)
+other_siblings: Final = _changing(_SIBLINGS, "siblings", _one_flipped)
+changed_instruction: Final = _changing(OpenTensor, "instruction", flipped)
+"""Shows an instruction that is in no program."""
+changed_chunk: Final = _changing(OpenChunk, "chunk", flipped)
+changed_accumulator: Final = _changing(OpenTerms, "accumulator", flipped)
+"""Changes the last partial sum."""
+
+
+def record_of_another_step(scene: Scene) -> Move | None:
+    """Shows the fields of another step's record."""
+    if not isinstance(scene.move, OpenValues):
+        return None
+    state = scene.state
+    other = scene.rng.choice([step for step in range(state.job.steps + 1) if step != state.step])
+    record = scene.own.record(other)
+    return replace(scene.move, state_root=record.state_root, loss_bits=record.loss_bits)
+
+
+def true_tensor(scene: Scene) -> Move | None:
+    """Opens the true tensor where another one was committed. A signed commitment cannot be taken back."""
+    move, state = scene.move, scene.state
+    if not isinstance(move, OpenTensor) or not move.nodes:
+        return None
+    return replace(move, nodes=first_nodes(scene.truth.tensor_tree(state.step, state.leaf), state.job))
+
+
+def other_instruction(scene: Scene) -> Move | None:
+    """Shows an instruction of the program from another place, with its siblings."""
+    if not isinstance(scene.move, OpenTensor):
+        return None
+    program = scene.own.program
+    other = scene.rng.choice([n for n in range(len(program.body)) if n != scene.state.leaf])
+    return replace(scene.move, instruction=program.encoded_at(other), siblings=tuple(program.tree.proof(other)))
+
+
+def chunk_of_another_length(scene: Scene) -> Move | None:
+    """Sends a chunk longer or shorter than the shape says."""
+    move = scene.move
+    if not isinstance(move, OpenChunk):
+        return None
+    length = scene.rng.choice([n for n in range(0, CHUNK_BYTES + 1, 4) if n != len(move.chunk)])
+    return replace(move, chunk=(move.chunk + bytes(CHUNK_BYTES))[:length])
+
+
+# ---------------------------------------------------------------- illegal moves
+
+MISCOUNTED: Final[tuple[Spoil, ...]] = (
+    # Every node twice, if a message can hold so many; half of the nodes; one sibling more than the tree is deep.
+    _changing(_NODES, "nodes", lambda nodes, _: (*nodes, *nodes) if len(nodes) <= MAX_NODES // 2 else None),
+    _changing(_NODES, "nodes", lambda nodes, _: nodes[: len(nodes) // 2]),
+    _changing(_SIBLINGS, "siblings", lambda siblings, _: (*siblings, siblings[-1])),
+)
+
 
 # ---------------------------------------------------------------- nothing, or too late
 
@@ -70,9 +188,7 @@ class Spoiling(Trainer):
         honest = super().reply(game)
         if honest.move is None or game.state.moves < self.after:
             return honest
-        job, work = self.held()
-        truth = self.world.workshop.honest(job).oracle
-        other = self.spoil(Scene(state=game.state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng))
+        other = self.spoil(scene_of(self, game.state, honest.move))
         return honest if other is None else replace(honest, move=other, untried=True)
 
 
@@ -112,15 +228,12 @@ class Babbling(Trainer):
         honest = super().reply(game)
         if game.state.moves < self.after or honest.move is None:
             return honest
-        self.spawn(self._babble(game, honest))
+        self.spawn(self._babble(game, honest.move))
         return Reply(move=None)
 
-    def _babble(self, game: GameView, honest: Reply) -> Process:
-        job, work = self.held()
-        state, truth = game.state, self.world.workshop.honest(job).oracle
-        assert honest.move is not None
-        scene = Scene(state=state, move=honest.move, own=work.oracle, truth=truth, rng=self.rng)
-        found = [spoil(scene) for spoil in MISCOUNTED]
+    def _babble(self, game: GameView, honest: Move) -> Process:
+        state = game.state
+        found = [spoil(scene_of(self, state, honest)) for spoil in MISCOUNTED]
         moves = [move for move in found if move is not None] or [Descend(nodes=())]  # moves of another phase
         pause = max(self.world.block_seconds, (state.deadline - self.world.now) // self.times)
         while game.game.state is state and not game.game.is_stopped:
@@ -128,26 +241,19 @@ class Babbling(Trainer):
             self.world.submit(self, move_call(state, move), untried=True)
             wire = self.wire(game, move)
             assert wire is not None, "it signs what it says"
-            self.world.mail.deliver(game.game, spoiling.flipped(wire, self.rng), game.side, self.account)
+            self.world.mail.deliver(game.game, flipped(wire, self.rng), game.side, self.account)
             yield from self.sleep(pause)
 
 
 # ---------------------------------------------------------------- garbage where nothing may be
 
 
-@dataclass(frozen=True)
-class Littered:
-    """A run whose trees have garbage behind their last leaf, where they must be empty."""
+class _Littered(Bound):
+    """A run with garbage behind the last leaf of a tree: of the head over `count` checkpoints, or of one step."""
 
-    work: Attempt
-
-
-class _LitteredRun(Bound):
-    """A run tree with garbage after the last leaf of one head."""
-
-    def __init__(self, job: Job, evidence: Oracle, *, count: int, garbage: bytes) -> None:
+    def __init__(self, job: Job, evidence: Oracle, garbage: bytes, *, count: int = 0, step: int = 0) -> None:
         super().__init__(job, evidence)
-        self._count, self._garbage = count, Digest(garbage)
+        self._garbage, self._count, self._step = Digest(garbage), count, step
 
     def run_tree(self, count: int) -> Tree:
         """The tree of `count` checkpoints, with its padding replaced by garbage at the chosen count."""
@@ -157,23 +263,8 @@ class _LitteredRun(Bound):
         leaves = [tree.node(0, place) for place in range(count)]
         return Tree([*leaves, *[self._garbage] * ((1 << tree.depth) - count)], tree.depth)
 
-
-def garbage_behind_the_head(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """True checkpoints, with garbage behind the last one of a head whose tree is not full."""
-    counts = [count for count in range(1, job.checkpoints + 1) if count < 1 << job.run_depth]
-    run = _LitteredRun(job, workshop.evidence(), count=rng.choice(counts), garbage=rng.randbytes(32))
-    return replace(workshop.honest(job), oracle=run)
-
-
-class _LitteredValues(Bound):
-    """A value tree that has garbage in one step, between the values and the state, where it must be empty."""
-
-    def __init__(self, job: Job, evidence: Oracle, *, step: int, garbage: bytes) -> None:
-        super().__init__(job, evidence)
-        self._step, self._garbage = step, Digest(garbage)
-
     def value_tree(self, step: int) -> Tree:
-        """The value tree, with garbage after the last value of the chosen step."""
+        """The value tree, with garbage between the values and the state of the chosen step."""
         tree, job = super().value_tree(step), self.job
         if step != self._step:
             return tree
@@ -181,6 +272,13 @@ class _LitteredValues(Bound):
         leaves = [tree.node(0, place) for place in range(2 * half)]
         leaves[job.body_count : half] = [self._garbage] * (half - job.body_count)
         return Tree(leaves, tree.depth)
+
+
+def garbage_behind_the_head(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """True checkpoints, with garbage behind the last one of a head whose tree is not full."""
+    counts = [count for count in range(1, job.checkpoints + 1) if count < 1 << job.run_depth]
+    count = rng.choice(counts)
+    return replace(workshop.honest(job), oracle=_Littered(job, workshop.evidence(), rng.randbytes(32), count=count))
 
 
 def garbage_behind_the_values(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -191,10 +289,10 @@ def garbage_behind_the_values(workshop: Workshop, job: Job, rng: Random) -> Work
     element = rng.randrange(program.body[program.commits[slot].operands[0].value].numel)
     false = tampered(workshop, job, Cheat(step=step, leaf=leaf, element=element, change=lambda value: value + 1))
     assert isinstance(false.oracle, Bound), "a workshop's are"
-    return replace(false, oracle=_LitteredValues(job, false.oracle, step=step, garbage=rng.randbytes(32)))
+    return replace(false, oracle=_Littered(job, false.oracle, rng.randbytes(32), step=step))
 
 
-_STEPWISE: Final = FalseSum(stepwise=True)
+_STEPWISE: Final = false_sum(stepwise=True)
 
 
 def spoils(
@@ -208,14 +306,14 @@ def spoils(
 ADVERSARIES: Final = (
     trainer("withheld openings", Silent, "nobody can prove what was never shown", {Catch.TIMEOUT}, run=_STEPWISE,
         after=between(0, EARLY)),
-    spoils("openings that do not fold", "a walk that leads away from the lie", spoiling.other_nodes,
-        spoiling.other_siblings, spoiling.changed_chunk, spoiling.changed_accumulator),
+    spoils("openings that do not fold", "a walk that leads away from the lie", other_nodes,
+        other_siblings, changed_chunk, changed_accumulator),
     spoils("record of another step", "a step that was honest is judged instead of the false one",
-        spoiling.record_of_another_step, early=0),
-    spoils("another tensor than committed", "the lie is taken back when somebody looks", spoiling.true_tensor,
-        spoiling.chunk_of_another_length),
+        record_of_another_step, early=0),
+    spoils("another tensor than committed", "the lie is taken back when somebody looks", true_tensor,
+        chunk_of_another_length),
     spoils("program other than agreed", "a value that is right, of an operation that nobody ordered",
-        spoiling.other_instruction, spoiling.changed_instruction),
+        other_instruction, changed_instruction),
     spoils("openings of another size", "bytes that a challenger must wade through, or a node more than there is",
         *MISCOUNTED, caught={Catch.TIMEOUT}),
     trainer("oversized openings", Swollen, "a challenger that chokes on what it has to read", {Catch.BROKEN_TIE},
@@ -223,14 +321,14 @@ ADVERSARIES: Final = (
     trainer("endless openings", Babbling, "a challenger that gives up before the stream does", {Catch.TIMEOUT},
         run=_STEPWISE, after=between(0, EARLY), times=between(10, 30)),
     trainer("garbage behind the head", Trainer, "a head that binds to a continuation which nobody computed",
-        {Catch.PADDING}, run=Littered(garbage_behind_the_head)),
+        {Catch.PADDING}, run=garbage_behind_the_head),
     trainer("garbage behind the values", Trainer, "a walk that ends where there is no operation to judge",
-        {Catch.PADDING}, run=Littered(garbage_behind_the_values)),
+        {Catch.PADDING}, run=tried(garbage_behind_the_values)),
     trainer("stalled defence of a false run", Stalling, "a challenger that loses patience, or its own clock",
-        run=FalseSum()),
+        run=false_sum()),
     trainer("stalled defence of a true run", Stalling, "a wrong challenger's time", {Catch.HARMLESS},
         before=MISTAKEN.join),
     trainer("a move too late", Late, "the seconds in which nobody has claimed the timeout yet", {Catch.TIMEOUT},
-        run=FalseSum(), after=between(0, EARLY)),
+        run=false_sum(), after=between(0, EARLY)),
 )
 # fmt: on

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
@@ -19,17 +20,15 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import Chain, EmbeddedChain, GameRecord, Outcome, calls
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
-from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game import match, rules
 from tiebreak.protocol.game.match import Courier, Match, by_hand, by_message, by_rules
 from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.cheats import Cheat
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.sim.adversaries.observers import Tampered
-from tiebreak.sim.world.forking import fork
+from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 ETHER = 10**18
 FUNDS = 1000 * ETHER
@@ -224,6 +223,33 @@ class Fought:
     truth: Evidence
     replayed_steps: int
     """Steps that the challenger executed again for the dispute."""
+
+
+def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -> RunDirectory:
+    """A run of another job over the same computation that starts with the checkpoints of `source` up to step `upto`.
+
+    An honest run depends only on program, state, data and logs. A party that has computed it once need not repeat it:
+    an auditor of several jobs, or a cheat that is honest up to its lie. Raises `ConfigurationError` for a job with
+    other checkpoints or roundings, `VerificationError` for one of another program, state or data.
+    """
+    for what in ("policy", "precision", "tolerances", "steps", "checkpoint_interval"):
+        if (theirs := getattr(source.job, what)) != (ours := getattr(agreement.job, what)):
+            raise ConfigurationError(f"expected a job of {what} {theirs}, got {ours}")
+    run = RunDirectory.create(path, agreement, source.program, source.state(0), source.data())
+    published, logs = LogFiles(source), LogFiles(run)
+    for checkpoint, record in enumerate(source.records()):
+        if record.step <= upto:
+            if agreement.job.is_logged:
+                for step in range(agreement.job.first_step(checkpoint), record.step + 1):
+                    logs.write(step, published.step_log(step))
+                logs.sync(checkpoint)
+            if source.state_path(record.step).exists():
+                run.write_state(record.step, source.state(record.step))
+            run.append_record(record)
+    for metric in source.metrics():
+        if metric["step"] <= upto:
+            run.add_metric(int(metric["step"]), metric["loss"], metric["seconds"])
+    return run
 
 
 def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:

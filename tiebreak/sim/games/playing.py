@@ -11,14 +11,13 @@ import torch
 
 from tiebreak.engine.run.agreement import Terms
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.sim.adversaries.base import Adversary, Catch, Role
+from tiebreak.sim.adversaries.base import TRAINER, Adversary, Catch, Role
 from tiebreak.sim.adversaries.catalogue import CATALOGUE, WEAKNESSES
 from tiebreak.sim.games.line import WORKSHOPS, GameLine, slug
 from tiebreak.sim.games.mixes import Repertoire
 from tiebreak.sim.games.records import Json
 from tiebreak.sim.world.cast import TERMS, Cast, Seat
-from tiebreak.sim.world.game import watch
-from tiebreak.sim.world.result import GameResult
+from tiebreak.sim.world.game import GameResult, watch
 from tiebreak.sim.world.workshop import Workshop
 from tiebreak.sim.world.world import World
 
@@ -28,8 +27,6 @@ ADVERSARIES: Final[Mapping[str, Adversary]] = MappingProxyType(
 """All adversaries that a line can name, by slug."""
 CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.open)
 """The adversaries that the rules stop: the singles of a mix."""
-TRAINER: Final = "trainer"
-"""The trainer's name in a cast."""
 _EXCLUSIVE: Final = {"workshop": "computation", "deviation": "computation"} | {
     name: name for name in ("trainer", "client", "builder")
 }

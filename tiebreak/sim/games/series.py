@@ -2,7 +2,7 @@
 
     games.jsonl      every game (`tiebreak.sim.games.records`)
     summary.json     the summary of all games (`tiebreak.sim.games.summary`), written at the end
-    summary.md       the same as a page (`tiebreak.sim.games.page`)
+    summary.md       the same as a page (`tiebreak.sim.games.summary`)
     violations.txt   games that broke a promise, in the form of the kept counter-examples; only if there are any
 
 All other files can be rebuilt from the first at any time.
@@ -16,10 +16,9 @@ from typing import Final
 
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.sim.games.mixes import Mix, Repertoire
-from tiebreak.sim.games.page import PAGE, to_markdown
 from tiebreak.sim.games.records import RECORDS, Header, Json, Ledger, open_ledger, read
 from tiebreak.sim.games.runner import Play, play_games
-from tiebreak.sim.games.summary import summarize
+from tiebreak.sim.games.summary import PAGE, summarize, to_markdown
 
 SUMMARY: Final = "summary.json"
 VIOLATIONS: Final = "violations.txt"

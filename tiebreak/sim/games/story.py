@@ -10,7 +10,7 @@ from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.game import moves
 from tiebreak.protocol.game.moves import Move, Phase
 from tiebreak.protocol.game.state import Level
-from tiebreak.sim.world.result import DuelResult, GameResult, PartyResult
+from tiebreak.sim.world.game import DuelResult, GameResult, PartyResult
 from tiebreak.sim.world.world import GENESIS, Included, World
 
 _CALLS = {

@@ -7,9 +7,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from tiebreak.sim.incentives.economics import JobEconomics, Trainer
-from tiebreak.sim.incentives.equilibrium import Equilibrium, solve
 from tiebreak.sim.incentives.figures import FIGURES, WEI, Figures
-from tiebreak.sim.incentives.model import Griefing, griefing
+from tiebreak.sim.incentives.model import Equilibrium, Griefing, griefing, solve
 from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
 
 OPTIONS: Final = {

@@ -1,14 +1,29 @@
-"""What a party can show for a job, and the first place where it is false."""
+"""What a party can show for a job, from a run that is held in memory, and the first place where it is false.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+Of a run in memory all states are kept, and all values of a step once they were asked for.
+"""
 
-from tiebreak.engine.run.interpreter import State
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import ClassVar, Final
+
+from torch import Tensor
+
+from tiebreak.engine.data.tensors import identities, tensor_bytes
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.run.agreement import Terms
+from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.evidence import Evidence, tree_of_values
+from tiebreak.engine.run.interpreter import Interpreter, State
+from tiebreak.engine.run.logs import NO_LOGS
+from tiebreak.engine.run.loop import Done, steps
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.commitments.log_tree import LogTree
-from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
+from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.isa import Opcode
@@ -17,9 +32,7 @@ from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
-_BARGAINED: Final = frozenset(
-    ("client", "trainer", "reward", "trainer_stake", "challenger_stake", "challenge_window", "clock", "replay_time")
-) | {"talk_time", "audit_time", "deadline", "descent_levels", "nonce"}
+_BARGAINED: Final = {"client", "trainer"} | {field.name for field in fields(Terms)}
 
 
 def computation(job: Job) -> tuple[object, ...]:
@@ -188,3 +201,187 @@ def _first_leaf(shown: Oracle, truth: Oracle, step: int) -> Lie:
         pairs = zip(shown.tensor(step, leaf), truth.tensor(step, leaf), strict=True)
         return Lie(step=step, leaf=leaf, element=next(k for k, (a, b) in enumerate(pairs) if a != b) // size)
     raise ConfigurationError(f"expected values that differ in step {step}, as its records do, got the same")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """What is kept of an executed step."""
+
+    state: State
+    loss_bits: int
+    log: StepLog | None
+    log_root: Digest
+    """The root of the tree over the step's own log; zero under policy `exact`."""
+
+
+Trees = Callable[[Program, int, StepLog], LogTree]
+"""Builds the tree that a party commits to for the log of a step."""
+
+
+def own_tree(program: Program, _step: int, log: StepLog) -> LogTree:
+    """The honest tree: the one over the log itself."""
+    return LogTree(program, log)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRun:
+    """The part of a run directory that `Evidence` needs. All states are kept, so no step is recomputed to reach one."""
+
+    job: Job
+    program: Program
+    initial: State
+    inputs: State
+    steps: tuple[KeptStep, ...]
+    step_records: tuple[StepRecord, ...]
+    trees: Trees
+    """Builds the committed log trees."""
+    path: str = "a run in memory"
+
+    def records(self) -> list[StepRecord]:
+        return [self.step_records[self.job.last_step(checkpoint) - 1] for checkpoint in range(self.job.checkpoints)]
+
+    def kept_before(self, step: int) -> int:
+        return step
+
+    def state(self, step: int) -> State:
+        """The state after a step; step 0 is the initial state."""
+        return self.steps[step - 1].state if step else self.initial
+
+    def data(self) -> State:
+        return self.inputs
+
+    def step_log(self, step: int) -> StepLog:
+        log = self.steps[step - 1].log
+        assert log is not None  # `Evidence` asks only under that policy
+        return log
+
+    def log_tree(self, step: int) -> LogTree:
+        """The committed tree of a step's log."""
+        return self.trees(self.program, step, self.step_log(step))
+
+    def logs(self) -> dict[int, StepLog] | None:
+        """All logs by step; None under policy `exact`."""
+        return {k: self.step_log(k) for k in range(1, self.job.steps + 1)} if self.job.is_logged else None
+
+
+class OwnLogs(CommittedLogs):
+    """The logs of a run in this memory.
+
+    They need no check against their commitment, since nobody can have changed them.
+    """
+
+    def __init__(self, run: MemoryRun) -> None:
+        super().__init__(run, lambda checkpoint: run.records()[checkpoint])
+        self._memory = run
+
+    def step_log(self, step: int) -> StepLog:
+        return self._memory.step_log(step)
+
+    def log_tree(self, step: int) -> LogTree:
+        """The committed tree, which a forger may have built otherwise."""
+        return self._memory.log_tree(step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computer:
+    job: Job
+    interpreter: Interpreter
+    initial: State
+    data: State
+
+    def run(
+        self,
+        *,
+        known: Sequence[KeptStep] = (),
+        logs: Mapping[int, StepLog] | None = None,
+        trees: Trees = own_tree,
+    ) -> MemoryRun:
+        """Compute a whole run.
+
+        known: its first steps, already computed. logs: the logs to follow; a step without one makes its own. trees:
+        builds the committed log trees.
+        """
+        made, state = list(known), known[-1].state if known else self.initial
+        inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
+        computed: Iterator[Done[Recorder | Follower]] = steps(
+            self.interpreter, state, inputs, numbers, sums=lambda step, _: self._sums(step, logs)
+        )
+        for _, result, sums in computed:
+            log = None if sums is None else sums.log
+            root = ZERO_DIGEST if log is None else LogTree(self.interpreter.program, log).root
+            made.append(KeptStep(result.state, result.loss_bits, log, root))
+        return self._made(made, trees)
+
+    def _made(self, steps: Sequence[KeptStep], trees: Trees) -> MemoryRun:
+        job, program = self.job, self.interpreter.program
+        records = list[StepRecord]()
+        for checkpoint in range(job.checkpoints):
+            numbers = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
+            roots = [self._log_root(n, steps[n - 1], trees) for n in numbers]
+            root = logs_tree(roots).root if job.is_logged else ZERO_DIGEST
+            records += [make_record(n, steps[n - 1].state, steps[n - 1].loss_bits, root) for n in numbers]
+        return MemoryRun(
+            job=job,
+            program=program,
+            initial=self.initial,
+            inputs=self.data,
+            steps=tuple(steps),
+            step_records=tuple(records),
+            trees=trees,
+        )
+
+    def _log_root(self, number: int, step: KeptStep, trees: Trees) -> Digest:
+        if trees is own_tree or step.log is None:
+            return step.log_root
+        return trees(self.interpreter.program, number, step.log).root
+
+    def _sums(self, step: int, logs: Mapping[int, StepLog] | None) -> "Recorder | Follower | None":
+        if not self.job.is_logged:
+            return None
+        if logs is None or step not in logs:
+            return Recorder()
+        return Follower(self.interpreter.program, logs[step], self.job, self.interpreter.arithmetic, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """All values of a step: their tree, and the bytes of the body values."""
+
+    tree: Tree
+    data: Mapping[int, bytes]
+
+
+class MemoryEvidence(Evidence):
+    """The `Evidence` of a run in memory. A step is executed once for all its values, which are then kept."""
+
+    KEPT: ClassVar = {"accumulators": 256, "log_tree": 2}
+    run: MemoryRun
+
+    def __init__(self, run: MemoryRun, interpreter: Interpreter) -> None:
+        super().__init__(run, interpreter, OwnLogs(run) if run.job.is_logged else NO_LOGS)
+        self._values = lru_cache(maxsize=run.job.steps)(self._make_values)
+
+    def record(self, step: int) -> StepRecord:
+        return self.run.step_records[step - 1] if step else self.job.initial_record
+
+    def value_tree(self, step: int) -> Tree:
+        return self._values(step).tree
+
+    def tensor(self, step: int, value: int) -> bytes:
+        return self._values(step).data[value]
+
+    def _make_values(self, step: int) -> Values:
+        seen: dict[int, Tensor] = {}
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            seen[leaf] = tensor
+            return tensor
+
+        next(self._steps(step, step, self._state_after(step - 1), observe))
+        data = {leaf: bytes(tensor_bytes(seen[leaf])) for leaf in range(len(self.program.body))}
+        ids = {int(leaf): found for leaf, found in identities({str(n): x for n, x in seen.items()}).items()}
+        return self._shown(step, data, ids)
+
+    def _shown(self, _step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
+        """The values of a step. `ids` maps leaves to the ids of their values."""
+        return Values(tree_of_values(self.program, ids), data)

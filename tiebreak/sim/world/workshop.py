@@ -10,11 +10,11 @@ near ties, so its logs have many entries and are the same on any machine.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging
@@ -30,9 +30,8 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.memory import Computer, MemoryEvidence, MemoryRun, Trees, own_tree
 from tiebreak.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
-from tiebreak.sim.world.work import Bound, Work, first_lie
+from tiebreak.sim.world.work import Bound, Computer, MemoryEvidence, MemoryRun, Trees, Work, first_lie, own_tree
 
 NAMES: Final = ("exact", "logged")
 PRECISION: Final = 16
@@ -44,16 +43,6 @@ _TOLERANCES: Final = dict.fromkeys(SumKind, TOLERANCE)
 _TRUTHS: Final = 8
 """How many runs that follow other logs are kept. The auditors of one game all follow the same logs."""
 _NOBODY: Final = Address(bytes(19) + b"\x01")
-
-
-class Deviation(Protocol):
-    """What a trainer computes instead of the job."""
-
-    def work(self, workshop: "Workshop", job: Job, rng: Random) -> Work:
-        """The trainer's work; every choice comes from `rng`.
-
-        Unless the deviation says otherwise, its commitment is false.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +223,10 @@ class Workshop:
             return self._evidence
         run = self._computer(self.auditor).run(known=own[:same], logs=logs, trees=trees)
         return MemoryEvidence(run, self.auditor)
+
+
+Deviation = Callable[[Workshop, Job, Random], Work]
+"""What a trainer computes instead of the job. All choices are drawn from the `Random`."""
 
 
 @cache

@@ -5,9 +5,8 @@ from typing import Any
 from tests.sim.games.players import ADVERSARIES, duel, party, result
 from tiebreak.sim.adversaries.base import Catch, Role
 from tiebreak.sim.games.line import GameLine
-from tiebreak.sim.games.page import ENDINGS, ROLES, table, to_markdown
 from tiebreak.sim.games.records import Header
-from tiebreak.sim.games.summary import summarize
+from tiebreak.sim.games.summary import ENDINGS, ROLES, summarize, table, to_markdown
 
 
 def page(*changes: dict[str, Any]) -> str:

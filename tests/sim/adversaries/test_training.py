@@ -7,8 +7,8 @@ import pytest
 
 from tests.sim.adversaries.playing import deviation, job_of
 from tiebreak.protocol.program.isa import Opcode, SourceKind
-from tiebreak.sim.adversaries.inputs import constants
-from tiebreak.sim.adversaries.observers import only, source
+from tiebreak.sim.adversaries.tampering import only, source
+from tiebreak.sim.adversaries.training import constants
 from tiebreak.sim.world.small_task import BETAS, DROPOUT, IMAGES, LABELS, SCHEDULE, WEIGHT_DECAY
 from tiebreak.sim.world.workshop import Workshop
 

@@ -7,7 +7,7 @@ from tests.sim.adversaries.playing import job_of
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode, SourceKind
 from tiebreak.sim.adversaries.forgery import deviating
-from tiebreak.sim.adversaries.observers import (
+from tiebreak.sim.adversaries.tampering import (
     commits_by_leaf,
     committing,
     during,
