@@ -135,7 +135,7 @@ def test_a_chain(installed: Installed) -> None:
     try:
         found = json.loads(lines)
         rpc = ["--rpc", found["rpc"]]
-        assert "Tiebreak" in installed.tiebreak("deploy", *rpc, "--key", "accounts/account-1.pem")
+        assert "Board" in installed.tiebreak("deploy", *rpc, "--key", "accounts/account-1.pem")
         assert "this version's code" in installed.tiebreak("deploy", *rpc, "--check", "deployment.json")
     finally:
         node.send_signal(signal.SIGTERM)

@@ -10,9 +10,10 @@ const TARGET = join(ROOT, "artifacts");
 
 /** Contract -> source file under src/, whose output forge puts under out/artifacts/FILE. */
 const CONTRACTS = {
+  Board: "board/Board.sol",
   CompletionBonus: "examples/CompletionBonus.sol",
+  Games: "game/Games.sol",
   Referee: "Referee.sol",
-  Tiebreak: "board/Tiebreak.sol",
   Transcendentals: "Transcendentals.sol",
 };
 

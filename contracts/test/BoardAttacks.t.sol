@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
-import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {Board} from "../src/board/Board.sol";
 import {Duration} from "../src/game/Time.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
@@ -11,13 +11,14 @@ import {GameTrees} from "./GameTrees.sol";
 
 /// @dev A client and challenger that, while it is being paid, makes one more call of the board.
 contract Reenterer {
-    Tiebreak private immutable BOARD;
+    Board private immutable BOARD;
+    address private toward;
     bytes private again;
     uint256 private amount;
     uint256 public entered;
     bool public succeeded;
 
-    constructor(Tiebreak board) {
+    constructor(Board board) {
         BOARD = board;
     }
 
@@ -30,14 +31,14 @@ contract Reenterer {
         }
     }
 
-    function pull(bytes calldata again_, uint256 amount_) external {
-        (again, amount) = (again_, amount_);
+    function pull(address toward_, bytes calldata again_, uint256 amount_) external {
+        (toward, again, amount) = (toward_, again_, amount_);
         BOARD.withdraw(payable(address(this)));
     }
 
     receive() external payable {
         // Once: the call made again may pay as well.
-        if (++entered == 1) (succeeded,) = address(BOARD).call{value: amount}(again);
+        if (++entered == 1) (succeeded,) = toward.call{value: amount}(again);
     }
 }
 
@@ -70,10 +71,11 @@ contract BoardAttacksTest is GameBase {
         attacker.act(abi.encodeCall(IJobBoard.cancelJob, (cancelled)), 0);
         IJobBoard.Head memory head = _head(active, 3, GameTrees.root(runLeaves));
         bytes memory signature = _headSignature(head);
-        attacker.act(abi.encodeCall(IGame.challenge, (head, signature, 0)), CHALLENGER_STAKE);
+        attacker.act(abi.encodeCall(IJobBoard.challenge, (head, signature, 0)), CHALLENGER_STAKE);
         gameId = board.gameIdOf(head, address(attacker), 0);
         (bytes memory call, uint256 wei_) = _entry(which, offered, active, head, signature);
-        attacker.pull(call, wei_);
+        // Entries 7 ... 18 are the games'.
+        attacker.pull(which > 6 && which < 19 ? address(games) : address(board), call, wei_);
         _equal(attacker.entered() > 0 ? 1 : 0, 1, "it was paid, and re-entered");
         // Withdrawing again finds nothing; what it may do, it may do at any other time.
         if (which == 0) require(!attacker.succeeded(), "withdrawn twice");
@@ -93,7 +95,7 @@ contract BoardAttacksTest is GameBase {
         if (which == 3) return (abi.encodeCall(IJobBoard.postHead, (head, signature)), 0);
         if (which == 4) return (abi.encodeCall(IJobBoard.settle, (active)), 0);
         if (which == 5) return (abi.encodeCall(IJobBoard.abandon, (active)), 0);
-        if (which == 6) return (abi.encodeCall(IGame.challenge, (head, signature, 1)), CHALLENGER_STAKE);
+        if (which == 6) return (abi.encodeCall(IJobBoard.challenge, (head, signature, 1)), CHALLENGER_STAKE);
         if (which == 7) return (abi.encodeCall(IGame.descend, (gameId, two)), 0);
         if (which == 8) return (abi.encodeCall(IGame.select, (gameId, WRONG, 0, two, 0)), 0);
         if (which == 9) return (abi.encodeCall(IGame.openSteps, (gameId, two, two, 0, 0, 0)), 0);
@@ -238,7 +240,7 @@ contract BoardAttacksTest is GameBase {
         jobId = _offer(_extreme());
         _accept(jobId);
         gameId = _challenge(jobId, type(uint64).max, WRONG, 0);
-        _equal(64, board.game(gameId).height, "the deepest run");
+        _equal(64, games.game(gameId).height, "the deepest run");
         _equal(20, board.job(jobId).depth, "D");
         _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
         _equal(MAX, board.credit(client), "client");
@@ -263,7 +265,7 @@ contract BoardAttacksTest is GameBase {
     }
 
     function _defenderConvicted() private view {
-        require(board.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST, "convicted");
+        require(games.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST, "convicted");
     }
 
     /// The last step of the longest run: position 2^64 - 2, step 2^64 - 1.
@@ -286,7 +288,7 @@ contract BoardAttacksTest is GameBase {
             uint256 index = (last >> height) & ((1 << step) - 1);
             _play(challenger, abi.encodeCall(IGame.select, (gameId, path[height], index, up, 0)));
         }
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.OPEN_VALUES, "a segment of one step");
         _equal(type(uint64).max, state.step, "step");
     }

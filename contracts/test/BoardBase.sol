@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
-import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {Board} from "../src/board/Board.sol";
+import {Games} from "../src/game/Games.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
@@ -16,6 +17,8 @@ interface BoardVm {
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function warp(uint256 timestamp) external;
     function chainId(uint256 id) external;
+    function computeCreateAddress(address deployer, uint256 nonce) external pure returns (address);
+    function getNonce(address account) external view returns (uint64);
     function snapshotState() external returns (uint256 id);
     function revertToState(uint256 id) external returns (bool success);
 }
@@ -45,7 +48,8 @@ abstract contract BoardBase {
     address internal challenger;
     address internal stranger;
     GameStubReferee internal referee;
-    Tiebreak internal board;
+    Board internal board;
+    Games internal games;
 
     /// @dev Time as the test has set it: the compiler may not read `block.timestamp` again after `warp`.
     uint256 internal current;
@@ -56,8 +60,16 @@ abstract contract BoardBase {
         challenger = _actor(CHALLENGER_KEY);
         stranger = _actor(STRANGER_KEY);
         referee = new GameStubReferee();
-        board = new Tiebreak(IReferee(address(referee)));
+        _deploy(IReferee(address(referee)));
         _warp(START);
+    }
+
+    /// @dev The games are made with the address that the board will have: that of this contract's next creation but one.
+    function _deploy(IReferee with) internal {
+        address next = VM.computeCreateAddress(address(this), VM.getNonce(address(this)) + 1);
+        games = new Games(with, IJobBoard(next));
+        board = new Board(games);
+        require(address(board) == next, "bound to each other");
     }
 
     function _actor(uint256 key) private returns (address account) {
@@ -174,6 +186,6 @@ abstract contract BoardBase {
     }
 
     function _requirePhase(GameId gameId, IGame.Phase expected) internal view {
-        require(board.game(gameId).phase == expected, "phase");
+        require(games.game(gameId).phase == expected, "phase");
     }
 }

@@ -11,7 +11,7 @@ import {GameTrees} from "./GameTrees.sol";
 /// a random place on, and offers a new job if there is none. A call that reverts fails the run.
 contract BoardHandler is GameBase {
     JobId[] public jobs;
-    GameId[] public games;
+    GameId[] public played;
     uint256 public done;
     uint256 public calls;
     uint256 public slashed;
@@ -22,7 +22,11 @@ contract BoardHandler is GameBase {
     }
 
     function gameCount() external view returns (uint256) {
-        return games.length;
+        return played.length;
+    }
+
+    function gameOf(uint256 k) external view returns (IGame.GameState memory) {
+        return games.game(played[k]);
     }
 
     function boardAddress() external view returns (address) {
@@ -118,18 +122,18 @@ contract BoardHandler is GameBase {
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found || _windowOver(id)) return;
         address who = seed % 2 == 0 ? challenger : stranger;
-        games.push(_challengeAs(who, id, uint64(1 + seed % 3), GameTrees.root(runLeaves), uint64(games.length)));
+        played.push(_challengeAs(who, id, uint64(1 + seed % 3), GameTrees.root(runLeaves), uint64(played.length)));
     }
 
     /// @dev A legal move, a timeout or a reclaim, whichever the game allows.
     function move(uint256 seed) public {
         ++calls;
-        for (uint256 i = 0; i < games.length; ++i) {
-            gameId = games[addmod(seed, i, games.length)];
-            IGame.GameState memory state = board.game(gameId);
+        for (uint256 i = 0; i < played.length; ++i) {
+            gameId = played[addmod(seed, i, played.length)];
+            IGame.GameState memory state = games.game(gameId);
             if (state.phase == IGame.Phase.OVER) continue;
             IJobBoard.JobStatus status = board.job(state.jobId).status;
-            if (status == IJobBoard.JobStatus.SLASHED) board.reclaim(gameId);
+            if (status == IJobBoard.JobStatus.SLASHED) games.reclaim(gameId);
             else _moveOn(seed >> 8, state);
             ++done;
             return;
@@ -142,11 +146,11 @@ contract BoardHandler is GameBase {
     }
 
     function _moveOn(uint256 seed, IGame.GameState memory state) private {
-        address side = board.mover(gameId);
+        address side = games.mover(gameId);
         uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
         if (state.phase == IGame.Phase.OPEN_STEPS || state.phase == IGame.Phase.OPEN_VALUES) rest += REPLAY;
         if (current - Instant.unwrap(state.last) > rest) {
-            board.timeout(gameId);
+            games.timeout(gameId);
         } else if (seed % 16 == 0) {
             _play(side, abi.encodeCall(IGame.concede, (gameId)));
         } else if (state.phase == IGame.Phase.DESCEND && seed % 8 != 0) {
@@ -158,7 +162,7 @@ contract BoardHandler is GameBase {
         } else {
             _breakTie(side, state.phase);
         }
-        if (board.game(gameId).phase == IGame.Phase.OVER) ++verdicts;
+        if (games.game(gameId).phase == IGame.Phase.OVER) ++verdicts;
         if (board.job(state.jobId).status == IJobBoard.JobStatus.SLASHED) ++slashed;
     }
 
@@ -243,7 +247,7 @@ contract BoardInvariantTest {
             IJobBoard.JobState memory job = _board().job(handler.jobs(i));
             uint256 open = 0;
             for (uint256 k = 0; k < handler.gameCount(); ++k) {
-                IGame.GameState memory state = IGame(address(_board())).game(handler.games(k));
+                IGame.GameState memory state = handler.gameOf(k);
                 if (state.jobId == handler.jobs(i) && state.phase != IGame.Phase.OVER) ++open;
             }
             require(job.openGames == open, "open games");

@@ -2,7 +2,8 @@
 pragma solidity ^0.8.30;
 
 import {Duration} from "../src/game/Time.sol";
-import {Tiebreak} from "../src/board/Tiebreak.sol";
+import {Board} from "../src/board/Board.sol";
+import {Games} from "../src/game/Games.sol";
 import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
@@ -10,18 +11,18 @@ import {BoardBase} from "./BoardBase.sol";
 
 /// @dev Takes no wei.
 contract Refuser {
-    function pull(Tiebreak board, address payable to) external {
+    function pull(Board board, address payable to) external {
         board.withdraw(to);
     }
 }
 
 /// @dev A client that withdraws again while it is being paid.
 contract Reenterer {
-    Tiebreak private immutable BOARD;
+    Board private immutable BOARD;
     uint256 public entered;
     bool public refused;
 
-    constructor(Tiebreak board) {
+    constructor(Board board) {
         BOARD = board;
     }
 
@@ -351,7 +352,7 @@ contract BoardJobsTest is BoardBase {
         _expect(abi.encodeWithSelector(IJobBoard.OpenGames.selector, 1));
         board.settle(jobId);
         // The defender has let its clock run out.
-        board.timeout(gameId);
+        games.timeout(gameId);
         _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
     }
 
@@ -458,7 +459,7 @@ contract BoardJobsTest is BoardBase {
         JobId jobId = _activeJob(1);
         GameId gameId = _challenge(jobId, 2, ROOT, 0);
         _expect(_status(jobId, IJobBoard.JobStatus.SLASHED, IJobBoard.JobStatus.ACTIVE));
-        board.reclaim(gameId);
+        games.reclaim(gameId);
         _report(jobId, ROOT, keccak256("other run"));
         _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
         _equal(REWARD, board.credit(client), "client");
@@ -467,15 +468,15 @@ contract BoardJobsTest is BoardBase {
         _equal(0, board.credit(trainer), "trainer");
         _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
         VM.prank(trainer);
-        board.descend(gameId, new bytes32[](2));
+        games.descend(gameId, new bytes32[](2));
         _warp(current + CLOCK + 1);
         _expect(_status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED));
-        board.timeout(gameId);
-        board.reclaim(gameId);
+        games.timeout(gameId);
+        games.reclaim(gameId);
         _equal(CHALLENGER_STAKE, board.credit(challenger), "challenger");
-        require(board.game(gameId).verdict == IGame.Verdict.VOID, "void");
+        require(games.game(gameId).verdict == IGame.Verdict.VOID, "void");
         _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
-        board.reclaim(gameId);
+        games.reclaim(gameId);
     }
 
     function test_equal_heads_or_forged_ones_are_no_equivocation() external {
@@ -547,8 +548,28 @@ contract BoardJobsTest is BoardBase {
 
     function test_the_referee_must_exist() external {
         _expect(abi.encodeWithSelector(IGame.RefereeMissing.selector, address(1)));
-        new Tiebreak(IReferee(address(1)));
-        require(address(board.REFEREE()) == address(referee), "referee");
+        new Games(IReferee(address(1)), board);
+        require(address(games.REFEREE()) == address(referee), "referee");
+    }
+
+    function test_board_and_games_are_bound_to_each_other() external {
+        _expect(abi.encodeWithSelector(IJobBoard.GamesMissing.selector, address(1)));
+        new Board(IGame(address(1)));
+        require(address(games.BOARD()) == address(board) && address(board.GAMES()) == address(games), "a pair");
+        // A second board made with the same games has none that it can start, and no way to end one of the first's.
+        Board other = new Board(games);
+        IGame.Start memory start;
+        _expect(abi.encodeWithSelector(IGame.NotTheBoard.selector, address(board), address(other)));
+        VM.prank(address(other));
+        games.begin(start);
+        JobId jobId = _activeJob(1);
+        bytes memory refusal = abi.encodeWithSelector(IJobBoard.WrongCaller.selector, address(games), address(stranger));
+        _expect(refusal);
+        VM.prank(stranger);
+        board.gameEnded(jobId, stranger, true);
+        _expect(refusal);
+        VM.prank(stranger);
+        board.gameVoided(jobId, stranger);
     }
 
     // ---------------------------------------------------------------- helpers

@@ -218,7 +218,7 @@ abstract contract GameBase is BoardBase {
 
     function _play(address who, bytes memory move) internal virtual {
         VM.prank(who);
-        (bool success, bytes memory reason) = address(board).call(move);
+        (bool success, bytes memory reason) = address(games).call(move);
         if (pendingReason.length == 0) {
             if (!success) {
                 assembly ("memory-safe") {
@@ -256,7 +256,7 @@ abstract contract GameBase is BoardBase {
         uint256 height = GameTrees.depth(leaves);
         while (height > 0) {
             uint256 step = height < levels ? height : levels;
-            if (board.game(gameId).phase == IGame.Phase.DESCEND) {
+            if (games.game(gameId).phase == IGame.Phase.DESCEND) {
                 bytes32[] memory nodes = GameTrees.below(leaves, height, position >> height, step);
                 _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
             }
@@ -287,7 +287,7 @@ abstract contract GameBase is BoardBase {
     }
 
     function _openSteps(bytes32[] memory leaves) internal {
-        uint64 last = board.game(gameId).step + 2;
+        uint64 last = games.game(gameId).step + 2;
         if (logged) _openSteps(leaves, _stateRoot(last), LOSS_BITS, _logRoot((last - 1) / 3));
         else _openSteps(leaves, 0, 0, 0);
     }
@@ -339,7 +339,7 @@ abstract contract GameBase is BoardBase {
     }
 
     function _openChunk(uint256 index) internal {
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         if (state.summation >> 4 == 0) return _openChunk(_chunk(index));
         _openChunk(_chunk(index), _word(state.step, index), _wordProof(state.step, index));
     }
@@ -421,7 +421,7 @@ abstract contract GameBase is BoardBase {
     // ---------------------------------------------------------------- verdicts
 
     function _defenderLost(IGame.Reason reason) internal view {
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.OVER && state.verdict == IGame.Verdict.DEFENDER_LOST, "defender lost");
         require(state.reason == reason, "reason");
         _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
@@ -433,7 +433,7 @@ abstract contract GameBase is BoardBase {
     }
 
     function _challengerLost(IGame.Reason reason) internal view {
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.OVER && state.verdict == IGame.Verdict.CHALLENGER_LOST, "challenger lost");
         require(state.reason == reason, "reason");
         _requireStatus(jobId, IJobBoard.JobStatus.ACTIVE);

@@ -51,6 +51,10 @@ contract HonestHandler is GameBase {
         return address(board);
     }
 
+    function gamesAddress() external view returns (address) {
+        return address(games);
+    }
+
     function play(uint256 i) external view returns (GameId id, JobId job, uint256 lie, bool honest) {
         Play storage p = plays[i];
         return (p.id, p.job, p.lie, p.honest);
@@ -179,8 +183,8 @@ contract HonestHandler is GameBase {
         logged = (seed >> 48) % 2 == 0;
         jobId = _activeJob(plays.length);
         bytes32 root = GameTrees.root(_runOf(lie));
-        uint256 games = 1 + (seed >> 32) % 3;
-        for (uint64 k = 0; k < games; ++k) {
+        uint256 count = 1 + (seed >> 32) % 3;
+        for (uint64 k = 0; k < count; ++k) {
             // The honest one among others; against the truth no challenger is.
             bool honest = lie != 0 && (k == 0 || (seed >> 40) % 2 == 0);
             address who = k % 2 == 0 ? challenger : stranger;
@@ -213,10 +217,10 @@ contract HonestHandler is GameBase {
 
     /// @return open whether someone is to move @return isHonest whether it is honest @return left seconds it still has
     function _slack(Play storage p) private view returns (bool open, bool isHonest, uint256 left) {
-        IGame.GameState memory state = board.game(p.id);
+        IGame.GameState memory state = games.game(p.id);
         if (state.phase == IGame.Phase.OVER) return (false, false, 0);
         if (board.job(p.job).status != IJobBoard.JobStatus.ACTIVE) return (false, false, 0);
-        bool defender = board.mover(p.id) == trainer;
+        bool defender = games.mover(p.id) == trainer;
         isHonest = defender ? p.lie == 0 : p.honest;
         uint256 rest = Duration.unwrap(defender ? state.defenderRest : state.challengerRest);
         uint256 end = Instant.unwrap(state.last) + rest + _allowance(state);
@@ -241,7 +245,7 @@ contract HonestHandler is GameBase {
         ++calls;
         for (uint256 i = 0; i < plays.length; ++i) {
             uint256 k = addmod(seed, i, plays.length);
-            if (board.game(plays[k].id).phase != IGame.Phase.OVER) return _moveOf(k, seed >> 16);
+            if (games.game(plays[k].id).phase != IGame.Phase.OVER) return _moveOf(k, seed >> 16);
         }
         _begin(seed);
     }
@@ -260,18 +264,18 @@ contract HonestHandler is GameBase {
         gameId = p.id;
         levels = board.job(p.job).descentLevels;
         logged = board.job(p.job).policy == 1;
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         if (board.job(p.job).status == IJobBoard.JobStatus.SLASHED) {
-            board.reclaim(gameId);
+            games.reclaim(gameId);
             ++finished;
             return;
         }
-        address side = board.mover(gameId);
+        address side = games.mover(gameId);
         (, bool isHonest, uint256 left) = _slack(p);
         uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
         if (current - Instant.unwrap(state.last) > rest + _allowance(state)) {
             require(!isHonest && left == 0, "an honest side is never late here");
-            board.timeout(gameId);
+            games.timeout(gameId);
         } else if (!isHonest && seed % 16 == 0) {
             _play(side, abi.encodeCall(IGame.concede, (gameId)));
         } else if (side == trainer) {
@@ -419,7 +423,7 @@ contract HonestHandler is GameBase {
 
     /// @dev Invariants 5 and 8 over one move; and that the honest do not lose.
     function _check(Play storage p, IGame.GameState memory before) private {
-        IGame.GameState memory state = board.game(p.id);
+        IGame.GameState memory state = games.game(p.id);
         uint256 spent = Duration.unwrap(before.defenderRest) - Duration.unwrap(state.defenderRest);
         spent += Duration.unwrap(before.challengerRest) - Duration.unwrap(state.challengerRest);
         uint256 elapsed = Instant.unwrap(state.last) - Instant.unwrap(before.last);
@@ -476,7 +480,7 @@ contract GameHonestTest {
     /// forge-config: ci.invariant.runs = 16
     /// forge-config: ci.invariant.depth = 128
     function invariant_the_honest_never_lose() external view {
-        IGame games = IGame(handler.boardAddress());
+        IGame games = IGame(handler.gamesAddress());
         for (uint256 i = 0; i < handler.playCount(); ++i) {
             (GameId id,, uint256 lie, bool honest) = handler.play(i);
             IGame.Verdict verdict = games.game(id).verdict;

@@ -43,7 +43,7 @@ contract GameLogsTest is GameBase {
 
     function test_exact_games_keep_no_log() external {
         _walkToTerms(2, 0, 1);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         _equal(bytes32(0), state.log, "no log");
         _equal(7, state.summation, "what is accumulated, and no kind of a logged sum");
     }
@@ -54,26 +54,26 @@ contract GameLogsTest is GameBase {
         _keepLogs();
         _start();
         _walk(runLeaves, 1);
-        _equal(bytes32(0), board.game(gameId).log, "nothing is opened");
+        _equal(bytes32(0), games.game(gameId).log, "nothing is opened");
         _openSteps(1);
-        _equal(_logRoot(1), board.game(gameId).log, "the segment's");
+        _equal(_logRoot(1), games.game(gameId).log, "the segment's");
         _walk(_stepLeaves(1), 1);
         _openValues(5);
-        _equal(_stepLog(5), board.game(gameId).log, "the step's");
+        _equal(_stepLog(5), games.game(gameId).log, "the step's");
         _walk(_valueLeaves(5), LONG, _seal(right));
         _openTensor(LONG);
-        _equal(7 + 16 * 2, board.game(gameId).summation, "a sum of products");
+        _equal(7 + 16 * 2, games.game(gameId).summation, "a sum of products");
         _walk(chunkLeaves, 0);
         _openChunk(0);
-        _equal(_word(5, 0), board.game(gameId).log, "the chunk's");
+        _equal(_word(5, 0), games.game(gameId).log, "the chunk's");
         _selectElement(5, 0);
-        _equal(7 + 16 * 2 + 64 * 2, board.game(gameId).summation, "element 5 went up");
+        _equal(7 + 16 * 2 + 64 * 2, games.game(gameId).summation, "element 5 went up");
     }
 
     function test_a_word_without_entries_is_kept_as_none() external {
         _keepLogs();
         _walkToElement(5, 1);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         _equal(bytes32(0), state.log, "no entry in chunk 1");
         _equal(7 + 16 * 2, state.summation, "nor of element 5");
     }
@@ -194,11 +194,11 @@ contract GameLogsTest is GameBase {
         _start();
         _walk(runLeaves, 2);
         _requirePhase(gameId, IGame.Phase.OPEN_VALUES);
-        _equal(bytes32(0), board.game(gameId).log, "nothing is opened");
+        _equal(bytes32(0), games.game(gameId).log, "nothing is opened");
         _expectLength(0, 1);
         _play(trainer, _values(7, _valueLeaves(7), _stepLog(7), _stepLog(7), new bytes32[](1)));
         _openValues(7);
-        _equal(_stepLog(7), board.game(gameId).log, "the step's");
+        _equal(_stepLog(7), games.game(gameId).log, "the step's");
         _requirePhase(gameId, IGame.Phase.SELECT);
     }
 
@@ -253,13 +253,13 @@ contract GameLogsTest is GameBase {
     function test_what_is_no_logged_sum_has_no_word() external {
         _keepLogs();
         _walkToFewTerms(0);
-        _equal(0, board.game(gameId).summation, "nothing is summed");
+        _equal(0, games.game(gameId).summation, "nothing is summed");
         _expectLog(_word(2, 0));
         _openChunk(_chunk(0), _word(2, 0), none);
         _expectLength(0, 4);
         _openChunk(_chunk(0), 0, _wordProof(2, 0));
         _openChunk(_chunk(0));
-        _equal(_stepLog(2), board.game(gameId).log, "the step's is what was opened last");
+        _equal(_stepLog(2), games.game(gameId).log, "the step's is what was opened last");
         _proveFewTerms(PRECISION);
     }
 
@@ -272,7 +272,7 @@ contract GameLogsTest is GameBase {
         for (uint8 kind = 1; kind <= 3; ++kind) {
             uint256 id = VM.snapshotState();
             _walkToFewTerms(kind);
-            _equal(16 * uint256(kind), board.game(gameId).summation, "a logged sum, judged at once");
+            _equal(16 * uint256(kind), games.game(gameId).summation, "a logged sum, judged at once");
             _openChunk(_chunk(0), _word(2, 0), _wordProof(2, 0));
             _proveFewTerms(PRECISION | tolerances[kind - 1] << 8 | 2 << 16);
             VM.revertToState(id);
@@ -291,7 +291,7 @@ contract GameLogsTest is GameBase {
         // As integers: a word's bytes are most significant first, the codes in a byte least significant first.
         uint256 code = uint256(word) / 2 ** (248 - 8 * (index / 4)) % 256 / 4 ** (index % 4) % 4;
         if (code == 3) code = 0;
-        _equal(7 + 16 * 2 + 64 * code, board.game(gameId).summation, "code");
+        _equal(7 + 16 * 2 + 64 * code, games.game(gameId).summation, "code");
     }
 
     // ---------------------------------------------------------------- helpers

@@ -13,7 +13,7 @@ contract GameRulesTest is GameBase {
 
     function test_a_game_starts_at_the_run_root() external {
         _start();
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.DESCEND && state.level == IGame.Level.RUN, "start");
         _equal(GameTrees.root(runLeaves), state.node, "node");
         _equal(GameTrees.root(runLeaves), state.opened, "opened");
@@ -22,7 +22,7 @@ contract GameRulesTest is GameBase {
         _equal(1, state.descentLevels, "r");
         _equal(REPLAY, Duration.unwrap(state.replayTime), "replay time");
         require(state.fresh && state.challenger == challenger && state.jobId == jobId, "parties");
-        require(board.mover(gameId) == trainer, "the defender moves first");
+        require(games.mover(gameId) == trainer, "the defender moves first");
     }
 
     function test_descend_needs_the_right_number_of_nodes() external {
@@ -46,7 +46,7 @@ contract GameRulesTest is GameBase {
         bytes32[] memory nodes = GameTrees.below(runLeaves, 2, 0, 2);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
         _select(runLeaves, 0, 1, 0);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.OPEN_STEPS, "one move to the leaf");
         _equal(4, state.step, "first step of the segment");
         _equal(3, state.leaves, "steps of the segment");
@@ -94,7 +94,7 @@ contract GameRulesTest is GameBase {
             _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes[1], indices[i], siblings, 0)));
         }
         _play(challenger, abi.encodeCall(IGame.select, (gameId, nodes[1], 1, siblings, 0)));
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         _equal(nodes[1], state.node, "node");
         _equal(1, state.position, "position");
         _equal(1, state.height, "height");
@@ -221,7 +221,7 @@ contract GameRulesTest is GameBase {
         _start();
         _walk(runLeaves, 0);
         _openSteps(0);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.STEPS && state.fresh, "phase");
         _equal(GameTrees.root(_stepLeaves(0)), state.node, "root");
         _equal(2, state.height, "depth");
@@ -247,7 +247,7 @@ contract GameRulesTest is GameBase {
     function test_a_segment_of_one_step_is_opened_at_once() external {
         _start();
         _walk(runLeaves, 2);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.OPEN_VALUES && state.level == IGame.Level.STEPS, "at once");
         _equal(7, state.step, "step");
         _equal(keccak256(abi.encode(opened[0], runLeaves[2])), state.opened, "the record is the tree");
@@ -260,7 +260,7 @@ contract GameRulesTest is GameBase {
     function test_open_values_enters_the_value_tree() external {
         _walkToStep(5);
         _openValues(5);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.level == IGame.Level.VALUES && state.phase == IGame.Phase.SELECT, "level");
         _equal(GameTrees.root(_valueLeaves(5)), state.node, "value root");
         _equal(3, state.height, "D + 1");
@@ -321,7 +321,7 @@ contract GameRulesTest is GameBase {
     function test_open_tensor_keeps_what_later_moves_need() external {
         _walkToValue(2, LONG);
         _openTensor(LONG);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.CHUNKS, "phase");
         _equal(GameTrees.root(chunkLeaves), state.node, "chunk root");
         _equal(3, state.leaves, "chunks");
@@ -338,7 +338,7 @@ contract GameRulesTest is GameBase {
         _play(trainer, abi.encodeCall(IGame.openTensor, (gameId, _instruction(SOURCE), siblings, new bytes32[](2))));
         _openTensor(SOURCE);
         _requirePhase(gameId, IGame.Phase.PROVE);
-        _equal(_valueLeaves(2)[SOURCE], board.game(gameId).node, "the leaf is what is proved");
+        _equal(_valueLeaves(2)[SOURCE], games.game(gameId).node, "the leaf is what is proved");
     }
 
     function test_open_tensor_of_another_instruction_loses() external {
@@ -380,7 +380,7 @@ contract GameRulesTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 44, 44));
         _selectElement(44, 2);
         _selectElement(43, 2);
-        _equal(299, board.game(gameId).element, "the last element");
+        _equal(299, games.game(gameId).element, "the last element");
     }
 
     function test_a_chunk_of_other_bytes_loses() external {
@@ -420,7 +420,7 @@ contract GameRulesTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 128, type(uint256).max));
         _selectElement(type(uint256).max, 1);
         _selectElement(5, 1);
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         _equal(133, state.element, "element");
         _equal(bytes32(uint256(5)), state.node, "bits");
         _equal(1, state.position, "chunk");
@@ -462,8 +462,8 @@ contract GameRulesTest is GameBase {
         for (uint256 i = size; i > 0; --i) {
             bits = bits << 8 | uint8(chunk[index * size + i - 1]);
         }
-        _equal(bytes32(bits), board.game(gameId).node, "bits");
-        _equal(index, board.game(gameId).element, "element");
+        _equal(bytes32(bits), games.game(gameId).node, "bits");
+        _equal(index, games.game(gameId).element, "element");
         _requirePhase(gameId, IGame.Phase.PROVE);
     }
 
@@ -472,7 +472,7 @@ contract GameRulesTest is GameBase {
     function test_open_terms_enters_the_terms() external {
         _walkToElement(2, 1);
         _openTerms();
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         require(state.phase == IGame.Phase.SELECT && state.level == IGame.Level.TERMS, "phase");
         _equal(GameTrees.root(termLeaves), state.node, "root");
         _equal(2, state.height, "depth");

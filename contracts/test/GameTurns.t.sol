@@ -20,7 +20,7 @@ contract GameTurnsTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.WrongPhase.selector, IGame.Phase.SELECT, IGame.Phase.DESCEND));
         _select(runLeaves, 1, 0, 0);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, nodes)));
-        require(board.mover(gameId) == challenger, "mover");
+        require(games.mover(gameId) == challenger, "mover");
         _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, challenger, client));
         _play(client, _selection(runLeaves, 1, 0, 0));
     }
@@ -54,7 +54,7 @@ contract GameTurnsTest is GameBase {
         _play(address(this), abi.encodeCall(IGame.concede, (none)));
         _expect(noGame);
         _play(address(this), abi.encodeCall(IGame.reclaim, (none)));
-        require(board.mover(none) == address(0), "no mover");
+        require(games.mover(none) == address(0), "no mover");
         _start();
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, new bytes32[](2))));
         bytes memory over = abi.encodeWithSelector(IGame.GameIsOver.selector, gameId);
@@ -66,7 +66,7 @@ contract GameTurnsTest is GameBase {
         _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
         _expect(over);
         _play(challenger, abi.encodeCall(IGame.reclaim, (gameId)));
-        require(board.mover(gameId) == address(0), "over");
+        require(games.mover(gameId) == address(0), "over");
     }
 
     // ---------------------------------------------------------------- slashed jobs
@@ -83,7 +83,7 @@ contract GameTurnsTest is GameBase {
         bytes memory slashed = abi.encodeWithSelector(
             IJobBoard.WrongJobStatus.selector, jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED
         );
-        // No move of the defender, and nothing that would end a game, is legal any more.
+        // Nothing that would end a game is legal any more: not a broken tie either.
         _expect(slashed);
         _play(trainer, abi.encodeCall(IGame.descend, (first, new bytes32[](4))));
         _expect(slashed);
@@ -144,7 +144,7 @@ contract GameTurnsTest is GameBase {
         _play(address(this), abi.encodeCall(IGame.timeout, (gameId)));
         _warp(START + CLOCK);
         _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
-        IGame.GameState memory state = board.game(gameId);
+        IGame.GameState memory state = games.game(gameId);
         _equal(0, Duration.unwrap(state.defenderRest), "defender's rest");
         _equal(CLOCK, Duration.unwrap(state.challengerRest), "challenger's rest");
     }
@@ -219,8 +219,8 @@ contract GameTurnsTest is GameBase {
     /// @dev The mover may use its rest and the allowance, to the second; then only the timeout is legal.
     function _edge(uint256 allowance) private {
         uint256 snapshot = VM.snapshotState();
-        address side = board.mover(gameId);
-        IGame.GameState memory state = board.game(gameId);
+        address side = games.mover(gameId);
+        IGame.GameState memory state = games.game(gameId);
         uint256 rest = Duration.unwrap(side == trainer ? state.defenderRest : state.challengerRest);
         _warp(Instant.unwrap(state.last) + rest + allowance);
         _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, rest, rest));
@@ -229,8 +229,8 @@ contract GameTurnsTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, rest, rest + 1));
         _play(side, abi.encodeCall(IGame.concede, (gameId)));
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
-        require(board.game(gameId).reason == IGame.Reason.TIMEOUT, "timed out");
-        bool lost = board.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST;
+        require(games.game(gameId).reason == IGame.Reason.TIMEOUT, "timed out");
+        bool lost = games.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST;
         require(lost == (side == trainer), "the mover lost");
         require(VM.revertToState(snapshot), "back");
         // Within the allowance nothing is charged.
@@ -247,7 +247,7 @@ contract GameTurnsTest is GameBase {
         _warp(current + wait);
         _openSteps(0);
         uint256 charged = wait > REPLAY ? wait - REPLAY : 0;
-        _equal(CLOCK - charged, Duration.unwrap(board.game(gameId).defenderRest), "rest");
-        _equal(current, Instant.unwrap(board.game(gameId).last), "last");
+        _equal(CLOCK - charged, Duration.unwrap(games.game(gameId).defenderRest), "rest");
+        _equal(current, Instant.unwrap(games.game(gameId).last), "last");
     }
 }

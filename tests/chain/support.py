@@ -85,9 +85,9 @@ def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key
 
 
 def events_of(chain: Chain, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
-    """The board's events, oldest first; only those of one game if its id is given."""
+    """The events of board and games, oldest first; only those of one game if its id is given."""
     wanted: Any = {
-        "address": to_checksum_address(chain.deployment.board),
+        "address": [to_checksum_address(a) for a in (chain.deployment.board, chain.deployment.games)],
         "fromBlock": first_block,
         "toBlock": "latest",
     }

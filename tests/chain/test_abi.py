@@ -16,7 +16,7 @@ from eth_hash.auto import keccak
 from tests.source_tree import ROOT
 from tiebreak.protocol.chain import ChainError, JobStatus, Outcome
 from tiebreak.protocol.chain.abi import decode_revert, entries, read_log, snake_case
-from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, load_artifact
+from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
 from tiebreak.protocol.chain.calls import MOVE_KINDS, Call, read_move
 from tiebreak.protocol.commitments.eip712 import encode_type
 from tiebreak.protocol.commitments.job import Head, Job
@@ -28,8 +28,8 @@ ENTRIES = [(contract, entry) for contract in CONTRACTS for entry in load_artifac
 Items = list[dict[str, Any]]
 
 
-def declared(kind: str, name: str, contract: str = BOARD) -> dict[str, Any]:
-    (found,) = [e for where, e in ENTRIES if where == contract and (e["type"], e.get("name")) == (kind, name)]
+def declared(kind: str, name: str, contract: str | None = None) -> dict[str, Any]:
+    (found,) = [e for w, e in ENTRIES if contract in (None, w) and (e["type"], e.get("name")) == (kind, name)]
     return found
 
 

@@ -178,7 +178,7 @@ def test_an_account_is_no_board(chain: EmbeddedChain) -> None:
 
 
 def test_another_contract_is_no_board(chain: EmbeddedChain) -> None:
-    with pytest.raises(ContractMismatch, match="Tiebreak"):
+    with pytest.raises(ContractMismatch, match="Board"):
         Chain(chain._node).attach(chain.deployment.referee)
 
 

@@ -73,11 +73,11 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     after = game.apply(duel.state, choice, duel.state.last + 1)
     proof = players[Side.CHALLENGER].move(after, last)
     assert isinstance(proof, Prove)
-    board, node = chain.deployment.board, chain._node
+    games, node = chain.deployment.games, chain._node
     rpc(chain, "evm_setAutomine", False)
     try:
-        node.post(CHALLENGER, board, move_call(duel.state, choice).data, gas=3_000_000)
-        early = node.post(CHALLENGER, board, move_call(after, proof).data, gas=3_000_000)
+        node.post(CHALLENGER, games, move_call(duel.state, choice).data, gas=3_000_000)
+        early = node.post(CHALLENGER, games, move_call(after, proof).data, gas=3_000_000)
         rpc(chain, "evm_mine")
     finally:
         rpc(chain, "evm_setAutomine", True)

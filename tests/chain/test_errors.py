@@ -9,7 +9,7 @@ from tiebreak.protocol.chain import ChainError, ContractMismatch, InsufficientFu
 ERRORS: list[ChainError] = [
     Reverted("WindowClosed", {"end": 7, "current": 8, "root": b"\1\2"}),
     InsufficientFunds(b"\3" * 20, 8, 7),
-    ContractMismatch("Tiebreak", b"\4" * 20, "another contract"),
+    ContractMismatch("Board", b"\4" * 20, "another contract"),
 ]
 
 

@@ -69,7 +69,7 @@ def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
         ({"chainId": 1}, ConfigurationError),
         ({"version": 2}, ConfigurationError),
         ({"contracts": {}}, ConfigurationError),
-        ({"contracts": {**content["contracts"], "Tiebreak": content["contracts"]["Referee"]}}, Exception),
+        ({"contracts": {**content["contracts"], "Board": content["contracts"]["Referee"]}}, Exception),
     ):
         path.write_text(json.dumps({**content, **change}))
         with pytest.raises(error):

@@ -37,14 +37,14 @@ def a_job(nonce: int = 1) -> Job:
     )
 
 
-def create(chain: SimulatedChain, job: Job) -> bytes:
-    return calls.create_job(job, TRAINER.sign(job.digest(chain.domain))).data
+def create(chain: SimulatedChain, job: Job) -> Call:
+    return calls.create_job(job, TRAINER.sign(job.digest(chain.domain)))
 
 
 def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: SimulatedChain) -> None:
     job, draft = a_job(), chain.draft(START + 12)
-    offered = draft.add(CLIENT, create(chain, job), job.reward)
-    accepted = draft.add(TRAINER, calls.accept_job(job.id, 0).data, job.trainer_stake)
+    offered = draft.add(CLIENT, create(chain, job))
+    accepted = draft.add(TRAINER, calls.accept_job(job.id, job.trainer_stake))
     assert draft.read(Call("job", (job.id,))).status is JobStatus.ACTIVE
     assert chain.job_state(job.id).status is JobStatus.NONE, "the block is not there yet"
     draft.seal()
@@ -56,11 +56,11 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
 
 
 def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:
-    draft, call = chain.draft(START + 1), calls.accept_job(a_job().id, 0).data
+    draft, call = chain.draft(START + 1), calls.accept_job(a_job().id, 5)
     with pytest.raises(Reverted) as caught:
-        draft.add(TRAINER, call, 5)
+        draft.add(TRAINER, call)
     assert caught.value.name == "WrongJobStatus"
-    failed = draft.add(TRAINER, call, 5, even_if_it_reverts=True)
+    failed = draft.add(TRAINER, call, even_if_it_reverts=True)
     assert failed.reverted is not None
     assert (failed.reverted.name, failed.events) == ("WrongJobStatus", ())
     draft.seal()
@@ -72,10 +72,10 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
     for reads in (0, 3):
         chain, job = contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH}, START), a_job()
         draft = chain.draft(START + 1)
-        draft.add(CLIENT, create(chain, job), job.reward)
+        draft.add(CLIENT, create(chain, job))
         for _ in range(reads):
             draft.read(Call("job", (job.id,)))
-        gas.append(draft.add(TRAINER, calls.accept_job(job.id, 0).data, job.trainer_stake).gas_used)
+        gas.append(draft.add(TRAINER, calls.accept_job(job.id, job.trainer_stake)).gas_used)
         draft.seal()
         gas.append(chain.evm.get_canonical_head().gas_used)
     assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
@@ -84,7 +84,7 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
 def test_chains_that_begin_know_nothing_of_each_other(contracts: SimulatedChain) -> None:
     first, second = (contracts.begin({CLIENT.address: RICH}, START) for _ in range(2))
     job, draft = a_job(), first.draft(START + 1)
-    draft.add(CLIENT, create(first, job), job.reward)
+    draft.add(CLIENT, create(first, job))
     draft.seal()
     assert first.job_state(job.id).status is JobStatus.OFFERED
     assert second.job_state(job.id).status is JobStatus.NONE
@@ -99,14 +99,14 @@ def test_contracts_stand_at_the_same_place_on_every_chain(contracts: SimulatedCh
 
 def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
     with pytest.raises(InsufficientFunds, match=r"got 0\.000000000000000005 ether"):
-        chain.draft(START + 1).add(POOR, calls.withdraw(POOR.address).data)
+        chain.draft(START + 1).add(POOR, calls.withdraw(POOR.address))
 
 
 def test_a_transaction_that_no_block_takes(chain: SimulatedChain) -> None:
     draft = chain.draft(START + 1)
     with pytest.raises(NodeError, match="refused the transaction"):
-        draft.add(CLIENT, b"\xff" * 1_000_000)
-    assert draft.add(CLIENT, create(chain, a_job()), 7).reverted is None, "nothing is left of it"
+        draft.add(CLIENT, Call("", raw=b"\xff" * 1_000_000))
+    assert draft.add(CLIENT, create(chain, a_job())).reverted is None, "nothing is left of it"
 
 
 def test_time_goes_forward(chain: SimulatedChain) -> None:

@@ -59,7 +59,7 @@ def test_a_devnet_and_a_deployment_on_it(
     monkeypatch.setenv(PASSPHRASE_VARIABLE, PASSPHRASE)
     _, found = devnet
     assert found["node"] == "embedded"
-    assert set(found["contracts"]) == {"Transcendentals", "Referee", "Tiebreak"}
+    assert set(found["contracts"]) == {"Transcendentals", "Referee", "Games", "Board"}
     assert len(found["accounts"]) == 2
     key = folder / "account-1.pem"
     assert "0x" + load_key(key, PASSPHRASE).address.hex() == found["accounts"][1]["address"]
@@ -71,9 +71,9 @@ def test_a_devnet_and_a_deployment_on_it(
     assert run(tiebreak, [*base, "--key", str(key), "-o", str(output)]) == 0
     printed = capsys.readouterr().out
     assert json.loads(output.read_text())["chainId"] == found["chainId"]
-    assert json.loads(output.read_text())["contracts"]["Tiebreak"]["address"] in printed
+    assert json.loads(output.read_text())["contracts"]["Board"]["address"] in printed
     assert run(tiebreak, [*base, "--check", str(output)]) == 0
-    assert capsys.readouterr().out.count("this version's code") == 3
+    assert capsys.readouterr().out.count("this version's code") == 4
 
     assert run(tiebreak, [*base, "--key", str(key), "-o", str(output)]) == 1
     assert "already exists" in capsys.readouterr().err
@@ -84,7 +84,7 @@ def test_a_devnet_and_a_deployment_on_it(
     assert run(tiebreak, [*base, "--key", str(poor), "-o", str(folder / "other.json")]) == 1
     assert "InsufficientFunds" in capsys.readouterr().err
     wrong = json.loads(output.read_text())
-    wrong["contracts"]["Tiebreak"]["address"] = found["accounts"][0]["address"]
+    wrong["contracts"]["Board"]["address"] = found["accounts"][0]["address"]
     (folder / "wrong.json").write_text(json.dumps(wrong))
     assert run(tiebreak, [*base, "--check", str(folder / "wrong.json")]) == 1
     assert "ContractMismatch" in capsys.readouterr().err

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
               help="File to write the addresses to; it must not exist.")  # fmt: skip
 @click.option("--check", "checked", type=FILE, help="Deploy nothing: verify a file that an earlier deployment wrote.")
 def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None) -> None:
-    """Put the three contracts on a chain, or verify that they stand there.
+    """Put the four contracts on a chain, or verify that they stand there.
 
     Each is created by a transaction with EIP-1559 fees that is waited for; address and gas are printed, and written
     to a JSON file together with the chain id, the blocks and hashes of the code. An account that cannot pay for all

@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
     "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
     "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
-    "deploy": "Put the three contracts on a chain, or verify that they stand there.",
+    "deploy": "Put the four contracts on a chain, or verify that they stand there.",
     "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
     "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
     "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",

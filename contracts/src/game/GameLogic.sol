@@ -2,7 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {IGame} from "../interfaces/IGame.sol";
-import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
+import {IJobBoard} from "../interfaces/IJobBoard.sol";
 import {IReferee} from "../interfaces/IReferee.sol";
 import {Commitments} from "../libraries/Commitments.sol";
 import {Isa} from "../libraries/Isa.sol";
@@ -12,7 +12,7 @@ import {RefereeCalls} from "./RefereeCalls.sol";
 import {Segments} from "./Segments.sol";
 import {Turns} from "./Turns.sol";
 
-/// @title The rules of the game (SPEC section 10), on a game's and a job's storage
+/// @title The rules of the game (SPEC section 10), on a game's storage
 /// @notice One function per move. The caller has checked that the game exists, that it is the mover's turn and that
 /// it is in time. A function reverts (illegal move), or changes the game and the turn, which the caller saves; the
 /// game may then be OVER. `tied`: what `GameLogs` found of the move's part of the rounding log.
@@ -22,21 +22,18 @@ library GameLogic {
     // ---------------------------------------------------------------- the walk
 
     /// @notice Starts the walk at the root of the run tree.
-    function begin(
-        IGame.GameState storage game,
-        mapping(JobId => IJobBoard.JobState) storage jobs,
-        Turns.Turn memory turn,
-        bytes32 runRoot,
-        uint64 count
-    ) internal {
-        IJobBoard.JobState storage job = jobs[game.jobId];
-        turn.descentLevels = job.descentLevels;
-        turn.defenderRest = job.clock;
-        turn.challengerRest = job.clock;
+    function begin(IGame.GameState storage game, Turns.Turn memory turn, IGame.Start calldata start) internal {
+        game.jobId = start.jobId;
+        game.challenger = start.challenger;
+        _keepTerms(game, start);
+        turn.descentLevels = start.descentLevels;
+        turn.defenderRest = start.clock;
+        turn.challengerRest = start.clock;
+        bytes32 runRoot = start.runRoot;
         game.opened = runRoot;
-        game.leaves = count;
-        game.replayTime = job.replayTime;
-        uint256 depth = Trees.depthOf(Segments.checkpoints(job));
+        game.leaves = start.count;
+        game.replayTime = start.replayTime;
+        uint256 depth = Trees.depthOf(Segments.checkpoints(start.steps, start.checkpointInterval));
         turn.level = IGame.Level.RUN;
         turn.fresh = true;
         // A tree is at most 64 deep.
@@ -46,7 +43,7 @@ library GameLogic {
         // The run root stands in `opened`: of a deep tree it need not be written twice, the first choice replaces it.
         if (depth <= 1) game.node = runRoot;
         // A run of one checkpoint has no padding and no seal.
-        if (depth == 0) _leaf(game, jobs, turn, runRoot);
+        if (depth == 0) _enterSegment(game, turn, runRoot, start.steps, start.checkpointInterval);
     }
 
     /// @notice The node of a game: that of its slot, or the run root before anything was chosen.
@@ -62,7 +59,7 @@ library GameLogic {
 
     function select(
         IGame.GameState storage game,
-        mapping(JobId => IJobBoard.JobState) storage jobs,
+        IJobBoard board,
         Turns.Turn memory turn,
         bytes32 node,
         uint256 index,
@@ -86,7 +83,7 @@ library GameLogic {
             turn.position = uint64((uint256(turn.position) << levels) | index);
         }
         turn.phase = IGame.Phase.DESCEND;
-        if (turn.height == 0 && _leaf(game, jobs, turn, node)) _extend(game, seal);
+        if (turn.height == 0 && _leaf(game, board, turn, node)) _extend(game, seal);
         else _requireNoSeal(seal);
     }
 
@@ -110,7 +107,6 @@ library GameLogic {
 
     function openValues(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
         Turns.Turn memory turn,
         bytes32 stateRoot,
         uint32 lossBits,
@@ -119,14 +115,16 @@ library GameLogic {
         bytes32[] calldata siblings,
         bool tied
     ) internal {
-        uint256 depth = job.depth;
+        uint256 depth = game.depth;
         _requireNodes(turn, depth + 1, nodes.length);
         requireProofLength(depth, siblings.length);
         if (!tied || Commitments.record(game.step, stateRoot, lossBits, logRoot) != game.node) return _brokenTie(turn);
         uint256 half = nodes.length / 2;
         bytes32 bodyRoot = Trees.foldNodes(nodes[:half]);
-        if (Trees.fold(Commitments.lossId(lossBits), job.bodyCount - 1, siblings) != bodyRoot) return _brokenTie(turn);
-        bytes32 stateHalf = Trees.pad(stateRoot, Trees.depthOf(job.stateCount), depth);
+        if (Trees.fold(Commitments.lossId(lossBits), game.bodyCount - 1, siblings) != bodyRoot) {
+            return _brokenTie(turn);
+        }
+        bytes32 stateHalf = Trees.pad(stateRoot, Trees.depthOf(game.stateCount), depth);
         if (Trees.foldNodes(nodes[half:]) != stateHalf) return _brokenTie(turn);
         _extend(game, bodyRoot);
         _enter(game, turn, IGame.Level.VALUES, Trees.parent(bodyRoot, stateHalf), depth + 1);
@@ -134,16 +132,16 @@ library GameLogic {
 
     function openTensor(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
+        IJobBoard board,
         Turns.Turn memory turn,
         IReferee referee,
         bytes calldata instruction,
         bytes32[] calldata siblings,
         bytes32[] calldata nodes
     ) internal {
-        requireProofLength(uint256(job.depth) + 1, siblings.length);
+        requireProofLength(uint256(game.depth) + 1, siblings.length);
         bytes32 leaf = Commitments.instructionLeaf(instruction);
-        if (Trees.fold(leaf, game.instruction, siblings) != job.programRoot) return _brokenTie(turn);
+        if (Trees.fold(leaf, game.instruction, siblings) != board.programRoot(game.jobId)) return _brokenTie(turn);
         // Whether the number of nodes is right is known only below; one that is no level's is never.
         bytes32 root = Trees.isLevel(nodes.length) ? Trees.foldNodes(nodes) : bytes32(0);
         IReferee.Description memory description = RefereeCalls.describe(referee, instruction, root);
@@ -157,7 +155,7 @@ library GameLogic {
         _requireNodes(turn, depth, nodes.length);
         if (description.id != game.node) return _brokenTie(turn);
         _extend(game, leaf);
-        _keep(game, turn, description, job.policy != 0);
+        _keep(game, turn, description, game.policy != 0);
         _enter(game, turn, IGame.Level.CHUNKS, root, depth);
     }
 
@@ -199,7 +197,6 @@ library GameLogic {
 
     function openTerms(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
         Turns.Turn memory turn,
         IReferee referee,
         bytes32[] calldata nodes,
@@ -211,7 +208,7 @@ library GameLogic {
         _requireNodes(turn, depth, nodes.length);
         requireProofLength(depth, siblings.length);
         (bool canonical, bytes32 leaf, uint64 bits) =
-            referee.finish(turn.accumulator(), ProofContext.rounding(job, turn), accumulator);
+            referee.finish(turn.accumulator(), ProofContext.rounding(game, turn), accumulator);
         if (!canonical || bytes32(uint256(bits)) != game.node) return _brokenTie(turn);
         bytes32 root = Trees.foldNodes(nodes);
         if (Trees.fold(leaf, leaves - 1, siblings) != root) return _brokenTie(turn);
@@ -223,7 +220,7 @@ library GameLogic {
     /// @return right what the referee computed @return committed what the defender had committed
     function prove(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
+        IJobBoard board,
         Turns.Turn memory turn,
         IReferee referee,
         bytes32 gameId,
@@ -231,8 +228,8 @@ library GameLogic {
         bytes32 salt,
         bytes32[] calldata opened
     ) internal view returns (bytes32 right, bytes32 committed) {
-        ProofContext.check(game, job, turn.level, opened);
-        right = RefereeCalls.judge(referee, ProofContext.make(game, job, turn, opened), proof);
+        ProofContext.check(game, turn.level, opened);
+        right = RefereeCalls.judge(referee, ProofContext.make(game, board, turn, opened), proof);
         bytes32 expected = ProofContext.sealOf(turn.level, opened);
         bytes32 found = Commitments.seal(gameId, right, salt);
         // INVARIANT 10: who proves had the answer when it chose the leaf, before any proof could be copied.
@@ -264,18 +261,17 @@ library GameLogic {
 
     /// @dev The walk reached a leaf of the current tree. The job is read only where it is needed.
     /// @return isSealed whether the seal given with it is kept
-    function _leaf(
-        IGame.GameState storage game,
-        mapping(JobId => IJobBoard.JobState) storage jobs,
-        Turns.Turn memory turn,
-        bytes32 node
-    ) private returns (bool isSealed) {
+    function _leaf(IGame.GameState storage game, IJobBoard board, Turns.Turn memory turn, bytes32 node)
+        private
+        returns (bool isSealed)
+    {
         IGame.Level level = turn.level;
         uint64 position = turn.position;
-        if (level == IGame.Level.VALUES) return _valueLeaf(game, jobs[game.jobId], turn, node);
+        if (level == IGame.Level.VALUES) return _valueLeaf(game, turn, node);
         if (position >= (level == IGame.Level.TERMS ? game.termLeaves : game.leaves)) return _padding(turn, node);
         if (level == IGame.Level.RUN) {
-            _enterSegment(game, jobs[game.jobId], turn, node);
+            (uint64 steps, uint64 interval) = board.segments(game.jobId);
+            _enterSegment(game, turn, node, steps, interval);
         } else if (level == IGame.Level.STEPS) {
             game.step += position;
             turn.phase = IGame.Phase.OPEN_VALUES;
@@ -288,16 +284,14 @@ library GameLogic {
     }
 
     /// @dev The value tree has two halves, each with its own padding.
-    function _valueLeaf(
-        IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        Turns.Turn memory turn,
-        bytes32 node
-    ) private returns (bool isSealed) {
+    function _valueLeaf(IGame.GameState storage game, Turns.Turn memory turn, bytes32 node)
+        private
+        returns (bool isSealed)
+    {
         uint64 position = turn.position;
-        uint64 half = uint64(1) << job.depth;
+        uint64 half = uint64(1) << game.depth;
         bool isCommit = position >= half;
-        if (isCommit ? position - half >= job.stateCount : position >= job.bodyCount) return _padding(turn, node);
+        if (isCommit ? position - half >= game.stateCount : position >= game.bodyCount) return _padding(turn, node);
         // The value tree has at most 2^21 leaves.
         // forge-lint: disable-next-line(unsafe-typecast)
         game.instruction = uint32(position);
@@ -314,14 +308,15 @@ library GameLogic {
 
     function _enterSegment(
         IGame.GameState storage game,
-        IJobBoard.JobState storage job,
         Turns.Turn memory turn,
-        bytes32 node
+        bytes32 node,
+        uint64 steps,
+        uint64 interval
     ) private {
-        uint64 steps = Segments.length(job, turn.position);
-        game.step = Segments.firstStep(job, turn.position);
-        game.leaves = steps;
-        if (steps > 1) {
+        uint64 length = Segments.length(steps, interval, turn.position);
+        game.step = Segments.firstStep(interval, turn.position);
+        game.leaves = length;
+        if (length > 1) {
             turn.phase = IGame.Phase.OPEN_STEPS;
             return;
         }
@@ -329,7 +324,18 @@ library GameLogic {
         _extend(game, node);
         turn.level = IGame.Level.STEPS;
         turn.position = 0;
+        turn.fresh = true;
         turn.phase = IGame.Phase.OPEN_VALUES;
+    }
+
+    /// @dev One write: all of the slot is known here.
+    function _keepTerms(IGame.GameState storage game, IGame.Start calldata start) private {
+        uint256 word = uint160(start.trainer) | uint256(start.depth) << 160 | uint256(start.precision) << 168;
+        word |= uint256(start.policy) << 176 | uint256(start.bodyCount) << 184 | uint256(start.stateCount) << 208;
+        word |= uint256(start.tolerances) << 232;
+        assembly ("memory-safe") {
+            sstore(add(game.slot, 6), word)
+        }
     }
 
     /// @dev What later moves need of the instruction.

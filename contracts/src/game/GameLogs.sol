@@ -2,7 +2,6 @@
 pragma solidity ^0.8.30;
 
 import {IGame} from "../interfaces/IGame.sol";
-import {IJobBoard} from "../interfaces/IJobBoard.sol";
 import {Commitments} from "../libraries/Commitments.sol";
 import {Trees} from "../libraries/Trees.sol";
 import {GameLogic} from "./GameLogic.sol";
@@ -59,20 +58,17 @@ library GameLogs {
     }
 
     /// @notice OPEN_CHUNK: the log word of the chunk, if it is one of a logged sum.
-    function openChunk(
-        IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        Turns.Turn memory turn,
-        bytes32 word,
-        bytes32[] calldata siblings
-    ) internal returns (bool tied) {
+    function openChunk(IGame.GameState storage game, Turns.Turn memory turn, bytes32 word, bytes32[] calldata siblings)
+        internal
+        returns (bool tied)
+    {
         if (turn.sumKind() == 0) {
             GameLogic.requireProofLength(0, siblings.length);
             _requireNone(word);
             return true;
         }
         uint256 depth = Trees.depthOf(game.leaves);
-        GameLogic.requireProofLength(depth + job.depth, siblings.length);
+        GameLogic.requireProofLength(depth + game.depth, siblings.length);
         // The instruction is one of the body: it stands in the log tree where it stands in the left half of the values.
         uint256 position = uint256(game.instruction) << depth | turn.position;
         tied = Trees.fold(Commitments.logLeaf(word), position, siblings) == game.log;

@@ -28,14 +28,9 @@ library ProofContext {
     uint256 private constant TERMS_SEAL = 6;
 
     /// @notice Reverts unless `opened` is what the game's earlier moves fixed, all of it and in order.
-    function check(
-        IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        IGame.Level level,
-        bytes32[] calldata opened
-    ) internal view {
+    function check(IGame.GameState storage game, IGame.Level level, bytes32[] calldata opened) internal view {
         uint256 expected = level == IGame.Level.TERMS ? 7 : level == IGame.Level.CHUNKS ? 6 : 5;
-        if (level == IGame.Level.VALUES && game.instruction >> job.depth != 0) expected = 4; // a commit
+        if (level == IGame.Level.VALUES && game.instruction >> game.depth != 0) expected = 4; // a commit
         // SAFETY: the trainer chose the run root, and might know a digest pair below it: a longer list is refused.
         if (opened.length != expected) revert IGame.WrongOpenedCount(expected, opened.length);
         bytes32 found = opened[RUN_ROOT];
@@ -63,28 +58,26 @@ library ProofContext {
     }
 
     /// @return packed how the element is rounded, as the referee takes it: b, tolerance and direction (SPEC section 5.1)
-    function rounding(IJobBoard.JobState storage job, Turns.Turn memory turn) internal view returns (uint32 packed) {
-        packed = job.precision;
+    function rounding(IGame.GameState storage game, Turns.Turn memory turn) internal view returns (uint32 packed) {
+        packed = game.precision;
         uint256 code = turn.code();
-        // The tolerances stand in another slot, read only where they count.
         // SAFETY: a code is at most 2, a tolerance a byte; only a logged sum, of kind 1 ... 3, has a code.
         // forge-lint: disable-next-line(unsafe-typecast)
-        if (code != 0) packed |= uint32(uint256(uint8(job.tolerances >> 8 * (turn.sumKind() - 1))) << 8 | code << 16);
+        if (code != 0) packed |= uint32(uint256(uint8(game.tolerances >> 8 * (turn.sumKind() - 1))) << 8 | code << 16);
     }
 
     /// @param opened as checked
-    function make(
-        IGame.GameState storage game,
-        IJobBoard.JobState storage job,
-        Turns.Turn memory turn,
-        bytes32[] calldata opened
-    ) internal view returns (IReferee.Context memory context) {
+    function make(IGame.GameState storage game, IJobBoard board, Turns.Turn memory turn, bytes32[] calldata opened)
+        internal
+        view
+        returns (IReferee.Context memory context)
+    {
         IGame.Level level = turn.level;
         context.target = level == IGame.Level.VALUES
             ? IReferee.Target.VALUE
             : level == IGame.Level.CHUNKS ? IReferee.Target.ELEMENT : IReferee.Target.TERMS;
-        context.depth = job.depth;
-        context.rounding = rounding(job, turn);
+        context.depth = game.depth;
+        context.rounding = rounding(game, turn);
         context.position = game.instruction;
         context.element = game.element;
         context.termsLeaf = level == IGame.Level.TERMS ? turn.position : 0;
@@ -93,9 +86,10 @@ library ProofContext {
         // Of a commit there is none: the proof opens it.
         if (opened.length > INSTRUCTION) context.instructionLeaf = opened[INSTRUCTION];
         if (level == IGame.Level.TERMS) context.accumulatorRoot = opened[ACCUMULATOR_ROOT];
-        // An element is computed of operands alone: what only a value needs is zero then, and its slots are not read.
+        // An element is computed of operands alone: what only a value needs is zero then, and the board is not asked.
         if (level != IGame.Level.VALUES) return context;
-        context.stateCount = job.stateCount;
+        IJobBoard.Origin memory job = board.origin(game.jobId);
+        context.stateCount = game.stateCount;
         context.dataCount = job.dataCount;
         context.programRoot = job.programRoot;
         context.dataRoot = job.dataRoot;
@@ -104,7 +98,7 @@ library ProofContext {
 
     /// @dev Where record s-1 stands: record 0, a checkpoint of the run tree, or a step of the same segment. All of
     /// these lie left of the disputed record, so both sides agree on them (INVARIANT 2).
-    function _previousRecord(IReferee.Context memory context, IJobBoard.JobState storage job, bytes32[] calldata opened)
+    function _previousRecord(IReferee.Context memory context, IJobBoard.Origin memory job, bytes32[] calldata opened)
         private
         view
     {
@@ -114,12 +108,12 @@ library ProofContext {
             context.recordRoot = Commitments.record(0, job.initialStateRoot, NAN_BITS, bytes32(0));
         } else if (previous % interval == 0) {
             context.recordRoot = opened[RUN_ROOT];
-            context.recordDepth = uint8(Trees.depthOf(Segments.checkpoints(job)));
+            context.recordDepth = uint8(Trees.depthOf(Segments.checkpoints(job.steps, interval)));
             context.recordPosition = previous / interval - 1;
         } else {
             uint64 segment = previous / interval;
             context.recordRoot = opened[STEPS_ROOT];
-            context.recordDepth = uint8(Trees.depthOf(Segments.length(job, segment)));
+            context.recordDepth = uint8(Trees.depthOf(Segments.length(job.steps, interval, segment)));
             context.recordPosition = previous - segment * interval - 1;
         }
     }

@@ -8,18 +8,22 @@ import {IJobBoard} from "../interfaces/IJobBoard.sol";
 library Segments {
     /// @return ceil(steps / k): leaves of the run tree
     function checkpoints(IJobBoard.JobState storage job) internal view returns (uint64) {
-        return (job.steps - 1) / job.checkpointInterval + 1;
+        return checkpoints(job.steps, job.checkpointInterval);
+    }
+
+    /// @return ceil(steps / k)
+    function checkpoints(uint64 steps, uint64 interval) internal pure returns (uint64) {
+        return (steps - 1) / interval + 1;
     }
 
     /// @return the number of the first step under checkpoint `segment` < checkpoints(job)
-    function firstStep(IJobBoard.JobState storage job, uint64 segment) internal view returns (uint64) {
-        return segment * job.checkpointInterval + 1;
+    function firstStep(uint64 interval, uint64 segment) internal pure returns (uint64) {
+        return segment * interval + 1;
     }
 
     /// @return the steps under checkpoint `segment`: k, or what remains
-    function length(IJobBoard.JobState storage job, uint64 segment) internal view returns (uint64) {
-        uint64 interval = job.checkpointInterval;
-        uint64 rest = job.steps - segment * interval;
+    function length(uint64 steps, uint64 interval, uint64 segment) internal pure returns (uint64) {
+        uint64 rest = steps - segment * interval;
         return rest < interval ? rest : interval;
     }
 }

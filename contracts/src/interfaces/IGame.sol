@@ -31,7 +31,7 @@ type GameId is bytes32;
 ///     `exact` has none.
 ///
 /// The job of a game may have been slashed meanwhile, by another game or for equivocation. Then no move, timeout or
-/// concession can end the game (`WrongJobStatus`), and the defender has none at all; `reclaim` ends it.
+/// concession can end the game (`WrongJobStatus`, from the board); `reclaim` does.
 interface IGame {
     /// What the next move is. The numbers are the message kinds of SPEC section 9.
     enum Phase {
@@ -83,7 +83,28 @@ interface IGame {
         JOB_SLASHED
     }
 
-    /// A game as the contract keeps it: six slots, and one more in games of policy `logged`.
+    /// A game at its start, as the board knows it: who plays, for which run, and what later moves need of the job.
+    struct Start {
+        GameId gameId;
+        JobId jobId;
+        address challenger;
+        bytes32 runRoot;
+        uint64 count;
+        address trainer;
+        uint8 depth;
+        uint8 precision;
+        uint8 policy;
+        uint24 bodyCount;
+        uint24 stateCount;
+        uint24 tolerances;
+        uint64 steps;
+        uint64 checkpointInterval;
+        Duration clock;
+        Duration replayTime;
+        uint8 descentLevels;
+    }
+
+    /// A game as the contract keeps it: seven slots, and one more in games of policy `logged`.
     struct GameState {
         // -- slot 0, which every move writes
         /// Invariant: OVER exactly if there is a verdict.
@@ -138,20 +159,25 @@ interface IGame {
         uint16 lastChunkBytes;
         /// Of the job.
         Duration replayTime;
-        // -- slot 6
+        // -- slot 6, of the job
+        /// The defender.
+        address trainer;
+        /// D.
+        uint8 depth;
+        /// b.
+        uint8 precision;
+        uint8 policy;
+        /// B.
+        uint24 bodyCount;
+        /// S.
+        uint24 stateCount;
+        uint24 tolerances;
+        // -- slot 7
         /// Of policy `logged`, what of the rounding log was opened last: the log root of the segment (OPEN_STEPS), the step
         /// log (OPEN_VALUES), the log word of the chunk (OPEN_CHUNK of a logged sum). Of policy `exact` never written.
         bytes32 log;
     }
 
-    event GameStarted(
-        GameId indexed gameId,
-        JobId indexed jobId,
-        address indexed challenger,
-        uint64 count,
-        bytes32 runRoot,
-        uint64 nonce
-    );
     event Descended(GameId indexed gameId, bytes32[] nodes);
     event Selected(GameId indexed gameId, uint256 index, bytes32 seal);
     event StepsOpened(GameId indexed gameId, bytes32[] nodes);
@@ -172,6 +198,8 @@ interface IGame {
     error GameIsOver(GameId gameId);
     /// The referee's address holds no code.
     error RefereeMissing(address referee);
+    /// Not the board.
+    error NotTheBoard(address expected, address actual);
     error WrongPhase(Phase expected, Phase actual);
     error NotYourTurn(address expected, address actual);
     /// The mover used more than its rest.
@@ -197,12 +225,8 @@ interface IGame {
     /// A proof at the instant of the move before.
     error TooEarly(Instant last, Instant current);
 
-    /// @notice Starts a game against a head that the trainer signed, posted or not. Value: the challenger's stake.
-    /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head.
-    function challenge(IJobBoard.Head calldata head, bytes calldata signature, uint64 nonce)
-        external
-        payable
-        returns (GameId gameId);
+    /// @notice Starts a game. Caller: the board, which has checked the head and holds the stake.
+    function begin(Start calldata start) external;
 
     /// @notice 1, defender: the 2^min(r, height) nodes that stand min(r, height) levels below `node`.
     function descend(GameId gameId, bytes32[] calldata nodes) external;
@@ -274,6 +298,7 @@ interface IGame {
     function game(GameId gameId) external view returns (GameState memory);
     /// @notice Whose move it is; zero if nobody's.
     function mover(GameId gameId) external view returns (address);
-    function gameIdOf(IJobBoard.Head calldata head, address challenger, uint64 nonce) external view returns (GameId);
     function REFEREE() external view returns (IReferee);
+    /// @notice The board whose games these are: it starts them and pays them out.
+    function BOARD() external view returns (IJobBoard);
 }

@@ -2,6 +2,7 @@
 pragma solidity ^0.8.30;
 
 import {Duration, Instant} from "../game/Time.sol";
+import {GameId, IGame} from "./IGame.sol";
 
 /// EIP-712 `hashStruct(Job)`: names a job.
 type JobId is bytes32;
@@ -119,7 +120,7 @@ interface IJobBoard {
         ABANDONED
     }
 
-    /// A job as the contract keeps it: ten slots, the first with all that the games' moves read.
+    /// A job as the contract keeps it: ten slots.
     struct JobState {
         // -- slot 0
         address trainer;
@@ -185,6 +186,24 @@ interface IJobBoard {
         Instant accepted;
     }
 
+    /// What the proof of a value needs of a job.
+    struct Origin {
+        bytes32 programRoot;
+        bytes32 initialStateRoot;
+        bytes32 dataRoot;
+        uint32 dataCount;
+        uint64 steps;
+        uint64 checkpointInterval;
+    }
+
+    event GameStarted(
+        GameId indexed gameId,
+        JobId indexed jobId,
+        address indexed challenger,
+        uint64 count,
+        bytes32 runRoot,
+        uint64 nonce
+    );
     event JobCreated(JobId indexed jobId, address indexed client, address indexed trainer, uint256 reward);
     event JobAccepted(JobId indexed jobId, uint256 trainerStake);
     event JobCancelled(JobId indexed jobId);
@@ -196,6 +215,8 @@ interface IJobBoard {
     event Credited(address indexed account, uint256 amount);
     event Withdrawn(address indexed account, address indexed to, uint256 amount);
 
+    /// The games' address holds no code.
+    error GamesMissing(address games);
     /// A field of the job breaks its invariant.
     error InvalidJob(string field, uint256 value);
     error JobExists(JobId jobId);
@@ -255,7 +276,26 @@ interface IJobBoard {
     /// @notice Pulls the caller's whole credit to an address of its choice.
     function withdraw(address payable to) external returns (uint256 amount);
 
+    /// @notice Starts a game against a head that the trainer signed, posted or not. Value: the challenger's stake.
+    /// Legal while the job is ACTIVE, until `challengeWindow` after its acceptance or its last posted head.
+    function challenge(Head calldata head, bytes calldata signature, uint64 nonce)
+        external
+        payable
+        returns (GameId gameId);
+
+    /// @notice Pays out a game. Caller: the games. Legal while the job is ACTIVE.
+    function gameEnded(JobId jobId, address challenger, bool defenderLost) external;
+
+    /// @notice Gives back the stake of a game of a SLASHED job. Caller: the games.
+    function gameVoided(JobId jobId, address challenger) external;
+
     function job(JobId jobId) external view returns (JobState memory);
+    /// @notice The games of this board's jobs.
+    function GAMES() external view returns (IGame);
+    function gameIdOf(Head calldata head, address challenger, uint64 nonce) external view returns (GameId);
+    function programRoot(JobId jobId) external view returns (bytes32);
+    function segments(JobId jobId) external view returns (uint64 steps, uint64 checkpointInterval);
+    function origin(JobId jobId) external view returns (Origin memory);
     function credit(address account) external view returns (uint256);
     /// @notice ceil(steps / k): the count of the final head.
     function checkpoints(JobId jobId) external view returns (uint64);

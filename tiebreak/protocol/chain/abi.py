@@ -125,6 +125,14 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 @cache
+def function_owners() -> dict[str, str]:
+    """The contract of each function."""
+    return {
+        e["name"]: contract for contract in CONTRACTS for e in load_artifact(contract).abi if e["type"] == "function"
+    }
+
+
+@cache
 def _topics() -> dict[bytes, Entry]:
     return {event.topic: event for event in entries("event").values()}
 

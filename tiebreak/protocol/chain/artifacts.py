@@ -17,11 +17,13 @@ from tiebreak.protocol.errors import ConfigurationError
 
 _PACKAGED: Final = Path(__file__).resolve().parent / "contracts"
 ARTIFACTS: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "contracts" / "artifacts"
-BOARD: Final = "Tiebreak"
+BOARD: Final = "Board"
+GAMES: Final = "Games"
 REFEREE: Final = "Referee"
 TRANSCENDENTALS: Final = "Transcendentals"
-CONTRACTS: Final = (TRANSCENDENTALS, REFEREE, BOARD)
-"""In order of deployment: each constructor takes the address of the contract before it."""
+CONTRACTS: Final = (TRANSCENDENTALS, REFEREE, GAMES, BOARD)
+"""In order of deployment: each constructor takes the address of the contract before it, and the games' also that of
+the board, which is made next."""
 
 CONSTRUCTOR_GAS: Final = 20_000
 """An upper bound for all of these constructors, which only read one account's code size and return."""
@@ -57,17 +59,16 @@ def load_artifact(name: str) -> Artifact:
         raise ConfigurationError(f"{path}: expected a JSON object with abi and bytecode; restore the file") from error
 
 
-def creation_code(name: str, argument: Address | None = None) -> bytes:
-    """The data of a transaction that creates a contract. `argument` is the constructor's, if it takes one."""
-    code = load_artifact(name).bytecode
-    return code if argument is None else code + encode(["address"], [argument])
+def creation_code(name: str, *arguments: Address) -> bytes:
+    """The data of a transaction that creates a contract. `arguments` are the constructor's."""
+    return load_artifact(name).bytecode + encode(["address"] * len(arguments), arguments)
 
 
 def creation_gas(name: str) -> int:
     """Upper bound: base cost, calldata (EIP-7623), initcode words (EIP-3860), code deposit and constructor."""
     artifact = load_artifact(name)
     zeros = artifact.bytecode.count(0)
-    tokens = zeros + 4 * (len(artifact.bytecode) - zeros + 32)
-    words = -(-len(artifact.bytecode) // 32) + 1
+    tokens = zeros + 4 * (len(artifact.bytecode) - zeros + 64)
+    words = -(-len(artifact.bytecode) // 32) + 2
     executed = 32_000 + 4 * tokens + 2 * words + 200 * artifact.code_bytes + CONSTRUCTOR_GAS
     return 21_000 + max(executed, 10 * tokens)

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from tiebreak.protocol.chain.abi import Entry, entries, named
+from tiebreak.protocol.chain.abi import Entry, entries, function_owners, named
+from tiebreak.protocol.chain.artifacts import BOARD
 from tiebreak.protocol.chain.errors import ChainError
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
@@ -49,6 +50,11 @@ class Call:
         if entry is None:
             raise ChainError(f"expected a function of the contracts, got the selector 0x{data[:4].hex()}")
         return cls(entry.name, entry.arguments(data), value)
+
+    @property
+    def contract(self) -> str:
+        """The contract that the call is made to; of raw bytes the board."""
+        return function_owners().get(self.kind, BOARD)
 
     @property
     def data(self) -> bytes:

@@ -6,10 +6,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from eth_abi.exceptions import DecodingError
+from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.abi import read_log
-from tiebreak.protocol.chain.artifacts import BOARD, CONTRACTS, REFEREE, TRANSCENDENTALS, creation_code, creation_gas
+from tiebreak.protocol.chain.artifacts import (
+    BOARD,
+    CONTRACTS,
+    GAMES,
+    REFEREE,
+    TRANSCENDENTALS,
+    creation_code,
+    creation_gas,
+)
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError, Reverted
 from tiebreak.protocol.chain.node import Node, Signer
@@ -31,11 +40,13 @@ class Deployment:
 
     transcendentals: Address
     referee: Address
+    games: Address
     board: Address
+    """The verifying contract of what jobs and heads sign."""
 
     def named(self) -> dict[str, Address]:
         """The addresses by contract name, in order of deployment."""
-        return {TRANSCENDENTALS: self.transcendentals, REFEREE: self.referee, BOARD: self.board}
+        return dict(zip(CONTRACTS, (self.transcendentals, self.referee, self.games, self.board), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +84,32 @@ class Chain:
         """
         self._node.require_gas(signer.address, sum(map(creation_gas, CONTRACTS)))
         made: list[Address] = []
+        # The games are told the address of the board, which the transaction after theirs creates.
+        board = created_by(signer.address, self._node.nonce(signer.address) + len(CONTRACTS) - 1)
         for name in CONTRACTS:
-            creation = self._create(signer, name, creation_code(name, made[-1] if made else None))
+            creation = self._create(signer, name, creation_code(name, *made[-1:], *([board] if name == GAMES else [])))
             made.append(creation.address)
             on_contract(creation)
+        if made[-1] != board:
+            raise ContractMismatch(
+                BOARD, made[-1], "another address than its games know, so use this account for one thing"
+            )
         self._deployment = Deployment(*made)
         return self._deployment
 
     def attach(self, board: Address) -> Deployment:
         """Use an existing board. Raises `ContractMismatch` unless it and the contracts it uses are of this version."""
-        referee = self._constant(BOARD, board, Call("REFEREE"))
+        games = self._constant(BOARD, board, Call("GAMES"))
+        referee = self._constant(GAMES, games, Call("REFEREE"))
         transcendentals = self._constant(REFEREE, referee, Call("TRANSCENDENTALS"))
         # Running creation code in a call, without sending it, returns the code that must be deployed, constants
         # included.
         self._require_code(TRANSCENDENTALS, transcendentals, creation_code(TRANSCENDENTALS))
         self._require_code(REFEREE, referee, creation_code(REFEREE, transcendentals))
-        self._require_code(BOARD, board, creation_code(BOARD, referee))
-        self._deployment = Deployment(transcendentals, referee, board)
+        # The games' code has the address of the one board that may start them.
+        self._require_code(GAMES, games, creation_code(GAMES, referee, board))
+        self._require_code(BOARD, board, creation_code(BOARD, games))
+        self._deployment = Deployment(transcendentals, referee, games, board)
         return self._deployment
 
     @property
@@ -117,7 +137,8 @@ class Chain:
     def send(self, signer: Signer, call: Call) -> Receipt:
         """Make one of the calls that `tiebreak.protocol.chain.calls` builds."""
         data = call.data
-        return self._receipt(self._node.send(signer, self.deployment.board, data, call.value), len(data))
+        to = self.deployment.named()[call.contract]
+        return self._receipt(self._node.send(signer, to, data, call.value), len(data))
 
     def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
@@ -165,7 +186,7 @@ class Chain:
     # ------------------------------------------------------------------ inner workings
 
     def _read(self, call: Call, contract: Address | None = None) -> Any:
-        data = self._node.call(self.deployment.board if contract is None else contract, call.data)
+        data = self._node.call(self.deployment.named()[call.contract] if contract is None else contract, call.data)
         try:
             return call.result(data)
         except DecodingError as error:
@@ -219,6 +240,14 @@ class Chain:
         if found is None:
             return None
         return Event(*found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
+
+
+def created_by(account: Address, nonce: int) -> Address:
+    """The address of the contract that an account's transaction with this number creates."""
+    digits = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
+    number = digits if 0 < nonce < 0x80 else bytes([0x80 + len(digits)]) + digits
+    listed = bytes([0x80 + len(account)]) + account + number  # RLP, as the yellow paper has it
+    return Address(bytes(keccak(bytes([0xC0 + len(listed)]) + listed))[12:])
 
 
 def _address(text: str) -> Address:

@@ -118,12 +118,17 @@ class Node:
         """Sign and send a transaction without trying it and without waiting. Returns its hash."""
         fees = self._fees()
         self._check_funds(signer.address, value + gas * fees["maxFeePerGas"])
+        nonce = self.nonce(signer.address)
         with node_errors():
-            nonce = int(self.web3.eth.get_transaction_count(to_checksum_address(signer.address), "pending"))
             fields: dict[str, Any] = {"chainId": self.chain_id, "nonce": nonce, "value": value, "data": data}
             if to is not None:
                 fields["to"] = to
             return bytes(self.web3.eth.send_raw_transaction(sign_transaction(signer, {**fields, **fees, "gas": gas})))
+
+    def nonce(self, account: Address) -> int:
+        """The number of the account's next transaction."""
+        with node_errors():
+            return int(self.web3.eth.get_transaction_count(to_checksum_address(account), "pending"))
 
     def require_gas(self, account: Address, gas: int) -> None:
         """Raise `InsufficientFunds` unless an account can pay for this much gas."""

@@ -63,18 +63,18 @@ class Draft:
         """Gas left in the block."""
         return int(self._header.gas_limit - self._header.gas_used)
 
-    def add(self, signer: Signer, data: bytes, value: int = 0, *, even_if_it_reverts: bool = False) -> Receipt:
-        """Execute a transaction to the board, and add it to the block.
+    def add(self, signer: Signer, call: Call, *, even_if_it_reverts: bool = False) -> Receipt:
+        """Execute a transaction, and add it to the block.
 
         Raises `InsufficientFunds`, `NodeError` for a transaction that no block accepts, and `Reverted` for one that the
         contract refuses. After an error the block is unchanged. With `even_if_it_reverts`, a refused transaction is
         added nevertheless, as if it had not been tried first.
         """
         state = self.vm.state
-        needed, available = value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))
+        needed, available = call.value + GAS_LIMIT * BASE_FEE, state.get_balance(EvmAddress(signer.address))
         if available < needed:
             raise InsufficientFunds(signer.address, needed, available)
-        transaction = self._sign(signer, data, value)
+        transaction = self._sign(signer, call)
         state.lock_changes()
         before = state.snapshot()
         try:
@@ -99,7 +99,7 @@ class Draft:
             block=self.number,
             timestamp=self.timestamp,
             gas_used=gas_used,
-            calldata_bytes=len(data),
+            calldata_bytes=len(transaction.data),
             events=() if refusal else self._chain.events_in(computation, self.number, digest),
             reverted=refusal,
         )
@@ -108,13 +108,13 @@ class Draft:
         """The result of a call of the board, after the transactions added so far."""
         return self._chain.read_from(self.vm.state, call)
 
-    def _sign(self, signer: Signer, data: bytes, value: int) -> SignedTransactionAPI:
+    def _sign(self, signer: Signer, call: Call) -> SignedTransactionAPI:
         fields: dict[str, Any] = {
             "chainId": self._chain.chain_id,
             "nonce": self.vm.state.get_nonce(EvmAddress(signer.address)),
-            "to": self._chain.deployment.board,
-            "value": value,
-            "data": data,
+            "to": self._chain.deployment.named()[call.contract],
+            "value": call.value,
+            "data": call.data,
             "gas": GAS_LIMIT,
             "maxFeePerGas": BASE_FEE,
             "maxPriorityFeePerGas": 0,
@@ -185,10 +185,10 @@ class SimulatedChain(EmbeddedChain):
         return int(self._state().get_balance(EvmAddress(account)))
 
     def events_in(self, computation: ComputationAPI, block: int, transaction: bytes) -> tuple[Event, ...]:
-        """The events that the board logged in a transaction."""
-        found = []
+        """The events that the contracts logged in a transaction."""
+        found, ours = [], self.deployment.named().values()
         for address, topics, data in computation.get_log_entries():
-            if bytes(address) == self.deployment.board:
+            if bytes(address) in ours:
                 log = {"topics": [int(topic).to_bytes(32, "big") for topic in topics], "data": data}
                 found.append(self._event({**log, "blockNumber": block, "transactionHash": transaction}))
         return tuple(event for event in found if event is not None)
@@ -198,7 +198,7 @@ class SimulatedChain(EmbeddedChain):
 
     def read_from(self, state: StateAPI, call: Call, contract: Address | None = None) -> Any:
         """The result of a call on a state, which is left unchanged. Raises `Reverted`."""
-        to = EvmAddress(self.deployment.board if contract is None else contract)
+        to = EvmAddress(self.deployment.named()[call.contract] if contract is None else contract)
         before = state.snapshot()
         message = Message(_READ_GAS, to, _NOBODY, 0, call.data, state.get_code(to), is_static=True)
         context = state.get_transaction_context_class()(gas_price=0, origin=_NOBODY)

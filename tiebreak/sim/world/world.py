@@ -202,7 +202,7 @@ class World:
     def stands_alone(self, sender: Participant, call: Call) -> bool:
         """Whether a transaction would succeed if no other waiting transaction were ever included."""
         try:
-            self.chain.draft(self.next_block).add(sender.key, call.data, call.value)
+            self.chain.draft(self.next_block).add(sender.key, call)
         except ChainError:
             return False
         return True
@@ -229,7 +229,7 @@ class World:
         if drafting.draft.room < GAS_LIMIT:
             return  # it waits for the next block
         call = pending.call
-        applied = drafting.draft.add(pending.sender.key, call.data, call.value, even_if_it_reverts=in_block)
+        applied = drafting.draft.add(pending.sender.key, call, even_if_it_reverts=in_block)
         record = None
         if applied.reverted is None and (game_id := _game_of(call, applied)) is not None:
             record = drafting.draft.read(read_game(game_id))
