@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tiebreak.api.calibrating import calibrate
     from tiebreak.api.keys import load_key, new_key, save_key
-    from tiebreak.api.policies import calibrate
     from tiebreak.api.runs import Run, agree, open_run, train
     from tiebreak.api.tasks import capture, make_task
     from tiebreak.api.trainer import Step, Trainer, reproducible
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "tiebreak.api.keys": "load_key new_key save_key",
-    "tiebreak.api.policies": "calibrate",
+    "tiebreak.api.calibrating": "calibrate",
     "tiebreak.api.runs": "Run agree open_run train",
     "tiebreak.api.tasks": "capture make_task",
     "tiebreak.api.trainer": "Step Trainer reproducible",

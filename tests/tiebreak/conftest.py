@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.tiebreak.parties import PASSPHRASE, Parties, make_parties
-from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.engine.capture.compile import compile_task
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tiebreak.api.running import make_interpreter
-from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker

@@ -9,7 +9,7 @@ import pytest
 from tests.tiebreak.test_bundle import TASK
 from tiebreak.api.bundle import STATE, load_bundle
 from tiebreak.cli.agree import AddressType, Ether
-from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE, load_key
+from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of

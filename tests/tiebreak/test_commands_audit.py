@@ -13,7 +13,7 @@ import pytest
 from tests.tiebreak.parties import PASSPHRASE, STEPS, Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line, root_of
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
-from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.audit import compare, detection_probability, draw_segments, kept_steps
 from tiebreak.engine.run.directory import RunDirectory

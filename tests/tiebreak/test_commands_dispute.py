@@ -12,7 +12,7 @@ from tests.tiebreak.parties import Parties, doubled_weight
 from tests.tiebreak.test_commands_train import one_line
 from tiebreak.api.audits import difference
 from tiebreak.api.runs import open_run
-from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.audit import SegmentReport
 from tiebreak.engine.run.directory import RunDirectory

@@ -11,7 +11,7 @@ from tests.engine.conftest import CLIENT, DOMAIN, TRAINER
 from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
 from tiebreak.api.keys import save_key
 from tiebreak.api.running import make_interpreter, make_logging
-from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run as cli
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy

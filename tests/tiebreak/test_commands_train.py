@@ -13,7 +13,7 @@ import pytest
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import INTERVAL, PASSPHRASE, STEPS, Parties, doubled_weight
-from tiebreak.cli.keyfiles import PASSPHRASE_VARIABLE
+from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.retention import Keep

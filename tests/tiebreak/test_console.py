@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.tiebreak.synthetic import result
 from tiebreak.api import environment
 from tiebreak.api.progress import training_progress
-from tiebreak.demo.console import heading, show_result
 from tiebreak.demo.results import Loser
+from tiebreak.demo.run import heading, show_result
 
 
 def recorded(*, terminal: bool = False, width: int = 240) -> tuple[Console, io.StringIO]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiebreak.parties import Parties
 from tiebreak import api
-from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.key import load_key
 from tiebreak.cli.scale import counts_from
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain.deployments import check_deployment
@@ -35,7 +35,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "run/checkpoints/*3.safetensors": lambda path: read_all(path.parent.parent),
     "run/heads/*": lambda path: read_all(path.parent.parent),
     "trainer.pem": load_key,
-    "policy.json": api.policies.as_policy,
+    "policy.json": api.calibrating.as_policy,
     "deployment.json": lambda path: check_deployment(None, path),  # type: ignore[arg-type]  # the file is read first
     "figures.toml": load,
     "figures.json": load,

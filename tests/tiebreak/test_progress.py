@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tiebreak.api.progress import Tally
-from tiebreak.cli.events import as_line, checkpoint_event, end_event, step_event
+from tiebreak.cli.train import as_line, checkpoint_event, end_event, step_event
 from tiebreak.engine.run.train import Commit, Progress
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.tags import Digest

@@ -5,7 +5,8 @@ that does not need torch does not wait for it.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tiebreak.api import audits as audits
@@ -18,34 +19,13 @@ if TYPE_CHECKING:
     from tiebreak.api import games as games
     from tiebreak.api import importing as importing
     from tiebreak.api import keys as keys
-    from tiebreak.api import policies as policies
     from tiebreak.api import progress as progress
     from tiebreak.api import qualification as qualification
     from tiebreak.api import running as running
     from tiebreak.api import runs as runs
 
-_MODULES: Final = frozenset(
-    [
-        "audits",
-        "bundle",
-        "calibrating",
-        "chains",
-        "datasets",
-        "disputes",
-        "environment",
-        "games",
-        "importing",
-        "keys",
-        "policies",
-        "progress",
-        "qualification",
-        "running",
-        "runs",
-    ]
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module 'tiebreak.api' has no attribute {name!r}")
-    return import_module(f"tiebreak.api.{name}")
+    return import_module(f"{__name__}.{name}")

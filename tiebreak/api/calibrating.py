@@ -1,4 +1,4 @@
-"""Calibration on this machine: measures some programs under every available setting. Used by command and library."""
+"""Calibration on this machine: measures some programs under every available setting, and makes policies of runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,17 +9,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.api.bundle import MANIFEST, Bundle, load_bundle
+from tiebreak.api.bundle import MANIFEST, Bundle, capture_bundle, load_bundle
 from tiebreak.api.environment import describe, describe_cuda, usable_cores
 from tiebreak.api.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic import reduce_native as contraction
-from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress
+from tiebreak.engine.capture.task import Task
+from tiebreak.engine.logged.calibration import MARGIN, SHARE, Calibration, OnProgress, proven_policy
 from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.program import Program
 
 STEPS: Final = 3
@@ -53,11 +55,6 @@ def subject_in(folder: Path) -> Subject:
     raise ConfigurationError(f"expected a run or a captured job in {folder}, got no job.bin and no {MANIFEST}")
 
 
-def silent(_name: str) -> AbstractContextManager[OnProgress]:
-    """A progress callback that shows nothing."""
-    return nullcontext(lambda *_: None)
-
-
 def calibrate_subjects(
     subjects: Iterable[Subject],
     *,
@@ -69,7 +66,7 @@ def calibrate_subjects(
     threads: int | None = None,
     devices: Sequence[str] | None = None,
     seed: int = 0,
-    progress: Callable[[str], AbstractContextManager[OnProgress]] = silent,
+    progress: Callable[[str], AbstractContextManager[OnProgress]] = lambda _: nullcontext(lambda *_: None),
 ) -> LoggedPolicy:
     """Measures some programs on this machine and returns a policy for them.
 
@@ -93,3 +90,37 @@ def calibrate_subjects(
             )
     environment = [f"{name} {value}" for name, value in (*describe(), *describe_cuda())]
     return calibration.policy(margin=margin, share=share, environment=environment)
+
+
+Policy = LoggedPolicy | str | Path
+"""A policy, or the path of a file that holds one."""
+
+
+def calibrate(
+    *tasks: Task, precision: int = MAX_PRECISION, steps: int = STEPS,
+    orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
+) -> LoggedPolicy:  # fmt: skip
+    """Measures a policy for logged runs of some tasks, on this machine and all of its devices.
+
+    The first steps are computed exactly, and every sum in them is computed again in other orders, with other kernels
+    and with other numbers of threads: see `tiebreak calibrate`. Without tasks, the policy holds the proven bounds,
+    which need no measurement but make larger logs. Keep the policy with its `save`, and hand it to
+    `tiebreak.train(policy=...)`. Raises `ConfigurationError`.
+    """
+    if not tasks:
+        return proven_policy(precision)
+    return calibrate_subjects(
+        [_subject(task) for task in tasks], precision=precision, steps=steps,
+        orders=orders, margin=margin, share=share, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
+def _subject(task: object) -> Subject:
+    if not isinstance(task, Task):
+        raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {type(task).__name__}")
+    return subject_of(task.name, capture_bundle(task))
+
+
+def as_policy(policy: Policy | None) -> LoggedPolicy | None:
+    """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
+    return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy

@@ -1,6 +1,6 @@
 """Imports of datasets into folders of arrays, as `tiebreak data` makes them, and the ids of arrays."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tiebreak.api.datasets import hugging_face
-from tiebreak.api.datasets.arrays import import_arrays
-from tiebreak.api.datasets.folder import OnBytes, importing, open_folder
+from tiebreak.api.datasets.folder import Import, OnBytes, importing, open_folder
 from tiebreak.api.datasets.text import CUTS, LENGTHS, TOKENS, Counts, Layout, import_texts
 from tiebreak.api.datasets.tokenizing import ByteTokens, TokenizerFile, Tokens
 from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy, open_raw, open_safetensors
@@ -32,6 +31,15 @@ def import_files(
     total = sum(array.nbytes for array in found.values())
     with importing(output, source) as made, _progress("importing", total) as on_bytes:
         import_arrays(made, found, on_bytes)
+
+
+def import_arrays(made: Import, arrays: Mapping[str, ArrayFile], on_bytes: OnBytes) -> None:
+    """Writes each array as float32 or int64 (see `data.elements`). An array of rank 0 becomes one of shape [1]."""
+    for name, array in arrays.items():
+        writer = made.array(name, array.element.converted, array.shape[1:])
+        for block in array.blocks():
+            writer.extend(array.element.convert(array.element.read(block, big_endian=array.big_endian)))
+            on_bytes(len(block))
 
 
 def import_text(files: tuple[Path, ...], output: Path, *, cut: str, settings: dict[str, Any]) -> Counts:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from tiebreak.api.audits import audit_chosen, segments_of
 from tiebreak.api.bundle import Bundle
+from tiebreak.api.calibrating import Policy, as_policy
 from tiebreak.api.disputes import Dispute, dispute, open_both
 from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.keys import new_key
-from tiebreak.api.policies import Policy, as_policy
 from tiebreak.api.progress import Tally, on_stderr
 from tiebreak.api.running import Machine
 from tiebreak.api.tasks import Data, Schedule, as_state_dict, capture, make_task, state_names

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from tiebreak import api
-from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, number, output_option
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms, ether

@@ -71,7 +71,7 @@ def audit(
         _check_choice(segment, from_step, to_step, sample, seed)
         trainer = api.runs.open_directory(run)
         machine = api.running.Machine(
-            threads=threads, permute=permute, device=device, policy=api.policies.as_policy(policy)
+            threads=threads, permute=permute, device=device, policy=api.calibrating.as_policy(policy)
         )
         report["job"] = trainer.job.id.hex()
         if segment is None and from_step is None and to_step is None and sample is None:

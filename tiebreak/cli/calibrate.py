@@ -62,7 +62,7 @@ def calibrate(
         got = "both" if proven else "neither"
         raise ConfigurationError(f"expected tasks or runs to measure, or --proven, got {got}")
     if proven:
-        policy = api.policies.calibrate(precision=precision)
+        policy = api.calibrating.calibrate(precision=precision)
     else:
         console = Console(stderr=True)
         policy = api.calibrating.calibrate_subjects(

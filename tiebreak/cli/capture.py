@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tiebreak import api, demo
-from tiebreak.cli.options import output_option, steps_option, task_argument
+from tiebreak.cli.options import output_option
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@task_argument
+@click.argument("task", metavar="TASK")
 @output_option("captured", "New or empty folder for the captured job.")
-@steps_option
+@click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
 @click.option("--unchecked", is_flag=True, help="Do not compare the program with eager PyTorch; the job says so.")
 def capture(task: str, output: Path, steps: int | None, unchecked: bool) -> None:
     """Capture TASK as a program that any party can run without its code.

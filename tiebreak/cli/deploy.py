@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiebreak import api
-from tiebreak.cli.keyfiles import load_key
+from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, NEW_FILE
 from tiebreak.protocol.errors import ConfigurationError
 

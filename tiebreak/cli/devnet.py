@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tiebreak import api
-from tiebreak.cli.keyfiles import passphrase
+from tiebreak.cli.key import passphrase
 from tiebreak.cli.options import number
 from tiebreak.protocol.commitments.terms import ether
 

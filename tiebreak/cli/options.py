@@ -18,16 +18,6 @@ def number(option: str, low: int, high: int | None, default: int, text: str) -> 
     return click.option(option, type=click.IntRange(low, high), default=default, show_default=True, help=text)
 
 
-def task_argument(function: AnyFunction) -> AnyFunction:
-    """TASK: the name of a built-in task, or a file."""
-    return click.argument("task", metavar="TASK")(function)
-
-
-def steps_option(function: AnyFunction) -> AnyFunction:
-    """--steps: makes the task's run shorter or longer."""
-    return click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")(function)
-
-
 def threads_option(function: AnyFunction) -> AnyFunction:
     """--threads: the number of torch's threads, on which the result does not depend."""
     text = "Threads torch may use [default: torch's choice]. The result does not depend on it."

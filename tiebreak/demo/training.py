@@ -16,9 +16,9 @@ from tiebreak.api.evaluation import evaluate_state
 from tiebreak.api.progress import training_progress
 from tiebreak.api.running import make_interpreter
 from tiebreak.api.tasks import capture
+from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
-from tiebreak.demo.words import short
 from tiebreak.engine.arithmetic import Stats
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.capture.task import Task

@@ -43,7 +43,7 @@ from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.api.datasets import load_arrays
-from tiebreak.api.datasets.arrays import import_arrays
+from tiebreak.api.importing import import_arrays
 from tiebreak.api.datasets.folder import importing
 
 folder, megabytes, headroom = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -7,16 +7,6 @@
 An import takes little memory and is needed only once: every task maps the files and reads the parts that it uses.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tiebreak.api.datasets.folder import load_arrays
+from tiebreak.api.datasets.folder import load_arrays
 
 __all__ = ["load_arrays"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'tiebreak.api.datasets' has no attribute {name!r}")
-    return getattr(import_module("tiebreak.api.datasets.folder"), name)
