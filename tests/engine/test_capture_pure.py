@@ -3,10 +3,17 @@
 import datetime
 import gc
 import itertools
+import logging
+import os
 import random
 import re
 import time
+import uuid
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +146,73 @@ def numbered(make: Callable[[], Iterator[float]]) -> nn.Module:
     return Layer(lambda _, x: x * next(stream))
 
 
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+
+class Doubled(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        Doubled.calls += 1
+        return gradients[0]
+
+
+def stepping(change: Callable[[], object]) -> nn.Module:
+    """Changes something that has no effect on the results of the first steps."""
+    return Layer(lambda _, x: (change(), x)[1])
+
+
+def with_default(self: Any, x: Tensor, held: list[int] = []) -> Tensor:  # noqa: B006 (what a user may write)
+    held.append(0)
+    return x
+
+
+def hooking(register: str, hook: Callable[..., Any]) -> nn.Module:
+    layer = Layer(lambda _, x: torch.tanh(x))
+    getattr(layer, register)(hook)
+    return layer
+
+
+def other_memory(self: Any, x: Tensor) -> Tensor:
+    self.centre.data = self.centre + x.detach().mean(0)
+    return x - self.centre
+
+
+def ready(self: Any, x: Tensor) -> Tensor:
+    if not self.ready:
+        self.ready, x = True, 2 * x
+    return x
+
+
+def kept(self: Any, x: Tensor) -> Tensor:
+    return x @ self.weights[0].detach()
+
+
+def listed() -> nn.Module:
+    layer = Layer(kept)
+    layer.weights = [layer.linear.weight]
+    return layer
+
+
+def overlapping(self: Any, x: Tensor) -> Tensor:
+    self.whole.add_(1)
+    return x + self.part
+
+
+NUMBERS, BUSY = itertools.count(), dict.fromkeys(range(3000), 0)
+HELD, COUNTS = torch.zeros(4), np.zeros(1)
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random": (lambda: Layer(lambda _, x: x * random.random()), "random numbers of Python.*torch.rand"),
     "branch": (lambda: Layer(lambda _, x: x if random.randint(0, 9) else 2 * x), "random numbers of Python"),
@@ -152,13 +226,34 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "memory": (lambda: Layer(remembering, memory=None), "changes attribute memory"),
     "queue": (lambda: Layer(queueing, queue=torch.zeros(3, 4)), "changes attribute queue"),
     "list": (lambda: Layer(lambda s, x: (s.seen.append(1), x * len(s.seen))[1], seen=[]), "changes attribute seen"),
-    "iterator": (lambda: numbered(lambda: iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])), "attribute function"),
-    "generator": (lambda: numbered(endless), "attribute function"),
+    "iterator": (lambda: numbered(lambda: iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])), "variable stream"),
+    "generator": (lambda: numbered(endless), "variable stream"),
     "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in place"),
     "renorm": (lambda: Layer(lambda s, x: s.e(torch.arange(2)) + x, e=nn.Embedding(9, 4, max_norm=0.1)), "max_norm"),
     "batch": (lambda: Layer(lambda _, x: x), "writes to batch tensor 0 in place"),
     "generator=": (lambda: Layer(lambda s, x: x * torch.rand(4, generator=s.g), g=torch.Generator()), "generator="),
     "numpy()": (lambda: Layer(lambda _, x: x * torch.from_numpy(x.detach().numpy())), "torch's operators only"),
+    "deque": (lambda: stepping(partial(deque().append, 0)), "changes variable change of <lambda>"),
+    "slots": (lambda: stepping(Slotted()), "changes variable change"),
+    "array": (lambda: stepping(partial(array("i").append, 1)), "changes variable change"),
+    "count": (lambda: Layer(lambda _, x: (next(NUMBERS), x)[1]), "changes variable NUMBERS of <lambda>.*`data=`"),
+    "inner": (lambda: Layer(lambda _, x: x + 0 * sum(next(NUMBERS) for _ in "ab")), "changes variable NUMBERS"),
+    "late entry": (lambda: stepping(lambda: BUSY.update({2999: BUSY[2999] + 1})), "changes variable BUSY"),
+    "default": (lambda: Layer(with_default), "changes a default argument of with_default"),
+    "data": (lambda: stepping(lambda: HELD.data.add_(1)), "changes variable HELD"),
+    "view": (lambda: stepping(partial(COUNTS.__iadd__, 1)), "changes variable change"),
+    "instance": (lambda: Layer(lambda s, x: (s.__dict__.update(n=s.__dict__["n"] + 1), x)[1], n=0), "attribute n of"),
+    "hook": (lambda: hooking("register_forward_hook", Slotted()), "changes a hook of module 0"),
+    "backward hook": (lambda: hooking("register_full_backward_hook", Slotted()), "changes a hook of module 0"),
+    "class": (lambda: Layer(lambda _, x: Doubled.apply(x)), "changes attribute calls of class Doubled"),
+    "urandom": (lambda: stepping(lambda: os.urandom(1)), "random numbers of Python"),
+    "uuid": (lambda: stepping(uuid.uuid4), "random numbers of Python"),
+    "file": (lambda: stepping(lambda: Path(__file__).open().close()), "opens a file"),
+    "environment": (lambda: stepping(lambda: os.putenv("TIEBREAK_TEST", "1")), "writes to the environment"),
+    "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
+    "kept": (listed, r"reads 0\.linear\.weight by another way than from the model"),
+    "first": (lambda: Layer(ready, ready=False), "first run has other results"),
+    "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
     "item": (lambda: Layer(lambda _, x: x if x.sum() > 0 else -x), "needs the values of tensors"),
     "mask": (lambda: Layer(lambda _, x: x[x > 0]), "needs the values of tensors"),
     "checks": (lambda: Layer(lambda _, x: torch.distributions.Normal(x, 1.0).log_prob(x)), "validate_args"),
@@ -171,7 +266,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "double": (lambda: Layer(lambda _, x: x.double()), "1 more places.*dtype torch.float64"),
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.abs().lgamma()) for _ in range(3))), "2 more places"),
 }  # fmt: skip
-LINELESS = {"scripted", "reentrant", "grown", "late"}
+LINELESS = {"scripted", "reentrant", "grown", "late", "first", "trained elsewhere", "class", "backward hook"}
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
 
@@ -179,9 +274,10 @@ LINELESS = {"scripted", "reentrant", "grown", "late"}
 def test_what_a_program_cannot_hold_is_refused_with_its_place(name: str) -> None:
     make, message = REFUSED[name]
     model = nn.Sequential(make())
-    changed = (lambda m, x: m(x.mul_(2)).mean()) if name == "batch" else None
+    head = nn.Linear(4, 4)
+    losses = {"batch": lambda m, x: m(x.mul_(2)).mean(), "trained elsewhere": lambda m, x: head(m(x)).mean()}
     with pytest.raises(ConfigurationError) as caught:
-        captured(model, changed)
+        captured(model, losses.get(name))
     text = " ".join(str(caught.value).split())
     assert re.search(message, text), text
     assert name in LINELESS or "test_capture_pure.py:" in text, text
@@ -197,9 +293,12 @@ def hooked(register: str) -> nn.Module:
     return model
 
 
-def shared(buffer: bool) -> nn.Module:
+def shared(buffer: bool, *, written: bool = False) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    if buffer:
+    if written:
+        whole = torch.zeros(8)
+        model = with_buffers(overlapping, whole=whole, part=whole[4:])
+    elif buffer:
         model.register_buffer("held", model[0].weight.data[1:])
     else:
         model[1].bias = nn.Parameter(model[0].weight.data[3])
@@ -211,6 +310,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "late hook": (lambda: hooked("register_post_accumulate_grad_hook"), "weight without hooks on its gradient"),
     "lazy": (lambda: nn.LazyLinear(4), "weight to have a shape .call the model once"),
     "shared parameters": (lambda: shared(buffer=False), "0.weight and 1.bias in the same memory.*clone"),
+    "shared and written": (lambda: shared(buffer=True, written=True), "whole and part in the same memory"),
     "shared buffer": (lambda: shared(buffer=True), "0.weight and held in the same memory"),
 }
 
@@ -269,6 +369,23 @@ def test_caches_and_what_forward_leaves_behind_are_taken() -> None:
     assert torch.isfinite(state["loss"])
     assert model.table is None
     assert model.last is None
+
+
+def test_what_leaves_no_trace_in_a_step_is_taken() -> None:
+    """Logging reads a clock, a mask is cached, and the loss reaches the model by another name."""
+    log = logging.getLogger("tiebreak.tests.steps")
+    log.propagate = False
+    table: dict[int, Tensor] = {}
+    model = nn.Linear(4, 4)
+
+    def loss(_: nn.Module, x: Tensor) -> Tensor:
+        log.warning("a step of %d examples", x.shape[0])
+        if 4 not in table:
+            table[4] = torch.arange(4.0)
+        return (model(x) * table[4]).mean()
+
+    log.addHandler(logging.NullHandler())
+    assert torch.isfinite(run_engine(captured(model, loss))["loss"])
 
 
 def test_what_a_garbage_collection_runs_is_not_the_users() -> None:

@@ -1,11 +1,9 @@
 """Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name."""
 
-from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tiebreak.engine.capture.purity import same_tensors, untouched
 from tiebreak.engine.capture.step import capture
@@ -71,7 +69,6 @@ def compile_in_place(task: Task) -> Compiled:
     rate = b.rows(rates, b.step())
     parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
-    _refuse_shared_memory(task.model, trainable | step.buffers.keys())
     raw = gradients = {name: g for name, g in step.gradients.items() if name in trainable}
     if task.clip is not None:
         gradients = clipped(b, task.clip, gradients)
@@ -91,24 +88,6 @@ def compile_in_place(task: Task) -> Compiled:
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.numbers[g.value]) for name, g in raw.items() if g.value in b.numbers}
     return Compiled(program, state, data, placed, tuple(b.draws))
-
-
-def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
-    """Refuses tensors of the model that lie in the same memory if a step changes one: eager PyTorch changes both."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    spans = sorted((t.data_ptr(), t.data_ptr() + _extent(t), name) for name, t in named if t.numel())
-    for (_, end, one), (start, _, other) in pairwise(spans):
-        if start < end and not changed.isdisjoint((one, other)):
-            raise ConfigurationError(
-                f"expected tensors with memory of their own, got {one} and {other} in the same memory, so changing "
-                "one changes the other; assign one nn.Parameter to both modules to tie them, or clone one"
-            )
-
-
-def _extent(tensor: Tensor) -> int:
-    """The number of bytes from a tensor's first element to the end of its last, which must not be none."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:

@@ -17,10 +17,11 @@ _OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, *(
 _LIBRARY: Final = f"{Path(traceback.__file__).parent}/"
 
 
-def _is_users(filename: str) -> bool:
-    """Whether code is neither torch's, nor ours, nor Python's."""
-    pythons = filename.startswith(_LIBRARY) and "site-packages" not in filename
-    return not (pythons or filename.startswith((*_OURS, "<frozen")))
+def is_users(filename: str, *, libraries: bool = True) -> bool:
+    """Whether code is neither torch's, nor ours, nor Python's. libraries: whether other installed code counts."""
+    installed = "site-packages" in filename
+    pythons = filename.startswith(_LIBRARY) and not installed
+    return not (pythons or filename.startswith((*_OURS, "<frozen")) or (installed and not libraries))
 
 
 def _shown(filename: str, line: int | None) -> str:
@@ -32,7 +33,7 @@ def _shown(filename: str, line: int | None) -> str:
 def user_line(frame: FrameType | None) -> str:
     """The innermost line of the stack that is neither torch's nor ours; empty if there is none."""
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return _shown(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
@@ -60,7 +61,7 @@ def place_of(error: BaseException, model: nn.Module) -> str:
     at = error.__traceback__
     while at is not None:
         path = module_of(at.tb_frame, paths)
-        if _is_users(at.tb_frame.f_code.co_filename):
+        if is_users(at.tb_frame.f_code.co_filename):
             line = _shown(at.tb_frame.f_code.co_filename, at.tb_lineno)
         at = at.tb_next
     return described(path, line)
@@ -82,7 +83,7 @@ def first_line(run: Callable[[], Any], happened: Callable[[], bool], model: nn.M
             return None
         if last and happened():
             found.append(last[-1])
-        elif _is_users(frame.f_code.co_filename):
+        elif is_users(frame.f_code.co_filename):
             last[:] = [described(module_of(frame, paths), _shown(frame.f_code.co_filename, frame.f_lineno))]
         return watch
 

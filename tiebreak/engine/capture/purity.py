@@ -8,32 +8,30 @@ step would read, is such state.
 
 import datetime
 import gc
-import operator
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from tiebreak.engine.capture.places import described, first_line, module_of, refusal, user_line
+from tiebreak.engine.capture.places import described, first_line, is_users, module_of, refusal, user_line
+from tiebreak.engine.capture.reach import Reach, attribute, same
 from tiebreak.protocol.errors import ConfigurationError
 
-_INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"} | {"_flat_weights", "_flat_weight_refs"}
-"""Attributes of every module that hold its tensors, submodules and hooks; of recurrent ones, their weights again."""
 _CLOCKS: Final = frozenset(
     f for name in dir(time) if name.endswith(("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter",
                                               "perf_counter_ns")) and callable(f := getattr(time, name))
 )  # fmt: skip
-_ENTRIES: Final = 1000
-"""The most entries of a container that are compared."""
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
@@ -110,40 +108,129 @@ def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
     return put_back
 
 
+class _Rehearsal:
+    """Runs a step, forward and backward, in plain PyTorch on copies of what it reads."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> None:
+        self.step, self._state = LossModule(model, loss), {f"model.{name}": t for name, t in _tensors(model).items()}
+        self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
+        self.copies: dict[str, Tensor] = {}
+        self.addresses: dict[str, int] = {}
+        self.loss: Any = None
+        self.watch: Any = nullcontext()
+
+    def __call__(self) -> None:
+        self.copies.update({n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in self.given.items()})
+        self.addresses = {name: tensor.data_ptr() for name, tensor in self.copies.items()}
+        tensors = list(self.copies.values())
+        with same_tensors(self.step.model), self.watch:
+            replaced = dict(zip(self._state, tensors, strict=False))
+            self.loss = functional_call(self.step, replaced, tuple(tensors[len(self._state) :]))
+            if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
+                self.loss.backward()  # type: ignore[no-untyped-call]
+
+    def written(self) -> set[str]:
+        """The names of the trained parameters, and of the buffers that the step writes to."""
+        return self.step.assigned.keys() | {
+            name.removeprefix("model.") for name, tensor in self.given.items()
+            if tensor.requires_grad or self.copies[name]._version or not torch.equal(self.copies[name], tensor)
+        }  # fmt: skip
+
+    def results(self) -> list[Tensor]:
+        """The loss, the new buffers and the gradients of the last run."""
+        buffers = {f"model.{name}": tensor for name, tensor in self.step.assigned.items()}
+        after = {name: buffers.get(name, tensor) for name, tensor in self.copies.items()}
+        gradients = [tensor.grad for tensor in self.copies.values() if tensor.grad is not None]
+        found = [self.loss] if isinstance(self.loss, Tensor) else []
+        return [tensor.detach() for tensor in (*found, *after.values(), *gradients)]
+
+
+class _Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first place where a step reads a tensor of the model itself, where a rehearsal has put a copy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._paths = {id(module): name for name, module in model.named_modules()}
+        self._own = {t.untyped_storage().data_ptr(): name for name, t in _tensors(model).items() if t.numel()}
+        self.found: tuple[str, str] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)) if self.found is None else ():
+            strided = isinstance(value, Tensor) and value.layout == torch.strided
+            if strided and (name := self._own.get(value.untyped_storage().data_ptr())) is not None:
+                frame = sys._getframe(1)
+                self.found = described(module_of(frame, self._paths), user_line(frame)), name
+        return func(*args, **(kwargs or {}))
+
+
 def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> frozenset[str]:
     """Rehearses a step and returns the names of the buffers that it assigns.
 
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
-    step, given = LossModule(model, loss), {f"model.{name}": t for name, t in _tensors(model).items()}
-    copies: dict[str, Tensor] = {}
-
-    def rehearse() -> None:
-        copies.update({name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in given.items()})
-        copies.update({f"batch tensor {i}": t.clone() for i, t in enumerate(batch)})
-        tensors = list(copies.values())
-        with same_tensors(model):
-            functional_call(step, dict(zip(given, tensors, strict=False)), tuple(tensors[len(given) :]))
-
+    rehearse = _Rehearsal(model, loss, batch)
+    rehearse.watch = kept = _Kept(model)
+    torch.manual_seed(0)
     try:
         rehearse()
     except ConfigurationError:
         raise
     except Exception as error:  # whatever the user's code raises
         raise refusal(error, model, "the step fails in plain PyTorch already", "mend it first") from error
-    _refuse_writes(model, rehearse, copies, {**given, **{f"batch tensor {i}": t for i, t in enumerate(batch)}})
-    variables = _variables(model, loss)
-    before = {name: _frozen(get()) for name, get in variables.items()}
+    rehearse.watch, first, drawn = nullcontext(), rehearse.results(), torch.get_rng_state()
+    _refuse_writes(model, rehearse)
+    _refuse_shared_memory(model, rehearse.written())
+    reach = Reach(model, loss)
+    torch.manual_seed(0)
     with _outside_reads(model) as outside:
         rehearse()
+    second = rehearse.results()
     if outside:
         raise ConfigurationError(_words(outside[0][0], outside[0][1], outside[0][2]))
-    changed = [name for name, get in variables.items() if _frozen(get()) != before[name]]
-    for name in _carried(model, rehearse, changed):
-        start, get = _frozen(variables[name]()), variables[name]
-        place = first_line(rehearse, lambda get=get, start=start: _frozen(get()) != start, model)  # type: ignore[misc]
-        raise ConfigurationError(_words(place, f"changes {name}", _advice(name, get())))
-    return frozenset(step.assigned)
+    changed = reach.changed()
+    for name in _carried(model, rehearse, list(changed)):
+        value, get = changed[name]
+        start = get()
+        place = first_line(rehearse, lambda get=get, start=start: not same(get(), start), model)  # type: ignore[misc]
+        raise ConfigurationError(_words(place, f"changes {name}", _advice(name, value)))
+    if kept.found:
+        raise ConfigurationError(
+            f"the step cannot be captured: at {kept.found[0]} it reads {kept.found[1]} by another way than from the "
+            "model (kept in a list, a closure, or as `.data`); take it from the model in the loss or in forward"
+        )
+    _refuse_strangers(rehearse.loss, reach)
+    if torch.equal(drawn, torch.get_rng_state()) and not _alike(first, second):
+        raise ConfigurationError(
+            "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
+            "same tensors. A program does the same in every step; call the model once on a batch before (and load "
+            "its initial weights again), or make what is done once a part of __init__"
+        )
+    return frozenset(rehearse.step.assigned)
+
+
+def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _refuse_strangers(loss: Any, reach: Reach) -> None:
+    """Refuses a step whose gradient also goes to tensors that are not the model's: no optimizer would change them."""
+    waiting, seen = [getattr(loss, "grad_fn", None)], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and (isinstance(leaf, nn.Parameter) or leaf in reach):
+            raise ConfigurationError(
+                f"expected a loss that trains parameters of the model only, got one that also has a gradient for a "
+                f"tensor of shape {tuple(leaf.shape)} that is not the model's; make it a parameter of the model (a "
+                "submodule of one nn.Module for both), or freeze it with requires_grad_(False)"
+            )
 
 
 def _words(place: str, deed: str, advice: str) -> str:
@@ -157,21 +244,64 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _refuse_writes(
-    model: nn.Module, rehearse: Callable[[], None], copies: Mapping[str, Tensor], given: Mapping[str, Tensor]
-) -> None:
-    """Refuses a step that writes to its parameters or to its batch in place."""
-    for name, tensor in given.items():
-        if name.startswith("batch") or isinstance(tensor, nn.Parameter):
-            if torch.equal(copies[name], tensor):
-                continue
-            written = lambda n=name, t=tensor: not torch.equal(copies[n], t)  # noqa: E731
-            place = first_line(rehearse, written, model)
+def _refuse_writes(model: nn.Module, rehearse: _Rehearsal) -> None:
+    """Refuses a step that writes to its parameters or its batch in place, or gives a buffer other memory."""
+    copies = rehearse.copies
+    for name, tensor in rehearse.given.items():
+        fixed = name.startswith("batch") or isinstance(tensor, nn.Parameter)
+        if fixed and not torch.equal(copies[name], tensor):
+            place = first_line(rehearse, lambda n=name, t=tensor: not torch.equal(copies[n], t), model)  # type: ignore[misc]
             raise ConfigurationError(
                 f"expected a step that changes buffers only, got one that writes to {name.removeprefix('model.')} in "
                 f"place at {place}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use "
                 "that, and leave out max_norm"
             )
+        if copies[name].data_ptr() != rehearse.addresses[name]:
+            moved = lambda n=name: copies[n].data_ptr() != rehearse.addresses[n]  # noqa: E731
+            raise ConfigurationError(
+                f"expected buffers that keep their memory, got one, {name.removeprefix('model.')}, that is given other "
+                f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; assign it (`self.c = ...`) or "
+                "write to it (`self.c.copy_(...)`)"
+            )
+
+
+def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
+    """Refuses tensors of the model that lie in the same memory if a step changes one: eager PyTorch changes both."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    spans = sorted((t.data_ptr(), t.data_ptr() + _extent(t), name) for name, t in named if t.numel())
+    for (_, end, one), (start, _, other) in pairwise(spans):
+        if start < end and not changed.isdisjoint((one, other)):
+            raise ConfigurationError(
+                f"expected tensors with memory of their own, got {one} and {other} in the same memory, so changing "
+                "one changes the other; assign one nn.Parameter to both modules to tie them, or clone one"
+            )
+
+
+def _extent(tensor: Tensor) -> int:
+    """The number of bytes from a tensor's first element to the end of its last, which must not be none."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
+    """What a call of a function in C does that a step may not, and advice."""
+    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
+        return f"reads random numbers of Python (`{name}`)", _RANDOM
+    if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
+        return f"seeds torch's random numbers (`{name}`)", "leave that out: each step draws by the job's seed"
+    if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
+        return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
+    if (isinstance(owner, ModuleType) and called in _CLOCKS) or (
+        isinstance(owner, type) and issubclass(owner, datetime.date) and name in ("now", "today", "utcnow")
+    ):
+        return f"reads the time (`{name}`)", "keep it out of the step"
+    if name == "putenv":
+        return "writes to the environment", _STATE
+    opener = frame.f_globals.get("__name__", "").startswith("pathlib") or is_users(frame.f_code.co_filename)
+    if name == "open" and isinstance(owner, ModuleType) and opener:
+        return "opens a file", "read it before and give what is in it as data, or keep it in a buffer"
+    return None
 
 
 @contextmanager
@@ -181,20 +311,7 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
     found: list[tuple[str, str, str]] = []
 
     def profile(frame: FrameType, event: str, called: Any) -> None:
-        if event != "c_call" or found:
-            return
-        owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
-        what = None
-        if isinstance(owner, random.Random):
-            what = (f"reads random numbers of Python (`{name}`)", _RANDOM)
-        elif isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
-            what = (f"seeds torch's random numbers (`{name}`)", "leave that out: each step draws by the job's seed")
-        elif "site-packages" in frame.f_code.co_filename:
-            return  # libraries read clocks for their logs, and in callbacks of the garbage collector
-        elif (isinstance(owner, ModuleType) and called in _CLOCKS) or (
-            isinstance(owner, type) and issubclass(owner, datetime.date) and name in ("now", "today", "utcnow")
-        ):
-            what = (f"reads the time (`{name}`)", "keep it out of the step")
+        what = _deed(called, frame) if event == "c_call" and not found else None
         if what is not None and (line := user_line(frame)):
             found.append((described(module_of(frame, names), line), *what))
 
@@ -211,8 +328,7 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
 
 def _carried(model: nn.Module, rehearse: Callable[[], None], changed: Sequence[str]) -> list[str]:
     """Those of the changed variables that a step reads before it assigns them; others do not reach the next step."""
-    owners = {f"attribute {key} of {_module(path)}": (id(module), key)
-              for path, module in model.named_modules() for key in vars(module)}  # fmt: skip
+    owners = {attribute(key, path): (id(module), key) for path, module in model.named_modules() for key in vars(module)}
     watched = {owners[name] for name in changed if name in owners}
     if not watched:
         return list(changed)
@@ -222,6 +338,8 @@ def _carried(model: nn.Module, rehearse: Callable[[], None], changed: Sequence[s
     def get(module: nn.Module, name: str) -> Any:
         if (id(module), name) in watched - assigned:
             read.add((id(module), name))
+        elif name == "__dict__" and is_users(sys._getframe(1).f_code.co_filename):
+            read.update(key for key in watched - assigned if key[0] == id(module))
         return object.__getattribute__(module, name)
 
     def note(module: nn.Module, name: str, value: Any) -> None:
@@ -235,91 +353,6 @@ def _carried(model: nn.Module, rehearse: Callable[[], None], changed: Sequence[s
         nn.Module.__setattr__ = put  # type: ignore[method-assign]
         del nn.Module.__getattribute__
     return [name for name in changed if name not in owners or owners[name] in read]
-
-
-def _module(path: str) -> str:
-    return f"module {path}" if path else "the model"
-
-
-def _variables(model: nn.Module, loss: Callable[..., Tensor]) -> dict[str, Callable[[], Any]]:
-    """How to read each variable that a step may depend on besides tensors of the model, by a name for messages."""
-    found: dict[str, Callable[[], Any]] = {
-        "the random numbers of Python": random.getstate,
-        "the random numbers of NumPy": np.random.get_state,
-    }
-    for path, module in model.named_modules():
-        for key in vars(module).keys() - _INTERNAL:
-            found[f"attribute {key} of {_module(path)}"] = partial(vars(module).get, key)
-    own = {type(module).forward for module in model.modules() if not type(module).__module__.startswith("torch.")}
-    for function in (getattr(loss, "loss", loss), *own):  # a task's loss is wrapped so that its arguments have names
-        found |= {f"variable {name}": get for name, get in _reached(function)}
-    return found
-
-
-def _reached(function: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """How to read the variables that a function closes over, and the global ones that it mentions, by name."""
-    inner = getattr(function, "__func__", getattr(function, "func", function))  # of a method, or of a partial
-    if isinstance(inner, FunctionType):
-        for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
-            yield f"{name} of {inner.__name__}", partial(_contents, cell)
-        for name in inner.__code__.co_names:
-            if name in inner.__globals__ and not isinstance(inner.__globals__[name], ModuleType | type):
-                yield f"{name} of {inner.__name__}", partial(inner.__globals__.get, name)
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
-
-
-class _Same:
-    """Equal to itself only, and while no tensor in it was written to."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.version = getattr(value, "_version", 0)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.version == other.version and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _frozen(value: Any, depth: int = 4) -> Any:
-    """Something that compares equal as long as a variable holds what it holds now."""
-    if isinstance(value, int | float | complex | str | bytes | None):
-        return repr(value)
-    if isinstance(value, dict):
-        return [len(value), [(repr(k), _frozen(v, depth - 1)) for k, v in list(value.items())[:_ENTRIES]]]
-    if isinstance(value, list | tuple):
-        return [len(value), [_frozen(v, depth - 1) for v in value[:_ENTRIES]]]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return [_Same(value), *(_frozen(part, depth - 1) for part in _inside(value) if depth > 0)]
-
-
-def _inside(value: Any) -> list[Any]:
-    """What an object holds that may change."""
-    match value:
-        case Tensor() | nn.Module() | type() | ModuleType():
-            return []
-        case FunctionType() | MethodType():
-            return [get() for _, get in _reached(value)]
-        case torch.Generator():
-            return [value.get_state().tolist()]
-        case np.random.Generator():
-            return [repr(value.bit_generator.state)]
-        case random.Random() | np.random.RandomState():
-            return [repr(value.getstate() if isinstance(value, random.Random) else value.get_state())]
-        case GeneratorType():
-            return [dict(value.gi_frame.f_locals) if value.gi_frame else None]
-        case Iterator():
-            return [operator.length_hint(value), getattr(value, "__dict__", None)]
-    return [getattr(value, "__dict__", None)]
 
 
 def _advice(name: str, value: Any) -> str:

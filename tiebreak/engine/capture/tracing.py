@@ -196,6 +196,7 @@ def trace(
         _refusals(model),
         _paths(model),
         tracing(context),
+        torch._inductor.config.patch(fallback_random=True),  # else the trace loses draws that nothing reads
     ):
         graph, metadata, _, _ = _aot_export_function(
             step,
@@ -220,6 +221,10 @@ def _only_inputs(graph: fx.Graph, count: int) -> None:
         )
     for tangent in graph.find_nodes(op="placeholder")[count:]:
         graph.erase_node(tangent)  # raises if anything reads it
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if not node.users and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            node.args = ()  # eager PyTorch makes this draw, which nothing reads; what it is made from can go
     graph.eliminate_dead_code()
 
 

@@ -320,7 +320,13 @@ def _eager(
     losses = []
     torch.set_default_dtype(dtype)
     try:
-        with same_tensors(task.model), sdpa_kernel(SDPBackend.MATH), uncheckpointed(), _Drawn(drawn) as draws:
+        with (
+            untouched(task.model),
+            same_tensors(task.model),
+            sdpa_kernel(SDPBackend.MATH),
+            uncheckpointed(),
+            _Drawn(drawn) as draws,
+        ):
             for batch in batches:
                 cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
                 losses.append(functional_call(step, own, cast) / len(batches))
