@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "file": (lambda: stepping(lambda: Path(__file__).open().close()), "opens a file"),
     "environment": (lambda: stepping(lambda: os.putenv("TIEBREAK_TEST", "1")), "writes to the environment"),
     "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
-    "kept": (listed, r"reads 0\.linear\.weight by another way than from the model"),
+    "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
     "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
     "item": (lambda: Layer(lambda _, x: x if x.sum() > 0 else -x), "needs the values of tensors"),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.hints import HINTS
-from tiebreak.engine.capture.step import trace_step
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.tracing import trace
 from tiebreak.engine.lowering import RULES
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
@@ -275,7 +275,7 @@ def test_tracing_leaves_nothing_behind() -> None:
     before = dict(torch.fx.traceback.current_meta)
     for loss, expected in ((lambda m, x: m(x), nullcontext()), (lambda m, x: m.first(x).sum().item(), REFUSED)):
         with expected:
-            trace_step(model, loss, (X,))
+            trace(model, loss, (X,))
         assert not torch.compiler.is_compiling()
         assert not torch.compiler.is_exporting()
         assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())

@@ -39,10 +39,6 @@ def user_line(frame: FrameType | None) -> str:
     return ""
 
 
-def _paths(model: nn.Module) -> dict[int, str]:
-    return {id(module): name for name, module in model.named_modules()}
-
-
 def module_of(frame: FrameType | None, paths: dict[int, str]) -> str | None:
     """The path of the innermost module that a stack is in (`paths`: by id); None if it is in none."""
     while frame is not None:
@@ -57,7 +53,7 @@ def module_of(frame: FrameType | None, paths: dict[int, str]) -> str | None:
 
 def place_of(error: BaseException, model: nn.Module) -> str:
     """Where an error comes from: the innermost module whose code it passed through, and the user's line."""
-    paths, path, line = _paths(model), None, ""
+    paths, path, line = {id(module): name for name, module in model.named_modules()}, None, ""
     at = error.__traceback__
     while at is not None:
         path = module_of(at.tb_frame, paths)
@@ -75,7 +71,7 @@ def described(path: str | None, line: str) -> str:
 
 def first_line(run: Callable[[], Any], happened: Callable[[], bool], model: nn.Module) -> str:
     """Runs something and says at which of the user's lines, and in which module, something happened."""
-    paths = _paths(model)
+    paths = {id(module): name for name, module in model.named_modules()}
     last, found = list[str](), list[str]()
 
     def watch(frame: FrameType, _event: str, _: Any) -> Any:

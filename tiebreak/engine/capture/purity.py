@@ -28,10 +28,7 @@ from tiebreak.engine.capture.places import described, first_line, is_users, modu
 from tiebreak.engine.capture.reach import Reach, attribute, same
 from tiebreak.protocol.errors import ConfigurationError
 
-_CLOCKS: Final = frozenset(
-    f for name in dir(time) if name.endswith(("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter",
-                                              "perf_counter_ns")) and callable(f := getattr(time, name))
-)  # fmt: skip
+_CLOCKS: Final = frozenset(f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
@@ -112,16 +109,20 @@ class _Rehearsal:
     """Runs a step, forward and backward, in plain PyTorch on copies of what it reads."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> None:
-        self.step, self._state = LossModule(model, loss), {f"model.{name}": t for name, t in _tensors(model).items()}
+        self.step, named = LossModule(model, loss), (*model.named_parameters(), *model.named_buffers())
+        self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
         self.addresses: dict[str, int] = {}
+        self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.loss: Any = None
         self.watch: Any = nullcontext()
 
     def __call__(self) -> None:
         self.copies.update({n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in self.given.items()})
         self.addresses = {name: tensor.data_ptr() for name, tensor in self.copies.items()}
+        kept = [n for n, t in self.given.items() if n.startswith("batch") or isinstance(t, nn.Parameter)]
+        self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
         with same_tensors(self.step.model), self.watch:
             replaced = dict(zip(self._state, tensors, strict=False))
@@ -138,29 +139,40 @@ class _Rehearsal:
 
     def results(self) -> list[Tensor]:
         """The loss, the new buffers and the gradients of the last run."""
-        buffers = {f"model.{name}": tensor for name, tensor in self.step.assigned.items()}
-        after = {name: buffers.get(name, tensor) for name, tensor in self.copies.items()}
         gradients = [tensor.grad for tensor in self.copies.values() if tensor.grad is not None]
         found = [self.loss] if isinstance(self.loss, Tensor) else []
-        return [tensor.detach() for tensor in (*found, *after.values(), *gradients)]
+        return [t.detach() for t in (*found, *self.step.assigned.values(), *self.copies.values(), *gradients)]
 
 
-class _Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first place where a step reads a tensor of the model itself, where a rehearsal has put a copy."""
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes where a step first reads a tensor of the model itself, and not its copy, or writes to what must stay."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, rehearsal: _Rehearsal) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._paths = {id(module): name for name, module in model.named_modules()}
-        self._own = {t.untyped_storage().data_ptr(): name for name, t in _tensors(model).items() if t.numel()}
-        self.found: tuple[str, str] | None = None
+        self._paths = {id(module): name for name, module in rehearsal.step.model.named_modules()}
+        self._own = {_storage(t): name for name, t in rehearsal.given.items() if t.numel() and name[:5] != "batch"}
+        self._rehearsal = rehearsal
+        self.found: dict[str, tuple[str, str]] = {}
+        """Name and place of the first tensor that was "read", and of the first that was "written"."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in tree_leaves((args, kwargs)) if self.found is None else ():
-            strided = isinstance(value, Tensor) and value.layout == torch.strided
-            if strided and (name := self._own.get(value.untyped_storage().data_ptr())) is not None:
-                frame = sys._getframe(1)
-                self.found = described(module_of(frame, self._paths), user_line(frame)), name
+        for number, argument in enumerate(func._schema.arguments):
+            value = args[number] if number < len(args) else (kwargs or {}).get(argument.name)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                    self._note("read", self._own.get(_storage(tensor)))
+                    self._note("written", self._rehearsal.fixed.get(_storage(tensor)) if written else None)
         return func(*args, **(kwargs or {}))
+
+    def _note(self, deed: str, name: str | None) -> None:
+        if name is not None and deed not in self.found:
+            frame = sys._getframe(2)
+            self.found[deed] = name.removeprefix("model."), described(module_of(frame, self._paths), user_line(frame))
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> frozenset[str]:
@@ -169,7 +181,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
     rehearse = _Rehearsal(model, loss, batch)
-    rehearse.watch = kept = _Kept(model)
+    rehearse.watch = watch = _Watch(rehearse)
     torch.manual_seed(0)
     try:
         rehearse()
@@ -178,7 +190,13 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     except Exception as error:  # whatever the user's code raises
         raise refusal(error, model, "the step fails in plain PyTorch already", "mend it first") from error
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), torch.get_rng_state()
-    _refuse_writes(model, rehearse)
+    if "written" in watch.found:
+        raise ConfigurationError(
+            "expected a step that changes buffers only, got one that writes to {} in place at {}; compute a new tensor "
+            "instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, and leave out max_norm"
+            .format(*watch.found["written"])
+        )  # fmt: skip
+    _refuse_other_memory(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, loss)
     torch.manual_seed(0)
@@ -193,11 +211,12 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
         start = get()
         place = first_line(rehearse, lambda get=get, start=start: not same(get(), start), model)  # type: ignore[misc]
         raise ConfigurationError(_words(place, f"changes {name}", _advice(name, value)))
-    if kept.found:
+    if "read" in watch.found:
         raise ConfigurationError(
-            f"the step cannot be captured: at {kept.found[0]} it reads {kept.found[1]} by another way than from the "
-            "model (kept in a list, a closure, or as `.data`); take it from the model in the loss or in forward"
-        )
+            "expected a step that reads the model's tensors from the model, got one that reads {} by another way (from "
+            "a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's argument"
+            .format(*watch.found["read"])
+        )  # fmt: skip
     _refuse_strangers(rehearse.loss, reach)
     if torch.equal(drawn, torch.get_rng_state()) and not _alike(first, second):
         raise ConfigurationError(
@@ -219,18 +238,16 @@ def _refuse_strangers(loss: Any, reach: Reach) -> None:
     """Refuses a step whose gradient also goes to tensors that are not the model's: no optimizer would change them."""
     waiting, seen = [getattr(loss, "grad_fn", None)], set[Any]()
     while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [before for before, _ in node.next_functions]
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and (isinstance(leaf, nn.Parameter) or leaf in reach):
-            raise ConfigurationError(
-                f"expected a loss that trains parameters of the model only, got one that also has a gradient for a "
-                f"tensor of shape {tuple(leaf.shape)} that is not the model's; make it a parameter of the model (a "
-                "submodule of one nn.Module for both), or freeze it with requires_grad_(False)"
-            )
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in getattr(node, "next_functions", ())]
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and (isinstance(leaf, nn.Parameter) or leaf in reach):
+                raise ConfigurationError(
+                    "expected a loss that trains parameters of the model only, got one that also has a gradient for a "
+                    f"tensor of shape {tuple(leaf.shape)} that is not the model's; make it a parameter of the model (a "
+                    "submodule of one nn.Module for both), or freeze it with requires_grad_(False)"
+                )
 
 
 def _words(place: str, deed: str, advice: str) -> str:
@@ -240,28 +257,14 @@ def _words(place: str, deed: str, advice: str) -> str:
     )
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _refuse_writes(model: nn.Module, rehearse: _Rehearsal) -> None:
-    """Refuses a step that writes to its parameters or its batch in place, or gives a buffer other memory."""
-    copies = rehearse.copies
-    for name, tensor in rehearse.given.items():
-        fixed = name.startswith("batch") or isinstance(tensor, nn.Parameter)
-        if fixed and not torch.equal(copies[name], tensor):
-            place = first_line(rehearse, lambda n=name, t=tensor: not torch.equal(copies[n], t), model)  # type: ignore[misc]
+def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
+    for name, address in rehearse.addresses.items():
+        moved = lambda n=name: rehearse.copies[n].data_ptr() != rehearse.addresses[n]  # noqa: E731
+        if rehearse.copies[name].data_ptr() != address:
             raise ConfigurationError(
-                f"expected a step that changes buffers only, got one that writes to {name.removeprefix('model.')} in "
-                f"place at {place}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use "
-                "that, and leave out max_norm"
-            )
-        if copies[name].data_ptr() != rehearse.addresses[name]:
-            moved = lambda n=name: copies[n].data_ptr() != rehearse.addresses[n]  # noqa: E731
-            raise ConfigurationError(
-                f"expected buffers that keep their memory, got one, {name.removeprefix('model.')}, that is given other "
-                f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; assign it (`self.c = ...`) or "
-                "write to it (`self.c.copy_(...)`)"
+                f"expected tensors that keep their memory, got one, {name.removeprefix('model.')}, that is given other "
+                f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
+                "parameter, and assign a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
             )
 
 
@@ -315,15 +318,14 @@ def _outside_reads(model: nn.Module) -> Iterator[list[tuple[str, str, str]]]:
         if what is not None and (line := user_line(frame)):
             found.append((described(module_of(frame, names), line), *what))
 
-    before, collects = sys.getprofile(), gc.isenabled()
+    before, collect = sys.getprofile(), gc.enable if gc.isenabled() else gc.disable
     gc.disable()  # a library's callback for garbage collection may read a clock in the middle of the step
     sys.setprofile(profile)
     try:
         yield found
     finally:
         sys.setprofile(before)
-        if collects:
-            gc.enable()
+        collect()
 
 
 def _carried(model: nn.Module, rehearse: Callable[[], None], changed: Sequence[str]) -> list[str]:

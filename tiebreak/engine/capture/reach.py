@@ -14,6 +14,7 @@ from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from inspect import getgeneratorlocals
 from logging import Handler, Logger
 from types import BuiltinMethodType, CodeType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any, Final
@@ -134,10 +135,8 @@ def same(now: Parts, before: Parts) -> bool:
 
 def _is_own(module: ModuleType | None) -> bool:
     """Whether a module is the user's own; None: it was made by hand, or is not imported any more."""
-    if module is None:
-        return True
-    top = module.__name__.partition(".")[0]
-    return top not in sys.stdlib_module_names and is_users(getattr(module, "__file__", None) or "", libraries=False)
+    top, file = getattr(module, "__name__", "").partition(".")[0], getattr(module, "__file__", None) or ""
+    return top not in sys.stdlib_module_names and is_users(file, libraries=False)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -161,11 +160,6 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(part)
     else:
         yield value
-
-
-def _of_frame(value: Any) -> Parts:
-    frame = value.gi_frame
-    return () if frame is None else (frame.f_lasti, *frame.f_locals.values())
 
 
 def _of_instance(value: Any) -> Parts:
@@ -198,7 +192,7 @@ _CONTENTS: Final[Sequence[tuple[Any, Callable[[Any], Parts]]]] = (
     (np.random.RandomState, lambda value: (repr(value.get_state()),)),
     (random.SystemRandom, lambda _: ()),
     (random.Random, lambda value: (repr(value.getstate()),)),
-    (GeneratorType, _of_frame),
+    (GeneratorType, lambda value: (value.gi_frame and value.gi_frame.f_lasti, *getgeneratorlocals(value).values())),
     (io.IOBase, _place),
     (ContextVar, lambda value: (value.get(None),)),
     (weakref.ref, lambda value: (value(),)),

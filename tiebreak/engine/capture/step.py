@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
@@ -156,7 +157,7 @@ class _Lowering:
             self._fail(node, f"dtype {bad}; {dtype_hint(bad)}")
         elif (rule := RULES.get(_name(node))) is None:
             self._fail(node, f"no lowering rule; {operator_hint(_name(node))}")
-        elif _contains_failure(arguments):
+        elif any(argument is _FAILED for argument in tree_leaves(arguments)):
             self.values[node] = _FAILED
         else:
             args, kwargs = arguments
@@ -231,41 +232,6 @@ UNCOVERED: Final = "no form for these arguments"
 """Begins the problem of an operator whose rule fails by an exception: a gap of ours, in a message for the user."""
 
 
-def _contains_failure(arguments: Any) -> bool:
-    if isinstance(arguments, dict):
-        arguments = list(arguments.values())
-    if isinstance(arguments, tuple | list):
-        return any(_contains_failure(a) for a in arguments)
-    return arguments is _FAILED
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A step as torch traced it. It can be lowered several times, each time over other refs."""
-
-    joint: JointGraph
-    folded: Folded
-
-    def lower(self, builder: Builder, batch: Sequence[Ref], state: Callable[[str], Ref]) -> StepGraph:
-        """Like `capture`, for a step that is traced already."""
-        joint = self.joint
-        lowering = _Lowering(builder, joint, self.folded)
-        values = lowering.run([*map(state, (*joint.parameters, *joint.buffers)), *batch])
-        gradients = zip(joint.parameters, joint.gradients, strict=True)
-        return StepGraph(
-            loss=values[joint.loss],
-            gradients={name: values[node] for name, node in gradients if node is not None},
-            buffers={name: values[node] for name, node in joint.mutated.items()},
-            constants=lowering.constants.data,
-        )
-
-
-def trace_step(model: nn.Module, loss: Callable[..., Tensor], example: Sequence[Tensor]) -> Traced:
-    """Traces a step so that it can be lowered. example: tensors with the batch's shapes and dtypes."""
-    joint = trace(model, loss, example, examine(model, loss, example))
-    return Traced(joint, Folded(joint.module))
-
-
 def capture(
     builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref], example: Sequence[Tensor],
     state: Callable[[str], Ref],
@@ -276,14 +242,22 @@ def capture(
     example: tensors of the shapes and dtypes of one batch, for tracing. state: gives the ref of a parameter or buffer
     by name. Raises a `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
     """
-    traced = trace_step(model, loss, example)
-    steps: list[StepGraph] = []
+    joint = trace(model, loss, example, examine(model, loss, example))
+    folded, steps = Folded(joint.module), list[StepGraph]()
 
     def current(name: str) -> Ref:
         return steps[-1].buffers[name] if steps and name in steps[-1].buffers else state(name)
 
     for start in range(0, len(batch), len(example)):
-        step = traced.lower(builder, batch[start : start + len(example)], current)
+        lowering = _Lowering(builder, joint, folded)
+        own = map(current, (*joint.parameters, *joint.buffers))
+        values = lowering.run([*own, *batch[start : start + len(example)]])
+        step = StepGraph(
+            loss=values[joint.loss],
+            gradients={n: values[node] for n, node in zip(joint.parameters, joint.gradients, strict=True) if node},
+            buffers={name: values[node] for name, node in joint.mutated.items()},
+            constants=lowering.constants.data,
+        )
         steps.append(step)
     return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
 

@@ -235,10 +235,6 @@ def _joint(
     (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
     inputs = [*parameters, *buffers]
-    changed = [i for i in mutated if i >= len(parameters)]
-    if len(changed) != len(mutated) or any(i >= len(inputs) for i in changed):
-        bad = [inputs[i] if i < len(inputs) else f"batch tensor {i - len(inputs)}" for i in mutated if i not in changed]
-        raise ConfigurationError(f"expected a step that changes buffers only, got one that writes to {bad}")
     return JointGraph(
         module=graph,
         parameters=parameters,

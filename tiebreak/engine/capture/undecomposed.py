@@ -23,13 +23,9 @@ _COMPILED = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Operators that torch must decompose with compiled code, because the Python form omits the dropout between layers."""
 
 
-def _packet(operator: str) -> str:
-    return operator.partition(".")[0]
-
-
 def _names() -> list[str]:
     """The operators, without overloads, that bypass torch's Python decompositions."""
-    return sorted({_packet(name) for name in WHOLE} | set(_COMPILED))
+    return sorted({name.partition(".")[0] for name in WHOLE} | set(_COMPILED))
 
 
 @cache  # torch collects its table anew, which takes longer than tracing a small model

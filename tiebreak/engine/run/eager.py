@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from itertools import zip_longest
 from math import sqrt
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
 from tiebreak.engine.capture.places import refusal
-from tiebreak.engine.capture.purity import same_tensors, untouched
+from tiebreak.engine.capture.purity import LossModule, same_tensors, untouched
 from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
 from tiebreak.engine.capture.tracing import uncheckpointed
 from tiebreak.engine.lowering.builder import Ref
@@ -257,24 +258,7 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Observed(nn.Module):
-    """A loss over a model that keeps the buffers and the modules' outputs of its last call."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.model = task.model
-        self._task = task
-        self.buffers_after: dict[str, Tensor] = {}
-        self.outputs: Outputs = []
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        with _outputs(self.model) as self.outputs:
-            loss = _by_name(self._task, self.model, batch)
-        self.buffers_after = dict(self.model.named_buffers())
-        return loss
-
-
-def _by_name(task: Task, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
     """Calls the user's own loss, with each array of `Rows` by its name where that is possible."""
     examples, loss = task.batch.examples, task.loss.loss if isinstance(task.loss, Bound) else task.loss
     given = dict(zip(examples.names, batch, strict=True)) if isinstance(examples, Rows) else {}
@@ -312,26 +296,22 @@ def _eager(
     seed: int | None = None,
 ) -> _Outcome | None:  # fmt: skip
     """A step of plain PyTorch; None if the model does not run in FP64. seed: moves every weight by one rounding."""
-    named = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
-    own = {
-        f"model.{name}": _moved(t.detach(), dtype, seed).requires_grad_(t.requires_grad) for name, t in named.items()
-    }
-    step, default = _Observed(task), torch.get_default_dtype()
+    named = (*task.model.named_parameters(), *task.model.named_buffers())
+    own = {f"model.{name}": _moved(t.detach(), dtype, seed).requires_grad_(t.requires_grad) for name, t in named}
+    step, default = LossModule(task.model, partial(_by_name, task)), torch.get_default_dtype()
     losses = []
     torch.set_default_dtype(dtype)
     try:
         with (
-            untouched(task.model),
-            same_tensors(task.model),
-            sdpa_kernel(SDPBackend.MATH),
-            uncheckpointed(),
-            _Drawn(drawn) as draws,
-        ):
+            untouched(task.model), same_tensors(task.model), sdpa_kernel(SDPBackend.MATH), uncheckpointed(),
+            _Drawn(drawn) as draws, _outputs(task.model) as outputs,
+        ):  # fmt: skip
             for batch in batches:
                 cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
+                outputs.clear()
                 losses.append(functional_call(step, own, cast) / len(batches))
                 losses[-1].backward()
-                own |= {f"model.{name}": t.detach() for name, t in step.buffers_after.items()}
+                own |= {f"model.{name}": t.detach() for name, t in step.assigned.items()}
         draws.check_all_drawn()
     except ConfigurationError:
         raise
@@ -345,7 +325,7 @@ def _eager(
         n: g for n, p in task.model.named_parameters() if p.requires_grad and (g := own[f"model.{n}"].grad) is not None
     }
     buffers = {name: own[f"model.{name}"] for name, _ in task.model.named_buffers()}
-    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, step.outputs)
+    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
@@ -360,16 +340,6 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
 # The first module that departs
 
 
-class _Probed(nn.Module):
-    """A model with a buffer for the output of each call of a module."""
-
-    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
-        super().__init__()
-        self.inner = model
-        for number, (_, tensor) in enumerate(outputs):
-            self.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
-
-
 def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome | None]) -> str:
     """Captures the task again with every module's output as state, and says which is the first that departs."""
 
@@ -380,9 +350,11 @@ def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome | N
             setattr(probed, f"probe{number}", tensor.float())
         return value
 
-    probed = replace(
-        task, model=_Probed(task.model, reference.outputs), loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None
-    )
+    model = nn.Module()
+    model.inner = task.model
+    for number, (_, tensor) in enumerate(reference.outputs):
+        model.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
+    probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
         ours, _ = _engine(probed, compile_in_place(probed))
     except ConfigurationError as error:
