@@ -18,7 +18,7 @@ from tests.vectors.generate import FILES, render
 from tests.vectors.transcendentals import CASES, RUN, anchors, argument, run_digest
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.chain.node import node_errors
-from tiebreak.protocol.numbers.transcendental import _ln2, _pi, _two_over_root_pi
+from tiebreak.protocol.numbers.transcendental import _ln2, _two_over_root_pi, pi
 from tiebreak.protocol.program.isa import MapFunction
 from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS as FUNCTIONS
 
@@ -55,8 +55,8 @@ def test_constants() -> None:
     assert literal(LIBRARIES / "Logarithm.sol", "LN2_200") == _ln2(400) >> 200
     assert literal(LIBRARIES / "ErrorFunction.sol", "TWO_OVER_ROOT_PI") == _two_over_root_pi(400) >> 280
     assert literal(LIBRARIES / "ErrorFunction.sol", "ONE") == 1 << 120
-    assert literal(sine, "HALF_PI") == _pi(400) >> 281
-    assert literal(sine, "TWO_OVER_PI") == (1 << 857) // _pi(600)
+    assert literal(sine, "HALF_PI") == pi(400) >> 281
+    assert literal(sine, "TWO_OVER_PI") == (1 << 857) // pi(600)
 
 
 def test_what_is_evaluated_was_searched() -> None:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scripts.operators import ACCURACY
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
-from tiebreak.engine.lowering.table import ACCURACY
 from tiebreak.protocol.program.isa import Opcode, Slot
 
 mp = mpmath.mp.clone()

@@ -57,10 +57,10 @@ def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     match o:
         case SGD():
             return torch.optim.SGD(groups, o.lr, o.momentum, o.dampening, nesterov=o.nesterov)
-        case Adam():
-            return torch.optim.Adam(groups, o.lr, o.betas, o.eps)
         case AdamW():
             return torch.optim.AdamW(groups, o.lr, o.betas, o.eps)
+        case Adam():
+            return torch.optim.Adam(groups, o.lr, o.betas, o.eps)
         case Adafactor():
             return torch.optim.Adafactor(groups, o.lr, o.beta2_decay, o.eps, o.d)
 

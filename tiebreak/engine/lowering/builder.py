@@ -21,6 +21,7 @@ from tiebreak.protocol.program.isa import (
     IotaParams,
     MapFunction,
     Opcode,
+    Params,
     RandomParams,
     ReduceFunction,
     ScatterParams,
@@ -153,11 +154,24 @@ class Builder:
         self._data: dict[str, Ref] = {}
         self._state: dict[str, Ref] = {}
 
-    def emit(self, instruction: Instruction) -> Ref:
+    def emit(
+        self,
+        opcode: Opcode,
+        dtype: DType,
+        shape: Sequence[int] = (),
+        *operands: Access,
+        function: int = 0,
+        reduction: Sequence[int] = (),
+        params: Params = None,
+    ) -> Ref:
         """The value of an instruction, which is emitted only if there is no equal one yet.
 
         Empty tensors and sums of no terms take no instruction. Raises `NotImplementedError` for what has no form.
         """
+        instruction = Instruction(
+            opcode=opcode, function=function, dtype=dtype, shape=tuple(shape), reduction=tuple(reduction),
+            operands=operands, params=params,
+        )  # fmt: skip
         if 0 in instruction.index_space:
             if 0 not in instruction.shape and instruction.function != ReduceFunction.SUM:
                 raise NotImplementedError("an extreme of no elements; leave out dims of size 0")
@@ -184,7 +198,7 @@ class Builder:
     def const(self, value: Scalar, dtype: DType = DType.F32) -> Ref:
         """A constant of rank 0."""
         params = SourceConst(bits=scalar_bits(value, dtype))
-        return self.emit(Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=params))
+        return self.emit(Opcode.SOURCE, dtype, function=SourceKind.CONST, params=params)
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: DType = DType.F32) -> Ref:
         """A constant read at every coordinate of `shape`, which takes no memory."""
@@ -214,7 +228,7 @@ class Builder:
 
     def step(self) -> Ref:
         """The number of the step, counted from 0; i64 of rank 0."""
-        return self.emit(Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=DType.I64))
+        return self.emit(Opcode.SOURCE, DType.I64, function=SourceKind.STEP)
 
     def state(self, name: str, dtype: DType, shape: Sequence[int]) -> Ref:
         """A tensor of the state before the step. `finish` sets its slot."""
@@ -229,10 +243,7 @@ class Builder:
             if 0 in shape:
                 raise ConfigurationError(f"expected elements in {name}, got shape {tuple(shape)}; remove it")
             self.origin = name
-            params = Slot(slot=0, name=name)
-            known[name] = self.emit(
-                Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=tuple(shape), params=params)
-            )
+            known[name] = self.emit(Opcode.SOURCE, dtype, shape, function=kind, params=Slot(slot=0, name=name))
         ref = known[name]
         if (ref.dtype, ref.shape) != (dtype, tuple(shape)):
             raise ValueError(f"{name}: expected {ref.dtype.name} {ref.shape}, got {dtype.name} {tuple(shape)}")
@@ -243,15 +254,9 @@ class Builder:
     def map(self, function: MapFunction, *operands: Ref, dtype: DType | None = None) -> Ref:
         """An elementwise function of broadcast operands. The result's dtype defaults to that of the last operand."""
         shape = broadcast(*(operand.shape for operand in operands))
-        return self.emit(
-            Instruction(
-                opcode=Opcode.MAP,
-                function=function,
-                dtype=operands[-1].dtype if dtype is None else dtype,
-                shape=shape,
-                operands=tuple(operand.expand(shape).access() for operand in operands),
-            )
-        )
+        accesses = (operand.expand(shape).access() for operand in operands)
+        dtype = operands[-1].dtype if dtype is None else dtype
+        return self.emit(Opcode.MAP, dtype, shape, *accesses, function=function)
 
     def add(self, x: Ref, y: Ref) -> Ref:
         return self.map(MapFunction.ADD, x, y)
@@ -283,14 +288,9 @@ class Builder:
 
     def copy(self, x: Ref) -> Ref:
         """x laid out whole in row-major order; x itself if it is a whole value already."""
-        base = self.instructions[x.value]
-        if (
-            base.shape == x.shape
-            and x.offset == 0
-            and x.access().strides == x.access_over(x.shape, row_major(x.shape)).strides
-        ):
-            return replace(x, strides=row_major(x.shape))
-        return self.map(MapFunction.COPY, x)
+        whole = replace(x, strides=row_major(x.shape), offset=0)
+        is_whole = self.instructions[x.value].shape == x.shape and x.access() == whole.access()
+        return whole if is_whole else self.map(MapFunction.COPY, x)
 
     def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
         """The same elements in row-major order with another shape (one dim may be -1).
@@ -321,16 +321,7 @@ class Builder:
         dtype: DType = DType.F32,
     ) -> Ref:
         """A reduction given by its index space and access maps."""
-        return self.emit(
-            Instruction(
-                opcode=Opcode.REDUCE,
-                function=function,
-                dtype=dtype,
-                shape=tuple(shape),
-                reduction=tuple(reduction),
-                operands=operands,
-            )
-        )
+        return self.emit(Opcode.REDUCE, dtype, shape, *operands, function=function, reduction=reduction)
 
     def reduce_dims(self, function: ReduceFunction, dims: Sequence[int], *operands: Ref, keepdim: bool = False) -> Ref:
         """Reduces `dims` (empty: all) of one ref, or of the product of two refs of the same shape."""
@@ -393,15 +384,9 @@ class Builder:
 
     def gather(self, table: Ref, index: Ref, dim_stride: int, bound: int, table_strides: Sequence[int]) -> Ref:
         """`table` at its map (strides over index's coordinates) + index * dim_stride, 0 <= index < bound."""
-        return self.emit(
-            Instruction(
-                opcode=Opcode.GATHER,
-                dtype=table.dtype,
-                shape=index.shape,
-                operands=(table.access_over(index.shape, table_strides), index.access()),
-                params=GatherParams(index_stride=dim_stride, bound=bound),
-            )
-        )
+        read = table.access_over(index.shape, table_strides)
+        params = GatherParams(index_stride=dim_stride, bound=bound)
+        return self.emit(Opcode.GATHER, table.dtype, index.shape, read, index.access(), params=params)
 
     def rows(self, table: Ref, index: Ref) -> Ref:
         """table[index]: rows along the first dim of `table`, for an index of any shape."""
@@ -434,20 +419,13 @@ class Builder:
         places = iter(row_major(tuple(shape[d] for d in dims)))
         match = tuple(next(places) if d in dims else 0 for d in range(len(shape)))
         return self.emit(
-            Instruction(
-                opcode=Opcode.SCATTER_SUM,
-                dtype=DType.F32,
-                shape=tuple(shape),
-                reduction=source.shape[lead:],
-                operands=(over(source), over(index)),
-                params=ScatterParams(match=match),
-            )
-        )
+            Opcode.SCATTER_SUM, DType.F32, shape, over(source), over(index),
+            reduction=source.shape[lead:], params=ScatterParams(match=match),
+        )  # fmt: skip
 
     def iota(self, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> Ref:
         """offset + sum(c * stride), i64."""
-        params = IotaParams(offset=offset, strides=tuple(strides))
-        return self.emit(Instruction(opcode=Opcode.IOTA, dtype=DType.I64, shape=tuple(shape), params=params))
+        return self.emit(Opcode.IOTA, DType.I64, shape, params=IotaParams(offset=offset, strides=tuple(strides)))
 
     # windows
 
@@ -466,18 +444,12 @@ class Builder:
             return self.full(shape, fill, inside.dtype) if outside is None else outside.expand(tuple(shape))
         steps = tuple(step) if step is not None else (1,) * len(lo)
         hi = tuple(a + (n - 1) * s + 1 for a, n, s in zip(lo, inside.shape, steps, strict=True))
-        operands = [inside.access()] if outside is None else [inside.access(), outside.expand(tuple(shape)).access()]
-        bits = scalar_bits(fill, inside.dtype) if outside is None else 0
-        return self.emit(
-            Instruction(
-                opcode=Opcode.WINDOW,
-                function=WindowFunction.FILL if outside is None else WindowFunction.ELSE,
-                dtype=inside.dtype,
-                shape=tuple(shape),
-                operands=tuple(operands),
-                params=WindowParams(lo=tuple(lo), hi=hi, step=steps, fill=bits),
-            )
-        )
+        if outside is None:
+            function, operands, bits = WindowFunction.FILL, [inside.access()], scalar_bits(fill, inside.dtype)
+        else:
+            function, operands, bits = WindowFunction.ELSE, [inside.access(), outside.expand(shape).access()], 0
+        params = WindowParams(lo=tuple(lo), hi=hi, step=steps, fill=bits)
+        return self.emit(Opcode.WINDOW, inside.dtype, shape, *operands, function=function, params=params)
 
     def cat(self, parts: Sequence[Ref], d: int) -> Ref:
         """The parts one after the other along dim d."""
@@ -497,33 +469,15 @@ class Builder:
 
     def random(self, shape: Sequence[int]) -> Ref:
         """Uniform f32 in [0, 1), drawn anew in every step; the key is the job's seed."""
-        seed, step = self.seed(), self.step()
+        seed, step = (scalar.expand(shape).access() for scalar in (self.seed(), self.step()))
         self.draws.append(self._streams)
-        zeros = (0,) * len(shape)
-        operands = (Access(seed.value, 0, zeros), Access(step.value, 0, zeros))
-        return self.emit(
-            Instruction(
-                opcode=Opcode.RANDOM,
-                dtype=DType.F32,
-                shape=tuple(shape),
-                operands=operands,
-                params=RandomParams(stream=self._next_stream()),
-            )
-        )
+        return self.emit(Opcode.RANDOM, DType.F32, shape, seed, step, params=RandomParams(stream=self._next_stream()))
 
     def shuffle(self, index: Ref, epoch: Ref, n: int) -> Ref:
         """The job's permutation of 0 ... n-1 in the given epoch, at each index."""
-        seed = self.seed()
-        operands = (index.access(), Access(seed.value, 0, (0,) * index.rank), epoch.expand(index.shape).access())
-        return self.emit(
-            Instruction(
-                opcode=Opcode.SHUFFLE,
-                dtype=DType.I64,
-                shape=index.shape,
-                operands=operands,
-                params=ShuffleParams(n=n, stream=self._next_stream()),
-            )
-        )
+        seed, epochs = (scalar.expand(index.shape).access() for scalar in (self.seed(), epoch))
+        params = ShuffleParams(n=n, stream=self._next_stream())
+        return self.emit(Opcode.SHUFFLE, DType.I64, index.shape, index.access(), seed, epochs, params=params)
 
     def seed(self) -> Ref:
         """The job's seed: data entry `seed`, i64 of rank 0."""

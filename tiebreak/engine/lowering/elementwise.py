@@ -10,24 +10,18 @@ from tiebreak.protocol.program.isa import DType, MapFunction
 Operand = Ref | Scalar
 
 
-@lowers("add.Tensor", "add.Scalar")
-def add(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
-    """x + alpha * y; the product is an instruction of its own."""
+@lowers("sub.Tensor", "sub.Scalar", function=MapFunction.SUB)
+@lowers("add.Tensor", "add.Scalar", function=MapFunction.ADD)
+def add(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1, function: MapFunction) -> Ref:
+    """x + alpha * y, or x - alpha * y; the product is an instruction of its own."""
     scaled = c.ref(y) if alpha == 1 else c.b.mul(c.ref(y), c.ref(alpha))
-    return c.b.add(c.ref(x), scaled)
-
-
-@lowers("sub.Tensor", "sub.Scalar")
-def sub(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
-    """x - alpha * y."""
-    scaled = c.ref(y) if alpha == 1 else c.b.mul(c.ref(y), c.ref(alpha))
-    return c.b.sub(c.ref(x), scaled)
+    return c.b.map(function, c.ref(x), scaled)
 
 
 @lowers("rsub.Scalar", "rsub.Tensor")
 def rsub(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
     """y - alpha * x."""
-    return sub(c, y, x, alpha=alpha)
+    return add(c, y, x, alpha=alpha, function=MapFunction.SUB)
 
 
 @lowers("mul.Tensor", "mul.Scalar")
@@ -144,31 +138,20 @@ def relu(c: Context, x: Ref) -> Ref:
     return c.b.map(MapFunction.MAX, x, c.b.const(0, x.dtype))
 
 
-@lowers("maximum.default")
-def maximum(c: Context, x: Ref, y: Ref) -> Ref:
-    """The greater; NaN if either is; of bools: or."""
-    return c.b.map(MapFunction.OR if c.dtype == DType.BOOL else MapFunction.MAX, c.ref(x), c.ref(y))
+@lowers("minimum.default", function=MapFunction.MIN, of_bools=MapFunction.AND)
+@lowers("maximum.default", function=MapFunction.MAX, of_bools=MapFunction.OR)
+def greater(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bools: MapFunction) -> Ref:
+    """The greater or the smaller; NaN if either is; of bools: or, and."""
+    return c.b.map(of_bools if c.dtype == DType.BOOL else function, c.ref(x), c.ref(y))
 
 
-@lowers("minimum.default")
-def minimum(c: Context, x: Ref, y: Ref) -> Ref:
-    """The smaller; NaN if either is; of bools: and."""
-    return c.b.map(MapFunction.AND if c.dtype == DType.BOOL else MapFunction.MIN, c.ref(x), c.ref(y))
-
-
-@lowers("clamp.default", "clamp.Tensor")
+@lowers("clamp.default", "clamp.Tensor", "clamp_min.default")
 def clamp(c: Context, x: Ref, low: Operand | None = None, high: Operand | None = None) -> Ref:
-    """min(max(x, low), high)."""
+    """min(max(x, low), high), of the limits that are given."""
     x = c.ref(x)
     if low is not None:
         x = c.b.map(MapFunction.MAX, x, c.ref(low))
     return x if high is None else c.b.map(MapFunction.MIN, x, c.ref(high))
-
-
-@lowers("clamp_min.default")
-def clamp_min(c: Context, x: Ref, low: Operand) -> Ref:
-    """max(x, low)."""
-    return clamp(c, x, low)
 
 
 @lowers("pow.Tensor_Scalar")

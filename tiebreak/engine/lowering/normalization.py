@@ -34,12 +34,26 @@ def _scaled(c: Context, centred: Ref, inverse: Ref, weight: Ref | None, bias: Re
     return _affine(c, c.b.mul(centred, _per_channel(inverse, centred.rank)), *shaped)
 
 
-def _centred(c: Context, x: Ref) -> tuple[Ref, Ref, Ref, int]:
-    """x minus its mean by channel (dim 1), that mean, the sum of squares of the difference, and the number of terms."""
-    dims = [0, *range(2, x.rank)]
+def _of_batch(
+    c: Context, x: Ref, weight: Ref | None, bias: Ref | None, eps: float
+) -> tuple[Ref, Ref, Ref, tuple[Ref, int]]:
+    """Output, mean and inverse deviation by channel (dim 1), and the sum of squares around that mean with its terms."""
+    dims, count = [0, *range(2, x.rank)], prod(x.shape) // x.shape[1]
     mean = c.b.mean(x, dims)
     centred = c.b.sub(x, _per_channel(mean, x.rank))
-    return centred, mean, c.b.dot(centred, centred, dims), prod(x.shape) // x.shape[1]
+    squares = c.b.dot(centred, centred, dims)
+    inverse = _inverse_deviation(c, c.b.div(squares, c.b.const(float(count))), eps)
+    return _scaled(c, centred, inverse, weight, bias), mean, inverse, (squares, count)
+
+
+def _over(c: Context, x: Ref, dims: Sequence[int], eps: float) -> tuple[Ref, Ref, Ref]:
+    """x normalised over some dims, its mean and its inverse deviation, which keep those dims."""
+    b = c.b
+    mean = b.mean(x, dims, keepdim=True)
+    centred = b.sub(x, mean)
+    count = float(prod(x.shape[d] for d in dims))
+    inverse = _inverse_deviation(c, b.div(b.dot(centred, centred, dims, keepdim=True), b.const(count)), eps)
+    return b.mul(centred, inverse), mean, inverse
 
 
 @lowers("_native_batch_norm_legit_functional.default")
@@ -58,9 +72,7 @@ def batch_norm(
     if not training:
         raise NotImplementedError("batch norm that mutates its statistics outside training")
     b = c.b
-    centred, mean, squares, count = _centred(c, x)
-    inverse = _inverse_deviation(c, b.div(squares, b.const(float(count))), eps)
-    out = _scaled(c, centred, inverse, weight, bias)
+    out, mean, inverse, (squares, count) = _of_batch(c, x, weight, bias, eps)
     unbiased = b.div(squares, b.const(float(max(count - 1, 1))))
     new_mean = b.add(b.scale(running_mean, 1 - momentum), b.scale(mean, momentum))
     new_var = b.add(b.scale(running_var, 1 - momentum), b.scale(unbiased, momentum))
@@ -82,13 +94,8 @@ def layer_norm(
     c: Context, x: Ref, normalized: Sequence[int], weight: Ref | None, bias: Ref | None, eps: float
 ) -> tuple[Ref, Ref, Ref]:
     """Output, mean and inverse deviation over the last dims."""
-    b = c.b
-    dims = list(range(x.rank - len(normalized), x.rank))
-    mean = b.mean(x, dims, keepdim=True)
-    centred = b.sub(x, mean)
-    variance = b.div(b.dot(centred, centred, dims, keepdim=True), b.const(float(prod(normalized))))
-    inverse = _inverse_deviation(c, variance, eps)
-    return _affine(c, b.mul(centred, inverse), weight, bias), mean, inverse
+    normal, mean, inverse = _over(c, x, range(x.rank - len(normalized), x.rank), eps)
+    return _affine(c, normal, weight, bias), mean, inverse
 
 
 @lowers("_native_batch_norm_legit.no_stats")
@@ -96,9 +103,7 @@ def batch_norm_without_statistics(
     c: Context, x: Ref, weight: Ref | None, bias: Ref | None, _training: bool, _momentum: float, eps: float
 ) -> tuple[Ref, Ref, Ref]:
     """Output, batch mean and inverse deviation: batch norm that keeps no running statistics, and instance norm."""
-    centred, mean, squares, count = _centred(c, x)
-    inverse = _inverse_deviation(c, c.b.div(squares, c.b.const(float(count))), eps)
-    return _scaled(c, centred, inverse, weight, bias), mean, inverse
+    return _of_batch(c, x, weight, bias, eps)[:3]
 
 
 @lowers("native_group_norm.default")
@@ -115,14 +120,9 @@ def group_norm(
 ) -> tuple[Ref, Ref, Ref]:
     """Output, mean and inverse deviation (N, groups) over the channels of each group and space."""
     b = c.b
-    x_NGR = b.reshape(x, (batch, groups, -1))
-    mean = b.mean(x_NGR, [2], keepdim=True)
-    centred = b.sub(x_NGR, mean)
-    variance = b.div(b.dot(centred, centred, [2], keepdim=True), b.const(float(x_NGR.shape[2])))
-    inverse = _inverse_deviation(c, variance, eps)
-    normal = b.reshape(b.mul(centred, inverse), x.shape)
+    normal_NGR, mean, inverse = _over(c, b.reshape(x, (batch, groups, -1)), [2], eps)
     shaped = [None if p is None else _per_channel(b.reshape(p, (channels,)), x.rank) for p in (weight, bias)]
-    return _affine(c, normal, shaped[0], shaped[1]), mean.squeeze([2]), inverse.squeeze([2])
+    return _affine(c, b.reshape(normal_NGR, x.shape), *shaped), mean.squeeze([2]), inverse.squeeze([2])
 
 
 @lowers("linalg_vector_norm.default")

@@ -1,12 +1,14 @@
 """Sums, means, maxima, matrix products, softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref, Scalar
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
+
+Order = Callable[[Context, Ref], Ref]
 
 
 def _dims(x: Ref, dims: Sequence[int] | int | None) -> Sequence[int]:
@@ -32,50 +34,33 @@ def _ordered(c: Context, x: Ref) -> Ref:
     return c.b.cast(x, DType.I64) if x.dtype == DType.BOOL else x
 
 
-@lowers("max.default", "amax.default")
-def amax(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
-    """Greatest."""
-    return c.ref(c.b.max(_ordered(c, x), _dims(x, dims), keepdim=keepdim))
-
-
-@lowers("argmax.default")
-def argmax(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
-    """First index of the greatest."""
-    return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), _ordered(c, x), keepdim=keepdim)
-
-
-@lowers("max.dim")
-def max_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
-    """Greatest and its first index."""
-    x = _ordered(c, x)
-    values = c.b.max(x, [d], keepdim=keepdim)
-    return c.ref(values), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
-
-
 def _reversed(c: Context, x: Ref) -> Ref:
     """x in reversed order: -x, or -1 - x of integers, whose least has no negative."""
     x = _ordered(c, x)
     return c.b.map(MapFunction.NEG, x) if x.dtype == DType.F32 else c.b.sub(c.b.const(-1, x.dtype), x)
 
 
-@lowers("min.default", "amin.default")
-def amin(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False) -> Ref:
-    """Least: the greatest in reversed order."""
-    return c.ref(_reversed(c, c.b.max(_reversed(c, x), _dims(x, dims), keepdim=keepdim)))
+@lowers("min.default", "amin.default", order=_reversed)
+@lowers("max.default", "amax.default", order=_ordered)
+def extreme(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False, *, order: Order) -> Ref:
+    """Greatest, or (min) least: the greatest in reversed order."""
+    return c.ref(order(c, c.b.max(order(c, x), _dims(x, dims), keepdim=keepdim)))
 
 
-@lowers("argmin.default")
-def argmin(c: Context, x: Ref, d: int | None = None, keepdim: bool = False) -> Ref:
-    """First index of the least."""
-    return argmax(c, _reversed(c, x), d, keepdim)
+@lowers("argmin.default", order=_reversed)
+@lowers("argmax.default", order=_ordered)
+def position(c: Context, x: Ref, d: int | None = None, keepdim: bool = False, *, order: Order) -> Ref:
+    """First index of the greatest, or (argmin) of the least."""
+    return c.b.reduce_dims(ReduceFunction.ARGMAX, _dims(x, d), order(c, x), keepdim=keepdim)
 
 
-@lowers("min.dim")
-def min_dim(c: Context, x: Ref, d: int, keepdim: bool = False) -> tuple[Ref, Ref]:
-    """Least and its first index."""
-    x = _reversed(c, x)
-    least = _reversed(c, c.b.max(x, [d], keepdim=keepdim))
-    return c.ref(least), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
+@lowers("min.dim", order=_reversed)
+@lowers("max.dim", order=_ordered)
+def extreme_and_position(c: Context, x: Ref, d: int, keepdim: bool = False, *, order: Order) -> tuple[Ref, Ref]:
+    """Greatest, or (min) least, and its first index."""
+    x = order(c, x)
+    values = order(c, c.b.max(x, [d], keepdim=keepdim))
+    return c.ref(values), c.b.reduce_dims(ReduceFunction.ARGMAX, [d], x, keepdim=keepdim)
 
 
 @lowers("any.dim", "any.default", "any.dims")

@@ -73,22 +73,16 @@ def trunc(c: Context, x: Ref) -> Ref:
     return _if_fraction(c, x, _truncated(c, x)) if x.dtype == DType.F32 else x
 
 
-@lowers("floor.default")
-def floor(c: Context, x: Ref) -> Ref:
-    """Downwards, exactly; a result of zero is +0."""
+@lowers("ceil.default", up=True)
+@lowers("floor.default", up=False)
+def floor(c: Context, x: Ref, *, up: bool) -> Ref:
+    """Downwards or (ceil) upwards, exactly; a result of zero is +0."""
     if x.dtype != DType.F32:
         return x
     whole = _truncated(c, x)
-    return _if_fraction(c, x, c.b.where(_less(c, x, whole), c.b.sub(whole, c.b.const(1.0)), whole))
-
-
-@lowers("ceil.default")
-def ceil(c: Context, x: Ref) -> Ref:
-    """Upwards, exactly; a result of zero is +0."""
-    if x.dtype != DType.F32:
-        return x
-    whole = _truncated(c, x)
-    return _if_fraction(c, x, c.b.where(_less(c, whole, x), c.b.add(whole, c.b.const(1.0)), whole))
+    beyond = _less(c, whole, x) if up else _less(c, x, whole)
+    next_one = c.b.map(MapFunction.ADD if up else MapFunction.SUB, whole, c.b.const(1.0))
+    return _if_fraction(c, x, c.b.where(beyond, next_one, whole))
 
 
 @lowers("round.default")
@@ -135,16 +129,11 @@ def exp2(c: Context, x: Ref) -> Ref:
     return b.mul(b.map(MapFunction.EXP, b.scale(whole, _LOG_2)), b.map(MapFunction.EXP, rest))
 
 
-@lowers("log2.default")
-def log2(c: Context, x: Ref) -> Ref:
-    """log(x) / log 2."""
-    return c.b.div(c.b.map(MapFunction.LOG, x), c.b.const(math.log(2)))
-
-
-@lowers("log10.default")
-def log10(c: Context, x: Ref) -> Ref:
-    """log(x) / log 10."""
-    return c.b.div(c.b.map(MapFunction.LOG, x), c.b.const(math.log(10)))
+@lowers("log10.default", base=10)
+@lowers("log2.default", base=2)
+def log_of_base(c: Context, x: Ref, *, base: int) -> Ref:
+    """log(x) / log 2, or log(x) / log 10."""
+    return c.b.div(c.b.map(MapFunction.LOG, x), c.b.const(math.log(base)))
 
 
 def _half_power(c: Context, size: Ref) -> Ref:

@@ -1,6 +1,7 @@
 """Operators that only change how data is read: no instruction, or a window where parts are put together."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref, Scalar
@@ -89,17 +90,12 @@ def diagonal_scatter(c: Context, x: Ref, src: Ref, offset: int = 0, d1: int = 0,
     return c.b.reshape(replaced, moved.shape).permute([order.index(d) for d in range(x.rank)])
 
 
-@lowers("split_with_sizes.default")
-def split_with_sizes(_c: Context, x: Ref, sizes: Sequence[int], d: int = 0) -> list[Ref]:
+@lowers("split_with_sizes.default", "split.Tensor")
+def split(_c: Context, x: Ref, sizes: Sequence[int] | int, d: int = 0) -> list[Ref]:
     """Consecutive parts of a dim."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [x.slice(d, start, start + size) for start, size in zip(starts, sizes, strict=True)]
-
-
-@lowers("split.Tensor")
-def split(_c: Context, x: Ref, size: int, d: int = 0) -> list[Ref]:
-    """Consecutive parts of equal size."""
-    return [x.slice(d, start, start + size) for start in range(0, x.shape[x.dim(d)], size)]
+    if isinstance(sizes, int):
+        sizes = [sizes] * -(-x.shape[x.dim(d)] // sizes)
+    return [x.slice(d, end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 @lowers("unbind.int")

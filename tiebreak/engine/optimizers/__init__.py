@@ -5,7 +5,7 @@ from torch import Tensor
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.adafactor import TABLE, adafactor, second_moment_weights
 from tiebreak.engine.optimizers.adam import adam
-from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adam, AdamW, Optimizer, settings_of
+from tiebreak.engine.optimizers.settings import SGD, Adafactor, Adam, Optimizer, settings_of
 from tiebreak.engine.optimizers.sgd import sgd
 from tiebreak.engine.optimizers.update import Trained, Update
 
@@ -35,7 +35,7 @@ def update(
     match optimizer:
         case SGD():
             sgd(builder, optimizer, trained, result)
-        case Adam() | AdamW():
+        case Adam():
             adam(builder, optimizer, trained, result)
         case Adafactor():
             adafactor(builder, optimizer, steps, trained, result)

@@ -21,7 +21,7 @@ from tiebreak.engine.optimizers.update import Trained, Update
 from tiebreak.protocol.program.isa import MapFunction
 
 
-def adam(b: Builder, o: Adam | AdamW, trained: Sequence[Trained], result: Update) -> None:
+def adam(b: Builder, o: Adam, trained: Sequence[Trained], result: Update) -> None:
     """One step of Adam (decay added to the gradient) or AdamW (decay of the parameter itself)."""
     first, second = (_correction(b, i, beta, result) for i, beta in enumerate(o.betas, start=1))
     root = b.map(MapFunction.SQRT, second)
@@ -39,11 +39,6 @@ def adam(b: Builder, o: Adam | AdamW, trained: Sequence[Trained], result: Update
         result.parameters[p.name] = b.sub(value, b.mul(b.div(m, deviation), b.mul(p.rate, scale)))
 
 
-def _complement(b: Builder, beta: float) -> Ref:
-    """1 - beta of the FP32 number beta."""
-    return b.const(1.0 - f32(beta))
-
-
 def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
     """1 - beta^t, with the power kept as state."""
     b.origin = f"optimizer:beta{number}_power"
@@ -53,7 +48,7 @@ def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
 
 
 def _average(b: Builder, key: str, beta: float, new: Ref, result: Update) -> Ref:
-    """beta * average + (1 - beta) * new."""
+    """beta * average + (1 - beta) * new, 1 - beta of the FP32 number beta."""
     kept = b.scale(result.moment(b, key, new.shape), beta)
-    average = result.state[key] = b.add(kept, b.mul(new, _complement(b, beta)))
+    average = result.state[key] = b.add(kept, b.mul(new, b.const(1.0 - f32(beta))))
     return average

@@ -11,10 +11,11 @@ from math import isfinite, sqrt
 from typing import Final
 
 from tiebreak.engine.optimizers.settings import require
+from tiebreak.protocol.numbers.transcendental import odd_series, pi
 
 Factors = tuple[float, ...]
 _BITS: Final = 160
-"""The fraction bits of the fixed point for cosines; each step loses less than 2 units in the last place."""
+"""The fraction bits of the fixed point for cosines. The errors of all steps stay far below a float's last place."""
 
 
 def constant(steps: int, warmup: int = 0) -> Factors:
@@ -83,35 +84,11 @@ def _half_cosine(first: float, last: float, count: int) -> list[float]:
 
 def _cosines(n: int) -> list[int]:
     """cos(pi k / n) in units of 2^-160 for k = 0 ... n, from the first angle by the addition theorem."""
-    angle = _pi() // n
-    turn_c, turn_s = _series(angle, 0), _series(angle, 1)
+    angle = pi(_BITS) // n
+    turn_c, turn_s = (odd_series(angle * angle >> _BITS, _BITS, -1, first)[0] for first in (0, 1))
+    turn_s = angle * turn_s >> _BITS
     c, s, found = 1 << _BITS, 0, []
     for _ in range(n):
         found.append(c)
         c, s = (c * turn_c - s * turn_s) >> _BITS, (s * turn_c + c * turn_s) >> _BITS
     return [*found, -(1 << _BITS)]
-
-
-def _series(x: int, odd: int) -> int:
-    """The series of cos (odd = 0) or sin (odd = 1) at x, in fixed point."""
-    term = x if odd else 1 << _BITS
-    total, k, sign = 0, odd, 1
-    while term:
-        total += sign * term
-        term = ((term * x >> _BITS) * x >> _BITS) // ((k + 1) * (k + 2))
-        k, sign = k + 2, -sign
-    return total
-
-
-def _pi() -> int:
-    """pi = 16 atan(1/5) - 4 atan(1/239) (Machin), in fixed point."""
-    return 4 * (4 * _atan_inverse(5) - _atan_inverse(239))
-
-
-def _atan_inverse(q: int) -> int:
-    total, power, k = 0, (1 << _BITS) // q, 0
-    while power:
-        total += (-power if k % 2 else power) // (2 * k + 1)
-        power //= q * q
-        k += 1
-    return total

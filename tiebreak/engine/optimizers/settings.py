@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
-from math import inf, isfinite
+from math import isfinite
 from typing import Final
 
 from torch import nn
 
+from tiebreak.engine.lowering.builder import scalar_bits
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import DType
 
 MIN_EPS: Final = 2.0**-126
 """The smallest normal FP32 number."""
@@ -28,10 +30,7 @@ def require(condition: bool, expected: str, got: object) -> None:
 
 def f32(value: float) -> float:
     """The FP32 number nearest to a float64; infinite beyond the range of FP32."""
-    try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return -inf if value < 0 else inf
+    rounded: float = struct.unpack("<f", scalar_bits(value, DType.F32).to_bytes(4, "little"))[0]
     return rounded
 
 
@@ -90,13 +89,6 @@ def _check(lr: float, weight_decay: float, groups: tuple[Group, ...]) -> None:
     _require_tuple(groups, Group, "a tuple of groups")
 
 
-def _check_adam(betas: tuple[float, float], eps: float) -> None:
-    _require_tuple(betas, object, "two betas in [0, 1)", 2)
-    for beta in betas:
-        require_number(beta, "two betas in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
-    require_number(eps, "a positive eps, at least 2^-126", lambda x: x >= MIN_EPS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD:
     """`torch.optim.SGD`: buf = momentum * buf + (1 - dampening) * (grad + weight_decay * p); p -= lr * buf.
@@ -135,25 +127,17 @@ class Adam:
 
     def __post_init__(self) -> None:
         _check(self.lr, self.weight_decay, self.groups)
-        _check_adam(self.betas, self.eps)
+        _require_tuple(self.betas, object, "two betas in [0, 1)", 2)
+        for beta in self.betas:
+            require_number(beta, "two betas in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
+        require_number(self.eps, "a positive eps, at least 2^-126", lambda x: x >= MIN_EPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
-    """`torch.optim.AdamW` (decoupled weight decay, no amsgrad).
+class AdamW(Adam):
+    """`torch.optim.AdamW`: Adam with decoupled weight decay."""
 
-    `lr` is the base rate, which the task's schedule multiplies.
-    """
-
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.01
-    groups: tuple[Group, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.weight_decay, self.groups)
-        _check_adam(self.betas, self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +169,7 @@ class Adafactor:
         require_number(self.eps[1], "a positive eps[1], at least 2^-126", lambda x: x >= MIN_EPS)
 
 
-Optimizer = SGD | Adam | AdamW | Adafactor
+Optimizer = SGD | Adam | Adafactor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

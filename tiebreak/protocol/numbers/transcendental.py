@@ -80,7 +80,7 @@ def _pi_at(w: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _pi(w: int) -> int:
+def pi(w: int) -> int:
     """Pi in 2^-w, error < 2 ulp."""
     stored = -(-w // 256) * 256
     return _pi_at(stored) >> (stored - w)
@@ -89,7 +89,7 @@ def _pi(w: int) -> int:
 @lru_cache(maxsize=64)
 def _two_over_root_pi(w: int) -> int:
     """2 / sqrt(pi) in 2^-w, error < 2 ulp."""
-    return isqrt((1 << (4 * w + 2)) // _pi(2 * w))
+    return isqrt((1 << (4 * w + 2)) // pi(2 * w))
 
 
 def _fixed(n: int, e: int, w: int) -> int:
@@ -178,7 +178,7 @@ def log(x: int, precision: int = MAX_PRECISION) -> int:
     return magnitude | (SIGN if x < ONE else 0)
 
 
-def _odd_series(y: int, w: int, sign: int, first: int) -> tuple[int, int]:
+def odd_series(y: int, w: int, sign: int, first: int) -> tuple[int, int]:
     """Sum of sign^k y^k / ((first + 1)(first + 2) ... (first + 2k)) for 0 <= y < 2^w, in 2^-w; and its error in ulp.
 
     first = 1: sinh(x)/x or sin(x)/x, first = 0: cosh(x) or cos(x), y = x^2. Ratios of terms are at most 1/2, so their
@@ -203,8 +203,8 @@ def _tanh_estimate(n: int, e: int, bits: int) -> Estimate:
     w = bits + 16
     if n.bit_length() + e <= 0:
         y = _fixed(n * n, 2 * e, w)
-        s, s_error = _odd_series(y, w, 1, 1)
-        c, c_error = _odd_series(y, w, 1, 0)
+        s, s_error = odd_series(y, w, 1, 1)
+        c, c_error = odd_series(y, w, 1, 0)
         return Estimate(n * ((s << w) // c), e - w, n * (s_error + c_error + 1))
     t, te, t_error = _exp_estimate(-2 * n, e, w)
     drop = -te - w
@@ -260,9 +260,9 @@ def _reduce(n: int, e: int, w: int) -> tuple[int, int]:
     is exact in 2^-v.
     """
     v = w + max(0, n.bit_length() + e) + 4
-    x, pi = n << (e + v), _pi(v)
-    k = (2 * x + pi // 2) // pi
-    return k, (2 * x - k * pi) >> (v - w + 1)
+    x, turn = n << (e + v), pi(v)
+    k = (2 * x + turn // 2) // turn
+    return k, (2 * x - k * turn) >> (v - w + 1)
 
 
 def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> tuple[Estimate, int]:
@@ -272,12 +272,12 @@ def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> tuple[Estimate, i
     """
     w = bits + 16
     if quarter == 0 and n.bit_length() + e <= 0:  # sin below 1: relative precision for any x
-        s, error = _odd_series(_fixed(n * n, 2 * e, w), w, -1, 1)
+        s, error = odd_series(_fixed(n * n, 2 * e, w), w, -1, 1)
         return Estimate(n * s, e - w, n * error), 1
     k, r = _reduce(n, e, w) if n.bit_length() + e > 0 else (0, _fixed(n, e, w))
     k += quarter
     y = r * r >> w
-    series, error = _odd_series(y, w, -1, 1 - (k & 1))
+    series, error = odd_series(y, w, -1, 1 - (k & 1))
     sign = -1 if k & 2 else 1
     if k & 1:
         return Estimate(series, -w, error + 3), sign
