@@ -49,7 +49,7 @@ def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[
 
 def test_5_time_does_not_run_backward() -> None:
     state, move = at("terms", Phase.DESCEND)
-    state = replace(state, last=50)
+    state = replace(state, last=50, moved=50)
     with pytest.raises(IllegalMove, match="not before 50, got 49"):
         game.apply(state, move, 49)
     with pytest.raises(IllegalMove, match="not before 50, got 49"):

@@ -44,15 +44,10 @@ def seconds() -> Callable[[], int]:
 def played(run: Run, against: Run, signer: PrivateKey = TRAINER) -> tuple[Match, Transcript]:
     """A game by messages, and what they leave behind."""
     head, clock = run.head(), seconds()
-    transcript = Transcript(
-        job_id=JOB.id,
-        game_id=game_id(head.head, DOMAIN, CHALLENGER.address, 0),
-        domain=DOMAIN,
-        defender=JOB.trainer,
-        challenger=CHALLENGER.address,
-    )
+    start = rules.start(JOB, head.head, game_id(head.head, DOMAIN, CHALLENGER.address, 0), clock())
+    transcript = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
     done = match.play(
-        rules.start(JOB, head.head, transcript.game_id, clock()),
+        start,
         defender=Defender(run),
         challenger=Challenger(against, SECRET),
         judge=match.by_rules(clock),
@@ -67,7 +62,7 @@ def test_a_game_by_messages_ends_like_one_without() -> None:
     plain = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
     assert (done.final.value_seal, plain.value_seal) == (bytes(32), bytes(32)), "nothing is proved at that leaf"
     assert done.final.seal != plain.seal, "a seal is of one game"
-    assert replace(done.final, last=plain.last, game_id=plain.game_id, seal=plain.seal) == plain
+    assert replace(done.final, last=plain.last, moved=plain.moved, game_id=plain.game_id, seal=plain.seal) == plain
     assert transcript.messages == len(done.moves) == plain.moves
     assert sum(map(len, transcript.wires)) == sum(move.bytes for move in done.moves)
     assert all(move.by is move.move.KIND.mover for move in done.moves if move.move.KIND is not Phase.OVER)
@@ -88,9 +83,10 @@ def test_a_transcript_replays_to_the_same_verdict() -> None:
 
 def test_a_transcript_ends_with_the_verdict() -> None:
     _, log = played(HONEST, HONEST)
-    log.append(seal(log.next_message(Concede()), DOMAIN, TRAINER), Side.DEFENDER)
-    with pytest.raises(IllegalMove, match="expected no message after the verdict"):
-        match.replay(JOB, HONEST.head(), log, range(5, 6 + log.messages))
+    assert log.is_closed
+    more = seal(log.next_message(Concede()), DOMAIN, TRAINER, None)
+    with pytest.raises(VerificationError, match="sequence: expected no more, got"):
+        log.append(more)
 
 
 def test_a_wrong_challenger_concedes_in_a_message() -> None:

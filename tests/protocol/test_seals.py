@@ -104,7 +104,7 @@ def test_11_a_proof_does_not_come_at_the_instant_of_the_move_before(name: str) -
     """t-1, t and t+1 of the last move, by whichever side it was."""
     state, proof, _ = WALKS[name][-1]
     assert state.phase is Phase.PROVE
-    state = replace(state, last=1000, challenger_rest=1)
+    state = replace(state, last=1000, moved=1000, challenger_rest=1)
     with pytest.raises(IllegalMove, match="not before 1000, got 999"):
         game.apply(state, proof, 999)
     with pytest.raises(IllegalMove, match="expected a proof after the instant 1000 of the move before"):

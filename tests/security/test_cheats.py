@@ -12,7 +12,6 @@ from tiebreak.protocol.commitments.job import Head, game_id
 from tiebreak.protocol.commitments.records import StepRecord, loss_id
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.match import replay
 from tiebreak.protocol.game.messages import Transcript, seal
 from tiebreak.protocol.game.moves import Descend, OpenTensor, Phase, Prove, Side, TensorWitness
 from tiebreak.protocol.game.rules import GameState, Level, Reason
@@ -157,23 +156,16 @@ def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> No
 # ---------------------------------------------------------------- messages
 
 
-def test_a_signed_illegal_move_changes_nothing_and_is_no_part_of_a_replay() -> None:
+def test_a_signed_illegal_move_enters_no_transcript() -> None:
     run = Run(make_job())
     head, identity = run.head(), game_id(run.head().head, DOMAIN, CHALLENGER.address, 0)
-    state = game.start(run.job, head.head, identity, 0)
-    transcript = Transcript(
-        job_id=run.job.id,
-        game_id=identity,
-        domain=DOMAIN,
-        defender=TRAINER.address,
-        challenger=CHALLENGER.address,
-    )
-    wire = seal(transcript.next_message(Descend(nodes=(EMPTY,) * 32)), DOMAIN, TRAINER)
-    move = transcript.append(wire, Side.DEFENDER)
-    with pytest.raises(IllegalMove):
-        game.apply(state, move, 0)
+    transcript = Transcript(game.start(run.job, head.head, identity, 0), domain=DOMAIN, challenger=CHALLENGER.address)
+    move = Descend(nodes=(EMPTY,) * 32)
     with pytest.raises(IllegalMove, match="expected 4 nodes, got 32"):
-        replay(run.job, head, transcript, [0, 0])
+        transcript.seal(move, TRAINER)
+    with pytest.raises(IllegalMove, match="expected 4 nodes, got 32"):
+        transcript.append(seal(transcript.next_message(move), DOMAIN, TRAINER, None))
+    assert (transcript.messages, transcript.state.moves) == (0, 0)
 
 
 def test_a_false_head_of_another_job_starts_no_game() -> None:

@@ -14,6 +14,7 @@ from tiebreak.protocol.commitments.job import SignedHead, SignedJob
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.game.messages import Message, open_wire, seal
 from tiebreak.protocol.game.moves import ChunkOpening, Descend, Move, Prove, StateWitness, TensorOpening
+from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.program.program import Program, decode_alone, decode_instruction
 
@@ -49,17 +50,20 @@ def samples() -> dict[str, tuple[Callable[[bytes], object], bytes]]:
     messages = [
         Message(job_id=job.id, game_id=job.id, sequence=k, previous=job.id, move=move) for k, move in enumerate(moves)
     ]
+    standing = SignedStanding(game_id=job.id, sequence=1, snapshot=job.id, signature=bytes(65))
     return {
         "job": (SignedJob.decode, agreement.encode()),
         "proof": (Message.decode, messages[0].encode()),
         "descend": (Message.decode, messages[1].encode()),
-        "wire": (open_wire, seal(messages[1], DOMAIN, TRAINER)),
+        "wire": (open_wire, seal(messages[1], DOMAIN, TRAINER, None)),
+        "receipt": (SignedStanding.decode, standing.encode()),
+        "snapshot": (Snapshot.decode, bytes([1]) + bytes(143)),
         "program": (Program.decode, every_kind().encode()),
         "instruction": (decode_alone, every_kind().encoded[7]),
     }
 
 
-NAMES = ("job", "proof", "descend", "wire", "program", "instruction")
+NAMES = ("job", "proof", "descend", "wire", "receipt", "snapshot", "program", "instruction")
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,7 +85,7 @@ def test_damaged_bytes_are_refused_or_mean_what_they_say(
         found = decode(hostile)
     except VerificationError:
         return
-    if isinstance(found, SignedJob | Message | Program):
+    if isinstance(found, SignedJob | Message | Program | SignedStanding | Snapshot):
         assert found.encode() == hostile  # one value, one encoding
 
 

@@ -7,7 +7,7 @@ from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.messages import Transcript, seal
+from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move, Select, Side
 from tiebreak.protocol.game.sides import Party
 from tiebreak.protocol.game.state import GameState
@@ -70,8 +70,8 @@ def by_message(transcript: Transcript, signers: Mapping[Side, PrivateKey]) -> Co
     """A courier that sends moves as signed messages and delivers what the transcript accepts."""
 
     def carry(side: Side, move: Move) -> tuple[Move, int]:
-        wire = seal(transcript.next_message(move), transcript.domain, signers[side])
-        return transcript.append(wire, side), len(wire)
+        wire = transcript.seal(move, signers[side])
+        return transcript.append(wire), len(wire)
 
     return carry
 
@@ -106,16 +106,14 @@ def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequenc
     expected = game_id(head.head, transcript.domain, transcript.challenger, nonce)
     if transcript.game_id != expected:
         raise VerificationError(f"game: expected {expected.hex()}, got {transcript.game_id.hex()}")
-    checked = Transcript(
-        job_id=transcript.job_id,
-        game_id=transcript.game_id,
-        domain=transcript.domain,
-        defender=job.trainer,
-        challenger=transcript.challenger,
-    )
     state = rules.start(job, head.head, transcript.game_id, instants[0])
+    checked = Transcript(state, domain=transcript.domain, challenger=transcript.challenger)
     for wire, now in zip(transcript.wires, instants[1:], strict=True):
         if state.is_over:
             raise IllegalMove("expected no message after the verdict, got one")
-        state = rules.apply(state, checked.append(wire, state.mover), now)
+        move = checked.append(wire)
+        if checked.conceded is state.mover.other:
+            state = rules.concede(state, checked.conceded, now)
+        else:
+            state = rules.apply(state, move, now)
     return state

@@ -2,22 +2,33 @@
 
     message   msgpack array [1, job id, game id, sequence, hash of the message answered, kind, body]
     hash      H(`tb.messg` || message)
-    on wire   msgpack array [message (bin), signature (bin 65)], over EIP-712 Message(hash)
+    on wire   msgpack array [message (bin), signature (bin 65)]
+    receipt   msgpack array [game id, number of moves, snapshot id, signature (bin 65)]
+
+A message has one signature. While the game goes on it is over the state that the move leads to, EIP-712 `State`, so the
+opponent can enter that state on the chain (decision 0039). It says as much as a signature of the message would: the
+state before and the state after fix the move. A message that ends the game leaves no state, and is signed itself, as
+EIP-712 `Message(hash)`. A receipt is a signature under the state that the opponent's move led to.
 
 Numbered plan of `Transcript.append`, which takes untrusted bytes: (1) there is one canonical encoding within the size
 limit, (2) job and game are this transcript's, (3) the sequence number is the next one, (4) the message answers the
-previous one, (5) the kind is one that the side to move may send, and that side signed it; otherwise one side could
-concede for the other. A message that fails changes nothing. Whether the move is legal is decided by
-`tiebreak.protocol.game.rules`.
+previous one, (5) the kind is one that the side to move may send, or conceding, (6) the move is legal, save for a proof,
+which only `tiebreak.protocol.game.rules` judges, (7) the sender signed what the message comes to. A message that fails
+changes nothing, but for one thing: if it shows two states that its sender signed at one sequence number, they are kept
+as a `Fork`.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final, cast
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.errors import EncodingError, VerificationError
-from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Side, kind_name
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Phase, Side, kind_name
+from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Standing
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import U64, Data, Fields, Packed, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
@@ -60,15 +71,17 @@ def message_hash(encoded: bytes) -> Digest:
     return tagged_hash(Tag.MESSAGE, encoded)
 
 
-def signing_digest(domain: Domain, encoded: bytes) -> Digest:
-    """The digest that the sender signs: EIP-712 `Message(messageHash)`."""
-    return typed_digest(domain, hash_struct("Message", {"message_hash": Raw(32)}, (message_hash(encoded),)))
+def signing_digest(domain: Domain, encoded: bytes, after: GameState | None) -> Digest:
+    """The digest that the sender signs. `after` is the state that the move leads to, or None if nothing follows it."""
+    if after is None or after.is_over:
+        return typed_digest(domain, hash_struct("Message", {"message_hash": Raw(32)}, (message_hash(encoded),)))
+    return Standing.of(after).digest(domain)
 
 
-def seal(message: Message, domain: Domain, key: keys.PrivateKey) -> bytes:
-    """The signed message as it travels on the wire."""
+def seal(message: Message, domain: Domain, key: keys.PrivateKey, after: GameState | None) -> bytes:
+    """The signed message as it travels on the wire. `after` is as in `signing_digest`."""
     encoded = message.encode()
-    return pack([encoded, key.sign(signing_digest(domain, encoded))])
+    return pack([encoded, key.sign(signing_digest(domain, encoded, after))])
 
 
 def open_wire(wire: bytes) -> tuple[bytes, bytes]:
@@ -78,16 +91,28 @@ def open_wire(wire: bytes) -> tuple[bytes, bytes]:
 
 
 class Transcript:
-    """The signed messages of one game, in order. Either party can show them to anyone."""
+    """The signed messages of one game, in order. Either party can show them to anyone.
 
-    def __init__(self, *, job_id: Digest, game_id: Digest, domain: Domain, defender: Address, challenger: Address):
-        self.job_id = job_id
-        self.game_id = game_id
+    It follows the rules without clocks: for what is signed, it does not matter when a move is made.
+    """
+
+    def __init__(self, start: GameState, *, domain: Domain, challenger: Address):
+        self.job_id = start.job.id
+        self.game_id = Digest(start.game_id)
         self.domain = domain
         self.challenger = challenger
-        self._parties = {Side.DEFENDER: defender, Side.CHALLENGER: challenger}
+        self.conceded: Side | None = None
+        self.fork: Fork | None = None
+        """Evidence against one of the parties, once there is some."""
+        self._parties = {Side.DEFENDER: start.job.trainer, Side.CHALLENGER: challenger}
+        self._states = [start]
+        """After each message. The last may be over. A proof and a concession add none."""
         self._wires: list[bytes] = []
-        self._previous = game_id
+        self._previous = self.game_id
+        self._signed: dict[Side, dict[int, SignedStanding]] = {side: {} for side in Side}
+        """Under states of this transcript, by the number of moves."""
+        self._seen: dict[Side, dict[int, SignedStanding]] = {side: {} for side in Side}
+        """The same and others: the first that was seen of each number."""
 
     @property
     def wires(self) -> tuple[bytes, ...]:
@@ -99,32 +124,112 @@ class Transcript:
         """Number of messages accepted so far."""
         return len(self._wires)
 
+    @property
+    def state(self) -> GameState:
+        """Where the talk has come to; its clocks mean nothing."""
+        return self._states[-1]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a message has ended the game."""
+        return self.state.is_over or len(self._wires) == len(self._states)
+
     def next_message(self, move: Move) -> Message:
         """Wrap a move in the next message of this game."""
         return Message(
             job_id=self.job_id, game_id=self.game_id, sequence=self.messages, previous=self._previous, move=move
         )
 
-    def append(self, wire: bytes, turn: Side) -> Move:
-        """Check a message, store it and return its move. `turn` is the side to move in the current state.
+    def seal(self, move: Move, key: keys.PrivateKey) -> bytes:
+        """The next message of this game, signed. Raises `IllegalMove` for a move that the rules refuse."""
+        return seal(self.next_message(move), self.domain, key, _after(self.state, move))
 
-        Raises `VerificationError` and stores nothing if a check fails.
-        """
+    def append(self, wire: bytes) -> Move:
+        """Check a message, store it and return its move. Raises `VerificationError` if a check fails."""
         encoded, signature = open_wire(wire)  # (1)
         message = Message.decode(encoded)
-        for name, expected, found in (
-            ("job", self.job_id, message.job_id),  # (2)
-            ("game", self.game_id, message.game_id),
-            ("message answered", self._previous, message.previous),  # (4)
-        ):
-            if found != expected:
-                raise VerificationError(f"{name}: expected {expected.hex()}, got {found.hex()}")
-        if message.sequence != self.messages:  # (3)
-            raise VerificationError(f"sequence: expected {self.messages}, got {message.sequence}")
-        if not isinstance(message.move, Concede) and message.move.KIND.mover is not turn:  # (5)
-            kind = kind_name(message.move)
-            raise VerificationError(f"expected a move of the {turn.name.lower()}, got one of its opponent ({kind})")
-        keys.verify(signing_digest(self.domain, encoded), signature, self._parties[turn])  # (5)
+        if message.job_id != self.job_id:  # (2)
+            raise VerificationError(f"job: expected {self.job_id.hex()}, got {message.job_id.hex()}")
+        if message.game_id != self.game_id:
+            raise VerificationError(f"game: expected {self.game_id.hex()}, got {message.game_id.hex()}")
+        if message.sequence < self.messages and wire != self._wires[message.sequence]:
+            self._look_for_fork(message, signature)
+        if self.is_closed or message.sequence != self.messages:  # (3)
+            found = f"expected {'no more' if self.is_closed else self.messages}, got {message.sequence}"
+            raise VerificationError(f"sequence: {found}")
+        if message.previous != self._previous:  # (4)
+            raise VerificationError(f"message answered: expected {self._previous.hex()}, got {message.previous.hex()}")
+        sender = self._sender(message.move, encoded, signature)  # (5)
+        after = _after(self.state, message.move)  # (6)
+        keys.verify(signing_digest(self.domain, encoded, after), signature, self._parties[sender])  # (7)
         self._wires.append(bytes(wire))
         self._previous = message_hash(encoded)
+        if isinstance(message.move, Concede):
+            self.conceded = sender
+        if after is not None:
+            self._states.append(after)
+            if not after.is_over:
+                self._keep(sender, SignedStanding.under(Standing.of(after), signature))
         return message.move
+
+    def _sender(self, move: Move, encoded: bytes, signature: bytes) -> Side:
+        turn = self.state.mover
+        if isinstance(move, Concede):
+            other = self._parties[turn.other]
+            return turn.other if keys.recover(signing_digest(self.domain, encoded, None), signature) == other else turn
+        if move.KIND.mover is not turn:
+            kind = kind_name(move)
+            raise VerificationError(f"expected a move of the {turn.name.lower()}, got one of its opponent ({kind})")
+        return turn
+
+    # ------------------------------------------------------------------ signed states
+
+    def latest(self, signer: Side) -> tuple[GameState, SignedStanding] | None:
+        """The furthest state that a side has signed, which is what its opponent can enter on the chain."""
+        signed = self._signed[signer]
+        if not signed:
+            return None
+        number = max(signed)
+        return self._states[number], signed[number]
+
+    def receipt(self, key: keys.PrivateKey) -> bytes:
+        """A signature under the state that the talk has come to, for the opponent to enter it. Raises `StateError`."""
+        standing = Standing.of(self.state)
+        return SignedStanding.under(standing, key.sign(standing.digest(self.domain))).encode()
+
+    def acknowledge(self, data: bytes) -> None:
+        """Take a receipt from either party. Raises `VerificationError` unless it is for a state of this transcript."""
+        receipt = SignedStanding.decode(data)
+        standing = receipt.standing
+        if standing.game_id != self.game_id or standing.sequence >= len(self._states):
+            raise VerificationError(f"receipt: expected one for this game, after at most {len(self._states) - 1} moves")
+        signer = keys.recover(standing.digest(self.domain), receipt.signature)
+        side = next((side for side, address in self._parties.items() if address == signer), None)
+        if side is None:
+            raise VerificationError(f"receipt: expected a signature by one of the parties, got one by 0x{signer.hex()}")
+        is_right = standing == Standing.of(self._states[standing.sequence])
+        self._keep(side, receipt, is_right=is_right)
+        if not is_right:
+            raise VerificationError(f"receipt: expected the state after {standing.sequence} moves, got another")
+
+    def _keep(self, signer: Side, found: SignedStanding, *, is_right: bool = True) -> None:
+        """Keep what a side has signed, and the evidence if it has also signed something else there."""
+        if is_right:
+            self._signed[signer][found.sequence] = found
+        seen = self._seen[signer].setdefault(found.sequence, found)
+        if seen.snapshot != found.snapshot:
+            self.fork = self.fork or Fork.of(seen, found)
+
+    def _look_for_fork(self, message: Message, signature: bytes) -> None:
+        before = self._states[message.sequence]
+        with suppress(VerificationError):
+            after = _after(before, message.move)
+            if after is not None and not after.is_over:
+                standing = Standing.of(after)
+                keys.verify(standing.digest(self.domain), signature, self._parties[before.mover])
+                self._keep(before.mover, SignedStanding.under(standing, signature), is_right=False)
+
+
+def _after(state: GameState, move: Move) -> GameState | None:
+    """The state after a move, at an instant at which it costs nothing. None for those that end every game."""
+    return None if move.KIND in (Phase.PROVE, Phase.OVER) else rules.apply(state, move, max(state.moved, state.last))

@@ -4,23 +4,34 @@
 file: the caller passes `now` in seconds, and has already checked that the move comes from the side to move, by the
 signature of its message (`tiebreak.protocol.game.messages`) or the sender of its transaction.
 
+A game starts with a talking phase (the job's `talk_time`), in which its sides exchange moves off the chain, and each
+signs the state that its move leads to (`tiebreak.protocol.game.snapshot`). `enter` puts such a state on the chain.
+Moves can be made there at any time; those made while the sides may talk cost nothing.
+
 Invariants, each with a test named by its number:
 
  1. `node` is the defender's: the defender revealed it, and each move on the way tied it to the signed head.
  2. position < 2^(depth - height), 0 <= height <= depth, in every tree.
- 3. Exactly one side is to move, which the phase determines. Only a move of the phase's kind, or conceding, is legal.
+ 3. Exactly one side is to move, which the phase determines. Only a move of the phase's kind is legal. Either side may
+    concede at any time.
  4. An illegal move changes nothing.
- 5. Clocks never rise and `last` never falls. The two remaining clocks and the time charged add up to 2 * clock. A move
-    is charged only for the part of its time that exceeds its allowance.
+ 5. Clocks never rise, and `last` and `moved` never fall. The two remaining clocks and the time charged add up to
+    2 * clock. A move is charged only for the part of its time after `last` that exceeds its allowance, so nothing is
+    charged in the talking phase.
  6. Until the game is over, at every instant exactly one of "a move is in time" and "`timeout` is legal" holds.
  7. Every move makes progress: a game ends within `walk_moves` of the largest trees that a job may have.
  8. There is a verdict exactly when the phase is OVER, and then every move and `timeout` is illegal.
  9. An honest defender (its head is true, its moves are in time) never loses to any legal moves of the challenger.
 10. An honest challenger (the head is false, its moves are in time) never loses to any legal moves of the defender.
 11. Nobody can prove what it had not sealed: a PROVE that is legal at t opens a seal that this game's challenger posted
-    before t. So another party cannot prove at t what only becomes visible at t.
+    before t, or that stands in a state which the defender has signed or entered. So another party, whom the defender
+    does not help, cannot prove at t what only becomes visible at t.
 12. Only moves that need re-execution have an allowance (the job's `replay_time`), at most three per side. A game that
-    started at s can be ended, by `timeout` if need be, at s + 2 * clock + 6 * replay_time + 1, whatever the sides do.
+    started at s can be ended, by `timeout` if need be, at s + talk_time + 2 * clock + 6 * replay_time + 1, whatever the
+    sides do.
+13. Entering changes where the game stands, never a clock, and only to a higher number of moves. An honest side signs
+    only what its own legal play led to, so by 9 and 10 it also wins from each state that its opponent can enter,
+    however old: that costs time, never money.
 
 For an honest challenger, "in time" includes keeping one second of its clock for PROVE, which may not come at the same
 instant as the move before it.
@@ -65,7 +76,15 @@ def start(job: Job, head: Head, game_id: bytes, now: int) -> GameState:
     """
     head.check_job(job)
     check_bytes("game id", game_id, 32)
-    state = GameState(job=job, head=head, game_id=game_id, defender_rest=job.clock, challenger_rest=job.clock, last=now)
+    state = GameState(
+        job=job,
+        head=head,
+        game_id=game_id,
+        defender_rest=job.clock,
+        challenger_rest=job.clock,
+        last=now + job.talk_time,
+        moved=now,
+    )
     return _enter(state, Level.RUN, head.run_root, job.run_depth)
 
 
@@ -79,7 +98,7 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
     if isinstance(move, Concede):
         detail = f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
         return _end(timed, state.mover.other, Reason.CONCEDED, detail)
-    if state.phase is Phase.PROVE and now == state.last:
+    if state.phase is Phase.PROVE and now == state.moved:
         # INVARIANT 11: otherwise, on seeing a proof in transit, a party could seal and prove its answer at once.
         raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
     try:
@@ -90,6 +109,38 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
         raise
     except VerificationError as error:
         raise IllegalMove(str(error)) from error
+
+
+def enter(state: GameState, later: GameState, now: int) -> GameState:
+    """The game after a state that was reached off the chain entered it. Raises `IllegalMove`.
+
+    The caller has checked that one side sent `later` and that the other signed it. The clocks, and the instants that
+    they and seals count from, stay those of the game: the defender has agreed to the seal that stands in `later`, so
+    the challenger may prove at the same instant.
+    """
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    if not state.moved <= now < state.last:
+        raise IllegalMove(
+            f"expected an instant from {state.moved} to {state.last - 1}, while the sides talk, got {now}"
+        )
+    if later.moves <= state.moves:
+        raise IllegalMove(f"expected a state after more than {state.moves} moves, got one after {later.moves}")
+    return replace(
+        later,
+        defender_rest=state.defender_rest,
+        challenger_rest=state.challenger_rest,
+        last=state.last,
+        moved=state.moved,
+    )
+
+
+def concede(state: GameState, side: Side, now: int) -> GameState:
+    """The game after a side gave up, in or out of its turn. Raises `IllegalMove` once the game is over."""
+    if state.is_over:
+        raise IllegalMove("the game is over")
+    detail = f"the {side.name.lower()} conceded in phase {state.phase.name}"
+    return _end(replace(state, moved=now), side.other, Reason.CONCEDED, detail)
 
 
 def timeout(state: GameState, now: int) -> GameState:
@@ -119,8 +170,8 @@ def walk_moves(levels: int, *, run: int, steps: int, values: int, chunks: int, t
 
 def _used(state: GameState, now: int) -> int:
     """Seconds of the mover's clock that a move at `now` costs."""
-    if now < state.last:
-        raise IllegalMove(f"expected an instant not before {state.last}, got {now}")
+    if now < state.moved:
+        raise IllegalMove(f"expected an instant not before {state.moved}, got {now}")
     return max(0, now - state.last - state.allowance)
 
 
@@ -129,9 +180,10 @@ def _spend(state: GameState, now: int) -> GameState:
     used, rest = _used(state, now), state.rest
     if used > rest:
         raise IllegalMove(f"expected a move not after {state.deadline}, got one at {now}")
+    timed = replace(state, last=max(state.last, now), moved=now, moves=state.moves + 1)
     if state.mover is Side.DEFENDER:
-        return replace(state, defender_rest=rest - used, last=now, moves=state.moves + 1)
-    return replace(state, challenger_rest=rest - used, last=now, moves=state.moves + 1)
+        return replace(timed, defender_rest=rest - used)
+    return replace(timed, challenger_rest=rest - used)
 
 
 # ---------------------------------------------------------------- the walk

@@ -205,6 +205,9 @@ class Path:
 class Challenger:
     """Descends into the first node that differs from its own. It remembers what it was shown, so it serves one game.
 
+    It even serves one line of moves only. A defender may show one thing in the talk and another one on the chain, and a
+    proof needs what was shown there: on another line, use a fresh object that has learnt the moves of that line.
+
     If nothing differs (the challenge is unfounded) it goes left, plays on and loses. If its own answer turns out to be
     wrong (its run was wrong), it has nothing to prove and concedes.
     """

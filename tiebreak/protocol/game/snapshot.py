@@ -25,13 +25,15 @@ from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.game.moves import MAX_SIBLINGS, Phase
 from tiebreak.protocol.game.seals import element_answer
 from tiebreak.protocol.game.state import GameState, Level
-from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Raw, Record, Root, Uint
+from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.program.accumulator import Kind, kind_of, leaf_count
 from tiebreak.protocol.program.isa import MAX_NUMEL, DType, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 SNAPSHOT_BYTES: Final = 144
+MAX_RECEIPT_BYTES: Final = 256
+Signature = Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +166,56 @@ class Standing(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignedStanding(Record):
+    """A standing with a signature that should be one of the parties'. Also travels by itself, as a receipt."""
+
+    game_id: Root
+    sequence: U32
+    snapshot: Root
+    signature: Signature
+
+    @classmethod
+    def under(cls, standing: Standing, signature: bytes) -> "SignedStanding":
+        return cls(
+            game_id=standing.game_id, sequence=standing.sequence, snapshot=standing.snapshot, signature=signature
+        )
+
+    @property
+    def standing(self) -> Standing:
+        """What was signed."""
+        return Standing(game_id=self.game_id, sequence=self.sequence, snapshot=self.snapshot)
+
+    def encode(self) -> bytes:
+        return pack(self.pack())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "SignedStanding":
+        """Read a receipt. The signature is not checked yet. Raises `EncodingError`."""
+        return cls.unpack("receipt", unpack(data, MAX_RECEIPT_BYTES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fork(Record):
     """Two snapshots of one sequence number in one game, both signed by one party, which loses the game by it."""
 
     game_id: Root
     sequence: U32
     first: Root
-    first_signature: Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
+    first_signature: Signature
     second: Root
-    second_signature: Annotated[bytes, Raw(keys.SIGNATURE_BYTES)]
+    second_signature: Signature
+
+    @classmethod
+    def of(cls, first: SignedStanding, second: SignedStanding) -> "Fork":
+        """The evidence in two standings of one place in one game. `verify` says whether they are evidence."""
+        return cls(
+            game_id=first.game_id,
+            sequence=first.sequence,
+            first=first.snapshot,
+            first_signature=first.signature,
+            second=second.snapshot,
+            second_signature=second.signature,
+        )
 
     def verify(self, domain: Domain, signer: Address) -> None:
         """Raise `VerificationError` unless the snapshots differ and both signatures are the signer's."""

@@ -64,6 +64,9 @@ class GameState:
     defender_rest: int
     challenger_rest: int
     last: int
+    """When the mover's clock starts: at the end of the talking phase or, after it, at the last move."""
+    moved: int
+    """When the game started, or the last move was made."""
     # -- what was chosen and opened on the way
     checkpoint: int = 0
     steps_root: bytes = b""
@@ -162,6 +165,10 @@ class GameState:
     def rest(self) -> int:
         """Seconds left on the mover's clock."""
         return self.defender_rest if self.mover is Side.DEFENDER else self.challenger_rest
+
+    def talks(self, now: int) -> bool:
+        """Whether the talking phase goes on at `now`: a later state may enter, and no clock runs."""
+        return now < self.last
 
     @property
     def allowance(self) -> int:

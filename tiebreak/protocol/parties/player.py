@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tiebreak.protocol.errors import VerificationError
-from tiebreak.protocol.game.messages import Transcript, seal
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import AnyMove, Concede, Move, Prove, Side
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import pack, unpack
@@ -72,8 +73,7 @@ class Player(Machine):
             case e.Done(work=e.Gather() as work):
                 self.alarm(f"game {work.game_id.hex()[:8]}: {event.problem}", is_error=True)
             case e.MoveShown(game_id=game_id) if game_id in self.board.games:
-                game = self.board.games[game_id]
-                self._keep(game, event.wire, self.side_in(game).other)
+                self._keep(self.board.games[game_id], event.wire)
             case e.Started():
                 said = [(place[1], wire) for place, wire in self.records.items() if place[0] == "said"]
                 for number, wire in said:  # repeat them: the last may have been lost in a crash
@@ -126,8 +126,11 @@ class Player(Machine):
         return self.plays(game)
 
     def wire(self, view: GameView, move: Move) -> bytes | None:
-        """The signed message to send along with a move, or None to send none."""
-        return seal(self.transcript(view.game).next_message(move), self.domain, self.key)
+        """The signed message to send along with a move, or None to send none, as after a move that went unsaid."""
+        try:
+            return self.transcript(view.game).seal(move, self.key)
+        except VerificationError:
+            return None
 
     # ------------------------------------------------------------------ a turn
 
@@ -184,21 +187,20 @@ class Player(Machine):
     def transcript(self, game: PublicGame) -> Transcript:
         """The messages of a game that this party has, from both sides."""
         if game.id not in self._transcripts:
-            job = game.job.job
-            found = self._transcripts[game.id] = Transcript(
-                job_id=job.id, game_id=game.id, domain=self.domain, defender=job.trainer, challenger=game.challenger
-            )
+            start = rules.start(game.job.job, game.head.head, game.id, game.started)
+            found = Transcript(start, domain=self.domain, challenger=game.challenger)
+            self._transcripts[game.id] = found
             while (kept := self.records.get(("wire", game.id, found.messages))) is not None:
-                found.append(kept[1:], Side(kept[0]))
+                found.append(kept)
         return self._transcripts[game.id]
 
-    def _keep(self, game: PublicGame, wire: bytes, sender: Side) -> bool:
+    def _keep(self, game: PublicGame, wire: bytes) -> bool:
         transcript = self.transcript(game)
         try:
-            transcript.append(wire, sender)
+            transcript.append(wire)
         except VerificationError:
             return False  # anybody can send anything; only moves on the board count
-        self.record(("wire", game.id, transcript.messages - 1), bytes([sender]) + wire)
+        self.record(("wire", game.id, transcript.messages - 1), wire)
         return True
 
     def _say(self, game: PublicGame, side: Side) -> None:
@@ -213,7 +215,7 @@ class Player(Machine):
             del self._unsaid[turn]
             wire = self.wire(GameView(game=game, side=side), move)
             if wire is not None:
-                self._keep(game, wire, side)
+                self._keep(game, wire)
                 self.do(e.ShowMove(game_id=game.id, wire=self.record(("said", *turn), wire)))
 
 

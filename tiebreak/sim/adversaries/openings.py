@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, seal
 from tiebreak.protocol.game.moves import (
     MAX_NODES,
     Descend,
@@ -206,7 +206,7 @@ class Swollen(Trainer):
         move = honest.move
         if move is None or not isinstance(move, self.kind):
             return honest
-        self.world.mail.deliver(game.game, self.rng.randbytes(MAX_MESSAGE_BYTES + 1), game.side, self.account)
+        self.world.mail.deliver(game.game, self.rng.randbytes(MAX_MESSAGE_BYTES + 1), self.account)
         self.spam([self._swell(move_call(game.state, move))])
         return Reply(move=None)
 
@@ -239,9 +239,8 @@ class Babbling(Trainer):
         while game.game.state is state and not game.game.is_stopped:
             move = self.rng.choice(moves)
             self.world.submit(self, move_call(state, move), untried=True)
-            wire = self.wire(game, move)
-            assert wire is not None, "it signs what it says"
-            self.world.mail.deliver(game.game, flipped(wire, self.rng), game.side, self.account)
+            wire = seal(self.transcript(game.game).next_message(move), self.domain, self.key, None)
+            self.world.mail.deliver(game.game, flipped(wire, self.rng), self.account)
             yield from self.sleep(pause)
 
 

@@ -124,13 +124,8 @@ def game_of(market: Market, agreement: SignedJob, head: SignedHead, nonce: int =
 def signed_messages(market: Market, agreement: SignedJob, head: SignedHead, nonce: int = 0) -> Courier:
     """Carries moves as messages signed by the market's trainer and challenger."""
     keys = market.parties
-    transcript = Transcript(
-        job_id=agreement.job.id,
-        game_id=game_of(market, agreement, head, nonce),
-        domain=agreement.domain,
-        defender=agreement.job.trainer,
-        challenger=keys.challenger.address,
-    )
+    start = rules.start(agreement.job, head.head, game_of(market, agreement, head, nonce), 0)
+    transcript = Transcript(start, domain=agreement.domain, challenger=keys.challenger.address)
     return by_message(transcript, {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger})
 
 

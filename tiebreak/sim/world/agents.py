@@ -20,7 +20,6 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Party
 from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
@@ -229,10 +228,9 @@ class Agent(Machine):
             self.tell(e.Refused(at=now, place=place, error=error.name if isinstance(error, Reverted) else ""))
 
     def _deliver(self, game: PublicGame, wire: bytes) -> None:
-        trainer, mail = game.job.job.trainer, self.world.mail
-        side = Side.DEFENDER if self.address == trainer else Side.CHALLENGER
-        if mail.deliver(game, wire, side, self.account):
-            other = self.world.party_at(game.challenger if side is Side.DEFENDER else trainer)
+        trainer = game.job.job.trainer
+        if self.world.mail.deliver(game, wire, self.account):
+            other = self.world.party_at(game.challenger if self.address == trainer else trainer)
             other.tell(e.MoveShown(at=self.world.now, game_id=game.id, wire=wire))
 
     def call_of(self, wanted: e.Transaction) -> Call:

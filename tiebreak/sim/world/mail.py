@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.work import Work
@@ -94,21 +94,16 @@ class Mail:
     def transcript(self, game: PublicGame) -> Transcript:
         """The messages of a game that were accepted so far."""
         if game.id not in self.transcripts:
-            self.transcripts[game.id] = Transcript(
-                job_id=game.job.job.id,
-                game_id=game.id,
-                domain=self._domain,
-                defender=game.job.job.trainer,
-                challenger=game.challenger,
-            )
+            start = rules.start(game.job.job, game.head.head, game.id, game.started)
+            self.transcripts[game.id] = Transcript(start, domain=self._domain, challenger=game.challenger)
         return self.transcripts[game.id]
 
-    def deliver(self, game: PublicGame, wire: bytes, side: Side, sender: Account) -> bool:
+    def deliver(self, game: PublicGame, wire: bytes, sender: Account) -> bool:
         """Deliver a message to the other side, which checks it. Returns whether it was accepted; counts a refusal."""
         sender.sent(len(wire))
         self.game_bytes[game.id] = self.game_bytes.get(game.id, 0) + len(wire)
         try:
-            self.transcript(game).append(wire, side)
+            self.transcript(game).append(wire)
         except VerificationError:
             sender.refused += 1
             return False

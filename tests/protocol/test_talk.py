@@ -1,0 +1,490 @@
+"""Games that are talked through: signed states, receipts, forks, entering, and clocks that wait for the talk."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.parts import slow_except
+from tests.protocol.runs import CHALLENGER, CLIENT, CLOCK, DOMAIN, GAME, REPLAY, SECRET, TRAINER, Liar, Run, make_job
+from tests.protocol.walks import (
+    ARGMAX,
+    COMMIT,
+    JOB,
+    WALKS,
+    Erratic,
+    Garbage,
+    RandomChallenger,
+    Walk,
+    check_invariants,
+    other,
+)
+from tiebreak.protocol.commitments.job import game_id
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError
+from tiebreak.protocol.game import match, rules
+from tiebreak.protocol.game.messages import Message, Transcript, open_wire, seal
+from tiebreak.protocol.game.moves import Concede, Descend, Move, Phase, Prove, Select, Side
+from tiebreak.protocol.game.rules import GameState, Reason
+from tiebreak.protocol.game.sides import Challenger, Defender, Party, choose
+from tiebreak.protocol.game.snapshot import SignedStanding, Snapshot, Standing
+from tiebreak.protocol.packing import pack
+
+KEYS = {Side.DEFENDER: TRAINER, Side.CHALLENGER: CHALLENGER}
+D, C = Side.DEFENDER, Side.CHALLENGER
+
+
+def new_transcript(name: str = "terms") -> Transcript:
+    return Transcript(WALKS[name][0][0], domain=DOMAIN, challenger=CHALLENGER.address)
+
+
+def talk(steps: Walk) -> Transcript:
+    log = new_transcript()
+    if steps:
+        log = Transcript(steps[0][0], domain=DOMAIN, challenger=CHALLENGER.address)
+    for state, move, _ in steps:
+        wire = log.seal(move, KEYS[state.mover])
+        assert log.append(wire) == move
+        assert log.wires[-1] == wire
+    return log
+
+
+# ---------------------------------------------------------------- what is signed
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_each_message_carries_the_signature_of_the_state_after_it(name: str, cases: Callable[[], None]) -> None:
+    steps = WALKS[name]
+    log = new_transcript(name)
+    for before, move, after in steps[:-1]:
+        log.append(log.seal(move, KEYS[before.mover]))
+        found = log.latest(before.mover)
+        assert found is not None
+        state, signed = found
+        assert Snapshot.of(state) == Snapshot.of(after)
+        assert signed.standing == Standing.of(after)
+        assert SignedStanding.decode(signed.encode()) == signed
+        cases()
+    log.append(log.seal(steps[-1][1], CHALLENGER))
+    assert log.is_closed
+    assert isinstance(steps[-1][1], Prove), "a proof leaves no state to sign"
+    assert log.messages == len(steps)
+
+
+def test_a_defenders_receipt_is_what_a_sealed_state_lacks() -> None:
+    """Before a proof, both the seal and the next move are the challenger's: only a receipt has the defender's name."""
+    for name, phase in (("terms", Phase.SELECT), ("element", Phase.SELECT_ELEMENT), ("commit", Phase.SELECT)):
+        log = talk(WALKS[name][:-1])
+        assert (log.state.phase, WALKS[name][-2][1].KIND) == (Phase.PROVE, phase)
+        before = log.latest(D)
+        assert before is not None
+        assert before[0].moves == log.state.moves - 1
+        log.acknowledge(log.receipt(TRAINER))
+        after = log.latest(D)
+        assert after is not None
+        assert after[0] == log.state
+        assert after[1].signature == TRAINER.sign(Standing.of(log.state).digest(DOMAIN))
+        assert log.fork is None
+
+
+def test_a_receipt_must_be_of_this_talk() -> None:
+    log = talk(WALKS["terms"][:5])
+    good = Standing.of(log.state)
+    wrong = {
+        "one for this game": replace(good, game_id=bytes(32)),
+        "after at most 5 moves": replace(good, sequence=6),
+        "the state after 5 moves, got another": replace(good, snapshot=bytes(32)),
+    }
+    for message, standing in wrong.items():
+        receipt = SignedStanding.under(standing, CHALLENGER.sign(standing.digest(DOMAIN)))
+        with pytest.raises(VerificationError, match=message):
+            new_log(5).acknowledge(receipt.encode())
+    with pytest.raises(VerificationError, match="by one of the parties"):
+        log.acknowledge(log.receipt(CLIENT))
+    with pytest.raises(EncodingError):
+        log.acknowledge(log.receipt(TRAINER) + b"\0")
+    with pytest.raises(EncodingError):
+        log.acknowledge(pack([bytes(32), 0, bytes(32)]))
+    assert log.fork is None
+
+
+def new_log(moves: int) -> Transcript:
+    return talk(WALKS["terms"][:moves])
+
+
+# ---------------------------------------------------------------- what a transcript refuses
+
+
+def refused(log: Transcript, wire: bytes, error: type[Exception], match: str) -> None:
+    before = (log.wires, log.state, log.latest(D), log.latest(C))
+    with pytest.raises(error, match=match):
+        log.append(wire)
+    assert before == (log.wires, log.state, log.latest(D), log.latest(C))
+
+
+def test_a_transcript_refuses_everything_else() -> None:
+    log = new_transcript()
+    (start, first, after), (_, second, _) = WALKS["terms"][:2]
+    assert isinstance(first, Descend)
+    good = log.next_message(first)
+
+    def changed(key: PrivateKey = TRAINER, then: GameState | None = after, **fields: object) -> bytes:
+        return seal(replace(good, **fields), DOMAIN, key, then)  # type: ignore[arg-type]
+
+    refused(log, changed(CHALLENGER), SignatureError, "expected a signature by")
+    refused(log, changed(then=None), SignatureError, "expected a signature by")
+    refused(log, changed(then=start), SignatureError, "expected a signature by")
+    refused(log, changed(move=second), VerificationError, r"a move of the defender, got .*\(select\)")
+    refused(log, changed(sequence=1), VerificationError, "sequence: expected 0, got 1")
+    refused(log, changed(job_id=GAME), VerificationError, "job: expected")
+    refused(log, changed(game_id=JOB.id), VerificationError, "game: expected")
+    refused(log, changed(previous=JOB.id), VerificationError, "message answered: expected")
+    refused(log, changed(move=Descend(nodes=first.nodes[1:])), IllegalMove, "expected 4 nodes, got 3")
+    refused(log, changed()[:-1], EncodingError, "expected one msgpack value")
+    assert log.append(changed()) == first
+    refused(log, changed(), VerificationError, "sequence: expected 1, got 0")  # replayed
+    refused(log, seal(log.next_message(first), DOMAIN, TRAINER, None), VerificationError, "a move of the challenger")
+    refused(log, seal(log.next_message(second), DOMAIN, CLIENT, None), SignatureError, "expected a signature by")
+    encoded, signature = open_wire(log.seal(second, CHALLENGER))
+    for wire in ([encoded, signature[:64]], [encoded, signature, 0], [encoded], [[], signature]):
+        refused(log, pack(wire), EncodingError, "expected")
+    log.append(pack([encoded, signature]))
+    assert (log.messages, log.fork) == (2, None)
+
+
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("moves", [0, 1, 5])
+def test_3_each_side_concedes_for_itself_alone(side: Side, moves: int) -> None:
+    log = new_log(moves)
+    wire = log.seal(Concede(), KEYS[side])
+    refused(log, log.seal(Concede(), CLIENT), SignatureError, "expected a signature by")
+    log.append(wire)
+    assert (log.conceded, log.is_closed) == (side, True)
+    refused(log, wire, VerificationError, "sequence: expected no more")
+
+
+@pytest.mark.parametrize("side", Side)
+def test_3_a_replay_knows_who_conceded(side: Side) -> None:
+    run = Run(JOB)
+    start = rules.start(JOB, run.head().head, game_id(run.head().head, DOMAIN, CHALLENGER.address, 0), 5)
+    log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
+    log.append(log.seal(Concede(), KEYS[side]))
+    verdict = match.replay(JOB, run.head(), log, [5, 6]).verdict
+    assert verdict is not None
+    assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
+
+
+def test_a_broken_tie_ends_the_talk_without_a_state() -> None:
+    log = new_transcript()
+    first = WALKS["terms"][0][1]
+    assert isinstance(first, Descend)
+    broken = replace(first, nodes=(other(first.nodes[0]), *first.nodes[1:]))
+    log.append(log.seal(broken, TRAINER))
+    assert log.state.verdict is not None
+    assert (log.state.verdict.reason, log.latest(D), log.is_closed) == (Reason.BROKEN_TIE, None, True)
+
+
+# ---------------------------------------------------------------- forks
+
+
+def test_another_message_at_an_old_place_is_a_fork() -> None:
+    log = new_log(6)
+    before, made, _ = WALKS["terms"][1]
+    assert isinstance(made, Select)
+    nodes = WALKS["terms"][0][1].nodes  # type: ignore[union-attr]
+    another = choose(nodes, made.index ^ 1)
+    previous = Message.decode(open_wire(log.wires[0])[0]).hash
+    message = Message(job_id=JOB.id, game_id=GAME, sequence=1, previous=previous, move=another)
+    after = rules.apply(before, another, before.last)
+    with pytest.raises(VerificationError, match="sequence: expected 6, got 1"):
+        log.append(seal(message, DOMAIN, CLIENT, after))
+    assert log.fork is None, "a stranger's signature says nothing"
+    with pytest.raises(VerificationError, match="sequence: expected 6, got 1"):
+        log.append(seal(message, DOMAIN, CHALLENGER, after))
+    assert log.fork is not None
+    log.fork.verify(DOMAIN, CHALLENGER.address)
+    assert (log.fork.sequence, log.fork.second) == (2, Snapshot.of(after).id)
+    with pytest.raises(SignatureError):
+        log.fork.verify(DOMAIN, TRAINER.address)
+
+
+def test_a_receipt_for_another_state_is_a_fork_once_there_are_two() -> None:
+    log = new_log(5)
+    assert log.state.mover is C, "the defender has signed this state"
+    standing = replace(Standing.of(log.state), snapshot=bytes(32))
+    receipt = SignedStanding.under(standing, TRAINER.sign(standing.digest(DOMAIN))).encode()
+    with pytest.raises(VerificationError, match="the state after 5 moves, got another"):
+        log.acknowledge(receipt)
+    assert log.fork is not None
+    log.fork.verify(DOMAIN, TRAINER.address)
+    found = log.latest(D)
+    assert found is not None
+    assert found[1].standing == Standing.of(log.state), "what can enter is what the rules led to"
+
+
+def test_a_wrong_receipt_at_a_place_that_its_signer_has_not_signed_cannot_enter() -> None:
+    log = new_log(6)
+    assert log.state.mover is D
+    standing = replace(Standing.of(log.state), snapshot=bytes(32))
+    with pytest.raises(VerificationError, match="got another"):
+        log.acknowledge(SignedStanding.under(standing, TRAINER.sign(standing.digest(DOMAIN))).encode())
+    found = log.latest(D)
+    assert found is not None
+    assert found[0].moves == 5
+    assert found[1].standing == Standing.of(found[0])
+    log.acknowledge(log.receipt(TRAINER))
+    assert log.fork is not None, "the second of two states is a fork, whichever is right"
+    log.fork.verify(DOMAIN, TRAINER.address)
+
+
+# ---------------------------------------------------------------- the talking phase
+
+TALK = 50
+
+
+def started(run: Run) -> GameState:
+    return rules.start(run.job, run.head().head, GAME, 1000)
+
+
+def talking_job(**options: int):  # type: ignore[no-untyped-def]
+    return replace(make_job(**options), talk_time=TALK)
+
+
+def test_5_moves_while_the_sides_talk_cost_nothing() -> None:
+    run = Run(talking_job())
+    start = started(run)
+    assert (start.last, start.moved, start.deadline) == (1000 + TALK, 1000, 1000 + TALK + CLOCK)
+    move = Defender(run).move(start, None)
+    for now in (1000, 1001, 1000 + TALK - 1, 1000 + TALK):
+        after = rules.apply(start, move, now)
+        check_invariants(start, move, after)
+        assert (after.defender_rest, after.last, after.moved) == (CLOCK, 1000 + TALK, now)
+    after = rules.apply(start, move, 1000 + TALK + 1)
+    assert (after.defender_rest, after.last, after.moved) == (CLOCK - 1, 1000 + TALK + 1, 1000 + TALK + 1)
+    with pytest.raises(IllegalMove, match="not before 1000, got 999"):
+        rules.apply(start, move, 999)
+    later = rules.apply(start, move, 1010)
+    with pytest.raises(IllegalMove, match="not before 1010, got 1009"):
+        rules.apply(later, choose(move.nodes, 0), 1009)  # type: ignore[union-attr]
+
+
+def test_6_no_timeout_while_the_sides_talk() -> None:
+    start = started(Run(talking_job()))
+    for now in (1000, 1000 + TALK, 1000 + TALK + CLOCK):
+        with pytest.raises(IllegalMove, match=f"expected an instant after {1000 + TALK + CLOCK}"):
+            rules.timeout(start, now)
+    assert rules.timeout(start, 1000 + TALK + CLOCK + 1).is_over
+
+
+def test_11_a_proof_waits_for_its_seals_instant_while_the_sides_talk_too() -> None:
+    state, proof, _ = WALKS["element"][-1]
+    state = replace(state, moved=1000, last=1000 + TALK)
+    with pytest.raises(IllegalMove, match="expected a proof after the instant 1000"):
+        rules.apply(state, proof, 1000)
+    assert rules.apply(state, proof, 1001).is_over
+
+
+@pytest.mark.parametrize("side", Side)
+def test_3_either_side_concedes_at_any_time(side: Side, cases: Callable[[], None]) -> None:
+    for state, _, _ in WALKS["terms"]:
+        for now in (state.last, state.deadline, state.deadline + 1):
+            after = rules.concede(state, side, now)
+            assert after.verdict is not None
+            assert (after.verdict.winner, after.verdict.reason) == (side.other, Reason.CONCEDED)
+            assert (after.defender_rest, after.challenger_rest) == (state.defender_rest, state.challenger_rest)
+            with pytest.raises(IllegalMove, match="over"):
+                rules.concede(after, side, now)
+            cases()
+
+
+def test_13_a_later_state_enters_while_the_sides_talk(cases: Callable[[], None]) -> None:
+    steps = WALKS["terms"]
+    start = replace(steps[0][0], moved=1000, last=1000 + TALK, defender_rest=7, challenger_rest=9)
+    for number, (later, move, _) in enumerate(steps):
+        for now in (1000, 1000 + TALK - 1) if number else ():
+            entered = rules.enter(start, later, now)
+            assert Snapshot.of(entered) == Snapshot.of(later)
+            clocks = (entered.defender_rest, entered.challenger_rest, entered.last, entered.moved, entered.moves)
+            assert clocks == (7, 9, 1000 + TALK, 1000, number)
+            assert rules.apply(entered, move, 1001).moves == number + 1
+            cases()
+        for now in (999, 1000 + TALK):
+            with pytest.raises(IllegalMove, match=f"expected an instant from 1000 to {1000 + TALK - 1}"):
+                rules.enter(start, later, now)
+        for stale in (state for state, _, _ in steps[: number + 1]):
+            with pytest.raises(IllegalMove, match=f"expected a state after more than {number} moves, got one after"):
+                rules.enter(replace(start, moves=number), stale, 1000)
+    with pytest.raises(IllegalMove, match="over"):
+        rules.enter(steps[-1][2], steps[-1][0], 1000)
+    with pytest.raises(IllegalMove, match="while the sides talk"):  # without a talking phase
+        rules.enter(replace(start, last=1000), steps[3][0], 1000)
+
+
+def test_13_a_state_that_the_defender_agreed_to_is_proved_at_once() -> None:
+    """`enterAndProve`: the defender has signed the seal, so nobody can have copied the answer from the proof."""
+    state, proof, _ = WALKS["terms"][-1]
+    start = replace(WALKS["terms"][0][0], moved=1000, last=1000 + TALK)
+    end = rules.apply(rules.enter(start, state, 1001), proof, 1001)
+    assert end.verdict is not None
+    assert (end.verdict.winner, end.verdict.reason) == (C, Reason.RECOMPUTED)
+
+
+# ---------------------------------------------------------------- 9, 10 and 13: any interleaving
+
+Line = tuple[tuple[Move, GameState], ...]
+"""The moves that led to a state, each with the state after it."""
+
+
+class Table:
+    """A game on the chain and the talk beside it. The hostile side does anything; the honest one loses neither."""
+
+    def __init__(self, run: Run, honest: Side, oracle: Run, hostile: Party, random: Random) -> None:
+        self.now, self.random = 1000, random
+        self.honest, self._oracle, self._hostile = honest, oracle, hostile
+        start = rules.start(run.job, run.head().head, GAME, self.now)
+        self.chain, self.talk = start, start
+        self._chain_line: Line = ()
+        self._talk_line: Line = ()
+        self.signed: dict[Side, dict[int, tuple[GameState, Line]]] = {side: {} for side in Side}
+        self.entered = 0
+
+    def _move(self, state: GameState, line: Line) -> Move:
+        answered = line[-1][0] if line else None
+        if state.mover is not self.honest:
+            return self._hostile.move(state, answered)
+        if self.honest is Side.DEFENDER:
+            return Defender(self._oracle).move(state, answered)
+        challenger = Challenger(self._oracle, SECRET)  # it must forget what was shown on another line
+        for move, after in line:
+            challenger.learn(after, move)
+        return challenger.move(state, answered)
+
+    def _sign(self, side: Side, state: GameState, line: Line) -> None:
+        assert state.moves not in self.signed[side] or self.signed[side][state.moves][0] is state  # no fork
+        self.signed[side][state.moves] = (state, line)
+
+    def speak(self) -> None:
+        """One message, and a receipt for it."""
+        if self.talk.phase is Phase.PROVE:
+            return  # its place is on the chain
+        mover, move = self.talk.mover, self._move(self.talk, self._talk_line)
+        after = rules.apply(self.talk, move, self.talk.last)
+        if after.is_over:
+            return  # there is nothing to sign
+        self.talk, self._talk_line = after, (*self._talk_line, (move, after))
+        self._sign(mover, after, self._talk_line)
+        if after.phase is Phase.PROVE and mover is Side.CHALLENGER:
+            self._sign(Side.DEFENDER, after, self._talk_line)
+
+    def enter(self, signer: Side, *, latest: bool) -> None:
+        signed = self.signed[signer]
+        found = [signed[number] for number in signed if number > self.chain.moves]
+        if found and self.chain.talks(self.now):
+            later, self._chain_line = found[-1] if latest else self.random.choice(found)
+            before, self.chain = self.chain, rules.enter(self.chain, later, self.now)
+            assert self.chain.moves > before.moves
+            self.entered += 1
+
+    def play(self) -> None:
+        """One move on the chain. The honest side is in time."""
+        state = self.chain
+        if state.phase is Phase.PROVE and self.now <= state.moved:
+            self.now = state.moved + 1
+        if state.mover is not self.honest and self.random.random() < 0.05:
+            self.now = state.deadline + 1
+            self.chain = rules.timeout(state, self.now)
+            return
+        if state.mover is not self.honest and self.random.random() < 0.1:
+            self.now = max(self.now, self.random.randint(state.last, state.deadline))
+        move = self._move(state, self._chain_line)
+        self.chain = rules.apply(state, move, self.now)
+        check_invariants(state, move, self.chain)
+        self._chain_line = (*self._chain_line, (move, self.chain))
+
+    def turn(self) -> None:
+        hostile, talks = self.honest.other, self.chain.talks(self.now)
+        choice = self.random.random()
+        if talks and choice < 0.55:
+            self.speak()
+        elif talks and choice < 0.65:
+            self.enter(self.honest, latest=self.random.random() < 0.2)  # the hostile side enters, mostly what is stale
+        elif talks and choice < 0.75:
+            self.enter(hostile, latest=True)
+        elif talks and choice < 0.85:
+            self.now += self.random.randint(0, TALK // 6)
+        else:
+            self.play()
+
+
+def play_out(table: Table) -> GameState:
+    turns = 0
+    while not table.chain.is_over:
+        table.turn()
+        turns += 1
+        assert turns < 2000
+    return table.chain
+
+
+@pytest.mark.parametrize("few", slow_except([True, False], True))
+def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(few: bool, cases: Callable[[], None]) -> None:
+    entered = 0
+
+    @settings(max_examples=30 if few else 300, deadline=None)
+    @given(st.integers(0, 1 << 32), st.integers(1, 5), st.integers(1, 5))
+    def check(seed: int, levels: int, interval: int) -> None:
+        nonlocal entered
+        random = Random(seed)
+        run = Run(talking_job(levels=levels, interval=interval))
+        table = Table(run, Side.DEFENDER, run, RandomChallenger(run, random), random)
+        verdict = play_out(table).verdict
+        assert verdict is not None
+        assert verdict.winner is Side.DEFENDER, verdict
+        entered += table.entered > 0
+        cases()
+
+    check()
+    assert entered > 3
+
+
+@pytest.mark.parametrize("few", slow_except([True, False], True))
+def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(
+    few: bool, cases: Callable[[], None]
+) -> None:
+    entered = 0
+
+    @settings(max_examples=30 if few else 300, deadline=None)
+    @given(
+        st.integers(0, 1 << 32),
+        st.integers(1, 5),
+        st.integers(1, 5),
+        st.sampled_from([ARGMAX, 24, COMMIT, 3, 0]),
+    )
+    def check(seed: int, levels: int, interval: int, leaf: int) -> None:
+        nonlocal entered
+        random = Random(seed)
+        run = Run(talking_job(levels=levels, interval=interval))
+        liar = Garbage(run, random) if random.random() < 0.5 else Liar(run.job, 4, leaf, bend_from=random.randrange(2))
+        count = run.job.checkpoints
+        assume(liar.run_tree(count).root != run.run_tree(count).root)  # a lie may be undone before a checkpoint
+        table = Table(liar, Side.CHALLENGER, run, Erratic(liar, random), random)
+        verdict = play_out(table).verdict
+        assert verdict is not None
+        assert verdict.winner is Side.CHALLENGER, verdict
+        entered += table.entered > 0
+        cases()
+
+    check()
+    assert entered > 3
+
+
+def test_12_the_talk_is_in_the_bound() -> None:
+    """Nobody says anything, and every move comes as late as it may."""
+    run = Run(talking_job())
+    state = started(run)
+    assert state.deadline + 1 <= 1000 + TALK + 2 * CLOCK + 6 * REPLAY + 1
+    moved = rules.apply(state, Defender(run).move(state, None), state.deadline)
+    assert moved.deadline == 1000 + TALK + 2 * CLOCK
+    assert rules.timeout(moved, moved.deadline + 1).is_over
