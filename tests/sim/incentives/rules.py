@@ -117,15 +117,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One outcome of all random events. audited: auditors that replayed. finders: those that disagreed, in order.
-
-    mirrored: a copied challenge, if there is one, ends before the one that it copies.
-    """
+    """One outcome of all random events. audited: auditors that replayed. finders: those that disagreed, in order."""
 
     decoy: bool
     audited: tuple[int, ...]
     finders: tuple[int, ...]
-    mirrored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +141,7 @@ class Players:
 def disagreement(s: JobEconomics, lie: bool) -> Fraction:
     """The probability that one replay disagrees, counted over all equally likely draws of segments."""
     if not lie:
-        return s.false_alarm
+        return Fraction(0)
     draws = list(combinations(range(s.segments), s.sampled))
     return Fraction(sum(any(segment < s.tampered for segment in draw) for draw in draws), len(draws))
 
@@ -166,10 +162,8 @@ def stories(s: JobEconomics, players: Players, *, decoy: bool = False) -> Iterat
         audited = tuple(i for i, (_, did) in enumerate(combination) if did != "idle")
         found = [i for i, (_, did) in enumerate(combination) if did == "disagrees"]
         orders = [(first, *(i for i in found if i != first)) for first in found] or [()]
-        copies = [(s.mirror, True), (1 - s.mirror, False)] if players.own is Auditor.COPYING else [(Fraction(1), False)]
-        for finders, (chance, mirrored) in product(orders, copies):
-            story = Story(decoy=decoy, audited=audited, finders=finders, mirrored=mirrored)
-            yield probability * chance / len(orders), story
+        for finders in orders:
+            yield probability / len(orders), Story(decoy=decoy, audited=audited, finders=finders)
 
 
 def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
@@ -220,18 +214,6 @@ def _with_honest(s: JobEconomics, players: Players, story: Story, ledger: Ledger
     _audits(s, story, players, ledger)
     if players.own is Auditor.FALSE:
         _silent_challenge(ledger)
-    accusers = [auditor(number) for number in story.finders]
-    for who in accusers:
-        ledger.challenge(who)
-        ledger.move(who, GAS, s.costs.prosecution - s.costs.challenge)
-        ledger.move(TRAINER, GAS, s.costs.defence)
-        _lock(ledger, who, s.challenger_stake)
-        ledger.defended(who)
-    if accusers:
-        _lock(ledger, TRAINER, s.trainer_stake)
-    if accusers and players.own is Auditor.COPYING:
-        _silent_challenge(ledger)
-        ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
 
 
 def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
@@ -249,7 +231,6 @@ def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
         ledger.challenge(auditor(0))
         ledger.move(auditor(0), GAS, s.costs.prosecution - s.costs.challenge)  # the copier plays along
         _lock(ledger, auditor(0), s.challenger_stake)
-        winner = auditor(0) if story.mirrored else winner
     ledger.move(TRAINER, GAS, s.costs.defence)
     _lock(ledger, TRAINER, s.trainer_stake)
     ledger.convicted(winner)
@@ -305,7 +286,6 @@ def _with_decoy(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
         ledger.challenge(who)
         ledger.convicted(who)
         ledger.withdraw(who)
-        ledger.move(CLIENT, who, s.jackpot)
 
 
 _SCRIPTS: Final[dict[Trainer | None, Callable[[JobEconomics, Players, Story, Ledger], None]]] = {

@@ -58,8 +58,8 @@ def any_setting(rng: Random) -> JobEconomics:
         reward=training + amount(10**6), trainer_stake=amount(10**7), challenger_stake=amount(10**6), training=training,
         audit=amount(10**6), lie=amount(10**6), kept=share(), segments=segments, sampled=rng.randint(1, segments),
         whole_first=rng.random() < 1 / 2, auditors=rng.randint(1, 3), audit_probability=share(),
-        false_alarm=Fraction(0), fee=amount(10**6), proven=rng.random() < 1 / 2, planted=share(),
-        jackpot=amount(10**6), mirror=share(), rate=Fraction(rng.randrange(100), 10**9),
+        fee=amount(10**6), proven=rng.random() < 1 / 2, planted=share(),
+        rate=Fraction(rng.randrange(100), 10**9),
         job_seconds=rng.randrange(10**7), game_seconds=rng.randrange(10**6), burn=share(), challenge_burn=share(),
         oldest_paid=rng.random() < 1 / 2,
         costs=TransactionCosts(

@@ -33,7 +33,7 @@ def single_auditor(s: JobEconomics, strategy: Trainer) -> tuple[Fraction, Fracti
     Returns None where there is no mixed equilibrium.
     """
     wanted, gain = threshold(s, strategy), finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
-    if wanted is None or gain <= 0 or s.false_alarm or s.planted or not s.proven:
+    if wanted is None or gain <= 0 or s.planted or not s.proven:
         return None
     p, q = wanted / s.detection, (s.replay - s.fee) / (s.detection * gain)
     return (p, q) if 0 < p <= 1 and 0 <= q <= 1 else None
@@ -50,14 +50,13 @@ def indifferent(s: JobEconomics, found: Equilibrium) -> tuple[Fraction, Fraction
 
 
 def test_the_threshold_makes_a_cheat_indifferent(cases: Callable[[], None]) -> None:
-    for s in (JOB, CHANGED, replace(JOB, tampered=1), replace(JOB, false_alarm=Fraction(1, 30))):
+    for s in (JOB, CHANGED, replace(JOB, tampered=1)):
         for strategy in CHEATS:
             wanted = threshold(s, strategy)
             if wanted is None or strategy is Trainer.SELF:
                 continue
             at = replace(s, audit_probability=wanted)
-            if not s.false_alarm:  # they depend on the probability too
-                assert trainer_payoff(at, strategy) == trainer_payoff(at, Trainer.HONEST)
+            assert trainer_payoff(at, strategy) == trainer_payoff(at, Trainer.HONEST)
             cases()
 
 

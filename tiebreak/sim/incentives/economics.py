@@ -75,15 +75,13 @@ class JobEconomics:
     number of parts in which the run is committed, and the number that a cheat does not compute. sampled: segments that
     an audit draws; all of them for a whole audit. whole_first: whether a sample that disagrees is followed by a whole
     replay before the challenge, as on the command line; the game's rules do not ask for it. audit_probability: of each
-    auditor. false_alarm: probability that the replay of an honest run differs. fee: for an audit; proven: whether it is
-    paid only for an audit that was made, instead of to anyone who claims one. planted: share of jobs that are decoys of
-    the client, whose false heads are conceded to the first finder; jackpot: paid to the finder on top of its part of
-    the stake. mirror: chance that a copied challenge is paid in place of the original. rate: cost of capital per
-    second. job_seconds: from acceptance to settlement. game_seconds: the longest game.
+    auditor. fee: for an audit; proven: whether it is paid only for an audit that was made, instead of to anyone who
+    claims one. planted: share of jobs that are decoys of the client, whose false heads are conceded to the first
+    finder. rate: cost of capital per second. job_seconds: from acceptance to settlement. game_seconds: of the longest
+    game.
 
-    In the contract burn is 1/2, there is no fee and no jackpot, and two changed rules are off: challenge_burn, the
-    share of a lost challenger's stake that burns, and oldest_paid, whether the prover's part goes to the oldest open
-    game (see docs).
+    In the contract burn is 1/2, there is no fee, and two changed rules are off: challenge_burn, the share of a lost
+    challenger's stake that burns, and oldest_paid, whether the prover's part goes to the oldest open game (see docs).
     """
 
     reward: int
@@ -100,12 +98,9 @@ class JobEconomics:
     whole_first: bool = True
     auditors: int = 1
     audit_probability: Fraction = Fraction(1)
-    false_alarm: Fraction = Fraction(0)
     fee: int = 0
     proven: bool = True
     planted: Fraction = Fraction(0)
-    jackpot: int = 0
-    mirror: Fraction = Fraction(0)
     rate: Fraction = Fraction(0)
     job_seconds: int = 0
     game_seconds: int = 0
@@ -117,9 +112,9 @@ class JobEconomics:
     def __post_init__(self) -> None:
         for name in ("reward", "trainer_stake", "challenger_stake", "training", "audit", "lie", "harm", "fee"):
             _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
-        for name in ("jackpot", "rate", "job_seconds", "game_seconds"):
+        for name in ("rate", "job_seconds", "game_seconds"):
             _require(name, getattr(self, name) >= 0, "0 or more", getattr(self, name))
-        for name in ("kept", "audit_probability", "false_alarm", "planted", "mirror", "burn", "challenge_burn"):
+        for name in ("kept", "audit_probability", "planted", "burn", "challenge_burn"):
             _require(name, 0 <= getattr(self, name) <= 1, "a share of 0 to 1", getattr(self, name))
         _require("segments", self.segments >= 1, "at least one", self.segments)
         _require("tampered", 1 <= self.tampered <= self.segments, f"1 to {self.segments}", self.tampered)

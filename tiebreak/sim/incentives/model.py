@@ -34,12 +34,9 @@ def trainer_payoff(s: JobEconomics, strategy: Trainer) -> Fraction:
 
 
 def _honest(s: JobEconomics) -> Fraction:
-    """R - K - gas - capital, plus the stakes that false alarms bring, minus what they cost (defence, delay)."""
+    """R - K - gas - capital. An exact replay of an honest run never differs, so no audit of it ends in a game."""
     costs = s.costs.way + s.costs.settle + s.costs.withdraw
-    alarm = s.audit_probability * s.false_alarm
-    games = s.auditors * alarm * (s.challenge_to_trainer - s.costs.defence)
-    delay = (1 - (1 - alarm) ** s.auditors) * s.capital(s.trainer_stake, s.game_seconds)
-    return s.reward - s.training - costs - s.capital(s.trainer_stake, s.job_seconds) + games - delay
+    return s.reward - s.training - costs - s.capital(s.trainer_stake, s.job_seconds)
 
 
 def _loss_if_caught(s: JobEconomics, strategy: Trainer) -> Fraction:
@@ -77,8 +74,7 @@ def _diligent(s: JobEconomics, strategy: Trainer) -> Fraction:
     if strategy is Trainer.SELF:
         return ZERO  # the job is over before anybody could audit it
     if strategy is Trainer.HONEST:
-        lost = s.costs.prosecution + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds)
-        return s.fee - s.replay - s.false_alarm * (lost + s.second_replay)
+        return s.fee - s.replay
     return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
 
 
@@ -87,7 +83,7 @@ def _planted(s: JobEconomics) -> Fraction:
 
     An audit may draw any of its segments, and the number of false ones is x, as for a cheat.
     """
-    won = s.prover_part + s.jackpot - s.costs.challenge - s.costs.withdraw
+    won = s.prover_part - s.costs.challenge - s.costs.withdraw
     return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
 
 
@@ -97,18 +93,11 @@ def _others_find(s: JobEconomics) -> Fraction:
 
 
 def _copying(s: JobEconomics, strategy: Trainer) -> Fraction:
-    """The gain of copying another auditor's challenge without a replay.
-
-    At best the copy is paid in place of the original.
-    """
+    """The gain of copying another auditor's challenge without a replay: the copy ends after the original, unpaid."""
     claimed = ZERO if s.proven else Fraction(s.fee)
     along = s.costs.prosecution + s.capital(s.challenger_stake, s.game_seconds)
     if strategy is Trainer.NAIVE:
-        won = s.mirror * (0 if s.oldest_paid else s.prover_part) - (1 - s.mirror) * s.costs.reclaim
-        return claimed + _others_find(s) * (won - along - s.costs.withdraw)
-    if strategy is Trainer.HONEST:
-        alarm = 1 - (1 - s.audit_probability * s.false_alarm) ** max(s.auditors - 1, 0)
-        return claimed - alarm * (along + s.challenger_stake)
+        return claimed - _others_find(s) * (along + s.costs.reclaim + s.costs.withdraw)
     return ZERO if strategy is Trainer.SELF else claimed  # the other games are over before a copy could be made
 
 
@@ -322,7 +311,7 @@ def threshold(s: JobEconomics, strategy: Trainer) -> Fraction | None:
     """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
 
     For a naive cheat, for instance: P* = (G + V - g) / (R + T + V(1-k) + gas of a lost game - ...). A payoff is linear
-    in P, so it is computed from the two ends. False alarms are those of the given job.
+    in P, so it is computed from the two ends.
     """
     never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
     honest = trainer_payoff(s, Trainer.HONEST)

@@ -108,18 +108,17 @@ def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) 
 
 
 def least_fee(s: JobEconomics, profit: Fraction) -> int:
-    """The fee for an audit that was made: compute and the cost of false alarms, with the profit added."""
-    lost = s.costs.prosecution + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds) + s.second_replay
-    return rounded_up((s.replay + s.false_alarm * lost) * (1 + profit))
+    """The fee for an audit that was made: compute, with the profit added."""
+    return rounded_up(s.replay * (1 + profit))
 
 
 def least_decoys(s: JobEconomics, profit: Fraction) -> Fraction | None:
-    """The share e of decoys for which e d (first (W + J - gas) - a) pays replay and profit; None if there is none.
+    """The share e of decoys for which e d (first (W - gas) - a) pays replay and profit; None if there is none.
 
     A decoy with one false segment among those that an audit may draw is the easiest to overlook, so x = 1 here.
     """
     at = replace(s, tampered=1)
-    won = at.prover_part + at.jackpot - at.costs.challenge - at.costs.withdraw
+    won = at.prover_part - at.costs.challenge - at.costs.withdraw
     gain = at.detection * (first_share(at) * won - at.second_replay)
     share = at.replay * (1 + profit) / gain if gain > 0 else Fraction(2)
     return share if share <= 1 else None
