@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiebreak.engine.logged.element_order import ElementOrder, joined
+from tiebreak.engine.logged.encoding import ElementOrder, joined
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiebreak.engine.logged import encoding
-from tiebreak.engine.logged.element_order import ElementOrder
 from tiebreak.engine.logged.encoding import (
     BLOCK,
     HEADER_BYTES,
+    ElementOrder,
     decode_sparse,
     encode_sparse,
     max_sparse_bytes,

@@ -14,30 +14,16 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, Run
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, VerificationError
-from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
 
-class LogSource(Protocol):
+class LogSource(Run, Protocol):
     """The holder of a run's logs: the files in its directory, perhaps a stranger's."""
-
-    @property
-    def path(self) -> object:
-        """The location, for messages."""
-
-    @property
-    def job(self) -> Job:
-        """The signed job."""
-
-    @property
-    def program(self) -> Program:
-        """The job's program."""
 
     def step_log(self, step: int) -> StepLog:
         """The log of a step. Raises `VerificationError` for one that is missing or impossible for the program."""

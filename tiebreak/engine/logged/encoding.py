@@ -13,7 +13,8 @@ The format cannot express an element that appears twice, out of order, or in an 
 input, decoding allocates no more than the entries, once more those of one value, and a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from typing import BinaryIO, Final
 
@@ -21,10 +22,10 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from tiebreak.engine.logged.element_order import ElementOrder, joined
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import sum_kind
 from tiebreak.protocol.program.step_log import Entries, Integers, LogError, Mask, StepLog
 
 FORMAT: Final = 1
@@ -36,6 +37,51 @@ _WINDOW: Final = 1 << 16
 """The largest window that a frame may ask for: that of the largest part."""
 _Gaps = NDArray[np.uint64]
 _Block = tuple[Integers, Mask]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ElementOrder:
+    """All elements of all logged sums of a program in one sequence, in program order: the order of entries in files.
+
+    The k-th logged sum is value `values[k]`; its elements have places `starts[k]` to `starts[k + 1] - 1`.
+    """
+
+    values: Integers
+    starts: Integers
+
+    @classmethod
+    def of(cls, program: Program) -> "ElementOrder":
+        """The order of a program. The limits on programs keep the number of elements below 2^60."""
+        logged = [(value, body.numel) for value, body in enumerate(program.body) if sum_kind(body) is not None]
+        starts = np.zeros(len(logged) + 1, dtype=np.int64)
+        np.cumsum([numel for _, numel in logged], out=starts[1:])
+        return cls(np.array([value for value, _ in logged], dtype=np.int64), starts)
+
+    @property
+    def total(self) -> int:
+        """The number of elements in all."""
+        return int(self.starts[-1])
+
+    def start(self, value: int) -> int:
+        """The place of a logged sum's first element."""
+        return int(self.starts[np.searchsorted(self.values, value)])
+
+    def split(self, place: Integers, up: Mask) -> Iterator[tuple[int, Entries]]:
+        """Splits entries by place, ascending, into entries by value."""
+        sums = np.searchsorted(self.starts, place, side="right") - 1
+        first = np.flatnonzero(np.diff(sums, prepend=-1))
+        for a, b in zip(first.tolist(), [*first[1:].tolist(), len(place)], strict=False):
+            k = int(sums[a])
+            # The directions are copied because a view would keep the whole array alive.
+            yield int(self.values[k]), Entries(place[a:b] - self.starts[k], up[a:b].copy())
+
+
+def joined(pieces: Sequence[Entries]) -> Entries:
+    """Joins consecutive pieces of one value's entries."""
+    if len(pieces) == 1:
+        return pieces[0]
+    elements = np.concatenate([piece.elements for piece in pieces])
+    return Entries(elements, np.concatenate([piece.up for piece in pieces]))
 
 
 def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:

@@ -191,8 +191,7 @@ class _SegmentAuditor:
         self._on_step = on_step
         self._kept = kept_steps(run, len(records))
         self._logs = logs
-        self._at: int | None = None
-        self._state: State = {}
+        self._held: tuple[int, State] = (-1, {})
 
     def run(self) -> SegmentAudit:
         started = time.perf_counter()
@@ -207,50 +206,43 @@ class _SegmentAuditor:
     def _one(self, checkpoint: int, data: State) -> bool:
         """Replays from a state before the segment to its end; returns whether all records on the way are true."""
         job = self._run.job
-        self._go_to(job.first_step(checkpoint) - 1)
-        assert self._at is not None  # _go_to has just set it
-        numbers = range(self._at + 1, job.last_step(checkpoint) + 1)
-        for done in steps(self._interpreter, self._state, data, numbers, sums=self._logs.before):  # (4)
-            self._at, result, _ = done
-            self._state = result.state
-            self._logs.after(self._at)
+        self._held = self._start(job.first_step(checkpoint) - 1)
+        numbers = range(self._held[0] + 1, job.last_step(checkpoint) + 1)
+        for step, result, _ in steps(self._interpreter, self._held[1], data, numbers, sums=self._logs.before):  # (4)
+            self._held = step, result.state
+            self._logs.after(step)
             self._audit.steps += 1
             self._on_step(self._audit.steps, result.loss)
-            if self._at == job.last_step(job.checkpoint_of(self._at)) and not self._compare(result.loss_bits):
-                return False
+            reached = job.checkpoint_of(step)
+            if step == job.last_step(reached):
+                report = SegmentReport(
+                    checkpoint=reached, first_step=job.first_step(reached), last_step=step,
+                    committed=self._records[reached],
+                    replayed=make_record(step, result.state, result.loss_bits, self._logs.log_root(reached)),
+                )  # fmt: skip
+                self._audit.checked.append(report)
+                if not report.agrees:  # (5)
+                    return False
         return True
 
-    def _compare(self, loss_bits: int) -> bool:  # (5)
-        assert self._at is not None  # a step was computed
-        job = self._run.job
-        checkpoint = job.checkpoint_of(self._at)
-        log_root = self._logs.log_root(checkpoint)
-        report = SegmentReport(
-            checkpoint=checkpoint,
-            first_step=job.first_step(checkpoint),
-            last_step=self._at,
-            committed=self._records[checkpoint],
-            replayed=make_record(self._at, self._state, loss_bits, log_root),
-        )
-        self._audit.checked.append(report)
-        return report.agrees
-
-    def _go_to(self, step: int) -> None:
-        """Loads the nearest good state at or before a step, unless the state in memory is at least as near."""
+    def _start(self, step: int) -> tuple[int, State]:
+        """The nearest good state at or before a step, and its step: the state in memory, or a nearer one on disk."""
+        held = self._held[0]
         for kept in reversed(self._kept[: bisect_right(self._kept, step)]):
-            if self._at is not None and kept <= self._at <= step:
-                return
+            if kept <= held <= step:
+                break
             state = self._good_state(kept)
             if state is not None:
-                self._at, self._state = kept, state
                 self._audit.starts.append(kept)
-                return
-        if self._at is None or self._at > step:
+                return kept, state
+        if not 0 <= held <= step:
             raise CannotCheck(f"expected a state at or before step {step} that is what was committed, got none")
+        return self._held
 
     def _good_state(self, step: int) -> State | None:  # (2)
         """The trainer's state after a step, on the device, or None if it does not match its record."""
-        expected = self._run.job.initial_state_root if step == 0 else self._record_of(step).state_root
+        job = self._run.job
+        expected = self._records[job.checkpoint_of(step)].state_root if step else job.initial_state_root
         try:
             tensors = self._run.state(step, expected)
         except VerificationError:
@@ -258,9 +250,6 @@ class _SegmentAuditor:
             self._kept = [kept for kept in self._kept if kept != step]
             return None
         return self._interpreter.to_device(tensors)
-
-    def _record_of(self, step: int) -> StepRecord:
-        return self._records[self._run.job.checkpoint_of(step)]
 
 
 def draw_segments(total: int, sample: int, seed: bytes, run_root: Digest) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import identity, tensor_bytes
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, Sums
-from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
+from tiebreak.engine.run.logs import NO_LOGS, Logs, Run, check_logs
 from tiebreak.engine.run.loop import Done, steps
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
@@ -30,20 +30,8 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
 
-class Source(Protocol):
-    """The parts of a run that evidence needs: a run directory, or a stand-in for one."""
-
-    @property
-    def job(self) -> Job:
-        """The signed job."""
-
-    @property
-    def program(self) -> Program:
-        """The job's program."""
-
-    @property
-    def path(self) -> object:
-        """The location, for messages."""
+class Source(Run, Protocol):
+    """The parts of a run that evidence needs."""
 
     def records(self) -> list[StepRecord]:
         """The records of the checkpoints so far."""

@@ -14,6 +14,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
 MAX_FINDINGS: Final = 100
@@ -75,6 +76,22 @@ class LogReport:
             self.missing += 1
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
+
+
+class Run(Protocol):
+    """What identifies a run: a run directory, or a stand-in for one."""
+
+    @property
+    def path(self) -> object:
+        """The location, for messages."""
+
+    @property
+    def job(self) -> Job:
+        """The signed job."""
+
+    @property
+    def program(self) -> Program:
+        """The job's program."""
 
 
 class Logs(Protocol):

@@ -23,7 +23,7 @@ from functools import cache
 from itertools import product
 from math import prod
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -119,7 +119,7 @@ def qualify(arithmetic: Arithmetic) -> Report:
     started = perf_counter()
     operations: dict[str, int] = {}
     precision = arithmetic.options.precision
-    large = () if arithmetic.device.type == "cpu" else _large_vectors(precision)
+    large = () if arithmetic.device.type == "cpu" else _vectors(precision, large=True)
     for case, right in (*_vectors(precision), *large):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     return Report(
@@ -198,15 +198,9 @@ def _elements(tensor: Tensor) -> list[int]:
 
 
 @cache
-def _vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
-    """Every case with its right answers, computed once per process."""
-    return tuple((case, _right(case, precision)) for case in _cases())
-
-
-@cache
-def _large_vectors(precision: int) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
-    """A matrix product large enough that a vendor's library may emulate FP64 with smaller formats."""
-    return tuple((case, _right(case, precision)) for case in (_large_product(),))
+def _vectors(precision: int, *, large: bool = False) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
+    """Every case, or the large one, with its right answers, which are computed once per process."""
+    return tuple((case, _right(case, precision)) for case in (_large_products() if large else _cases()))
 
 
 def _right(case: _Case, precision: int) -> tuple[int, ...]:
@@ -246,22 +240,23 @@ def _maps() -> Iterator[_Case]:
             operands = tuple((t, tuple(row[o] for row in grid)) for o, t in enumerate(types))
             accesses = tuple(Access(o, 0, (1,)) for o in range(len(types)))
             name = f"map {function.name.lower()} {'*'.join(t.name for t in types)} to {result.name}"
-            yield _Case(name, _map(function, result, (count,), accesses), operands)
+            yield _Case(name, _one(Opcode.MAP, result, (count,), *accesses, function=function), operands)
             if len(types) == 2:
                 shape = tuple(map(len, edges))
                 spread = (Access(0, 0, (1, 0)), Access(1, 0, (0, 1)))
-                yield _Case(name, _map(function, result, shape, spread), tuple(zip(types, edges, strict=True)))
+                i = _one(Opcode.MAP, result, shape, *spread, function=function)
+                yield _Case(name, i, tuple(zip(types, edges, strict=True)))
 
 
-def _map(function: MapFunction, result: DType, shape: tuple[int, ...], operands: tuple[Access, ...]) -> Instruction:
-    return Instruction(opcode=Opcode.MAP, function=function, dtype=result, shape=shape, operands=operands)
+def _one(opcode: Opcode, dtype: DType, shape: tuple[int, ...], *operands: Access, **more: Any) -> Instruction:
+    return Instruction(opcode=opcode, dtype=dtype, shape=shape, operands=operands, **more)
 
 
 def _transcendentals() -> Iterator[_Case]:
     near_one = tuple(exponent << 23 | fraction for exponent in range(100, 136, 3) for fraction in (0, 0x123456))
     x = (*_draw(40, 1), *near_one, *(n | _SIGN for n in near_one))
     for function in (*sorted(TRANSCENDENTALS), MapFunction.SQRT):
-        i = _map(function, DType.F32, (len(x),), (Access(0, 0, (1,)),))
+        i = _one(Opcode.MAP, DType.F32, (len(x),), Access(0, 0, (1,)), function=function)
         yield _Case(f"map {function.name.lower()}", i, ((DType.F32, x),))
 
 
@@ -279,9 +274,7 @@ def _rows(width: int, seed: int) -> tuple[int, ...]:
 def _reduce(
     function: ReduceFunction, dtype: DType, shape: tuple[int, ...], reduction: tuple[int, ...], *operands: Access
 ) -> Instruction:
-    return Instruction(
-        opcode=Opcode.REDUCE, function=function, dtype=dtype, shape=shape, reduction=reduction, operands=operands
-    )
+    return _one(Opcode.REDUCE, dtype, shape, *operands, function=function, reduction=reduction)
 
 
 def _sums() -> Iterator[_Case]:
@@ -320,26 +313,14 @@ def _products() -> Iterator[_Case]:
             for k in range(width)
             for c in range(columns)
         ]
-        i = _reduce(
-            ReduceFunction.SUM,
-            DType.F32,
-            (rows, columns),
-            (width,),
-            Access(0, 0, (width, 0, 1)),
-            Access(1, 0, (0, 1, columns)),
-        )
+        accesses = Access(0, 0, (width, 0, 1)), Access(1, 0, (0, 1, columns))
+        i = _reduce(ReduceFunction.SUM, DType.F32, (rows, columns), (width,), *accesses)
         chosen = tuple(r * columns + c for r in range(rows) for c in {0, 1, 2, columns - 1})
         yield _Case("reduce sum of products", i, ((DType.F32, left), (DType.F32, tuple(right))), chosen)
     # A convolution: overlapping views, a batch dim, a reversed filter.
     image, filters = _draw(2 * 2 * 36, 11), _draw(3 * 2 * 9, 12)
-    i = _reduce(
-        ReduceFunction.SUM,
-        DType.F32,
-        (2, 3, 4, 4),
-        (2, 3, 3),
-        Access(0, 0, (72, 0, 6, 1, 36, 6, 1)),
-        Access(1, 8, (0, 18, 0, 0, 9, -3, -1)),
-    )
+    accesses = Access(0, 0, (72, 0, 6, 1, 36, 6, 1)), Access(1, 8, (0, 18, 0, 0, 9, -3, -1))
+    i = _reduce(ReduceFunction.SUM, DType.F32, (2, 3, 4, 4), (2, 3, 3), *accesses)
     yield _Case("reduce sum of products", i, ((DType.F32, image), (DType.F32, filters)))
     # Neither side has a dim of its own: a product row by row.
     flat = _rows(48, 5)
@@ -347,8 +328,11 @@ def _products() -> Iterator[_Case]:
     yield _Case("reduce sum of products", i, ((DType.F32, flat), (DType.F32, tuple(_ONE for _ in flat))))
 
 
-def _large_product() -> _Case:
-    """Hard and cancelling rows, repeated many times, times columns of ones, powers of two and drawn numbers."""
+def _large_products() -> Iterator[_Case]:
+    """Hard and cancelling rows, repeated many times, times columns of ones, powers of two and drawn numbers.
+
+    Large enough that a vendor's library may emulate FP64 with smaller formats.
+    """
     width, columns, copies = 1024, 512, 28
     drawn = _draw(width // 2, width)
     once = (*_rows(width, 3), *drawn, *(bits ^ _SIGN for bits in drawn))
@@ -362,7 +346,7 @@ def _large_product() -> _Case:
     i = _reduce(ReduceFunction.SUM, DType.F32, (rows * copies, columns), (width,), *accesses)
     first, last = range(rows), range(rows * (copies - 1), rows * copies)
     chosen = tuple(r * columns + c for r in (*first, *last) for c in (0, 1, 2, columns - 1))
-    return _Case("reduce sum of products (large)", i, ((DType.F32, once * copies), (DType.F32, right)), chosen)
+    yield _Case("reduce sum of products (large)", i, ((DType.F32, once * copies), (DType.F32, right)), chosen)
 
 
 def _scatters() -> Iterator[_Case]:
@@ -373,26 +357,15 @@ def _scatters() -> Iterator[_Case]:
     count = len(terms)
     source, index = tuple(bits for _, bits in terms), tuple(n for n, _ in terms)
     for width in (1, 6):
-        i = Instruction(
-            opcode=Opcode.SCATTER_SUM,
-            dtype=DType.F32,
-            shape=(len(_HARD_ROWS), width),
-            reduction=(count,),
-            operands=(Access(0, 0, (0, 0, 1)), Access(1, 0, (0, 0, 1))),
-            params=ScatterParams(match=(1, 0)),
-        )
+        i = _one(
+            Opcode.SCATTER_SUM, DType.F32, (len(_HARD_ROWS), width), Access(0, 0, (0, 0, 1)), Access(1, 0, (0, 0, 1)),
+            reduction=(count,), params=ScatterParams(match=(1, 0)),
+        )  # fmt: skip
         yield _Case("scatter_sum", i, ((DType.F32, source), (DType.I64, index)))
 
 
 def _extremes() -> Iterator[_Case]:
-    rows = (
-        (0x80000000, 0),
-        (0, 0x80000000),
-        (0x7FC00000, 0x7F800000),
-        (1, 0x7FC00000),
-        (0xFF800000, 0xFF800000),
-        (3, 3),
-    )
+    rows = ((_SIGN, 0), (0, _SIGN), (0x7FC00000, _INFINITY), (1, 0x7FC00000), (_INFINITY | _SIGN,) * 2, (3, 3))
     x = tuple(bits for row in rows for k in range(20) for bits in row)
     for function, dtype in ((ReduceFunction.MAX, DType.F32), (ReduceFunction.ARGMAX, DType.I64)):
         name = f"reduce {function.name.lower()}"
@@ -406,53 +379,26 @@ def _extremes() -> Iterator[_Case]:
 def _selections() -> Iterator[_Case]:
     for dtype, table in ((DType.F32, _draw(24, 3)), (DType.I64, tuple(range(24))), (DType.BOOL, (0, 1, 1) * 8)):
         for strides in ((0, 1), (1, 0)):  # whole rows, single elements
-            i = Instruction(
-                opcode=Opcode.GATHER,
-                dtype=dtype,
-                shape=(7, 4),
-                operands=(Access(0, 0, strides), Access(1, 0, (1, 0))),
-                params=GatherParams(index_stride=4, bound=4),
-            )
+            params = GatherParams(index_stride=4, bound=4)
+            i = _one(Opcode.GATHER, dtype, (7, 4), Access(0, 0, strides), Access(1, 0, (1, 0)), params=params)
             yield _Case("gather", i, ((dtype, table), (DType.I64, (3, 0, 3, -1, 4, 1, -(1 << 63)))))
         for function in WindowFunction:
             shape, fill = (5, 4), 1 if function == WindowFunction.FILL else 0
-            params = WindowParams(lo=(1, 0), hi=(5, 4), step=(2, 1), fill=fill)
-            outside = (Access(1, 0, row_major(shape)),)[:function]
-            i = Instruction(
-                opcode=Opcode.WINDOW,
-                function=function,
-                dtype=dtype,
-                shape=shape,
-                operands=(Access(0, 7, (-4, 1)), *outside),
-                params=params,
-            )
+            box = WindowParams(lo=(1, 0), hi=(5, 4), step=(2, 1), fill=fill)
+            accesses = (Access(0, 7, (-4, 1)), Access(1, 0, row_major(shape)))[: 1 + function]
+            i = _one(Opcode.WINDOW, dtype, shape, *accesses, function=function, params=box)
             yield _Case("window", i, ((dtype, table), (dtype, table[::-1][: prod(shape)]))[: 1 + function])
-    i = Instruction(
-        opcode=Opcode.IOTA,
-        dtype=DType.I64,
-        shape=(3, 5),
-        params=IotaParams(offset=(1 << 63) - 3, strides=(1, -(1 << 63))),
-    )
-    yield _Case("iota", i, ())
+    wrapping = IotaParams(offset=(1 << 63) - 3, strides=(1, -(1 << 63)))
+    yield _Case("iota", _one(Opcode.IOTA, DType.I64, (3, 5), params=wrapping), ())
 
 
 def _draws() -> Iterator[_Case]:
     zeros = ((DType.I64, (-5,)), (DType.I64, ((1 << 40) + 3,)))
-    i = Instruction(
-        opcode=Opcode.RANDOM,
-        dtype=DType.F32,
-        shape=(11, 13),
-        operands=(Access(0, 0, (0, 0)), Access(1, 0, (0, 0))),
-        params=RandomParams(stream=(1 << 32) - 1),
-    )
+    same = Access(0, 0, (0, 0)), Access(1, 0, (0, 0))
+    i = _one(Opcode.RANDOM, DType.F32, (11, 13), *same, params=RandomParams(stream=(1 << 32) - 1))
     yield _Case("random", i, zeros)
     for n in (1, 5, 60, 1 << 40):
         index = (*range(min(n, 30)), n - 1, n, -1)
-        i = Instruction(
-            opcode=Opcode.SHUFFLE,
-            dtype=DType.I64,
-            shape=(len(index),),
-            operands=(Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,))),
-            params=ShuffleParams(n=n, stream=9),
-        )
+        accesses = Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,))
+        i = _one(Opcode.SHUFFLE, DType.I64, (len(index),), *accesses, params=ShuffleParams(n=n, stream=9))
         yield _Case("shuffle", i, ((DType.I64, index), *zeros))
