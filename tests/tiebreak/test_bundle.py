@@ -122,14 +122,17 @@ def test_other_tensors_than_the_program_names(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format 1, got 2"),
-        ({"steps": "4"}, "steps of type int"),
-        ({"steps": True}, "steps of type int"),
-        ({"steps": 0}, "checkpoint interval"),
-        ({"extra": 1}, "expected the fields"),
-        ({"data_root": "00"}, "expected data_root"),
-        ({"program_root": "00"}, "expected program_root"),
-        ({"initial_state_root": "00"}, "expected initial_state_root"),
+        ({"format": 2}, "format: expected an integer from 1 to 1, got '2'"),
+        ({"steps": "4"}, "steps: expected an integer from 1 to"),
+        ({"steps": True}, "steps: expected an integer from 1 to"),
+        ({"steps": 0}, "steps: expected an integer from 1 to"),
+        ({"steps": 1}, "1 <= checkpoint interval <= 1, got 2"),
+        ({"name": 1}, "name: expected text"),
+        ({"extra": 1}, "expected no other fields, got 'extra'"),
+        ({"data_root": "00"}, "data_root: expected [0-9a-f]{64}, the root of .*data.safetensors, got '00'"),
+        ({"data_root": 0}, "data_root: expected [0-9a-f]{64}, the root of .*data.safetensors, got '0'"),
+        ({"program_root": "00"}, "program_root: expected"),
+        ({"initial_state_root": "00"}, "initial_state_root: expected"),
     ],
 )
 def test_a_manifest_that_does_not_fit(copy: Path, change: dict[str, object], message: str) -> None:

@@ -29,7 +29,7 @@ from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES, decoded
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.strict_json import JsonObject
 
 PROGRAM: Final = "program.tbp"
 STATE: Final = "state.safetensors"
@@ -37,15 +37,7 @@ DATA: Final = "data.safetensors"
 MANIFEST: Final = "bundle.json"
 MAX_DEPTH: Final = 2
 FORMAT: Final = 1
-_FIELDS: Final = {
-    "format": int,
-    "name": str,
-    "steps": int,
-    "checkpoint_interval": int,
-    "program_root": str,
-    "initial_state_root": str,
-    "data_root": str,
-}
+MAX_STEPS: Final = (1 << 64) - 1
 MAX_MANIFEST_BYTES: Final = 4096
 """A manifest takes about 400 bytes. A limit is needed because deeply nested JSON can exhaust its parser's C stack."""
 
@@ -136,40 +128,26 @@ def load_bundle(folder: Path) -> Bundle:
         raise StateError(f"expected a captured job in {folder}, got no {MANIFEST}; make one with `tiebreak capture`")
     with Folder(folder) as files:
         files.check()
-        manifest = _manifest(folder / MANIFEST, files.read(MANIFEST, MAX_MANIFEST_BYTES))
+        manifest = JsonObject.parse(str(folder / MANIFEST), files.read(MANIFEST, MAX_MANIFEST_BYTES), MAX_DEPTH)
+        manifest.integer("format", FORMAT, FORMAT)
+        if unchecked := "unchecked" in manifest:
+            manifest.take("unchecked", "true, or no such field", lambda found: found is True)
         program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
         bundle = Bundle(
-            name=manifest["name"],
-            steps=manifest["steps"],
-            checkpoint_interval=manifest["checkpoint_interval"],
+            name=manifest.text("name"),
+            steps=manifest.integer("steps", 1, MAX_STEPS),
+            checkpoint_interval=manifest.integer("checkpoint_interval", 1, MAX_STEPS),
             program=program,
             state=read_tensors(files, STATE, program.state_spec()),
             data=map_tensors(files, DATA, program.data_spec()),
-            checked="unchecked" not in manifest,
+            checked=not unchecked,
         )
     for (name, root), file in zip(bundle.roots().items(), (PROGRAM, STATE, DATA), strict=True):
-        if manifest[name] != root:
-            raise EncodingError(f"{folder / MANIFEST}: expected {name} {root} of {folder / file}, got {manifest[name]}")
+        manifest.same(name, root, f", the root of {folder / file}")
+    manifest.finish()
     return bundle
 
 
 def read_program(path: Path) -> Program:
     """Reads a captured program. Raises `VerificationError` for a file that is too large or is none."""
     return decoded(path, Program.decode, read_file(path, MAX_PROGRAM_BYTES))
-
-
-def _manifest(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        manifest = parse_json(data, MAX_DEPTH)
-    except ValueError as error:
-        raise EncodingError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(manifest, dict) or manifest.keys() - {"unchecked"} != _FIELDS.keys():
-        raise EncodingError(f"{path}: expected the fields {sorted(_FIELDS)}, got others")
-    for field, kind in _FIELDS.items():
-        if type(manifest[field]) is not kind:
-            raise EncodingError(f"{path}: expected {field} of type {kind.__name__}, got {manifest[field]!r}")
-    if manifest["format"] != FORMAT:
-        raise EncodingError(f"{path}: expected format {FORMAT}, got {manifest['format']}")
-    if manifest.get("unchecked", True) is not True:
-        raise EncodingError(f"{path}: expected unchecked to be true or absent, got {manifest['unchecked']!r}")
-    return manifest

@@ -165,12 +165,12 @@ class Trainer:
             saved = JsonObject.parse(str(folder / SAVED), files.read(SAVED, MAX_SAVED_BYTES), 1)
         saved.integer("format", FORMAT, FORMAT)
         for name, root in self._roots.items():
-            if (found := _text(saved, name)) != root:
+            if (found := saved.text(name)) != root:
                 raise ConfigurationError(
                     f"{folder}: expected {name} {root} of this model, data and settings, got {found}; choose another "
                     "directory"
                 )
-        step, state_root = saved.integer("step", 0, self.steps), _text(saved, "state_root")
+        step, state_root = saved.integer("step", 0, self.steps), saved.text("state_root")
         saved.finish()
         state_file, losses_file = _files(step)
         with Folder(folder) as files:
@@ -220,7 +220,3 @@ def _state_root(state: State) -> str:
 
 def _files(step: int) -> tuple[str, str]:
     return f"state-{step:012d}.safetensors", f"losses-{step:012d}.safetensors"
-
-
-def _text(saved: JsonObject, name: str) -> str:
-    return str(saved.take(name, "text", lambda found: isinstance(found, str)))

@@ -49,13 +49,28 @@ class JsonObject:
         found: int = self.take(key, f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high)
         return found
 
+    def text(self, key: str, pattern: str = "(?s:.*)", expected: str = "text") -> str:
+        """The value of a key, a string that matches a regular expression wholly. expected: describes that in words."""
+        found: str = self.take(key, expected, lambda x: isinstance(x, str) and re.fullmatch(pattern, x) is not None)
+        return found
+
+    def same(self, key: str, value: Any, source: str = "") -> None:
+        """Takes a field that must hold this value. source: says where it comes from."""
+        self.take(key, f"{value}{source}", lambda found: found == value)
+
     def is_null(self, key: str) -> bool:
         """Takes the field if it is null."""
         return key in self._left and self._left[key] is None and self._left.pop(key) is None
 
     def inner(self, key: str) -> "JsonObject":
         """The object in a field. Messages about it name this object and the field."""
-        return JsonObject(f"{self._name}, {key}", self.take(key, "an object", lambda x: isinstance(x, dict)))
+        return JsonObject(
+            f"{self._name}, {key[:_MAX_SHOWN]}", self.take(key, "an object", lambda x: isinstance(x, dict))
+        )
+
+    def objects(self) -> dict[str, "JsonObject"]:
+        """All fields that are left, each of which must be an object, by name."""
+        return {key: self.inner(key) for key in list(self._left)}
 
     def finish(self) -> None:
         """Raises an error if a field was not taken."""

@@ -24,7 +24,7 @@ from tiebreak.engine.data.disk import StorageError, read_file, write_file
 from tiebreak.engine.data.elements import Array, Element
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
-from tiebreak.protocol.strict_json import parse_json
+from tiebreak.protocol.strict_json import JsonObject
 
 MANIFEST: Final = "arrays.json"
 FORMAT: Final = 1
@@ -143,7 +143,7 @@ def _manifest(made: Import) -> str:
 
 def open_folder(folder: Path | str) -> dict[str, ArrayFile]:
     """The arrays of an import, by name. Raises `EncodingError` if the files do not match the manifest."""
-    return {name: _open_one(Path(folder), name, entry) for name, entry in _entries(Path(folder)).items()}
+    return {name: array for name, (array, _) in _listed(Path(folder)).items()}
 
 
 def load_arrays(folder: Path | str) -> dict[str, Tensor]:
@@ -152,39 +152,32 @@ def load_arrays(folder: Path | str) -> dict[str, Tensor]:
     Do not write into them. Each array is checked against its id in the manifest; from the second time on, the cache
     answers this check.
     """
-    entries, cache = _entries(Path(folder)), FactsCache()
-    arrays = {name: _open_one(Path(folder), name, entry) for name, entry in entries.items()}
-    for name, array in arrays.items():
-        found = examine(array, cache=cache).identity.hex()
-        if found != entries[name]["identity"]:
-            raise EncodingError(f"{array}: expected id {entries[name]['identity']}, got {found}; import it again")
-    return {name: array.tensor() for name, array in arrays.items()}
+    listed, cache = _listed(Path(folder)), FactsCache()
+    for array, identity in listed.values():
+        if (found := examine(array, cache=cache).identity.hex()) != identity:
+            raise EncodingError(f"{array}: expected id {identity}, got {found}; import it again")
+    return {name: array.tensor() for name, (array, _) in listed.items()}
 
 
-def _entries(folder: Path) -> dict[str, Any]:
+def _listed(folder: Path) -> dict[str, tuple[ArrayFile, str]]:
+    """The arrays that the manifest lists and the ids that it gives them, by name."""
     path = folder / MANIFEST
     if not path.exists():
         raise StateError(f"expected imported arrays in {folder}, got no {MANIFEST}; see `tiebreak data import`")
-    try:
-        manifest = parse_json(read_file(path, MAX_MANIFEST_BYTES), MAX_DEPTH)
-    except ValueError as error:
-        raise EncodingError(f"{path}: expected the manifest of an import, got something else: {error}") from error
-    if not isinstance(manifest, dict) or manifest.keys() != {"format", "arrays", "source"}:
-        raise EncodingError(f"{path}: expected format, arrays and source, got something else")
-    if manifest["format"] != FORMAT or not isinstance(manifest["arrays"], dict):
-        raise EncodingError(
-            f"{path}: expected arrays by name in format {FORMAT}, got format {manifest['format']!r:.20}"
-        )
-    return dict(manifest["arrays"])
-
-
-def _open_one(folder: Path, name: str, entry: Any) -> ArrayFile:
-    what = f"{folder / MANIFEST}, {name[:100]}"
-    if not NAME.fullmatch(name) or not isinstance(entry, dict):
-        raise EncodingError(f"{what}: expected an array by name, got something else")
-    if entry.keys() != {"file", "element", "shape", "identity"} or entry["file"] != f"{name}.npy":
-        raise EncodingError(f"{what}: expected the file {name}.npy with element, shape and identity")
-    array = open_npy(folder / f"{name}.npy")
-    if (str(array.element), list(array.shape)) != (entry["element"], entry["shape"]) or array.committed is None:
-        raise EncodingError(f"{what}: expected {entry['element']} {entry['shape']}, got {array.element} {array.shape}")
-    return array
+    manifest, found = JsonObject.parse(str(path), read_file(path, MAX_MANIFEST_BYTES), MAX_DEPTH), {}
+    manifest.integer("format", FORMAT, FORMAT)
+    manifest.inner("source")  # for people
+    for name, entry in manifest.inner("arrays").objects().items():
+        if not NAME.fullmatch(name):
+            raise EncodingError(f"{path}: expected a name like {NAME.pattern}, got {name[:100]!r}")
+        file = f"{name}.npy"
+        entry.same("file", file)
+        array = open_npy(folder / file)
+        entry.same("element", str(array.element), f", as in {file}")
+        entry.same("shape", list(array.shape), f", as in {file}")
+        if array.committed is None:
+            raise EncodingError(f"{path}: expected little-endian F32, I64 or BOOL in {file}, got {array.element}")
+        found[name] = array, entry.text("identity")
+        entry.finish()
+    manifest.finish()
+    return found

@@ -8,7 +8,6 @@ is not cached. Anyone who can write into the cache can forge an id, so the cache
 
 import json
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -36,7 +35,6 @@ SETTLED_NS: Final = 2_000_000_000
 """Two writes closer together than this may carry the same time: the coarsest file system counts in 2 s."""
 MAX_ENTRY_BYTES: Final = 1024
 """An entry has about 200 bytes."""
-_HEX: Final = re.compile("[0-9a-f]{64}")
 MAX_ENTRIES: Final = 4096
 
 OnBytes = Callable[[int], None]
@@ -65,8 +63,8 @@ class FactsCache:
             if not self._is_private():
                 return None
             entry = JsonObject.parse(str(path), read_file(path, MAX_ENTRY_BYTES), 1)
-            entry.take("key", key, lambda found: found == key)
-            identity = entry.take("identity", "64 hex digits", lambda x: isinstance(x, str) and bool(_HEX.fullmatch(x)))
+            entry.same("key", key)
+            identity = entry.text("identity", "[0-9a-f]{64}", "64 hex digits")
             not_finite = entry.integer("not_finite", 0, MAX_NUMEL)
             entry.finish()
         except (OSError, EncodingError):

@@ -4,7 +4,6 @@ It is a JSON object: version 1, chainId, deployer, contracts: {name: {address, b
 Addresses, transactions and code hashes (keccak-256 of the deployed code) are hexadecimal with 0x.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -80,9 +79,7 @@ def require_chain(chain: Chain, chain_id: int) -> None:
 
 
 def _bytes(item: JsonObject, key: str, length: int) -> bytes:
-    digits = re.compile(f"0x[0-9a-f]{{{2 * length}}}")
-    text: str = item.take(key, f"{length} bytes in hexadecimal", lambda x: bool(digits.fullmatch(str(x))))
-    return bytes.fromhex(text[2:])
+    return bytes.fromhex(item.text(key, f"0x[0-9a-f]{{{2 * length}}}", f"{length} bytes in hexadecimal")[2:])
 
 
 def _code_hash(chain: Chain, address: Address) -> bytes:
