@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.chain.duel import NONCES, Duel, new_job, parties
 from tests.chain.support import CLIENT, TRAINER
-from tests.chain.tiny import EVERY, STEPS, Liar, Run, lying_index
+from tests.chain.tiny import EVERY, STEPS, Liar, Run, ordinary_element
 from tests.protocol import runs as logged_runs
 from tests.protocol.logged import SUMS, logged_job, random_logs
 from tiebreak.protocol.chain import Chain
@@ -68,7 +68,7 @@ def random_game(chain: Chain, seed: int, attempts: int) -> Duel:
     job = new_job(EVERY, levels=rng.randrange(1, 6))
     honest = Run(EVERY, job)
     leaf, step = rng.randrange(len(EVERY.program.body)), rng.randrange(1, STEPS + 1)
-    lies = rng.random() < 0.8 and lying_index(honest, step, leaf) is not None
+    lies = rng.random() < 0.8 and ordinary_element(honest, step, leaf) is not None
     run = Liar(EVERY, job, step, leaf) if lies else honest
     return _random_duel(chain, run, honest, rng, attempts)
 

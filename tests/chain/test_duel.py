@@ -7,7 +7,7 @@ import pytest
 
 from tests.chain.duel import Duel, lying_duel, new_job, parties, play
 from tests.chain.support import CHALLENGER, TRAINER, moves_in
-from tests.chain.tiny import EVERY, FUNCTIONS, STEPS, Liar, Run, Setting, lying_index
+from tests.chain.tiny import EVERY, FUNCTIONS, STEPS, Liar, Run, Setting, ordinary_element
 from tests.parts import slow_except
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.game.moves import Phase, Side
@@ -52,7 +52,7 @@ def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) 
     """Every leaf of the program with every kind; the steps take turns, so records come from all three places."""
     job = new_job(EVERY, levels=5)
     steps = [1 + (leaf + k) % STEPS for k in range(STEPS)]
-    step = next(step for step in steps if lying_index(Run(EVERY, job), step, leaf) is not None)
+    step = next(step for step in steps if ordinary_element(Run(EVERY, job), step, leaf) is not None)
     duel = convicted(chain, EVERY, step, leaf, levels=5)
     instruction = EVERY.program.instruction_at(leaf)
     expected = Level.VALUES if instruction.opcode in (Opcode.SOURCE, Opcode.COMMIT) else Level.CHUNKS

@@ -8,7 +8,7 @@ import struct
 from typing import Final
 
 from tests.protocol import runs
-from tests.protocol.runs import EVERY, INTERVAL, STEPS, Setting, Tamper, bend, honest
+from tests.protocol.runs import EVERY, INTERVAL, STEPS, Setting, Tamper, honest, ordinary_element
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import data_tree, state_tree
@@ -26,7 +26,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 
-__all__ = ["EVERY", "FUNCTIONS", "STEPS", "Liar", "Run", "Setting", "lying_index", "make_job"]
+__all__ = ["EVERY", "FUNCTIONS", "STEPS", "Liar", "Run", "Setting", "make_job", "ordinary_element"]
 
 F32, I64 = DType.F32, DType.I64
 WEIGHTS: Final = 300
@@ -124,46 +124,11 @@ class Run(runs.Run):
         super().__init__(job, tamper, first, setting=setting)
 
 
-def flip(data: bytes, at: int, bit: int = 0) -> bytes:
-    """The data with one bit of one byte flipped."""
-    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
-
-
-def lying_index(run: Run, step: int, leaf: int) -> int | None:
-    """The last element of a leaf whose lie an accumulator can hold: no NaN or infinity; None if there is none."""
-    if leaf >= len(run.program.body) or run.program.body[leaf].dtype is not F32:
-        return 0
-    data = run.tensor(step, leaf)
-    words = struct.unpack(f"<{len(data) // 4}I", data)
-    return max((k for k, bits in enumerate(words) if bits & 0x7F800000 != 0x7F800000), default=None)
-
-
-class Liar(Run):
-    """A run that is wrong in one element of one leaf of one step, and in all that follows.
-
-    The lie is the last bit of the precision. The accumulators of that element are bent from leaf `bend_from` on to
-    end in what is claimed. Later losses are changed too: else it may be that nothing committed differs.
-    """
+class Liar(runs.Liar):
+    """A liar of a setting: wrong in the last bit of the precision, in the last element for which it can be."""
 
     def __init__(self, setting: Setting, job: Job, step: int, leaf: int, *, bend_from: int = 0) -> None:
-        program, honest_run = setting.program, Run(setting, job)
-        last, made = len(program.body) - 1, program.instruction_at(leaf)
-        shift = 32 - job.precision if made.dtype is F32 else 0
-        index = lying_index(honest_run, step, leaf)
+        index = ordinary_element(Run(setting, job), step, leaf)
         assert index is not None, "every element is a NaN or infinite"
-        place = index * made.dtype.size + shift // 8
-
-        def tamper(s: int, at: int, data: bytes) -> bytes:
-            if (s, at) == (step, leaf):
-                return flip(data, place, shift % 8)
-            # Another bit than a lie's own, which may carry through to the loss.
-            return flip(data, 1, 5) if at == last and s >= step and leaf <= last else data
-
-        super().__init__(setting, job, tamper, step)
-        self._at, self._bend_from = (step, leaf), bend_from
-
-    def encoded(self, step: int, value: int, index: int) -> list[bytes]:
-        true = super().encoded(step, value, index)
-        if (step, value) != self._at:
-            return true
-        return bend(self, step, value, index, true, self._bend_from)
+        bit = 32 - job.precision if setting.program.instruction_at(leaf).dtype is F32 else 0
+        super().__init__(job, step, leaf, index, bend_from=bend_from, setting=setting, bit=bit, loss_bit=13)

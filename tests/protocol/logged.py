@@ -97,7 +97,7 @@ def moved(at_step: int, at_leaf: int, element: int, bits: int) -> Tamper:
         if (step, leaf) == (at_step, at_leaf):
             return data[: 4 * element] + bits.to_bytes(4, "little") + data[4 * element + 4 :]
         is_loss = step >= at_step and leaf == len(program().body) - 1
-        return flip(data, 0, 4) if is_loss else data
+        return flip(data, 0) if is_loss else data
 
     return tamper
 

@@ -30,7 +30,7 @@ from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Party
 from tiebreak.protocol.program.accumulator import Kind, decode_for, encode
-from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, element, pack, unpack
 from tiebreak.protocol.program.rounding import Direction, Policy, element_rounding
@@ -323,40 +323,44 @@ def duel(
     return played.after
 
 
-def ordinary_element(step: int, value: int) -> int:
-    """The last element of a value in the honest run whose lie an accumulator can hold: no NaN or infinity."""
-    i, data = program().body[value], Run(make_job()).tensor(step, value)
-    if i.dtype.size != 4:
-        return i.numel - 1
-    return max(
-        k for k in range(i.numel) if int.from_bytes(data[4 * k : 4 * k + 4], "little") & 0x7F800000 != 0x7F800000
-    )
+def ordinary_element(run: Run, step: int, leaf: int) -> int | None:
+    """The last element of a leaf whose lie an accumulator can hold: no NaN or infinity; None if there is none."""
+    body = run.program.body
+    if leaf >= len(body):
+        return 0
+    if body[leaf].dtype is not DType.F32:
+        return body[leaf].numel - 1
+    words = unpack(DType.F32, run.tensor(step, leaf))
+    return max((k for k, bits in enumerate(words) if bits & 0x7F800000 != 0x7F800000), default=None)
 
 
-def flip(data: bytes, element_index: int, size: int) -> bytes:
-    """The data with the lowest bit of one element flipped."""
+def flip(data: bytes, bit: int) -> bytes:
+    """The data with one bit flipped, counted from the lowest of the first byte."""
     changed = bytearray(data)
-    changed[element_index * size] ^= 1
+    changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
 
 
-def lie(at_step: int, at_leaf: int, element_index: int = 0) -> Tamper:
-    """One bit of one element; for a body value also of the losses from there on, so that the head shows it."""
-    body, half = program().body, 1 << program().half_depth
+def lie(
+    at_step: int, at_leaf: int, element_index: int = 0, *, bit: int = 0, loss_bit: int = 0, setting: Setting = EVERY
+) -> Tamper:
+    """One bit of one element; for a body value also of the losses from there on, so that the head shows it.
+
+    loss_bit: another than the lie's own where that may carry through to the loss.
+    """
+    program = setting.program
+    last, size = len(program.body) - 1, program.instruction_at(at_leaf).dtype.size
 
     def tamper(step: int, leaf: int, data: bytes) -> bytes:
-        if step == at_step and leaf == at_leaf:
-            size = body[leaf].dtype.size if leaf < half else program().commits[leaf - half].dtype.size
-            return flip(data, element_index, size)
-        if step >= at_step and leaf == len(body) - 1 and at_leaf < half:
-            return flip(data, 0, 4)
-        return data
+        if (step, leaf) == (at_step, at_leaf):
+            return flip(data, 8 * size * element_index + bit)
+        return flip(data, loss_bit) if step >= at_step and leaf == last and at_leaf <= last else data
 
     return tamper
 
 
 class Liar(Run):
-    """A tampered run whose accumulators are bent to end in the claimed element."""
+    """A tampered run whose accumulators are bent from leaf `bend_from` on, to end in the claimed element."""
 
     def __init__(
         self,
@@ -367,8 +371,12 @@ class Liar(Run):
         *,
         bend_from: int = 0,
         logs: Logs | None = None,
+        setting: Setting = EVERY,
+        bit: int = 0,
+        loss_bit: int = 0,
     ) -> None:
-        super().__init__(job, lie(at_step, at_leaf, element_index), at_step, logs=logs)
+        tamper = lie(at_step, at_leaf, element_index, bit=bit, loss_bit=loss_bit, setting=setting)
+        super().__init__(job, tamper, at_step, logs=logs, setting=setting)
         self._at = (at_step, at_leaf)
         self._bend_from = bend_from
 

@@ -389,8 +389,8 @@ def test_a_bent_sum_is_caught_at_the_leaf_where_it_bends(first: int) -> None:
 
 @pytest.mark.parametrize("leaf", slow_except(LEAVES, *LEAVES[::4]))
 def test_a_lie_in_any_instruction_ends_at_that_instruction(leaf: int) -> None:
-    is_body = leaf < len(program().body)
-    element = ordinary_element(1, leaf) if is_body else 0
+    element = ordinary_element(HONEST, 1, leaf)
+    assert element is not None
     liar = Liar(JOB, 1, leaf, element, bend_from=1)
     end = duel(liar, Defender(liar), Challenger(HONEST, SECRET))
     assert end.verdict is not None
@@ -424,7 +424,8 @@ def test_7_a_walk_to_a_partial_sum_takes_as_many_moves_as_it_says(
     leaf: int, levels: int, interval: int, bend_from: int
 ) -> None:
     job = make_job(levels=levels, interval=interval)
-    element = ordinary_element(4, leaf)
+    element = ordinary_element(HONEST, 4, leaf)
+    assert element is not None
     end = duel(liar := Liar(job, 4, leaf, element, bend_from=bend_from), Defender(liar), Challenger(Run(job), SECRET))
     assert end.verdict is not None
     assert end.verdict.reason is Reason.RECOMPUTED
@@ -478,7 +479,7 @@ def rounds_too_finely(honest: Run, leaf: int, fine: bytes) -> None:
 
     def tamper(step: int, at: int, data: bytes) -> bytes:
         """Once; and shows another loss, so that the head tells of it."""
-        return fine if (step, at) == (1, leaf) else flip(data, 0, 4) if at == loss else data
+        return fine if (step, at) == (1, leaf) else flip(data, 0) if at == loss else data
 
     liar = Run(job, tamper, 1)
     end = duel(liar, Defender(liar), Challenger(honest, SECRET))
