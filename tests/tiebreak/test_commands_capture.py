@@ -65,7 +65,7 @@ def test_a_job_that_was_not_checked_says_so(tmp_path: Path, capsys: pytest.Captu
         agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=domain)
         assert open_run(run_folder).checked == (folder == checked)
     (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace("true", "false"))
-    with pytest.raises(EncodingError, match="unchecked: expected true, or no such field, got .False"):
+    with pytest.raises(EncodingError, match="unchecked: expected true, or no such field, got 'False'"):
         load_bundle(unchecked)
 
 
