@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
 from tiebreak.engine.capture import compile as compiling
-from tiebreak.engine.capture.task import SGD, AdamW, Batch, Bound, Clip, Rows, Task, Windows
+from tiebreak.engine.capture.task import SGD, Adafactor, Adam, AdamW, Batch, Bound, Clip, Group, Rows, Task, Windows
 from tiebreak.engine.lowering import RULES
 from tiebreak.engine.run import eager
 from tiebreak.engine.run.eager import checked
@@ -160,6 +160,43 @@ def test_a_wrong_rule_is_found_in_its_module(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(RULES, "tanh.default", RULES["sin.default"])
     with pytest.raises(ConfigurationError, match=r"the loss is .* allowed .* departs is 3\.0\."):
         checked(task(network()))
+
+
+OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {
+    "weight decay": (AdamW(lr=0.1, weight_decay=0.5), AdamW(lr=0.1, weight_decay=0.0), 1),
+    "coupled decay": (AdamW(lr=0.1, weight_decay=0.5), Adam(lr=0.1, weight_decay=0.5), 1),
+    "momentum": (SGD(lr=0.1, momentum=0.9), SGD(lr=0.1), 2),
+    "nesterov": (SGD(lr=0.1, momentum=0.9, nesterov=True), SGD(lr=0.1, momentum=0.9), 1),
+    "second moment": (Adam(lr=0.1, betas=(0.9, 0.9)), Adam(lr=0.1), 2),
+    "scale": (Adafactor(lr=0.1), Adafactor(lr=0.1, eps=(None, 0.5)), 1),
+    "groups": (SGD(lr=0.1, groups=(Group(match=("*bias",), lr_factor=0.5),)), SGD(lr=0.1), 1),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "coupled decay", "momentum", "groups"))
+def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    declared, used, step = OPTIMIZERS[name]
+    made = task(nn.Linear(4, 4), optimizer=declared, schedule=(1.0, 0.7, 0.3))
+    checked(made)
+    real = compiling.update
+    monkeypatch.setattr(compiling, "update", lambda b, _, *rest: real(b, used, *rest))
+    with pytest.raises(ConfigurationError, match=f"after step {step}, model.* from what torch.optim"):
+        checked(made)
+
+
+@pytest.mark.parametrize("undone", ["clipped", "averaged"])
+def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    made = task(nn.Linear(4, 4), clip=Clip(norm=0.01, value=0.05), average=0.9)
+    checked(made)
+    if undone == "clipped":
+        monkeypatch.setattr(compiling, "clipped", lambda _b, _clip, gradients: gradients)
+    else:
+        real = compiling.averaged
+        monkeypatch.setattr(compiling, "averaged", lambda b, _, *rest: real(b, 0.5, *rest))
+    with pytest.raises(ConfigurationError, match="the optimizer's update is not torch's: after step 1"):
+        checked(made)
 
 
 def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,16 @@
 (a) The task is captured twice, with other seeds, clocks and Python state, and the two programs are compared.
 (b) Step 1 is run on the user's data by the engine and by plain eager PyTorch, in FP64 and, to know the model's own
     noise, in FP32. Loss, gradients and buffers must agree. Eager draws the program's random numbers, in the same order.
+(c) torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
 
 What departs is named with the first module whose output departs, or with the first instruction.
 """
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
@@ -29,9 +30,11 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
 from tiebreak.engine.capture.places import refusal
 from tiebreak.engine.capture.purity import LossModule, same_tensors, untouched
-from tiebreak.engine.capture.task import SGD, Bound, Rows, Task
+from tiebreak.engine.capture.task import SGD, Adafactor, Bound, Rows, Task
 from tiebreak.engine.capture.tracing import uncheckpointed
 from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.optimizers.averaging import AVERAGE
+from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
@@ -108,6 +111,8 @@ class _Outcome:
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     outputs: Outputs = field(default_factory=list)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """All new state, where the engine has run."""
 
     def results(self) -> Iterator[tuple[str, Tensor]]:
         yield "the loss", self.loss
@@ -135,6 +140,54 @@ def _same_step(task: Task, compiled: Compiled) -> None:
             f"{allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
             f"{_first_module(task, reference, others)}. Please report this with the model; `unchecked` skips the check"
         )
+    _same_updates(task, compiled, ours)
+
+
+def _same_updates(task: Task, compiled: Compiled, first: _Outcome) -> None:
+    found = [first]
+    if task.steps > 1:
+        found.append(_engine(task, compiled, 2, first.state)[0])
+    gradients = [outcome.gradients for outcome in found]
+    wide, narrow = (_updates(task, compiled.state, gradients, dtype) for dtype in (torch.float64, torch.float32))
+    for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
+        for name, tensor in wanted.items():
+            distance, allowed = _distance(ours.state[name], tensor), _allowed(tensor, [noisy[name]])
+            if bool(torch.isfinite(ours.state[name]).all()) and not distance <= allowed:  # others stop the run
+                raise ConfigurationError(
+                    f"the optimizer's update is not torch's: after step {step}, {name} is {distance:.3g} from what "
+                    f"torch.optim.{type(task.optimizer).__name__} makes of the same gradients, where {allowed:.3g} is "
+                    "allowed. Please report this with the settings; `unchecked` skips the check"
+                )
+
+
+def _updates(
+    task: Task, state: Mapping[str, Tensor], gradients: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
+) -> list[dict[str, Tensor]]:
+    """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients."""
+    own = {n: nn.Parameter(state[MODEL + n].to(dtype, copy=True)) for n, _ in task.model.named_parameters()}
+    moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
+    kept = {f.name: getattr(task.optimizer, f.name) for f in fields(task.optimizer)}
+    if isinstance(task.optimizer, Adafactor) and task.optimizer.eps[0] is None:
+        kept["eps"] = (2.0**-23, task.optimizer.eps[1])  # torch's default is that of the dtype
+    settings = {name: settings_of(task.optimizer, name) for name in own}
+    groups = [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()]
+    make: Any = getattr(torch.optim, type(task.optimizer).__name__)
+    optimizer = make(groups, **{name: value for name, value in kept.items() if name not in ("groups", "weight_decay")})
+    after = []
+    for rate, given in zip(task.learning_rates().double().tolist(), gradients, strict=False):
+        for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
+            group["lr"] = rate * factor
+        for name, gradient in given.items():
+            own[name].grad = gradient.to(dtype, copy=True)
+        if task.clip is not None and task.clip.value is not None:
+            nn.utils.clip_grad_value_(own.values(), task.clip.value)
+        if task.clip is not None and task.clip.norm is not None:
+            nn.utils.clip_grad_norm_(own.values(), task.clip.norm)
+        optimizer.step()
+        moving = {name: torch.lerp(own[name].detach(), old, task.average or 0.0) for name, old in moving.items()}
+        after.append({MODEL + name: p.detach().clone() for name, p in own.items()})
+        after[-1] |= {AVERAGE + name: average for name, average in moving.items()}
+    return after
 
 
 def _departing(
@@ -181,8 +234,10 @@ def _distance(a: Tensor, b: Tensor) -> float:
 # The engine's side
 
 
-def _engine(task: Task, compiled: Compiled) -> tuple[_Outcome, list[Tensor | None]]:
-    """The results of step 1, and the random numbers of each draw (None for one that the program leaves out)."""
+def _engine(
+    task: Task, compiled: Compiled, step: int = 1, state: Mapping[str, Tensor] | None = None
+) -> tuple[_Outcome, list[Tensor | None]]:
+    """The results of a step, and the random numbers of each draw (None for one that the program leaves out)."""
     body, streams, values = compiled.program.body, dict[int, Tensor](), dict[int, Tensor]()
     wanted = {ref.value for ref in compiled.gradients.values()}
 
@@ -194,12 +249,12 @@ def _engine(task: Task, compiled: Compiled) -> tuple[_Outcome, list[Tensor | Non
         return tensor
 
     machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
-    result = machine.step(1, state, data, observe, check_finite=False)
+    held, data = machine.to_device(state or compiled.state), machine.place_data(compiled.data)
+    result = machine.step(step, held, data, observe, check_finite=False)
     gradients = {name: _read(values[ref.value], ref) for name, ref in compiled.gradients.items()}
     buffers = {name: result.state[MODEL + name] for name, _ in task.model.named_buffers()}
     drawn = [None if stream is None else streams.get(stream) for stream in compiled.draws]
-    return _Outcome(torch.tensor(result.loss), gradients, buffers), drawn
+    return _Outcome(torch.tensor(result.loss), gradients, buffers, state=result.state), drawn
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
