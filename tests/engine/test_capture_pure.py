@@ -263,6 +263,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "fails too": (lambda: Layer(lambda _, x: {"a": x}["b"]), r"plain PyTorch already: module 0 .*KeyError"),
     "grown": (lambda: with_buffers(reshaped, grown=torch.zeros(1, 4)), "buffer 0.grown to stay .* of shape"),
     "late": (lambda: Layer(late), "make them in __init__"),
+    "strided": (lambda: Layer(lambda _, x: (x * 1).as_strided((2, 2), (1, 3))), "only elements side by side"),
+    "part of memory": (lambda: Layer(lambda _, x: x.T.as_strided((2,), (1,))), "a part of another tensor's memory"),
+    "beyond": (lambda: Layer(lambda _, x: (x * 1)[0].as_strided((8,), (1,))), "reads memory beyond its tensor"),
     "double": (lambda: Layer(lambda _, x: x.double()), "1 more places.*dtype torch.float64"),
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.abs().lgamma()) for _ in range(3))), "2 more places"),
 }  # fmt: skip

@@ -31,6 +31,8 @@ FUNCTIONS: dict[str, Function] = {
     "stack": lambda x: torch.stack([x, 2 * x], 1), "split": lambda x: torch.cat(x.split(2, 2)[::-1], 2),
     "chunk": lambda x: x.chunk(2, 2), "unbind": lambda x: x.unbind(1), "repeat": lambda x: x.repeat(1, 2, 1),
     "einsum": lambda x: torch.einsum("bcw,bdw->bcd", x, x) * 0.1, "unfold": lambda x: x.unfold(2, 3, 2),
+    "as strided": lambda x: (x * 1).as_strided((4, 4), (1, 3), 1),
+    "scattered": lambda x: torch.as_strided_scatter(x * 1, torch.ones(2, 3) * x.sum(), (2, 3), (3, 1), 4),
     "norm": lambda x: x.norm(dim=1), "norm of all": lambda x: x.norm(), "norm 1": lambda x: x.norm(p=1, dim=1),
     "norm inf": lambda x: x.norm(p=math.inf, dim=2), "normalize": lambda x: F.normalize(x, dim=1),
     "cosine": lambda x: F.cosine_similarity(x[:, 0], x[:, 1], dim=1), "logsumexp": lambda x: x.logsumexp(1),

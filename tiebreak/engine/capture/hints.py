@@ -28,7 +28,6 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "erfinv", "special_i0", "special_bessel_j0"), _FUNCTION),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
     **dict.fromkeys(("atan", "atan2", "asin", "acos", "asinh", "acosh", "atanh"), _FUNCTION),
-    "as_strided": "use slices, `unfold`, `permute` or `expand`",
     "pow": "use a constant exponent that is a multiple of 1/2, or exp(y * log(x))",
     "index_put": "accumulation by index tensors has a form, replacement has not; use `where` or `scatter`",
     "_cdist": "write the distance as (x - y).square().sum().sqrt()",

@@ -161,7 +161,7 @@ class _Lowering:
             self.values[node] = _FAILED
         else:
             args, kwargs = arguments
-            context = Context(self.builder, node.meta["val"])
+            context = Context(self.builder, node.meta["val"], [n.meta.get("val") for n in node.all_input_nodes])
             self._guarded(node, lambda: self._in_range(node, rule(context, *args, **kwargs)))
 
     def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:

@@ -1,6 +1,6 @@
 """The table from ATen operators to instructions. Each rule takes refs and plain Python values, as the operator does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Any, Final, TypeVar
@@ -33,10 +33,11 @@ def _known(dtype: torch.dtype) -> DType:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may use: the builder, and the traced result (a fake tensor, or a tuple of them)."""
+    """What a rule may use: the builder, the traced result (a fake tensor, or a tuple of them), and the operands'."""
 
     b: Builder
     result: Any
+    operands: Sequence[Any] = ()
 
     @property
     def dtype(self) -> DType:

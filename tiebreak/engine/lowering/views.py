@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from tiebreak.engine.lowering.builder import Ref, Scalar
 from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import row_major
 
 
 @lowers("view.default", "_unsafe_view.default", "reshape.default")
@@ -74,6 +76,35 @@ def diagonal(c: Context, x: Ref, offset: int = 0, d1: int = 0, d2: int = 1) -> R
     strides = (*(x.strides[d] for d in rest), x.strides[d1] + x.strides[d2])
     first = x.strides[d2] * offset if offset > 0 else -x.strides[d1] * offset
     return Ref(x.value, x.dtype, c.shape, strides, x.offset + first)
+
+
+@lowers("as_strided.default", "as_strided_copy.default")
+def as_strided(c: Context, x: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Ref:
+    """Any elements of a contiguous tensor, by their distances."""
+    flat = _memory(c, x)
+    last = (offset or 0) + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if last >= flat.shape[0]:
+        raise NotImplementedError("it reads memory beyond its tensor; use slices, `unfold`, `permute` or `expand`")
+    step = flat.strides[0]
+    return Ref(flat.value, flat.dtype, c.shape, tuple(s * step for s in stride), flat.offset + (offset or 0) * step)
+
+
+@lowers("as_strided_scatter.default")
+def as_strided_scatter(
+    c: Context, x: Ref, src: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Ref:
+    """x with elements that lie side by side replaced."""
+    if any(n > 1 and s != dense for n, s, dense in zip(size, stride, row_major(tuple(size)), strict=True)):
+        raise NotImplementedError("only elements side by side have a form; use slices")
+    flat, part = _memory(c, x), c.b.reshape(c.ref(src), (prod(size),))
+    return c.b.reshape(c.b.window(flat.shape, part, (offset or 0,), outside=flat), c.shape)
+
+
+def _memory(c: Context, x: Ref) -> Ref:
+    """A tensor's elements in the order of its memory."""
+    if not c.operands[0].is_contiguous() or c.operands[0].storage_offset():
+        raise NotImplementedError("a part of another tensor's memory; use slices, `unfold`, `permute` or `expand`")
+    return c.b.reshape(c.ref(x), (prod(x.shape),))
 
 
 @lowers("diagonal_scatter.default")
