@@ -89,7 +89,7 @@ def test_a_crash_is_told_at_once_and_kept(
     assert simulate("--games", 3, "--processes", 1, "--mix", "honest", "--output", tmp_path, "--resume") == 2
     out, err = capsys.readouterr()
     assert "2 of 3 games were played before" in err
-    assert "3 games: 0 with one adversary, 0 with several, 1 with honest parties only; 2 could not be played" in out
+    assert "3 games: 0 with one adversary, 0 with several, 1 with honest parties only\n2 could not be played; " in out
 
 
 def test_list_shows_everyone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def training_progress(console: Console, title: str, steps: int, done: int = 0) -
     done: the number of steps that a resumed run already has.
     """
     if not console.is_terminal:
-        yield _lines(console, title, steps, done)
+        yield _lines(console, title, steps)
         return
     last = ""
     # The bar gets the width that the words leave over, so that no word is cut off.
@@ -79,16 +79,21 @@ def training_progress(console: Console, title: str, steps: int, done: int = 0) -
         console.print(escape(f"{title}: {last}"), highlight=False, style="dim", soft_wrap=True)
 
 
-def _lines(console: Console, title: str, steps: int, done: int) -> OnStep:
-    every, started = max(1, steps // 10), time.perf_counter()
+def _lines(console: Console, title: str, steps: int) -> OnStep:
+    every = max(1, steps // 10)
+    first: tuple[int, float] | None = None
 
     def on_step(step: int, loss: float, detail: str = "") -> None:
+        nonlocal first
+        # Counted from the end of the first step: before it, the device was qualified and kernels were compiled.
+        first = first or (step, time.perf_counter())
         if step % every and step != steps:
             return
-        rate = (step - done) / max(1e-9, time.perf_counter() - started)
-        left = f", {timedelta(seconds=round((steps - step) / rate))} left" if step < steps and rate > 0 else ""
+        rate = (step - first[0]) / max(1e-9, time.perf_counter() - first[1])
+        speed = f", {rate:.3g} steps/s" if rate else ""
+        left = f", {timedelta(seconds=round((steps - step) / rate))} left" if step < steps and rate else ""
         more = f", {detail}" if detail else ""
-        line = f"{title}: step {step} of {steps}, loss {loss:.4f}, {rate:.3g} steps/s{left}{more}"
+        line = f"{title}: step {step} of {steps}, loss {loss:.4f}{speed}{left}{more}"
         # The line may be wider than the console believes; in a log it should still be a single line.
         console.print(escape(line), highlight=False, soft_wrap=True)
 

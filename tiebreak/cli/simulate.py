@@ -119,15 +119,14 @@ def conclusion(summary: Json) -> Iterator[str]:
     played, promises = summary["played"], summary["promises"]
     yield (
         f"{summary['games']} games: {played['alone']} with one adversary, {played['together']} with several, "
-        f"{played['honest']} with honest parties only; {summary['errors']} could not be played to their end"
+        f"{played['honest']} with honest parties only"
     )
     met = sum(1 for found in summary["adversaries"].values() if found["games"])
-    yield f"{met} of {len(summary['adversaries'])} adversaries took part"
+    yield f"{summary['errors']} could not be played; {met} of {len(summary['adversaries'])} adversaries took part"
     watched = promises["false_heads"] - promises["unwatched"]
-    yield (
-        f"{watched} false heads were watched by an auditor, {promises['undetected']} of them were paid; "
-        f"honest parties lost a stake in {promises['honest_slashed']} games; {promises['broken']} games broke a promise"
-    )
+    yield f"{watched} false heads were watched by an auditor, {promises['undetected']} of them were paid"
+    lost, broken = promises["honest_slashed"], promises["broken"]
+    yield f"honest parties lost a stake in {lost} games, {broken} games broke a promise"
     yield f"one process plays {summary['speed']['games_per_hour']} games an hour"
 
 
@@ -171,7 +170,7 @@ def _progress(console: Console, games: int) -> Iterator[_Meter]:
         yield _Meter(console, games, None)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(),
+        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console) as bar:

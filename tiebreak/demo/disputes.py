@@ -5,6 +5,7 @@ import time
 from rich.console import Console
 
 from tiebreak.api.disputes import narrowed_to
+from tiebreak.demo.report import whole
 from tiebreak.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.demo.training import Trained
 from tiebreak.protocol.game.moves import Side, kind_name
@@ -65,7 +66,7 @@ def false_challenge(arena: Arena, trained: Trained, console: Console) -> Dispute
 def _tell(console: Console, result: DisputeResult) -> DisputeResult:
     console.print(
         f"{result.title}: {result.messages} messages, {result.bytes:,} bytes, {result.gas or 0:,} gas; ended at "
-        f"step {result.step}, instruction {result.instruction} ({result.operation}), element {result.element}; "
+        f"step {result.step}, instruction {result.instruction} ({result.operation}), element {whole(result.element)}; "
         f"{result.python} loses (referee), {result.contract} loses (contract)",
         highlight=False,
     )
