@@ -66,7 +66,7 @@ def load(beside: str | Path, **functions: tuple[Any, ...]) -> Build:
     """
     if not enabled():
         return Build(None, f"switched off by {SWITCH}=0")
-    return _load(Path(beside).with_suffix(".c"), tuple(functions.items()))
+    return _load(str(beside), tuple(functions.items()))
 
 
 def cache_directory() -> Path:
@@ -78,7 +78,8 @@ def cache_directory() -> Path:
 
 
 @cache
-def _load(source: Path, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Build:
+def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Build:
+    source = Path(beside).with_suffix(".c")
     compiler = _compiler()
     if compiler is None:
         return Build(None, "no C compiler found; install cc, gcc or clang, or set CC")

@@ -61,8 +61,3 @@ class Buffers:
                 if since >= self._step:
                     idle.append((since, block))
         self._step += 1
-
-    @property
-    def idle_bytes(self) -> int:
-        """The number of bytes in idle buffers."""
-        return sum(block.nbytes for idle in self._idle.values() for _, block in tuple(idle))

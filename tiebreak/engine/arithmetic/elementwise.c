@@ -92,7 +92,8 @@ static inline int64_t f32_to_i64(float x) {
 
 /* -- reads through an affine map: parameters are rank, sizes, strides (in elements) --------------------------------- */
 
-typedef struct { int64_t rank, offset, left; const int64_t *sizes, *strides; int64_t at[8]; } walk;
+/* The offset is unsigned because that of an iota may wrap. */
+typedef struct { int64_t rank; uint64_t offset; const int64_t *sizes, *strides; int64_t at[8]; } walk;
 
 static void walk_to(walk *w, const int64_t *parameters, int64_t begin) {
     w->rank = parameters[0];
@@ -102,7 +103,7 @@ static void walk_to(walk *w, const int64_t *parameters, int64_t begin) {
     for (int64_t d = w->rank - 1; d >= 0; d--) {
         w->at[d] = begin % w->sizes[d];
         begin /= w->sizes[d];
-        w->offset += w->at[d] * w->strides[d];
+        w->offset += (uint64_t)w->at[d] * (uint64_t)w->strides[d];
     }
 }
 
@@ -114,13 +115,13 @@ static inline int64_t run_length(const walk *w, int64_t n) {
 static inline void advance(walk *w, int64_t run) {
     int64_t d = w->rank - 1;
     w->at[d] += run;
-    w->offset += run * w->strides[d];
+    w->offset += (uint64_t)run * (uint64_t)w->strides[d];
     while (d > 0 && w->at[d] == w->sizes[d]) {
-        w->offset -= w->sizes[d] * w->strides[d];
+        w->offset -= (uint64_t)w->sizes[d] * (uint64_t)w->strides[d];
         w->at[d] = 0;
         d--;
         w->at[d]++;
-        w->offset += w->strides[d];
+        w->offset += (uint64_t)w->strides[d];
     }
 }
 
@@ -131,7 +132,7 @@ static inline void advance(walk *w, int64_t run) {
         int64_t stride = w.strides[w.rank - 1]; \
         while (n > 0) { \
             int64_t run = run_length(&w, n); \
-            const T *restrict a = base + w.offset; \
+            const T *restrict a = base + (int64_t)w.offset; \
             if (stride == 1) memcpy(o, a, (size_t)run * sizeof(T)); \
             else if (stride == 0) for (int64_t i = 0; i < run; i++) o[i] = a[0]; \
             else for (int64_t i = 0; i < run; i++) o[i] = a[i * stride]; \
@@ -146,19 +147,16 @@ LOADER(load8, u64)
 
 /* i64: start + sum of coordinate times stride, wrapping; unsigned arithmetic is exact modulo 2^64. */
 static void iota(i64 *restrict o, const int64_t *parameters, int64_t begin, int64_t n) {
-    int64_t rank = parameters[1];
-    const int64_t *sizes = parameters + 2, *strides = sizes + rank;
-    for (int64_t i = 0; i < n;) {
-        uint64_t value = (uint64_t)parameters[0];
-        int64_t rest = begin + i, inner = rest % sizes[rank - 1];
-        for (int64_t d = rank - 1; d >= 0; d--) {
-            value += (uint64_t)(rest % sizes[d]) * (uint64_t)strides[d];
-            rest /= sizes[d];
-        }
-        int64_t run = sizes[rank - 1] - inner < n - i ? sizes[rank - 1] - inner : n - i;
-        uint64_t step = (uint64_t)strides[rank - 1];
-        for (int64_t k = 0; k < run; k++) o[i + k] = wrap(value + (uint64_t)k * step);
-        i += run;
+    walk w;
+    walk_to(&w, parameters + 1, begin);
+    const uint64_t step = (uint64_t)w.strides[w.rank - 1];
+    while (n > 0) {
+        const int64_t run = run_length(&w, n);
+        const uint64_t value = (uint64_t)parameters[0] + w.offset;
+        for (int64_t k = 0; k < run; k++) o[k] = wrap(value + (uint64_t)k * step);
+        o += run;
+        n -= run;
+        advance(&w, run);
     }
 }
 

@@ -1,13 +1,13 @@
 """max, argmax, gather, window, iota and constants: instructions that select elements and never round."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.views import View
+from tiebreak.engine.arithmetic.views import View, ramp
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import (
     DType,
@@ -49,11 +49,7 @@ def iota(instruction: Instruction, device: torch.device) -> Tensor:
     """An `iota`, which wraps around."""
     params, shape = instruction.params, instruction.shape
     assert isinstance(params, IotaParams)
-    result = torch.full(shape, params.offset, dtype=torch.int64, device=device)
-    for d, (size, stride) in enumerate(zip(shape, params.strides, strict=True)):
-        ramp = torch.arange(size, dtype=torch.int64, device=device) * stride
-        result += ramp.view([-1 if e == d else 1 for e in range(len(shape))])
-    return result
+    return ramp(shape, params.strides, device).add_(params.offset).expand(shape).contiguous()
 
 
 def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
@@ -76,15 +72,12 @@ def extreme(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
 
 def _first_of_few(x: Tensor, rank: int, reduction: Sequence[int]) -> Tensor:
     """`_first_greatest`, one position at a time: torch's reductions over short dims are many times slower."""
-    best: Tensor | None = None
     first = torch.zeros(x.shape[:rank], dtype=torch.int64, device=x.device)
-    places: Iterator[tuple[int, ...]] = product(*(range(n) for n in x.shape[rank:]))
+    every, strides = (slice(None),) * rank, row_major(tuple(reduction))
+    origin, *places = product(*(range(n) for n in x.shape[rank:]))
+    best = x[every + origin]
     for place in places:
-        here = x[(slice(None),) * rank + place]
-        if best is None:
-            best = here
-            continue
-        position = sum(c * stride for c, stride in zip(place, row_major(tuple(reduction)), strict=True))
+        here, position = x[every + place], sum(c * stride for c, stride in zip(place, strides, strict=True))
         replaces = here.gt(best)
         if x.dtype == torch.float32:
             replaces |= here.ne(here) & best.eq(best)  # the first NaN stays
@@ -97,13 +90,7 @@ def _first_greatest(x: Tensor, dims: tuple[int, ...], reduction: Sequence[int]) 
     """The row-major index of the first NaN, else of the first of the greatest; torch.argmax promises no order."""
     if not dims:
         return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-    positions = torch.zeros((1,) * len(reduction), dtype=torch.int64, device=x.device)
-    stride = 1
-    for d in range(len(reduction) - 1, -1, -1):
-        size = x.shape[dims[d]]
-        ramp = torch.arange(size, dtype=torch.int64, device=x.device) * stride
-        positions = positions + ramp.view([-1 if e == d else 1 for e in range(len(reduction))])
-        stride *= reduction[d]
+    positions = ramp([x.shape[d] for d in dims], row_major(tuple(reduction)), x.device)
     best = x.eq(x.amax(dims, keepdim=True))
     if x.dtype == torch.float32:
         best = best.logical_or_(x.ne(x))  # with a NaN the maximum is NaN, and nothing equals it
@@ -127,16 +114,10 @@ def gather(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         row = shape[tail:]
         sizes, strides = (params.bound, *row), (params.index_stride, *access.strides[tail:])
         rows = View.of(access.offset, sizes, strides)
-        view = rows.on(table).expand(params.bound if rows.sizes[0] > 1 or params.bound == 1 else 1, *row)
-        if view.shape[0] != params.bound:
-            view = view.expand(params.bound, *row)
+        view = rows.on(table).expand(params.bound, *row)
         found = view.index_select(0, j.expand(*shape[:tail], *(1 for _ in row)).reshape(-1)).view(shape)
     else:
-        place = j * params.index_stride + access.offset
-        for d, (size, stride) in enumerate(zip(shape, access.strides, strict=True)):
-            if stride and size > 1:
-                ramp = torch.arange(size, dtype=torch.int64, device=table.device) * stride
-                place = place + ramp.view([-1 if e == d else 1 for e in range(len(shape))])
+        place = j * params.index_stride + ramp(shape, access.strides, table.device) + access.offset
         found = table.reshape(-1).take(place).expand(shape).contiguous()
     if bool(outside.any()):
         found = found.masked_fill(outside, float("nan") if instruction.dtype == DType.F32 else 0)

@@ -245,14 +245,12 @@ class ScatterRunner:
             several = torch.full_like(several, near.coefficient(1.0))
         e = e.mul_(torch.where(count > 1, several, 0.0)[:, None])
         result, undecided = decide(c, e, self.rounded)
-        found = Counts()
         if bool(undecided.any()):
             order = which.argsort(stable=True)
             reader = _Reader(rows[order], count.cumsum(0) - count, count, int(count.max()))
-            Settler(self.rounded, found, near).settle(
+            Settler(self.rounded, counts, near).settle(
                 result, undecided, c, lambda at: e.view(-1)[at], reader,
                 places=partial(plan.numbers, keys), count=prod(plan.summed),
             )  # fmt: skip
-        found.elements = 0  # all output elements count, including those that no source reaches
-        counts += found
+            counts.elements -= result.numel()  # all outputs were counted, including those that no source reaches
         out[keys] = result

@@ -21,15 +21,6 @@ class Counts:
     seconds_resolving: float = 0.0
     """Time spent on undecided elements, as if all threads shared it equally."""
 
-    def __iadd__(self, other: "Counts") -> "Counts":
-        self.elements += other.elements
-        self.undecided += other.undecided
-        self.undecided_twice += other.undecided_twice
-        self.logged += other.logged
-        self.double_rounded += other.double_rounded
-        self.seconds_resolving += other.seconds_resolving
-        return self
-
 
 @dataclass(slots=True)
 class Stats:
@@ -39,16 +30,7 @@ class Stats:
 
     def of(self, kind: str) -> Counts:
         """The counts of a kind; created on first use."""
-        counts = self.kinds.get(kind)
-        if counts is None:
-            counts = self.kinds[kind] = Counts()
-        return counts
-
-    def merge(self, other: "Stats") -> None:
-        """Adds the counts of another."""
-        for kind, counts in other.kinds.items():
-            mine = self.of(kind)
-            mine += counts
+        return self.kinds.setdefault(kind, Counts())
 
     @property
     def seconds_resolving(self) -> float:

@@ -100,6 +100,17 @@ def offsets(elements: Tensor, sizes: Sequence[int], strides: Sequence[int], offs
     return result
 
 
+def ramp(sizes: Sequence[int], strides: Sequence[int], device: torch.device) -> Tensor:
+    """sum(c * stride), i64, wrapping, at every coordinate of a box; dims of stride 0 keep size 1."""
+    rank = len(sizes)
+    result = torch.zeros((1,) * rank, dtype=torch.int64, device=device)
+    for d, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        if stride and size > 1:
+            along = torch.arange(size, dtype=torch.int64, device=device) * stride
+            result = result + along.view([-1 if e == d else 1 for e in range(rank)])
+    return result
+
+
 def read_rows(
     base: Tensor, starts: Tensor, sizes: Sequence[int], strides: Sequence[int], begin: int, end: int
 ) -> Tensor:
