@@ -213,6 +213,32 @@ def overlapping(self: Any, x: Tensor) -> Tensor:
 
 NUMBERS, BUSY = itertools.count(), dict.fromkeys(range(3000), 0)
 HELD, COUNTS = torch.zeros(4), np.zeros(1)
+
+
+def skipping(self: Any, x: Tensor) -> Tensor:
+    if self.training and torch.rand([]) < self.layerdrop:
+        return x
+    return self.linear(x)
+
+
+def asserting(_: Any, x: Tensor) -> Tensor:
+    assert x.abs().max() < 1e9
+    return x
+
+
+def toggling(self: Any, x: Tensor) -> Tensor:
+    self.linear.weight.requires_grad_(False)
+    y = self.linear(x)
+    self.linear.weight.requires_grad_(True)
+    return x + y
+
+
+def masked(_: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    if not torch.compiler.is_exporting():
+        mask = torch.ones(4)
+    return x * mask[None]
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random": (lambda: Layer(lambda _, x: x * random.random()), "random numbers of Python.*torch.rand"),
     "branch": (lambda: Layer(lambda _, x: x if random.randint(0, 9) else 2 * x), "random numbers of Python"),
@@ -254,6 +280,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
     "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
+    "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), "needs the values.*set layerdrop .* to 0"),
+    "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
+    "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
+    "momentum": (lambda: nn.BatchNorm1d(4, momentum=None), "needs the values.*give batch norm a momentum"),
+    "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
+    "none": (lambda: Layer(masked), r"leaves an argument None.*attention_mask="),
     "item": (lambda: Layer(lambda _, x: x if x.sum() > 0 else -x), "needs the values of tensors"),
     "mask": (lambda: Layer(lambda _, x: x[x > 0]), "needs the values of tensors"),
     "checks": (lambda: Layer(lambda _, x: torch.distributions.Normal(x, 1.0).log_prob(x)), "validate_args"),
@@ -269,7 +301,17 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "double": (lambda: Layer(lambda _, x: x.double()), "1 more places.*dtype torch.float64"),
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.abs().lgamma()) for _ in range(3))), "2 more places"),
 }  # fmt: skip
-LINELESS = {"scripted", "reentrant", "grown", "late", "first", "trained elsewhere", "class", "backward hook"}
+LINELESS = {
+    "scripted",
+    "reentrant",
+    "grown",
+    "late",
+    "first",
+    "trained elsewhere",
+    "class",
+    "backward hook",
+    "momentum",
+}
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
 

@@ -13,7 +13,7 @@ _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _ORDER),
-    **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "histc"), _SHAPE),
+    **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
     **dict.fromkeys(("normal", "normal_functional", "randn", "randn_like", "randint", "randint_like", "randperm",
                      "multinomial", "poisson", "exponential", "geometric", "cauchy", "uniform", "log_normal"), _RANDOM),
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
@@ -24,7 +24,7 @@ HINTS: Final[dict[str, str]] = {
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "its lattice is built from data; use a loss over aligned labels (`cross_entropy`)",
     "grid_sampler_2d": "sampling at computed places has a form only for integers (`gather`)",
-    "bucketize": "compare with each boundary and sum the results",
+    **dict.fromkeys(("bucketize", "histc"), "compare with each boundary and sum the results"),
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "erfinv", "special_i0", "special_bessel_j0"), _FUNCTION),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
     **dict.fromkeys(("atan", "atan2", "asin", "acos", "asinh", "acosh", "atanh"), _FUNCTION),
@@ -51,6 +51,10 @@ _ELSE_DTYPE: Final = "use float32, int64 or bool"
 
 def operator_hint(operator: str) -> str:
     """The advice on an operator, given as `topk.default`."""
+    if operator.count(".") > 1:
+        return (
+            f"{operator.partition('.')[0]}'s own operators have no form; choose layers of torch's (dense, not experts)"
+        )
     base = operator.partition(".")[0]
     return HINTS.get(base) or HINTS.get(base.removesuffix("_backward").removesuffix("_forward"), _ELSE)
 

@@ -1,5 +1,6 @@
 """Where something happens in the user's code: a file and line, and the module of the model."""
 
+import linecache
 import sys
 import traceback
 from collections.abc import Callable
@@ -51,16 +52,21 @@ def module_of(frame: FrameType | None, paths: dict[int, str]) -> str | None:
     return None
 
 
-def place_of(error: BaseException, model: nn.Module) -> str:
-    """Where an error comes from: the innermost module whose code it passed through, and the user's line."""
-    paths, path, line = {id(module): name for name, module in model.named_modules()}, None, ""
-    at = error.__traceback__
+def place_of(error: BaseException, model: nn.Module) -> tuple[str, list[str]]:
+    """Where an error comes from (the innermost module whose code it passed through, and the user's line), and code.
+
+    The code is that of the user's line and of what it calls, and then that of the lines just before.
+    """
+    paths, path = {id(module): name for name, module in model.named_modules()}, None
+    line, code, at = "", ["", ""], error.__traceback__
     while at is not None:
+        name, number = at.tb_frame.f_code.co_filename, at.tb_lineno
         path = module_of(at.tb_frame, paths)
-        if is_users(at.tb_frame.f_code.co_filename):
-            line = _shown(at.tb_frame.f_code.co_filename, at.tb_lineno)
+        if is_users(name):
+            line, code = _shown(name, number), ["", "".join(linecache.getlines(name)[max(0, number - 4) : number])]
+        code[0] += linecache.getline(name, number)
         at = at.tb_next
-    return described(path, line)
+    return described(path, line), code
 
 
 def described(path: str | None, line: str) -> str:
@@ -94,11 +100,28 @@ def first_line(run: Callable[[], Any], happened: Callable[[], bool], model: nn.M
 
 _VALUES: Final = (
     "it needs the values of tensors (`.item()`, `if tensor:`, boolean indexing, `nonzero`, `validate_args`), but "
-    "one program must be right for every step; use `where` and masks instead"
+    "one program must be right for every step; use `where` and masks instead, and log by `callbacks`"
 )
+_IN_CODE: Final = (
+    (
+        "layerdrop",
+        "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings",
+    ),
+    ("num_batches_tracked", "give batch norm a momentum: None counts batches in Python"),
+    ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
+    ("expert", "it sends each token to an expert: use dense layers"),
+    ("label", "give the model no labels, and compute the loss from its result in the loss function"),
+)
+"""What the code near the line that needs values says, and the advice for it."""
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
+    (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
+    (
+        ("NoneType",),
+        "while torch exports, the model leaves an argument None that it makes up otherwise; give it in the "
+        "loss, for example attention_mask=torch.ones_like(input_ids)",
+    ),
     (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
     (
         ("fake",),
@@ -117,4 +140,7 @@ def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELS
     """An error of torch or of the user's code, in one message with its place."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
-    return ConfigurationError(f"{what}: {place_of(error, model)}: {kind}: {text[:300]}; {advice}")
+    place, code = place_of(error, model)
+    if advice is _VALUES:
+        advice = "; ".join([advice, *(hint for part in code for word, hint in _IN_CODE if word in part)][:2])
+    return ConfigurationError(f"{what}: {place}: {kind}: {text[:300]}; {advice}")

@@ -292,7 +292,10 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
     if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
         return f"reads random numbers of Python (`{name}`)", _RANDOM
     if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
-        return f"seeds torch's random numbers (`{name}`)", "leave that out: each step draws by the job's seed"
+        return (
+            f"seeds torch's random numbers (`{name}`)",
+            "leave that out, or the layer that does it: each step draws by the job's seed",
+        )
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
     if (isinstance(owner, ModuleType) and called in _CLOCKS) or (

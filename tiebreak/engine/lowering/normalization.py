@@ -83,10 +83,9 @@ def batch_norm(
 def batch_norm_inference(
     c: Context, x: Ref, weight: Ref | None, bias: Ref | None, mean: Ref, var: Ref, _momentum: float, eps: float
 ) -> tuple[Ref, Ref, Ref]:
-    """Output by the running statistics; the two saved statistics are unused."""
-    inverse = _inverse_deviation(c, var, eps)
-    centred = c.b.sub(x, _per_channel(mean, x.rank))
-    return _scaled(c, centred, inverse, weight, bias), mean, inverse
+    """Output by the running statistics; the two saved statistics are empty."""
+    centred, empty = c.b.sub(x, _per_channel(mean, x.rank)), c.b.full((0,), 0.0, x.dtype)
+    return _scaled(c, centred, _inverse_deviation(c, var, eps), weight, bias), empty, empty
 
 
 @lowers("native_layer_norm.default")

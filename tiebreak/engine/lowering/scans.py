@@ -48,10 +48,10 @@ def cumprod(c: Context, x: Ref, d: int, **_: Any) -> Ref:
 
 
 @lowers("prod.dim_int", "prod.default")
-def prod(c: Context, x: Ref, d: int | None = None, keepdim: bool = False, **_: Any) -> Ref:
+def prod(c: Context, x: Ref, d: int | None = None, _keepdim: bool = False, **_: Any) -> Ref:
     """The product along a dim (or of all), by halves: the first half times the second, the odd one kept for later."""
     x = c.ref(x)
-    if d is None:
+    if d is None or not x.rank:
         x, d = c.b.reshape(x, (-1,)), 0
     if 0 in x.shape:
         return c.b.full(c.shape, 1, x.dtype)
@@ -60,4 +60,4 @@ def prod(c: Context, x: Ref, d: int | None = None, keepdim: bool = False, **_: A
         half = n // 2
         product = c.b.mul(x.slice(d, 0, half), x.slice(d, half, 2 * half))
         x = c.b.cat([product, x.slice(d, 2 * half, n)], d) if n % 2 else product
-    return x if keepdim else x.squeeze([d])
+    return c.b.reshape(x, c.shape)
