@@ -20,10 +20,19 @@ class Reader:
     def remaining(self) -> int:
         return len(self._data) - self._position
 
-    def take(self, count: int) -> bytes:
+    @property
+    def position(self) -> int:
+        return self._position
+
+    def skip(self, count: int) -> None:
+        """Go past `count` bytes."""
         if count > self.remaining:
             raise EncodingError(f"expected {count} more bytes at offset {self._position}, got {self.remaining}")
-        start, self._position = self._position, self._position + count
+        self._position += count
+
+    def take(self, count: int) -> bytes:
+        start = self._position
+        self.skip(count)
         return self._data[start : self._position]
 
     def unsigned(self, width: int) -> int:

@@ -10,22 +10,34 @@ Numbered plan of `Program.validate`. The first broken rule is reported with its 
     commits in name order, each the whole of a value;
 (7) random streams are pairwise different;
 (8) limits of the machine that is asked to run it: elements of one value, elements of all values, terms in all.
+
+A program file may hold a million instructions. `Program.decode` checks rules (2) to (5), (7) and (8) for all of them at
+once (`tiebreak.protocol.program.columns`), and judges one by one only those that may break one. It makes the object of
+an instruction when that is first asked for.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
+from typing import overload
+
+import numpy as np
 
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.columns import Integers, Survey, first_over, survey
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of
 
 MAGIC = b"TBPROG01"
+_STREAM_RULE = "each random stream is used once"
+_MIN_BYTES = 8
+"""Of an instruction without dims, operands and parameters."""
 
 _FUNCTIONS: dict[Opcode, type[SourceKind] | type[MapFunction] | type[isa.ReduceFunction] | type[isa.WindowFunction]] = {
     Opcode.SOURCE: SourceKind,
@@ -152,12 +164,61 @@ def instruction_digest(encoded: bytes) -> Digest:
     return tagged_hash(Tag.INSTRUCTION, encoded)
 
 
+class Encoded(Sequence[Instruction]):
+    """Instructions of a program file. Each is decoded when it is first asked for."""
+
+    def __init__(self, data: bytes, starts: Integers, lengths: Integers) -> None:
+        self._data, self._starts, self._lengths = data, starts, lengths
+        self._made: list[Instruction | None] = [None] * len(starts)
+        self.decoded = 0
+        """How many have been decoded."""
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, at: int) -> Instruction: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Instruction, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Instruction | tuple[Instruction, ...]:
+        if isinstance(at, slice):
+            return tuple(self[k] for k in range(*at.indices(len(self))))
+        found = self._made[at]
+        if found is None:
+            found = self._made[at] = decode_instruction(self.encoded(at))
+            self.decoded += 1
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Encoded):
+            return self._all() == other._all()
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def _all(self) -> tuple[bytes, ...]:
+        return tuple(self.encoded(k) for k in range(len(self)))
+
+    def encoded(self, at: int) -> bytes:
+        """The encoding of one instruction."""
+        start = int(self._starts[at])
+        return self._data[start : start + int(self._lengths[at])]
+
+    def numbers(self, opcode: int, function: int) -> list[int]:
+        """The numbers of the instructions with this opcode and function."""
+        view = np.frombuffer(self._data, dtype=np.uint8)
+        return np.flatnonzero((view[self._starts] == opcode) & (view[self._starts + 1] == function)).tolist()
+
+
 @dataclass(frozen=True)
 class Program:
     """B body instructions and S commits. Value i is the result of body instruction i."""
 
-    body: tuple[Instruction, ...]
-    commits: tuple[Instruction, ...]
+    body: Sequence[Instruction]
+    commits: Sequence[Instruction]
 
     @cached_property
     def half_depth(self) -> int:
@@ -171,6 +232,8 @@ class Program:
     @cached_property
     def encoded(self) -> tuple[bytes, ...]:
         """The encodings of the body instructions, then of the commits."""
+        if isinstance(self.body, Encoded) and isinstance(self.commits, Encoded):
+            return tuple(part.encoded(k) for part in (self.body, self.commits) for k in range(len(part)))
         return tuple(encode_instruction(instruction) for instruction in (*self.body, *self.commits))
 
     @cached_property
@@ -205,8 +268,14 @@ class Program:
     @cached_property
     def data_slots(self) -> tuple[Instruction, ...]:
         """The `source` data instructions, in slot order."""
-        found = [i for i in self.body if i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA]
+        found = [self.body[number] for number in self.sources(SourceKind.DATA)]
         return tuple(sorted(found, key=lambda i: i.params.slot if isinstance(i.params, Slot) else -1))
+
+    def sources(self, kind: SourceKind) -> list[int]:
+        """The numbers of the `source` instructions of a kind."""
+        if isinstance(self.body, Encoded):
+            return self.body.numbers(Opcode.SOURCE, kind)
+        return [n for n, i in enumerate(self.body) if i.opcode == Opcode.SOURCE and i.function == kind]
 
     def state_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
         """The dtype and shape of every state entry by name, in slot order."""
@@ -232,20 +301,30 @@ class Program:
         counts = reader.unsigned(4), reader.unsigned(4)
         if not all(1 <= count <= isa.MAX_INSTRUCTIONS for count in counts):
             raise EncodingError(f"expected 1 to {isa.MAX_INSTRUCTIONS} instructions, got {counts}")
-        instructions = []
-        for number in range(sum(counts)):
-            try:
-                instructions.append(decode_instruction(reader.take(reader.unsigned(4))))
-            except EncodingError as error:
-                raise EncodingError(f"instruction {number}: {error}") from error
-        reader.finish()
-        program = cls(tuple(instructions[: counts[0]]), tuple(instructions[counts[0] :]))
-        program.validate(limits)
+        starts, lengths = _records(reader, sum(counts))
+        body = counts[0]
+        program = cls(Encoded(data, starts[:body], lengths[:body]), Encoded(data, starts[body:], lengths[body:]))
+        _Validator(program, limits or Limits()).run_over(survey(data, starts, lengths, body))
         return program
 
     def validate(self, limits: Limits | None = None) -> None:
         """Raise `ProgramError` unless every rule of the module's plan holds."""
         _Validator(self, limits or Limits()).run()
+
+
+def _records(reader: Reader, count: int) -> tuple[Integers, Integers]:
+    """Where the instructions of a program file start, and their lengths, if these fill the file."""
+    starts, lengths = array("q"), array("q")
+    for number in range(count):
+        length = reader.unsigned(4)
+        if not _MIN_BYTES <= length <= isa.MAX_INSTRUCTION_BYTES:
+            limit = f"{_MIN_BYTES} to {isa.MAX_INSTRUCTION_BYTES}"
+            raise EncodingError(f"instruction {number}: expected {limit} bytes, got {length}")
+        starts.append(reader.position)
+        lengths.append(length)
+        reader.skip(length)
+    reader.finish()
+    return np.frombuffer(starts, dtype=np.int64), np.frombuffer(lengths, dtype=np.int64)
 
 
 def decode_alone(data: bytes) -> Instruction:
@@ -301,15 +380,42 @@ class _Validator:
     def run(self) -> None:
         self._counts()
         for number, instruction in enumerate((*self._program.body, *self._program.commits)):
-            self._at = number
-            self._form(instruction)
-            self._operands(instruction)
-            self._types(instruction)
-            self._bounds(instruction)
+            self._own(number, instruction)
             self._stream(instruction)
             self._size(instruction)
         self._at = None
         self._slots()
+
+    def run_over(self, found: Survey) -> None:
+        """The same for a program whose instructions were not decoded: only those in doubt are."""
+        body, limits = len(self._program.body), self._limits
+        self._counts()
+        large = np.flatnonzero(found.numel > limits.value_elements).tolist()
+        ends = [
+            (found.repeated_stream, _STREAM_RULE),
+            (large[0] if large else None, f"limit of {limits.value_elements} elements a value"),
+            (first_over(found.numel, limits.total_elements), f"limit of {limits.total_elements} elements"),
+            (first_over(found.terms, limits.total_terms), f"limit of {limits.total_terms} terms in all"),
+        ]
+        end, rule = min(((number, rule) for number, rule in ends if number is not None), default=(len(found.numel), ""))
+        for number in found.doubtful:
+            if number <= end:
+                try:
+                    one = self._program.body[number] if number < body else self._program.commits[number - body]
+                except EncodingError as error:
+                    raise EncodingError(f"instruction {number}: {error}") from error
+                self._own(number, one)
+        self._at = end
+        self._require(not rule, rule)
+        self._at = None
+        self._slots()
+
+    def _own(self, number: int, instruction: Instruction) -> None:
+        self._at = number
+        self._form(instruction)
+        self._operands(instruction)
+        self._types(instruction)
+        self._bounds(instruction)
 
     def _require(self, holds: bool, rule: str) -> None:
         if not holds:
@@ -439,10 +545,8 @@ class _Validator:
 
     def _sources(self, kind: SourceKind) -> None:  # (6)
         seen: set[int] = set()
-        for number, i in enumerate(self._program.body):
-            if i.opcode != Opcode.SOURCE or i.function != kind:
-                continue
-            self._at = number
+        for number in self._program.sources(kind):
+            self._at, i = number, self._program.body[number]
             slot = _slot(i)
             self._require(slot.slot not in seen, f"slot {slot.slot} is sourced once")
             seen.add(slot.slot)
@@ -455,14 +559,13 @@ class _Validator:
 
     def _stream(self, i: Instruction) -> None:  # (7)
         if isinstance(i.params, isa.RandomParams | isa.ShuffleParams):
-            self._require(i.params.stream not in self._streams, f"random stream {i.params.stream} is used once")
+            self._require(i.params.stream not in self._streams, _STREAM_RULE)
             self._streams.add(i.params.stream)
 
     def _size(self, i: Instruction) -> None:  # (8)
+        limits = self._limits
         self._elements += i.numel
         self._terms += prod(i.index_space)
-        self._require(
-            i.numel <= self._limits.value_elements, f"limit of {self._limits.value_elements} elements a value"
-        )
-        self._require(self._elements <= self._limits.total_elements, f"limit of {self._limits.total_elements} elements")
-        self._require(self._terms <= self._limits.total_terms, f"limit of {self._limits.total_terms} terms in all")
+        self._require(i.numel <= limits.value_elements, f"limit of {limits.value_elements} elements a value")
+        self._require(self._elements <= limits.total_elements, f"limit of {limits.total_elements} elements")
+        self._require(self._terms <= limits.total_terms, f"limit of {limits.total_terms} terms in all")

@@ -1,0 +1,315 @@
+"""Programs are checked in vectors: the same verdicts as instruction by instruction, and hardly any object is made."""
+
+import lzma
+import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.programs import every_kind
+from tests.protocol.test_program import BROKEN, PROGRAM
+from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
+from tiebreak.protocol.program.columns import BLOCK, first_over
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    Slot,
+    SourceConst,
+)
+from tiebreak.protocol.program.program import MAGIC, Encoded, Limits, Program, decode_instruction, encode_instruction
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def file_of(body: list[bytes], commits: list[bytes]) -> bytes:
+    """A program file of encoded instructions, whatever they are."""
+    parts = [MAGIC, len(body).to_bytes(4, "big"), len(commits).to_bytes(4, "big")]
+    for encoded in (*body, *commits):
+        parts += [len(encoded).to_bytes(4, "big"), encoded]
+    return b"".join(parts)
+
+
+def one_by_one(body: list[bytes], commits: list[bytes], limits: Limits | None = None) -> None:
+    """The plain way: every instruction becomes an object, and every rule looks at each."""
+    program = Program(tuple(map(decode_instruction, body)), tuple(map(decode_instruction, commits)))
+    program.validate(limits)
+
+
+def decoded(program: Program) -> int:
+    """How many instructions were made into objects."""
+    assert isinstance(program.body, Encoded)
+    assert isinstance(program.commits, Encoded)
+    return program.body.decoded + program.commits.decoded
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rules_are_found_in_files_too(name: str) -> None:
+    make, instruction, rule = BROKEN[name]
+    if name in ("no body", "no commit"):
+        return  # no file says that
+    with pytest.raises(VerificationError) as caught:
+        Program.decode(make().encode())
+    if isinstance(caught.value, ProgramError):
+        assert caught.value.instruction == instruction
+        assert re.search(rule, str(caught.value))
+    else:
+        assert str(caught.value).startswith(f"instruction {instruction}: "), "its bytes are no instruction's"
+
+
+def test_valid_instructions_are_not_in_doubt(cases: Callable[[], None]) -> None:
+    files = [lzma.decompress(path.read_bytes()) for path in GOLDEN.glob("*/program.xz")]
+    assert len(files) >= 4
+    for data in (*files, every_kind().encode(), PROGRAM.encode()):
+        program = Program.decode(data)
+        named = [i for i in (*program.body, *program.commits) if isinstance(i.params, Slot)]
+        fresh = Program.decode(data)
+        # The loss, the slots, and what the commits take, for rules (1) and (6).
+        assert decoded(fresh) <= 1 + len(named) + len(program.commits)
+        assert fresh == program == Program(tuple(program.body), tuple(program.commits))
+        assert hash(fresh) == hash(program)
+        assert fresh.encode() == data
+        cases()
+
+
+# ---------------------------------------------------------------- as one by one, whatever is changed
+
+
+def change(thing: Any, random: Random) -> Any:
+    """A copy of an instruction, or of a part, with one thing changed."""
+    if isinstance(thing, Instruction | Access) or (is_dataclass(thing) and fields(thing)):
+        name = random.choice([f.name for f in fields(thing) if f.name != "origin"])
+        return replace(thing, **{name: change(getattr(thing, name), random)})
+    if isinstance(thing, Opcode | DType):
+        return random.choice(list(type(thing)))
+    if isinstance(thing, tuple):
+        at = random.randrange(len(thing) + 1)
+        if at < len(thing) and random.random() < 0.8:
+            return (*thing[:at], change(thing[at], random), *thing[at + 1 :])
+        return (*thing, random.choice([0, 1, 2])) if random.random() < 0.5 else thing[:-1]
+    if isinstance(thing, int):
+        far = (1 << 31, 1 << 40, (1 << 40) + 1, 1 << 62, (1 << 63) - 1, -1, -(1 << 63), 0, 1)
+        return random.choice([thing + 1, thing - 1, -thing, random.choice(far)])
+    return thing
+
+
+def try_both(body: list[bytes], commits: list[bytes]) -> bool:
+    """Whether the program is valid, on which both ways must agree."""
+    verdicts = []
+    for check in (one_by_one, lambda b, c: Program.decode(file_of(b, c))):
+        try:
+            check(body, commits)
+            verdicts.append(True)
+        except VerificationError:
+            verdicts.append(False)
+    assert verdicts[0] == verdicts[1], f"one by one {verdicts[0]}, in vectors {verdicts[1]}"
+    return verdicts[0]
+
+
+@cache
+def samples() -> list[tuple[list[bytes], list[bytes]]]:
+    found = []
+    for program in (every_kind(), PROGRAM):
+        encoded = list(program.encoded)
+        found.append((encoded[: len(program.body)], encoded[len(program.body) :]))
+    return found
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.integers(0, 1 << 40))
+def test_any_change_of_a_field_has_the_same_verdict(seed: int) -> None:
+    random = Random(seed)
+    body, commits = (list(part) for part in random.choice(samples()))
+    part = body if random.random() < 0.9 else commits
+    at = random.randrange(len(part))
+    try:
+        part[at] = encode_instruction(change(decode_instruction(part[at]), random))
+    except (EncodingError, ValueError, TypeError, AttributeError):
+        return  # no bytes say that
+    try_both(body, commits)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.integers(0, 1 << 40))
+def test_any_change_of_bytes_has_the_same_verdict(seed: int) -> None:
+    random = Random(seed)
+    body, commits = (list(part) for part in random.choice(samples()))
+    part = body if random.random() < 0.9 else commits
+    at = random.randrange(len(part))
+    changed = bytearray(part[at])
+    for _ in range(random.choice((1, 1, 2, 8))):
+        place = random.randrange(len(changed)) if random.random() < 0.7 else random.randrange(6)
+        changed[place] = random.choice((0, 1, 2, 0x7F, 0x80, 0xFF, random.randrange(256)))
+    if random.random() < 0.2:
+        changed = changed[: random.randrange(len(changed))] if random.random() < 0.5 else changed + random.randbytes(8)
+    part[at] = bytes(changed)
+    try_both(body, commits)
+
+
+def test_both_verdicts_occur() -> None:
+    """The two tests above are about something."""
+    valid = 0
+    random = Random(1)
+    for _ in range(300):
+        body, commits = (list(part) for part in random.choice(samples()))
+        at = random.randrange(len(body))
+        changed = bytearray(body[at])
+        changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+        body[at] = bytes(changed)
+        valid += try_both(body, commits)
+    assert 5 < valid < 290
+
+
+# ---------------------------------------------------------------- large files
+
+ADD = Instruction(
+    opcode=Opcode.MAP,
+    function=MapFunction.ADD,
+    dtype=DType.F32,
+    shape=(4, 4),
+    operands=(Access(1, 0, (4, 1)), Access(1, 0, (1, 4))),
+)
+
+
+@cache
+def large(count: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """`count` valid body instructions, of which all but four add two earlier values; one commit."""
+    one = Instruction(opcode=Opcode.SOURCE, dtype=DType.F32, params=SourceConst(bits=0))
+    copy = replace(ADD, function=MapFunction.COPY, operands=(Access(0, 0, (0, 0)),))
+    add, second = bytearray(encode_instruction(ADD)), 6 + 16 + 12 + 16
+    body = [encode_instruction(one), encode_instruction(copy)]
+    for number in range(2, count - 1):
+        add[22:26], add[second : second + 4] = (number - 1).to_bytes(4, "big"), (1 + number // 2).to_bytes(4, "big")
+        body.append(bytes(add))
+    body[2] = encode_instruction(ADD)
+    loss = Instruction(opcode=Opcode.REDUCE, dtype=DType.F32, reduction=(16,), operands=(Access(count - 2, 0, (1,)),))
+    whole = (Access(1, 0, (4, 1)),)
+    commit = Instruction(
+        opcode=Opcode.COMMIT, dtype=DType.F32, shape=(4, 4), operands=whole, params=Slot(slot=0, name="w")
+    )
+    return (*body, encode_instruction(loss)), (encode_instruction(commit),)
+
+
+def test_a_large_program_is_read_without_making_its_instructions() -> None:
+    body, commits = large(2 * BLOCK + 5)
+    program = Program.decode(file_of(list(body), list(commits)))
+    assert decoded(program) == 3, "the loss, the commit and what it takes"
+    assert program.encoded_at(BLOCK) == body[BLOCK]
+    assert program.body[BLOCK].operands[0].value == BLOCK - 1
+    assert decoded(program) == 4
+    assert program.encode() == file_of(list(body), list(commits))
+
+
+WRONG: dict[str, Callable[[int], Instruction]] = {
+    "earlier": lambda at: replace(ADD, operands=(Access(at, 0, (4, 1)), Access(1, 0, (4, 1)))),
+    "reads elements 0 to 18": lambda _: replace(ADD, operands=(Access(1, 0, (5, 1)), Access(1, 0, (4, 1)))),
+    "does not take": lambda _: replace(ADD, dtype=DType.BOOL),
+    "dims are at least 1": lambda _: replace(ADD, shape=(4, 0)),
+    "expected the end": lambda _: replace(ADD, params=RandomParams(stream=0)),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG)
+@pytest.mark.parametrize("at", [BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+def test_one_that_is_wrong_is_found_alone(rule: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, commits = large(2 * BLOCK + 5)
+    changed = list(body)
+    changed[at] = encode_instruction(WRONG[rule](at))
+    made = []
+    plain = decode_instruction
+    monkeypatch.setattr(
+        "tiebreak.protocol.program.program.decode_instruction", lambda data: made.append(data) or plain(data)
+    )
+    with pytest.raises(VerificationError, match=f"instruction {at}: .*{rule}"):
+        Program.decode(file_of(changed, list(commits)))
+    assert len(made) <= 4, "the loss, it, and what it reads"
+
+
+def test_if_all_are_wrong_one_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    body, commits = large(2 * BLOCK + 5)
+    made = []
+    plain = decode_instruction
+    monkeypatch.setattr(
+        "tiebreak.protocol.program.program.decode_instruction", lambda data: made.append(data) or plain(data)
+    )
+    wrong = encode_instruction(replace(ADD, dtype=DType.I64))
+    with pytest.raises(ProgramError, match="instruction 2: "):
+        Program.decode(file_of([*body[:2], *[wrong] * (len(body) - 3), body[-1]], list(commits)))
+    assert len(made) == 3, "the loss, the first, and what it reads"
+
+
+def test_lengths_are_checked_before_anything_is_read(cases: Callable[[], None]) -> None:
+    body, commits = large(100)
+    for length in (0, 7, 4097, 1 << 31):
+        data = bytearray(file_of(list(body), list(commits)))
+        at = len(data) - len(commits[0]) - 4
+        data[at : at + 4] = length.to_bytes(4, "big")
+        with pytest.raises(EncodingError, match=f"instruction 100: expected 8 to 4096 bytes, got {length}"):
+            Program.decode(bytes(data))
+        cases()
+
+
+def test_a_stream_that_is_used_again_far_away_is_found() -> None:
+    body, commits = large(2 * BLOCK + 5)
+    seed = encode_instruction(Instruction(opcode=Opcode.SOURCE, dtype=DType.I64, params=SourceConst(bits=1)))
+    none = (Access(2, 0, (0, 0)), Access(2, 0, (0, 0)))
+    draw = [
+        encode_instruction(
+            Instruction(
+                opcode=Opcode.RANDOM, dtype=DType.F32, shape=(4, 4), operands=none, params=RandomParams(stream=s)
+            )
+        )
+        for s in (7, 8)
+    ]
+    changed = [*body[:2], seed, *[body[1]] * 3, *body[6:]]
+    changed[4], changed[BLOCK + 9] = draw[0], draw[1]
+    Program.decode(file_of(changed, list(commits)))
+    changed[BLOCK + 9] = draw[0]
+    with pytest.raises(ProgramError, match=f"instruction {BLOCK + 9}: .*used once"):
+        Program.decode(file_of(changed, list(commits)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "rule"),
+    [
+        (Limits(value_elements=15), "instruction 1: limit of 15 elements a value"),
+        (Limits(total_elements=16 * BLOCK), f"instruction {BLOCK}: limit of {16 * BLOCK} elements"),
+        (Limits(total_terms=16 * BLOCK), f"instruction {BLOCK}: limit of {16 * BLOCK} terms in all"),
+    ],
+)
+def test_limits_are_exact(limits: Limits, rule: str) -> None:
+    body, commits = (list(part) for part in large(BLOCK + 50))
+    with pytest.raises(ProgramError, match=rule):
+        Program.decode(file_of(body, commits), limits)
+    body, commits = (list(part) for part in large(100))
+    total = 1 + 98 * 16 + 1 + 16  # the constant, 98 copies and sums, the loss, the commit
+    elements, terms = total, total - 1 + 16
+    for bounds in (Limits(total_elements=elements), Limits(total_terms=terms)):
+        Program.decode(file_of(body, commits), bounds)
+        one_by_one(body, commits, bounds)
+    for bounds in (Limits(total_elements=elements - 1), Limits(total_terms=terms - 1)):
+        with pytest.raises(ProgramError, match="instruction 100: limit"):
+            Program.decode(file_of(body, commits), bounds)
+        with pytest.raises(ProgramError, match="instruction 100: limit"):
+            one_by_one(body, commits, bounds)
+
+
+def test_a_sum_crosses_a_limit_where_integers_say() -> None:
+    each = np.array([float(1 << 52), 0.0, 1.0, 1.0, 1e30])
+    assert first_over(each, (1 << 52) - 1) == 0
+    assert first_over(each, 1 << 52) == 2
+    assert first_over(each, (1 << 52) + 1) == 3
+    assert first_over(each, (1 << 52) + 2) == 4
+    assert first_over(each[:1], 1 << 53) is None
+    assert first_over(each[:0], 0) is None

@@ -1,0 +1,306 @@
+"""Checks all instructions of a program file at once, field by field, in vectors (SPEC section 4).
+
+`survey` names the instructions that may break a rule. It is a filter: whatever it names, the rules in
+`tiebreak.protocol.program.program` decide, one by one and with a message. It must name every instruction that breaks a
+rule of its own, (2) to (5) of the plan there, and should name few others, since each costs time.
+A million valid instructions pass without an object being made of any.
+
+No number overflows: in a valid instruction, every offset and stride times its dim is below 2^40 in magnitude, so larger
+ones are doubtful, and all others are exact in 64 bits.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+BLOCK: Final = 1 << 16
+"""Instructions that are checked at a time, which bounds the memory for it."""
+_HEADER: Final = 6
+_RANK: Final = isa.MAX_RANK
+_REACH: Final = float(1 << 41)
+"""Above every product of a stride and a dim that a valid instruction can have."""
+_FUNCTIONS: Final = 32
+_ABSENT: Final = 3
+"""In place of an operand's dtype."""
+_CODES: Final = tuple(int(opcode) for opcode in Opcode)
+_BITS: Final = np.array([32, 64, 1])
+
+
+def _accepted() -> Flags:
+    """Which combinations of opcode, function, operand dtypes and dtype exist (`isa.signatures`)."""
+    table = np.zeros((len(_CODES) + 1, _FUNCTIONS, 4, 4, 4, 3), dtype=np.bool_)
+    table[Opcode.SOURCE, : len(SourceKind), _ABSENT, _ABSENT, _ABSENT] = True
+    functions: dict[Opcode, Any] = {
+        Opcode.MAP: isa.MapFunction,
+        Opcode.REDUCE: isa.ReduceFunction,
+        Opcode.WINDOW: isa.WindowFunction,
+    }
+    for opcode in Opcode:
+        for function in functions.get(opcode, range(1) if opcode is not Opcode.SOURCE else ()):
+            found = isa.signatures(isa.Instruction(opcode=opcode, function=int(function), dtype=DType.F32))
+            for types, dtype in found or ():
+                table[(opcode, function, *types, *[_ABSENT] * (3 - len(types)), dtype)] = True
+    return table
+
+
+_ACCEPTED: Final = _accepted()
+
+
+class Survey:
+    """What `survey` finds out about the instructions of a program file."""
+
+    def __init__(self, count: int, body: int) -> None:
+        self.body = body
+        self.doubtful: list[int] = []
+        """Those that may break a rule of their own, ascending."""
+        self.dtype: Integers = np.zeros(count, dtype=np.int64)
+        self.numel: Floats = np.ones(count)
+        self.terms: Floats = np.ones(count)
+        """Of the whole result, without overflow: above 2^53 not exact."""
+        self.repeated_stream: int | None = None
+        """The first that draws from a random stream which was drawn from before."""
+
+
+class Columns:
+    """The fields of a block of encoded instructions, one array for each. Reads only inside an instruction's bytes."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], first: int, starts: Integers, lengths: Integers) -> None:
+        self._bytes = data
+        self.count, self.first, self.starts = len(starts), first, starts
+        header = self._bytes[starts[:, None] + np.arange(_HEADER)].astype(np.int64)
+        self.opcode, self.function, self.dtype, self.rank, self.reduction, self.operands = header.T
+        self.space = self.rank + self.reduction
+        self.params = starts + _HEADER + 8 * self.space + self.operands * (12 + 8 * self.space) + 2
+        """Where the parameters start, after their length."""
+        self.doubt: Flags = (self.opcode == 0) | (self.opcode > len(_CODES)) | (self.function >= _FUNCTIONS)
+        self.doubt |= (self.dtype > max(DType)) | (self.rank > _RANK) | (self.reduction > _RANK)
+        self.doubt |= (self.operands > isa.MAX_OPERANDS) | (lengths > isa.MAX_INSTRUCTION_BYTES)
+        size = starts + lengths - self.params
+        self.doubt |= size < 0
+        fine = self.fine(np.ones(self.count, dtype=np.bool_))
+        said = self.read(self.params[fine] - 2, 2)
+        self.size = size
+        self.doubt[fine] |= said != size[fine]
+
+    def fine(self, those: Flags) -> Integers:
+        """The numbers of those that are not in doubt yet."""
+        return np.flatnonzero(those & ~self.doubt)
+
+    def of(self, *opcodes: Opcode) -> Integers:
+        return self.fine(np.isin(self.opcode, opcodes))
+
+    def read(self, places: Integers, width: int) -> Integers:
+        """Big-endian integers at these places, signed if they have 8 bytes (so 2^63 and more read as negative)."""
+        raw = np.zeros((len(places), 8), dtype=np.uint8)
+        raw[:, 8 - width :] = self._bytes[places[:, None] + np.arange(width)]
+        return raw.view(">i8").ravel().astype(np.int64)
+
+    def text(self, at: int, length: int) -> bytes:
+        return self._bytes[at : at + length].tobytes()
+
+    def check(self, numbers: Integers, holds: Flags) -> None:
+        """Whichever of these numbers do not hold are in doubt."""
+        self.doubt[numbers[~holds]] = True
+
+
+def survey(data: bytes, starts: Integers, lengths: Integers, body: int) -> Survey:
+    """Check instructions of which each has at least the bytes of a header, block by block."""
+    found, view = Survey(len(starts), body), np.frombuffer(data, dtype=np.uint8)
+    streams: list[Integers] = []
+    for first in range(0, len(starts), BLOCK):
+        c = Columns(view, first, starts[first : first + BLOCK], lengths[first : first + BLOCK])
+        _check(c, found)
+        found.doubtful += (first + np.flatnonzero(c.doubt)).tolist()
+        drawn = c.of(Opcode.RANDOM, Opcode.SHUFFLE)
+        at = c.params[drawn] + np.where(c.opcode[drawn] == Opcode.RANDOM, 0, 8)
+        streams.append(np.stack([first + drawn, c.read(at, 4)]))
+    numbers, drawn_from = np.concatenate(streams, axis=1)
+    again = np.delete(numbers, np.unique(drawn_from, return_index=True)[1])
+    found.repeated_stream = int(again[0]) if len(again) else None
+    return found
+
+
+def _check(c: Columns, found: Survey) -> None:
+    block, numbers = slice(c.first, c.first + c.count), c.first + np.arange(c.count)
+    _sizes_of_params(c)
+    dims = _dims(c)
+    numel, reduced = np.prod(dims[:, :_RANK], axis=1), np.prod(dims[:, _RANK:], axis=1)
+    found.numel[block], found.terms[block] = numel, numel * reduced
+    found.dtype[block] = np.minimum(c.dtype, max(DType))
+    c.doubt |= (numel > isa.MAX_NUMEL) | (reduced > isa.MAX_TERMS)
+    c.doubt |= (c.reduction > 0) & ~np.isin(c.opcode, (Opcode.REDUCE, Opcode.SCATTER_SUM))
+    c.doubt |= (c.opcode == Opcode.COMMIT) != (numbers >= found.body)
+    box = _params(c, dims)
+    _operands(c, dims, box, np.minimum(numbers, found.body), found)
+
+
+def first_over(each: Floats, limit: int) -> int | None:
+    """The first number at which a running sum exceeds a limit below 2^53. Numbers above that need not be exact."""
+    if not len(each) or np.cumsum(each)[-1] <= limit * (1 - 1e-9):  # far more than the sum can be off
+        return None
+    return next((k for k, total in enumerate(accumulate(map(int, each.tolist()))) if total > limit), None)
+
+
+def _sizes_of_params(c: Columns) -> None:
+    """Each opcode's parameters have a length that follows from its header; those with a name are read one by one."""
+    lengths: dict[Opcode, Callable[[], Integers | int]] = {
+        Opcode.SOURCE: lambda: np.where(c.function == SourceKind.CONST, 8, 0),
+        Opcode.MAP: lambda: 0,
+        Opcode.REDUCE: lambda: 0,
+        Opcode.GATHER: lambda: 16,
+        Opcode.SCATTER_SUM: lambda: 8 * c.rank,
+        Opcode.WINDOW: lambda: 24 * c.rank + 8 * (c.function == isa.WindowFunction.FILL),
+        Opcode.IOTA: lambda: 8 + 8 * c.rank,
+        Opcode.RANDOM: lambda: 4,
+        Opcode.SHUFFLE: lambda: 12,
+    }
+    named = named_slots(c)
+    for opcode, length in lengths.items():
+        c.doubt |= (c.opcode == opcode) & ~named & (c.size != length())
+    slots = c.fine(named)
+    c.check(slots, c.size[slots] > 6)
+    slots = c.fine(named)
+    c.check(slots, c.read(c.params[slots] + 4, 2) == c.size[slots] - 6)
+    for number in c.fine(named).tolist():
+        at = int(c.params[number]) + 6
+        name = c._bytes[at : at + int(c.size[number]) - 6].tobytes()
+        c.doubt[number] = (
+            len(name) > 255 or not name.isascii() or not name.decode("latin-1").isprintable() or b" " in name
+        )
+
+
+def named_slots(c: Columns) -> Flags:
+    """Which instructions have a slot and a name."""
+    source = (c.opcode == Opcode.SOURCE) & np.isin(c.function, (SourceKind.STATE, SourceKind.DATA))
+    return cast("Flags", source | (c.opcode == Opcode.COMMIT))
+
+
+def _dims(c: Columns) -> Floats:
+    """Output dims in columns 0 to 7, reduction dims in 8 to 15, 1 where there are none."""
+    dims = np.ones((c.count, 2 * _RANK))
+    for offset, rank, start in ((0, c.rank, 0 * c.rank), (_RANK, c.reduction, c.rank)):
+        for d in range(_RANK):
+            with_it = c.fine(rank > d)
+            found = c.read(c.starts[with_it] + _HEADER + 8 * (start[with_it] + d), 8)
+            dims[with_it, offset + d] = found
+            c.check(with_it, (found >= 1) & (found <= isa.MAX_NUMEL))
+    dims[c.doubt] = 1
+    return dims
+
+
+def _params(c: Columns, dims: Floats) -> Floats:
+    """Check parameters. Returns the dims in which operand 0 is read: a window's box, else `dims`."""
+    constant = c.fine((c.opcode == Opcode.SOURCE) & (c.function <= SourceKind.STEP))
+    c.check(constant, (c.rank[constant] == 0) & ((c.function[constant] == 0) | (c.dtype[constant] == DType.I64)))
+    constant = c.fine((c.opcode == Opcode.SOURCE) & (c.function == SourceKind.CONST))
+    _constants(c, constant, c.params[constant])
+    for opcode, at in ((Opcode.GATHER, 8), (Opcode.SHUFFLE, 0)):
+        bounded = c.of(opcode)
+        bound = c.read(c.params[bounded] + at, 8)
+        c.check(bounded, (bound >= 1) & (bound <= isa.MAX_NUMEL))
+    _scatters(c, dims)
+    box = dims.copy()
+    windows = c.of(Opcode.WINDOW)
+    for d in range(_RANK):
+        inside = windows[c.rank[windows] > d]
+        lo, hi, step = (c.read(c.params[inside] + 24 * d + at, 8) for at in (0, 8, 16))
+        holds = (lo >= 0) & (lo < hi) & (hi <= dims[inside, d]) & (step >= 1) & (step <= 1 << 32)
+        c.check(inside, holds)
+        box[inside[holds], d] = -(-(hi - lo)[holds] // step[holds])
+    filled = windows[c.function[windows] == isa.WindowFunction.FILL]
+    _constants(c, filled, c.params[filled] + 24 * c.rank[filled])
+    return box
+
+
+def _constants(c: Columns, numbers: Integers, places: Integers) -> None:
+    bits, dtype = c.read(places, 8), c.dtype[numbers]
+    nan = (dtype == DType.F32) & (bits & 0x7F800000 == 0x7F800000) & (bits & 0x7FFFFF != 0) & (bits != NAN_BITS)
+    c.check(numbers, ((dtype == DType.I64) | ((bits >= 0) & (bits >> np.minimum(_BITS[dtype], 63) == 0))) & ~nan)
+
+
+def _scatters(c: Columns, dims: Floats) -> None:
+    """Match strides are row-major over the matched dims, and operands ignore those."""
+    scatters = c.of(Opcode.SCATTER_SUM)
+    step, matched_any = np.ones(len(scatters)), np.zeros(len(scatters), dtype=np.bool_)
+    holds = np.ones(len(scatters), dtype=np.bool_)
+    for d in reversed(range(_RANK)):
+        rows = np.flatnonzero(c.rank[scatters] > d)
+        numbers = scatters[rows]
+        stride = c.read(c.params[numbers] + 8 * d, 8)
+        matched = stride != 0
+        holds[rows] &= ~matched | (stride == step[rows])
+        for k in range(isa.MAX_OPERANDS):
+            inside = c.operands[numbers] > k
+            own = np.zeros(len(numbers), dtype=np.int64)
+            own[inside] = c.read(_operand(c, numbers[inside], k) + 12 + 8 * d, 8)
+            holds[rows] &= ~matched | (own == 0)
+        matched_any[rows] |= matched
+        step[rows] = np.where(matched, step[rows] * dims[numbers, d], step[rows])
+    c.check(scatters, holds & matched_any)
+
+
+def _operand(c: Columns, numbers: Integers, k: int) -> Integers:
+    """Where operand k of these instructions starts."""
+    space = c.space[numbers]
+    return cast("Integers", c.starts[numbers] + _HEADER + 8 * space + k * (12 + 8 * space))
+
+
+def _operands(c: Columns, dims: Floats, box: Floats, limit: Integers, found: Survey) -> None:
+    """Operands name earlier values, have types that fit, and are read inside their tensors."""
+    types = np.full((c.count, isa.MAX_OPERANDS), _ABSENT)
+    for k in range(isa.MAX_OPERANDS):
+        numbers = c.fine(c.operands > k)
+        places = _operand(c, numbers, k)
+        value, offset = c.read(places, 4), c.read(places + 4, 8)
+        c.check(numbers, (value < limit[numbers]) & (np.abs(offset.astype(np.float64)) < _REACH))
+        earlier = np.minimum(value, found.body - 1)
+        types[numbers, k] = found.dtype[earlier]
+        low, high, moves = _extents(c, numbers, places, offset, box if k == 0 else dims)
+        if k == 0:
+            gathers = np.flatnonzero(c.opcode[numbers] == Opcode.GATHER)
+            at = c.params[numbers[gathers]]
+            _reach(c, numbers, low, high, gathers, c.read(at, 8), c.read(at + 8, 8).astype(np.float64))
+        c.check(numbers, (low >= 0) & (high < found.numel[earlier]))
+        alone = (c.opcode[numbers] == Opcode.RANDOM) & (k <= 1) | (c.opcode[numbers] == Opcode.SHUFFLE) & (k == 1)
+        c.check(numbers, ~(alone & moves))
+    numbers = c.fine(np.ones(c.count, dtype=np.bool_))
+    first, second, third = types[numbers].T
+    c.check(numbers, _ACCEPTED[c.opcode[numbers], c.function[numbers], first, second, third, c.dtype[numbers]])
+
+
+def _extents(
+    c: Columns, numbers: Integers, places: Integers, offset: Integers, dims: Floats
+) -> tuple[Integers, Integers, Flags]:
+    """The least and the greatest element that an operand reads, and whether it has a stride."""
+    low, high, moves = offset.copy(), offset.copy(), np.zeros(len(numbers), dtype=np.bool_)
+    for d in range(2 * _RANK):
+        rows = np.flatnonzero(c.space[numbers] > d)
+        if not len(rows):
+            break
+        stride = c.read(places[rows] + 12 + 8 * d, 8)
+        moves[rows] |= stride != 0
+        column = np.where(d < c.rank[numbers[rows]], d, _RANK + d - c.rank[numbers[rows]])
+        _reach(c, numbers, low, high, rows, stride, dims[numbers[rows], column])
+    return low, high, moves
+
+
+def _reach(
+    c: Columns, numbers: Integers, low: Integers, high: Integers, rows: Integers, stride: Integers, dim: Floats
+) -> None:
+    """Add stride * (dim - 1) to the lower or the upper end in these rows."""
+    far = np.abs(stride.astype(np.float64)) * (dim - 1) >= _REACH
+    c.check(numbers[rows], ~far)
+    step = np.where(far, 0, stride) * (dim - 1).astype(np.int64)
+    low[rows] += np.minimum(step, 0)
+    high[rows] += np.maximum(step, 0)
