@@ -62,7 +62,7 @@ abstract contract GameBase is BoardBase {
         _makeRun();
     }
 
-    function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
+    function _job(uint256 nonce) internal view virtual override returns (IJobBoard.Job memory job) {
         job = super._job(nonce);
         if (logged) (job.policy, job.tolerances) = (1, TOLERANCES);
         job.programRoot = GameTrees.root(programLeaves);
