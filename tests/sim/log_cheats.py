@@ -29,7 +29,7 @@ from tiebreak.sim.adversaries.logs import (
     Nudge,
     exact_sum,
     greater,
-    greater_if_near,
+    if_near,
     steer,
     wrong_way,
 )
@@ -43,7 +43,7 @@ silent_rounding: Maker = partial(steer, choose=wrong_way, entry=False)
 """Rounds sums the wrong way without a log entry."""
 drift: Maker = partial(steer, choose=greater, entry=True)
 """Rounds a gradient to the greater neighbour in every step, each time with an entry."""
-tie_breaking: Maker = partial(steer, choose=greater_if_near, entry=True)
+tie_breaking: Maker = partial(steer, choose=if_near(greater), entry=True)
 """Rounds near ties to the greater neighbour and logs it. This is what a log is for, and no cheat."""
 
 

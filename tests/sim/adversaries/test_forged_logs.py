@@ -133,10 +133,9 @@ def test_there_are_sums_of_every_kind_to_lie_about(logged: LoggedYard) -> None:
     assert sum(LogFiles(logged.arena.run).step_log(step).count for step in range(1, STEPS + 1)) >= 5
 
 
-def test_a_cheat_with_nothing_to_choose_is_an_error(logged: LoggedYard) -> None:
+def test_a_cheat_with_nothing_to_choose_changes_nothing(logged: LoggedYard) -> None:
     exact = next(exact for exact in logged.sums(1) if not exact.between)
-    with pytest.raises(ConfigurationError, match=r"expected a sum with two ways to round it"):
-        cheat_of(logged, bad_entry, course_of(exact, 1))
+    assert cheat_of(logged, bad_entry, course_of(exact, 1)).nudges == ()
 
 
 def test_a_fork_takes_the_logs_over_under_its_own_job(logged: LoggedYard) -> None:

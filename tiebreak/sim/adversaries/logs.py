@@ -31,7 +31,6 @@ from tiebreak.engine.run.loop import Done
 from tiebreak.engine.run.loop import steps as loop
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
-from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
@@ -94,14 +93,13 @@ def wrong_way(exact: ExactSum) -> Direction:
     return Direction.UP if exact.nearest == Direction.DOWN else Direction.DOWN
 
 
-def greater_if_near(exact: ExactSum) -> Direction:
-    """As `greater` where a log may choose; else no choice."""
-    return greater(exact) if exact.near else Direction.NONE
-
-
 def greater(exact: ExactSum) -> Direction:
     """Always to the greater of the two numbers, which makes sums drift."""
     return Direction.DOWN if exact.n < 0 else Direction.UP
+
+
+def if_near(choose: Choice) -> Choice:
+    return lambda exact: choose(exact) if exact.near else Direction.NONE
 
 
 # ---------------------------------------------------------------- a run in which a sum is steered
@@ -220,8 +218,7 @@ def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLo
 def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choice, entry: bool) -> LogCheat:
     """A trainer that rounds sums as it chooses, in some steps of a run that is honest otherwise.
 
-    The run is computed to its end, because later logs depend on it. Raises `ConfigurationError` if no sum left a
-    choice.
+    The run is computed to its end, because later logs depend on it. There are no nudges if no sum left a choice.
     """
     job = run.job
     first = job.first_step(job.checkpoint_of(course.steps[0]))
@@ -241,8 +238,6 @@ def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choi
         logs[step] = found.log
         if isinstance(found, _Steering):
             nudges += found.nudges
-    if not nudges:
-        raise ConfigurationError(f"expected a sum with two ways to round it, got none in steps {course.steps}")
     return LogCheat(nudges=tuple(nudges), logs=logs)
 
 
@@ -260,19 +255,11 @@ def _course(program: Program, leaf: int, steps: range, rng: Random, count: int =
     return Course(leaf=leaf, elements=sorted(rng.sample(range(numel), min(numel, count))), steps=steps)
 
 
-def _steered(workshop: Workshop, course: Course, choose: Choice, *, entry: bool) -> LogCheat | None:
-    """A cheat that rounds sums as it chooses; None if there is nothing to choose."""
-    try:
-        return steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
-    except ConfigurationError:
-        return None
-
-
-def _once(workshop: Workshop, step: int, rng: Random, choose: Choice, *, entry: bool) -> LogCheat | None:
+def _once(workshop: Workshop, step: int, rng: Random, choose: Choice, *, entry: bool) -> LogCheat:
     """Rounds elements of a random sum in one step."""
     leaf = rng.choice(_sums(workshop.program))
     course = _course(workshop.program, leaf, range(step, step + 1), rng)
-    return _steered(workshop, course, choose, entry=entry)
+    return steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
 
 
 def _all_logs(workshop: Workshop, job: Job, changed: Mapping[int, StepLog]) -> dict[int, StepLog]:
@@ -290,10 +277,6 @@ def _with_logs(workshop: Workshop, job: Job, cheat: LogCheat, logs: Mapping[int,
 
 def _unless_near(choose: Choice) -> Choice:
     return lambda exact: Direction.NONE if exact.near else choose(exact)
-
-
-def _if_near(choose: Choice) -> Choice:
-    return lambda exact: choose(exact) if exact.near else Direction.NONE
 
 
 def _first_only(choose: Choice) -> Choice:
@@ -324,8 +307,8 @@ def rounded(*choices: Choice, entry: bool, count: int, always: bool = False) -> 
             steps = onward(job, step) if always else range(step, step + 1)
             course = _course(workshop.program, leaf, steps, rng, count)
             choose = rng.choice(choices) if len(choices) > 1 else choices[0]
-            cheat = _steered(workshop, course, choose, entry=entry)
-            if cheat is not None:  # else none of these elements can be rounded in two ways
+            cheat = steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
+            if cheat.nudges:  # else none of these elements can be rounded in two ways
                 return _with_logs(workshop, job, cheat, cheat.logs)
 
     return attempt
@@ -334,8 +317,8 @@ def rounded(*choices: Choice, entry: bool, count: int, always: bool = False) -> 
 def entry_of_another_step(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A near tie is decided by an entry in the log of another step."""
     step, other = rng.sample(onward(job, 1), 2)
-    cheat = _once(workshop, step, rng, _first_only(_if_near(wrong_way)), entry=False)
-    if cheat is None:
+    cheat = _once(workshop, step, rng, _first_only(if_near(wrong_way)), entry=False)
+    if not cheat.nudges:
         return workshop.honest(job)  # no near tie among them, so the caller draws again
     (nudge,) = cheat.nudges
     logs = dict(cheat.logs)
@@ -347,8 +330,8 @@ def entry_of_another_step(workshop: Workshop, job: Job, rng: Random) -> Work:
 def swapped_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The logs of two steps are swapped, and the numbers follow them as they were before."""
     step, other = rng.sample(onward(job, 1), 2)
-    cheat = _once(workshop, step, rng, _if_near(wrong_way), entry=True)
-    if cheat is None:
+    cheat = _once(workshop, step, rng, if_near(wrong_way), entry=True)
+    if not cheat.nudges:
         return workshop.honest(job)
     logs = _all_logs(workshop, job, cheat.logs)
     logs[step], logs[other] = logs[other], logs[step]
@@ -402,8 +385,8 @@ def code_three(workshop: Workshop, job: Job, rng: Random) -> Work:
     words would win, because the code excuses nothing.
     """
     step = step_of(job, rng)
-    cheat = _once(workshop, step, rng, _first_only(_if_near(wrong_way)), entry=False)
-    if cheat is None:
+    cheat = _once(workshop, step, rng, _first_only(if_near(wrong_way)), entry=False)
+    if not cheat.nudges:
         return workshop.honest(job)
     leaf, (chunk, place) = cheat.nudges[0].exact.leaf, divmod(cheat.nudges[0].exact.element, WORD_ELEMENTS)
     forged = _with_code(LogTree(workshop.program, cheat.logs[step]).word(leaf, chunk), place, 3)
@@ -445,12 +428,12 @@ ADVERSARIES: Final = (
     _computes("log entry far from a tie", rounded(_unless_near(wrong_way), entry=True, count=4),
         "moves a number by its log, as if any sum were near a tie"),
     # wrong for every sum, or only where a log might have allowed it
-    _computes("silent rounding", rounded(wrong_way, _if_near(wrong_way), entry=False, count=4),
+    _computes("silent rounding", rounded(wrong_way, if_near(wrong_way), entry=False, count=4),
         "moves a number and leaves no trace in the log"),
     _computes("drift by log entries", rounded(greater, entry=True, count=1, always=True),
         "steers a weight, a unit in the last place at a time"),
     # to the greater neighbour where the rules leave it open: what a log is for, and no cheat
-    _computes("tie breaking", rounded(greater_if_near, entry=True, count=SAMPLE, always=True),
+    _computes("tie breaking", rounded(if_near(greater), entry=True, count=SAMPLE, always=True),
         "half a unit in the last place of what the rule leaves open", {Catch.HARMLESS},
         has_deviated=is_another_right_run),
     _computes("log entry of another step", entry_of_another_step,

@@ -51,7 +51,7 @@ class Hardware:
         """
         read = [self.factor(x) for x in factors] if len(factors) > 1 else list(factors)
         with np.errstate(all="ignore"):
-            total = _single(read) if self.single else _double(read)
+            total = _summed(read, np.float32 if self.single else np.float64)
             return self._rounded(total, precision)
 
     def _rounded(self, total: Doubles, precision: int) -> Floats:
@@ -62,26 +62,15 @@ class Hardware:
         return positive.astype(np.float32)
 
 
-def _single(factors: Sequence[Floats]) -> Doubles:
-    """Products and partial sums in FP32."""
-    total = np.zeros(len(factors[0]), dtype=np.float32)
+def _summed(factors: Sequence[Floats], kind: type[np.float32] | type[np.float64]) -> Doubles:
+    """Products and partial sums of this type; in FP64 the products of two factors are exact."""
+    total = np.zeros(len(factors[0]), dtype=kind)
     for k in range(factors[0].shape[1]):
-        term: Floats = factors[0][:, k]
+        term = factors[0][:, k].astype(kind)
         for other in factors[1:]:
-            term = np.multiply(term, other[:, k], dtype=np.float32)
-        total = np.add(total, term, dtype=np.float32)
+            term = np.multiply(term, other[:, k], dtype=kind)
+        total = np.add(total, term, dtype=kind)
     return total.astype(np.float64)
-
-
-def _double(factors: Sequence[Floats]) -> Doubles:
-    """Exact products, and partial sums in FP64."""
-    total = np.zeros(len(factors[0]), dtype=np.float64)
-    for k in range(factors[0].shape[1]):
-        term: Doubles = factors[0][:, k].astype(np.float64)
-        for other in factors[1:]:
-            term = np.multiply(term, other[:, k], dtype=np.float64)
-        total = np.add(total, term, dtype=np.float64)
-    return total
 
 
 def as_it_is(x: Floats) -> Floats:

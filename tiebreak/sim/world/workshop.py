@@ -103,7 +103,7 @@ class Workshop:
 
     def honest(self, job: Job) -> Work:
         """The true run. Like all methods here, raises `ConfigurationError` for a job over another computation."""
-        return self._true(job, self._evidence)
+        return self._work(job, self._evidence)
 
     def run(self) -> MemoryRun:
         """The honest run itself. Read only: all games share it."""
@@ -139,18 +139,11 @@ class Workshop:
 
         computed_steps: the steps that the party had to execute, if not all.
         """
-        run = evidence.run
-        records, published = tuple(run.records()), run.logs()
+        run, published = evidence.run, evidence.run.logs()
         told = run.trees is not own_tree
-        truth = self._follow(published or {}, run.trees) if told else self._truth_of(records, published)
-        return Work(
-            records=records,
-            oracle=Bound(job, evidence),
-            computed_steps=job.steps if computed_steps is None else computed_steps,
-            lie=first_lie(evidence, truth),
-            kept=run.state,
-            logs=published,
-        )
+        truth = self._follow(published or {}, run.trees) if told else self._truth_of(run.records(), published)
+        steps = job.steps if computed_steps is None else computed_steps
+        return replace(self._work(job, evidence), lie=first_lie(evidence, truth), computed_steps=steps)
 
     def audited(self, job: Job, published: Work) -> Work:
         """What a diligent auditor can show: the true run, which under policy `logged` follows the published logs.
@@ -158,23 +151,24 @@ class Workshop:
         Raises `CannotCheck` if logs are withheld, or differ from the commitment, before any record is false. If a
         record is false before that place, the returned work is good for a challenge, but meaningless after the place.
         """
-        return self._true(job, self._truth_of(published.records, published.logs))
+        return self._work(job, self._truth_of(published.records, published.logs))
 
     def told(self, job: Job, work: Work) -> Work:
         """As `audited`, for an auditor that knows the logs and log trees which a party of this process committed to."""
         evidence = work.oracle.evidence if isinstance(work.oracle, Bound) else work.oracle
         if not isinstance(evidence, MemoryEvidence):
             raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
-        return self._true(job, self._follow(evidence.run.logs() or {}, evidence.run.trees))
+        return self._work(job, self._follow(evidence.run.logs() or {}, evidence.run.trees))
 
-    def _true(self, job: Job, truth: MemoryEvidence) -> Work:
+    def _work(self, job: Job, evidence: MemoryEvidence) -> Work:
+        """What a party with this evidence can show, if it is true."""
         return Work(
-            records=tuple(truth.run.records()),
-            oracle=Bound(job, truth),
+            records=tuple(evidence.run.records()),
+            oracle=Bound(job, evidence),
             computed_steps=job.steps,
             lie=None,
-            kept=truth.run.state,
-            logs=truth.run.logs(),
+            kept=evidence.run.state,
+            logs=evidence.run.logs(),
         )
 
     def _computer(self, interpreter: Interpreter) -> Computer:
