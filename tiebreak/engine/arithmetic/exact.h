@@ -62,15 +62,16 @@ static inline int is_open(double c, double e, int precision) {
  * m * 2^(bit mod 8), below 2^55, to bin bit / 8. Before a bin can overflow, all that does not fit a signed digit of 8 bits
  * is carried into the next one.
  *
- * Rounding: a number's digits of 32 bits, -2^31 ... 2^31 - 1, from the lowest up: those below one add up to less than 0.51
+ * Rounding: a number's digits of 48 bits, -2^47 ... 2^47 - 1, from the lowest up: those below one add up to less than 0.51
  * of its unit. So the highest that is not zero, the one below it and the sign of the rest decide: the two are added in
- * FP64, with a half for the rest, and rounded to odd. What that leaves, 30 bits or more, is rounded to at most 24 like the
+ * FP64, with a half for the rest, and rounded to odd. What that leaves, 46 bits or more, is rounded to at most 24 like the
  * exact value (Boldo and Melquiond 2008). */
 
 #define UNIT 298
 #define WIDE 16   /* sums side by side: in vectors, and no addition waits for the one before it */
 #define ABOVE 12  /* bins above the highest term's: its 55 bits, 2^31 terms and a sign */
-#define BINS 80   /* of 506 bits and ABOVE, in groups of four */
+#define BINS 80   /* of 506 bits and ABOVE, in whole digits */
+#define DIGIT 48  /* bits: a multiple of a bin's */
 #define SAFE 480  /* terms below 2^54 that fit a bin together, digits and carries too; of those below 2^55, half as many */
 
 /* Compiled apart from its callers: GCC else looks up inside of the loops where this thread's memory is. */
@@ -93,18 +94,20 @@ static inline int32_t decode(float x, int32_t *bit) {
 /* 2^exponent, of a normal FP64 number. */
 static inline double power_of_two(int exponent) { return from_pattern((uint64_t)(1023 + exponent) << 52); }
 
-/* Leaves digits in the bins lo ... hi + ABOVE; terms were added to lo ... hi. */
-static OUTSIDE void carry_sums(int64_t *sums, int lo, int hi) {
+/* Leaves digits in the bins lo ... hi + above; terms were added to lo ... hi. */
+static inline __attribute__((always_inline)) void carry(int64_t *sums, int lo, int hi, const int bits) {
     integers over[WIDE / LANES];
     memset(over, 0, sizeof over);
-    for (int p = lo; p <= hi + ABOVE; p++)
+    for (int p = lo; p <= hi + ABOVE * 8 / bits; p++)
         for (int v = 0; v < WIDE / LANES; v++) {
             integers *bin = (integers *)(sums + p * WIDE) + v;
             const integers value = *bin + over[v];
-            over[v] = (value + 128) >> 8;
-            *bin = value - over[v] * 256;
+            over[v] = (value + (1 << (bits - 1))) >> bits;
+            *bin = value - (over[v] << bits);
         }
 }
+
+static OUTSIDE void carry_sums(int64_t *sums, int lo, int hi) { carry(sums, lo, hi, 8); }
 
 /* s + x rounded to FP64, to the neighbour with odd significand unless it is exact. */
 static inline vec add_odd(vec s, vec x) {
@@ -116,8 +119,6 @@ static inline vec add_odd(vec s, vec x) {
 /* As FP64; |x| < 2^51. */
 static inline vec as_fp64(integers x) { return (vec)(x + 0x4338000000000000) - 0x1.8p52; }
 
-static inline integers choose(integers mask, integers x, integers y) { return (mask & x) | (~mask & y); }
-
 /* The digits of a number so far: the last one, and the highest that is not zero with its unit and the two below it, of
  * which the lower one stands for the sign of all that is below. */
 typedef struct {
@@ -125,38 +126,43 @@ typedef struct {
     vec unit;
 } rounding;
 
-/* RN of the sums in the bins lo ... hi + ABOVE, which are cleared; zero is +0. */
-static OUTSIDE void round_sums(int64_t *sums, int lo, int hi, int precision, float *to) {
+/* RN of the sums in the bins lo ... hi + above, which are cleared; zero is +0. */
+static inline __attribute__((always_inline)) void round_bins(
+    int64_t *sums, int lo, int hi, int precision, float *to, const int bits) {
+    const int each = DIGIT / bits;
     rounding found[WIDE / LANES];
     double odd[WIDE];
     memset(found, 0, sizeof found);
-    for (int p = lo & ~3; p <= hi + ABOVE; p += 4)
+    for (int p = lo - lo % each; p <= hi + ABOVE * 8 / bits; p += each)
         for (int v = 0; v < WIDE / LANES; v++) {
             rounding *x = found + v;
-            integers digit = {0}, *bin = (integers *)(sums + p * WIDE) + v;
-#pragma GCC unroll 4
-            for (int q = 0; q < 4; q++, bin += WIDE / LANES) {
-                const integers value = *bin + x->over + (q == 3 ? 128 : 0); /* 2^31: the digit may be negative */
+            integers over = x->over, digit = over, *bin = (integers *)(sums + p * WIDE) + v;
+#pragma GCC unroll 12
+            for (int q = 0; q < each; q++, bin += WIDE / LANES) {
+                digit += *bin << bits * q; /* its lowest bits are the number's, whatever leaves the 64 */
+                over = (*bin + over + (q == each - 1 ? 1 << (bits - 1) : 0)) >> bits; /* rounded: digits are signed */
                 *bin = (integers){0};
-                digit |= (value & 255) << 8 * q;
-                x->over = value >> 8;
             }
-            digit -= 1ll << 31;
-            const integers here = digit != 0;
-            x->top = choose(here, digit, x->top);
-            x->under = choose(here, x->last, x->under);
-            x->below = choose(here, x->rest, x->below);
-            x->unit = (vec)choose(here, (integers)SPREAD(power_of_two(8 * p - UNIT - 32)), (integers)x->unit);
-            x->rest = choose(x->last != 0, x->last, x->rest);
+            x->over = over;
+            digit = digit << (64 - DIGIT) >> (64 - DIGIT);
+            x->top = WHERE(digit, digit, x->top);
+            x->under = WHERE(digit, x->last, x->under);
+            x->below = WHERE(digit, x->rest, x->below);
+            x->unit = (vec)WHERE(digit, (integers)SPREAD(power_of_two(bits * p - UNIT - DIGIT)), (integers)x->unit);
+            x->rest = WHERE(x->last, x->last, x->rest);
             x->last = digit;
         }
     for (int v = 0; v < WIDE / LANES; v++) {
         const rounding *x = found + v;
         const vec half = as_fp64((x->below < 0) - (x->below > 0)) * 0.5;
-        const vec sum = add_odd(as_fp64(x->top) * 0x1p32, as_fp64(x->under) + half) * x->unit;
+        const vec sum = add_odd(as_fp64(x->top) * power_of_two(DIGIT), as_fp64(x->under) + half) * x->unit;
         memcpy(odd + v * LANES, &sum, sizeof sum);
     }
     for (int s = 0; s < WIDE; s++) to[s] = round_to(odd[s], precision) + 0.0f;
+}
+
+static OUTSIDE void round_sums(int64_t *sums, int lo, int hi, int precision, float *to) {
+    round_bins(sums, lo, hi, precision, to, 8);
 }
 
 typedef struct {

@@ -10,6 +10,7 @@
 #define SPREAD(x) ((vec)_mm512_set1_pd(x))
 #define FMA(a, b, c) ((vec)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
 #define MULTIPLY_32(a, b) ((integers)_mm512_mul_epi32((__m512i)(a), _mm512_set1_epi64(b)))
+#define WHERE(n, x, y) ((integers)_mm512_mask_mov_epi64((__m512i)(y), _mm512_test_epi64_mask((__m512i)(n), (__m512i)(n)), (__m512i)(x)))
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define LANES 4
@@ -41,3 +42,7 @@
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
 typedef int64_t integers __attribute__((vector_size(8 * LANES))); /* MULTIPLY_32: of the low 32 bits of each */
+
+#ifndef WHERE /* x where n is not zero, else y */
+#define WHERE(n, x, y) ((((n) != 0) & (x)) | (((n) == 0) & (y)))
+#endif

@@ -125,19 +125,23 @@ static void accumulate(const contraction *t, const block *at, int64_t k0, int64_
  * WIDE columns of some rows are summed side by side, as exact.h sums elements, but in vectors: in one row the bin of a
  * factor is the same for all of them. So that the other factor's bin is too, it is cut into pieces of WINDOW bins, at
  * fixed places: |piece| <= 2^23 and a row's factor is below 2^31, so products are below 2^54. What costs time is how many
- * pieces are not zero. */
+ * pieces are not zero. Where there are too many of them, each product goes to its own bin instead, one by one: bins are
+ * then 4 bits apart, so that a product of two shifted factors, each below 2^27, is below 2^54 as well. */
 
 #define ROWS 4
 #define WINDOW 3   /* bins, of 24 bits: a factor has two pieces at most; of 254 + 24 bits there are WINDOWS */
 #define WINDOWS 12
+#define PIECES 6   /* of a term, from which on single products are faster if there are at least FEW terms */
+#define FEW 48
 
 typedef struct {
-    _Alignas(64) int64_t sums[ROWS][BINS * WIDE]; /* all zero while nothing is being summed */
+    _Alignas(64) int64_t sums[ROWS][BINS * WIDE * 2]; /* all zero while nothing is being summed */
     int32_t m[ROWS][SAFE + 16], bin[ROWS][SAFE + 16]; /* factors of the rows, which share no cache set */
     int32_t (*pieces)[WIDE], *place; /* of all terms, in their order; columns s and s + WIDE / 2 are neighbours */
     int64_t *first, room, terms;     /* `first` piece of each term, and the end */
     int64_t undecided, wrong;
     int lo, hi, unit; /* the range of bins of the pieces; whether the terms of a row follow each other */
+    int single;       /* whether products are added one by one: `pieces` then holds the factors and their bins, in turn */
 } wide;
 static _Thread_local wide wide_sums;
 
@@ -163,15 +167,38 @@ static int make_pieces(wide *x, int64_t count, int64_t terms) {
     return 1;
 }
 
-/* Cuts the factors of up to WIDE columns; 0 if memory ran out. */
+/* Decodes the factors of up to WIDE columns; 0 if memory ran out. */
+static OUTSIDE int decode_columns(const contraction *t, wide *x, const float *b, const int64_t *row_n, int64_t width) {
+    x->lo = 2 * BINS;
+    x->hi = -1;
+    for (int64_t k = 0; k < t->k; k++) {
+        float factors[WIDE] = {0};
+        if (!make_pieces(x, 2 * k, t->k)) return 0;
+        for (int64_t s = 0; s < width; s++) factors[s] = b[row_n[s] + t->b_k[k]];
+        for (int s = 0; s < WIDE; s++) {
+            int32_t bit;
+            const int32_t m = decode(factors[s], &bit);
+            x->pieces[2 * k][s] = m * (1 << (bit & 3));
+            x->pieces[2 * k + 1][s] = (bit >> 2) * WIDE + s;
+            x->lo = bit >> 2 < x->lo ? bit >> 2 : x->lo;
+            x->hi = bit >> 2 > x->hi ? bit >> 2 : x->hi;
+        }
+    }
+    return 1;
+}
+
+/* Cuts the factors of up to WIDE columns, unless there are too many pieces; 0 if memory ran out. */
 static OUTSIDE int cut_columns(const contraction *t, wide *x, const float *b, const int64_t *row_n, int64_t width) {
     int64_t count = 0;
     x->lo = BINS;
     x->hi = -1;
+    x->single = 0;
     for (int64_t k = 0; k < t->k; k++) {
         float factors[WIDE] = {0};
         int32_t window[WIDE], low[WIDE], high[WIDE], used = 0;
         if (!make_pieces(x, count, t->k)) return 0;
+        x->single = t->k >= FEW && count > PIECES * (k + FEW / 2);
+        if (x->single) return decode_columns(t, x, b, row_n, width);
         for (int64_t s = 0; s < width; s++) factors[2 * (s % (WIDE / 2)) + s / (WIDE / 2)] = b[row_n[s] + t->b_k[k]];
         for (int s = 0; s < WIDE; s++) {
             int32_t bit;
@@ -209,7 +236,7 @@ static OUTSIDE void add_products(
             }
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++) {
-                integers *to = (integers *)(sums + bin[r * (SAFE + 16) + k] + place[at]);
+                integers *to = (integers *)(sums + r * (2 * BINS * WIDE) + bin[r * (SAFE + 16) + k] + place[at]);
                 const int64_t factor = m[r * (SAFE + 16) + k];
 #pragma GCC unroll 8
                 for (int v = 0; v < WIDE / LANES; v++) to[v] += MULTIPLY_32(column[v], factor);
@@ -217,10 +244,21 @@ static OUTSIDE void add_products(
         }
 }
 
-/* Decodes terms [k, k + n) of a row, which is number r of ROWS; widens the range of bins that are not zero. */
+/* Adds the products of n terms of a row and the columns, one by one. */
+static OUTSIDE void add_singly(
+    int64_t *restrict sums, const int32_t *restrict m, const int32_t *restrict bin, const int32_t (*restrict factors)[WIDE], int64_t n) {
+    for (int64_t k = 0; k < n; k++) {
+        int64_t *to = sums + bin[k];
+        const int64_t factor = m[k];
+#pragma GCC unroll 16
+        for (int s = 0; s < WIDE; s++) to[(uint32_t)factors[2 * k + 1][s]] += factor * factors[2 * k][s];
+    }
+}
+
+/* Decodes terms [k, k + n) of a row into bins of 2^log bits; widens the range of bins that are not zero. */
 static OUTSIDE void decode_row(
-    const float *restrict a, const int64_t *restrict a_k, int unit, int64_t n, int r, int32_t *restrict m, int32_t *restrict bin,
-    int *lo, int *hi) {
+    const float *restrict a, const int64_t *restrict a_k, int unit, int64_t n, int log, int32_t *restrict m,
+    int32_t *restrict bin, int *lo, int *hi) {
     float x[SAFE];
     int32_t least = *lo, most = *hi;
     if (unit) memcpy(x, a + a_k[0], 4 * (size_t)n);
@@ -228,10 +266,10 @@ static OUTSIDE void decode_row(
         for (int64_t i = 0; i < n; i++) x[i] = a[a_k[i]];
     for (int64_t i = 0; i < n; i++) {
         int32_t bit;
-        const int32_t whole = decode(x[i], &bit), at = bit >> 3;
-        m[i] = whole * (1 << (bit & 7));
-        bin[i] = (r * BINS + at) * WIDE;
-        const int32_t low = whole ? at : BINS, high = whole ? at : -1;
+        const int32_t whole = decode(x[i], &bit), at = bit >> log;
+        m[i] = whole * (1 << (bit - (at << log)));
+        bin[i] = at * WIDE;
+        const int32_t low = whole ? at : 2 * BINS, high = whole ? at : -1;
         least = low < least ? low : least;
         most = high > most ? high : most;
     }
@@ -239,18 +277,29 @@ static OUTSIDE void decode_row(
     *hi = most;
 }
 
-/* Exact sums of ROWS rows and the columns that are cut. */
-static void sum_rows(const contraction *t, wide *x, const float *const *rows, int precision, float (*result)[WIDE]) {
-    int lo = BINS, hi = -1;
+static OUTSIDE void carry_4(int64_t *sums, int lo, int hi) { carry(sums, lo, hi, 4); }
+
+static OUTSIDE void round_4(int64_t *sums, int lo, int hi, int precision, float *to) {
+    round_bins(sums, lo, hi, precision, to, 4);
+}
+
+/* Exact sums of `count` rows, ROWS at most, and the columns that are cut. */
+static void sum_rows(
+    const contraction *t, wide *x, const float *const *rows, int64_t count, int precision, float (*result)[WIDE]) {
+    int lo = 2 * BINS, hi = -1;
     for (int64_t k = 0; k < t->k; k += SAFE) {
         const int64_t n = t->k - k < SAFE ? t->k - k : SAFE;
-        for (int r = 0; r < ROWS; r++) decode_row(rows[r], t->a_k + k, x->unit, n, r, x->m[r], x->bin[r], &lo, &hi);
-        add_products(x->sums[0], x->m[0], x->bin[0], (const void *)x->pieces, x->place, x->first + k, n);
-        for (int r = 0; r < ROWS && k + n < t->k && hi >= 0 && x->hi >= 0; r++) carry_sums(x->sums[r], lo + x->lo, hi + x->hi);
+        for (int r = 0; r < ROWS; r++)
+            decode_row(rows[r], t->a_k + k, x->unit, n, x->single ? 2 : 3, x->m[r], x->bin[r], &lo, &hi);
+        if (!x->single) add_products(x->sums[0], x->m[0], x->bin[0], (const void *)x->pieces, x->place, x->first + k, n);
+        for (int64_t r = 0; r < count && x->single; r++)
+            add_singly(x->sums[r], x->m[r], x->bin[r], (const void *)(x->pieces + 2 * k), n);
+        for (int r = 0; r < ROWS && k + n < t->k && hi >= 0 && x->hi >= 0; r++)
+            (x->single ? carry_4 : carry_sums)(x->sums[r], lo + x->lo, hi + x->hi);
     }
     for (int r = 0; r < ROWS; r++) {
         memset(result[r], 0, sizeof result[r]);
-        if (hi >= 0 && x->hi >= 0) round_sums(x->sums[r], lo + x->lo, hi + x->hi, precision, result[r]);
+        if (hi >= 0 && x->hi >= 0) (x->single ? round_4 : round_sums)(x->sums[r], lo + x->lo, hi + x->hi, precision, result[r]);
     }
 }
 
@@ -274,18 +323,23 @@ static void put_rows(
     const float *a = t->a + t->a_batch[at->batch], *from[ROWS];
     float *out = t->out + t->out_batch[at->batch], value[ROWS][WIDE];
     for (int r = 0; r < ROWS; r++) from[r] = a + t->a_m[at->m0 + rows[r < count ? r : 0]];
-    sum_rows(t, &wide_sums, from, precision, value);
+    const int unit = consecutive(t->out_n + at->n0 + j, width);
+    sum_rows(t, &wide_sums, from, count, precision, value);
     for (int64_t r = 0; r < count; r++) {
         const double left = sqrt(held.squares_a[rows[r]]) * t->coefficient, *c = held.c + rows[r] * row + j;
-        float *to = out + t->out_m[at->m0 + rows[r]];
+        float *to = out + t->out_m[at->m0 + rows[r]], *first = to + t->out_n[at->n0 + j];
         int32_t open[WIDE], wrong[WIDE];
         if (precision == 32) judge(c, left, held.squares_b + j, width, value[r], open, wrong, 32);
         else judge(c, left, held.squares_b + j, width, value[r], open, wrong, precision);
         for (int64_t s = 0; s < width; s++) {
-            if (open[s]) to[t->out_n[at->n0 + j + s]] = value[r][s];
             wide_sums.undecided += open[s];
             wide_sums.wrong += wrong[s];
         }
+        if (unit)
+            for (int64_t s = 0; s < width; s++) first[s] = open[s] ? value[r][s] : first[s];
+        else
+            for (int64_t s = 0; s < width; s++)
+                if (open[s]) to[t->out_n[at->n0 + j + s]] = value[r][s];
     }
 }
 
