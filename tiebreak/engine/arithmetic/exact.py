@@ -13,12 +13,16 @@ residues are at most 2^21, so 2^10 of their products add exactly in FP64, in any
 matrix product whatever the data (Ozaki's scheme II, 2025). With M the product of the primes, x is
 sum(y_i M / p_i) - q M for y_i = x (M / p_i)^-1 mod p_i; M is at least 4 |x|, so q is the nearest integer to
 sum(y_i / p_i). The number of primes depends on the range of the data's exponents, and is at most 27.
+
+**Rounding.** What does not fit a signed digit is carried, from the lowest digit up. Those below one then add up to less
+than 0.51 of its unit. So the sum in FP64 of the digits from the highest down to any one has the sign of the exact one,
+and its exponent says where the number begins; two or three digits from there on and the sign of the rest decide.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Final
 
@@ -51,10 +55,10 @@ Exact = tuple[int, int] | None
 
 
 class Digits:
-    """Exact sums of some elements, as i64 digits (digits, U) of `bits` bits, the lowest of weight 2^least."""
+    """Exact sums of some elements, as i64 digits (digits, U) of 32 bits, the lowest of weight 2^LEAST."""
 
-    def __init__(self, values: Tensor, bits: int = _BITS, least: int = LEAST) -> None:
-        self.values, self.bits, self.least = values, bits, least
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
 
     @classmethod
     def zeros(cls, elements: int, device: torch.device) -> "Digits":
@@ -73,36 +77,24 @@ class Digits:
             peak = float(rest.abs().max())
 
     def rounded(self, rounded: Round) -> Tensor:
-        """RN of each sum, f32 (U,); zero is +0.
-
-        From below, all is carried that does not fit a signed digit. The digits below one then add up to at most half of
-        its unit, so the highest that is not zero, the one below it and the sign of the rest round like the whole sum.
-        """
+        """RN of each sum, f32 (U,); zero is +0."""
         used = self.values.ne(0).any(1).nonzero().view(-1)
         if not len(used):
             return torch.zeros(self.values.shape[1:], dtype=torch.float32, device=self.values.device)
         first, last = int(used[0]), min(int(used[-1]) + 3, len(self.values))
-        digits = self.values.new_zeros((last - first + 3, self.values.shape[1]))  # two zeros stand below the lowest
-        over = digits[0].clone()
-        for at, digit in enumerate(digits[2:], first):
-            over += self.values[at] if at < last else 0
-            digit.copy_(over)
-            over.add_(1 << (self.bits - 1)).bitwise_right_shift_(self.bits)
-            digit.sub_(over << self.bits)
-        index = torch.arange(len(digits), dtype=torch.uint8, device=digits.device)[:, None]
-        numbered = digits.ne(0) * index
-        place = numbered.amax(0).clamp_min_(2)
-        rest = torch.where(numbered < place - 1, numbered, 0).amax(0)
-        place = place.to(torch.int64)
-        top, under, below = (digits.gather(0, n[None])[0] for n in (place, place - 1, rest.to(torch.int64)))
-        high = top.to(torch.float64).mul_(2.0**self.bits)
-        odd = round_to_odd(*two_sum(high, under.to(torch.float64).add_(below.sign().mul(0.5))))
-        return rounded(torch.ldexp(odd, (place + (first - 3)) * self.bits + self.least)).add_(0.0)
+        digits = _room(last - first, self.values)
+        over = torch.zeros_like(self.values[0])
+        for at, digit in enumerate(digits[2:-1], first):
+            over += self.values[at]
+            up = (over + (1 << (_BITS - 1))).bitwise_right_shift_(_BITS)
+            digit.copy_(over.sub_(up << _BITS))
+            over = up
+        return _round_digits(digits, _BITS, LEAST + _BITS * first, rounded)
 
     def integers(self) -> list[int]:
-        """Each sum in units of 2^least."""
+        """Each sum in units of 2^LEAST."""
         rows = self.values.T.tolist()
-        return [sum(digit << (self.bits * at) for at, digit in enumerate(row)) for row in rows]
+        return [sum(digit << (_BITS * at) for at, digit in enumerate(row)) for row in rows]
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,13 +112,39 @@ def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
     return odd.view(torch.float64)
 
 
+def _room(digits: int, like: Tensor) -> Tensor:
+    """FP64 zeros for some rows of digits, with two rows below the lowest and one above the highest."""
+    return torch.zeros((digits + 3, *like.shape[1:]), dtype=torch.float64, device=like.device)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """2^exponent, FP64, for i64 exponents of normal numbers."""
+    return (exponent + 1023).bitwise_left_shift_(52).view(torch.float64)
+
+
+def _round_digits(digits: Tensor, bits: int, least: int, rounded: Round) -> Tensor:
+    """RN of numbers in signed digits of some bits, the third (`_room`) of weight 2^least; zero is +0."""
+    below = digits.clone()
+    for under, here in pairwise(below):
+        here.add_(under, alpha=2.0**-bits)
+    exponent = (below[-1].view(torch.int64) >> 52).bitwise_and_(_EXPONENT).sub_(1023)
+    place = exponent.div_(bits, rounding_mode="floor").add_(len(digits) - 1).clamp_(2, len(digits) - 2)
+    over, top, under = (digits.gather(0, (place + n)[None])[0] for n in (1, 0, -1))
+    high = over.mul_(2.0**bits).add_(top).mul_(2.0**bits)
+    odd = round_to_odd(*two_sum(high, under.add_(below.gather(0, place[None] - 2)[0].sign_(), alpha=0.5)))
+    return rounded(odd.mul_(_power(place.sub_(3).mul_(bits).add_(least)))).add_(0.0)
+
+
 # ---- matrix products, modulo primes ----
 
 _PRIME_BITS: Final = 22
+_POWERS: Final = 254
 _BLOCK: Final = 1 << 10
 """The number of products of residues that add exactly."""
 TILE: Final = 1 << 18
 """The number of elements of a result that are computed at once."""
+PIECE: Final = 1 << 14
+"""The number of residues made at once, which stay in a CPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -146,18 +164,26 @@ class _Basis:
         return tuple(pow(self.modulus // p, -1, p) for p in self.primes)
 
     @cached_property
-    def digits(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The digits of each M / p_i (digits, primes) and of M (digits,), and 1 / p_i (primes,), in FP64."""
+    def digits(self) -> tuple[Tensor, Tensor]:
+        """The digits of each M / p_i and of -M (digits, primes + 1), and 1 / p_i (primes,), in FP64."""
         count = self.modulus.bit_length() // (2 * _PRIME_BITS) * 2 + 2
         mask = (1 << _PRIME_BITS) - 1
-        rows = [[n >> (_PRIME_BITS * d) & mask for d in range(count)] for n in self._weights()]
+        weights = [self.modulus // p for p in self.primes]
+        rows = [[n >> (_PRIME_BITS * d) & mask for d in range(count)] for n in (*weights, self.modulus)]
         found = torch.tensor(rows, dtype=torch.float64)
-        parts = 1 / torch.tensor(self.primes, dtype=torch.float64)
-        return found[:-1].T.contiguous(), found[-1], parts
+        found[-1].neg_()
+        return found.T.contiguous(), 1 / torch.tensor(self.primes, dtype=torch.float64)
 
-    def _weights(self) -> Iterator[int]:
-        yield from (self.modulus // p for p in self.primes)
-        yield self.modulus
+    @cached_property
+    def powers(self) -> tuple[Tensor, Tensor]:
+        """2^n modulo each prime, and 2^n (M / p_i)^-1: FP64 (primes, 254), at most p / 2 in magnitude."""
+        found: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for p, inverse in zip(self.primes, self.inverses, strict=True):
+            for rows, first in zip(found, (1, inverse), strict=True):
+                powers = list(accumulate(range(_POWERS - 1), lambda n, _, p=p: 2 * n % p, initial=first))  # type: ignore[misc]
+                rows.append([n if n <= p // 2 else n - p for n in powers])
+        plain, inverted = (torch.tensor(rows, dtype=torch.float64) for rows in found)
+        return plain, inverted
 
 
 @cache
@@ -173,14 +199,17 @@ def _primes() -> tuple[int, ...]:
 
 
 @cache
-def _basis(bits: int) -> _Basis:
-    count = next(n for n in range(1, 29) if prod(_primes()[:n]).bit_length() > bits)
+def _basis_of(count: int) -> _Basis:
     return _Basis(_primes()[:count])
+
+
+def _basis(bits: int) -> _Basis:
+    return _basis_of(next(n for n in range(1, 29) if prod(_primes()[:n]).bit_length() > bits))
 
 
 @dataclass(frozen=True)
 class Factors:
-    """An operand of a matrix product as integers times powers of two: finite f32 values in FP64, any shape."""
+    """An operand of a matrix product as integers times powers of two: finite f32 values, any shape, in FP64."""
 
     whole: Tensor
     """Signed integers below 2^24 in magnitude."""
@@ -192,34 +221,36 @@ class Factors:
 
     @classmethod
     def of(cls, x: Tensor) -> "Factors":
-        """Converts values; those that are not finite become zero."""
-        x = torch.where(x.isfinite(), x, 0.0)
-        bit = ((x.view(torch.int64) >> 52 & _EXPONENT) - (1023 - 126)).clamp_min_(0)
-        whole = torch.ldexp(x, 149 - bit)
-        used = bit[whole != 0]
-        low, high = (int(used.min()), int(used.max())) if used.numel() else (0, 0)
-        at = (bit - low).clamp_(0, high - low).to(torch.int32)  # the bit of a zero is arbitrary
-        return cls(whole.contiguous(), at.contiguous(), low, high)
+        """Converts f32 values; those that are not finite become zero."""
+        x = torch.where(x.isfinite(), x, 0.0).contiguous()
+        bit = (x.view(torch.int32) >> 23).bitwise_and_(0xFF).sub_(1).clamp_min_(0)
+        scale = torch.tensor([2.0 ** (149 - n) for n in range(254)], dtype=torch.float64, device=x.device)
+        whole = x.to(torch.float64).mul_(scale.index_select(0, bit.view(-1)).view(x.shape))
+        low, high = int(torch.where(x == 0, 254, bit).min()), int(bit.max())
+        low = min(low, high)
+        return cls(whole, bit.sub_(low).clamp_min_(0), low, high)  # the bit of a zero is arbitrary
 
-    def modulo(self, p: int, out: Tensor, room: Tensor, factor: int = 1) -> Tensor:
-        """The residues of the numbers times a factor, at most p / 2, in `out`, FP64. `room`: as for `_reduce`."""
-        powers = [factor * pow(2, n, p) % p for n in range(self.high - self.low + 1)]
-        table = torch.tensor([n if n <= p // 2 else n - p for n in powers], dtype=torch.float64)
-        torch.index_select(table.to(self.whole.device), 0, self.bit.view(-1), out=out.view(-1))
-        return _reduce(out.mul_(self.whole), p, room)
+    def modulo(self, p: int, powers: Tensor, out: Tensor, room: Tensor) -> Tensor:
+        """The residues of the numbers, FP64, in `out`, by those of `powers` of two. `room`: as for `_reduce`."""
+        flat = zip(*(torch.split(x.view(-1), PIECE) for x in (out, self.bit, self.whole)), strict=True)
+        for to, bit, whole in flat:
+            _reduce(torch.index_select(powers, 0, bit, out=to).mul_(whole), p, room)
+        return out
 
 
 def _reduce(x: Tensor, p: int, room: Tensor) -> Tensor:
-    """x mod p for integers below 2^53 in FP64, in place. `room` is FP64 memory of x's size or more, overwritten.
+    """x mod p for integers below 2^53 in FP64, in place: at most p / 2 in magnitude, or slightly more.
 
-    The result is at most p / 2 in magnitude, or slightly more because the quotient is rounded.
+    `room`: FP64 memory for `PIECE` numbers, made once, because fresh pages cost more than the work on them.
     """
-    quotient = torch.mul(x, 1 / p, out=room[: x.numel()].view(x.shape))
-    return x.sub_(quotient.round_().mul_(p))
+    for piece in torch.split(x.view(-1), PIECE):
+        quotient = torch.mul(piece, 1 / p, out=room[: len(piece)]).round_()
+        piece.sub_(quotient, alpha=p)
+    return x
 
 
 def multiply_exactly(a: Tensor, b: Tensor, rounded: Round) -> Tensor:
-    """RN of the exact products (Bt, M, K) x (Bt, K, N) of f32 values in FP64: f32 (Bt, M, N).
+    """RN of the exact products (Bt, M, K) x (Bt, K, N) of f32 values: f32 (Bt, M, N).
 
     Elements with a term that is not finite are undefined.
     """
@@ -227,41 +258,59 @@ def multiply_exactly(a: Tensor, b: Tensor, rounded: Round) -> Tensor:
     rows = max(1, TILE // (a.shape[0] * b.shape[2]))
     right = Factors.of(b)
     for at in range(0, a.shape[1], rows):
-        left = Factors.of(a[:, at : at + rows].contiguous())
-        out[:, at : at + rows] = _multiply_factors(left, right, rounded)
+        out[:, at : at + rows] = _multiply_factors(Factors.of(a[:, at : at + rows]), right, rounded)
     return out
 
 
 def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
-    terms, device = left.whole.shape[2], left.whole.device
     shape = (left.whole.shape[0], left.whole.shape[1], right.whole.shape[2])
+    terms, device = left.whole.shape[2], left.whole.device
     basis = _basis(left.high - left.low + right.high - right.low + 48 + terms.bit_length() + 3)
-    residues = torch.empty((len(basis.primes), *shape), dtype=torch.float64, device=device)
-    # Memory is made once: fresh pages cost more than the work on them.
+    residues = torch.empty((len(basis.primes) + 1, prod(shape)), dtype=torch.float64, device=device)  # and q
     a, b = torch.empty_like(left.whole), torch.empty_like(right.whole)
-    room = torch.empty(max(a.numel(), b.numel(), residues[0].numel()), dtype=torch.float64, device=device)
-    for sums, p, inverse in zip(residues, basis.primes, basis.inverses, strict=True):
-        left.modulo(p, a, room, inverse)
-        right.modulo(p, b, room)
-        torch.bmm(a[:, :, :_BLOCK], b[:, :_BLOCK], out=sums)
-        for at in range(_BLOCK, terms, _BLOCK):
-            _reduce(sums, p, room).add_(torch.bmm(a[:, :, at : at + _BLOCK], b[:, at : at + _BLOCK]))
-        _reduce(sums, p, room)
-    weights, modulus, parts = (digits.to(device) for digits in basis.digits)
+    room = torch.empty(PIECE, dtype=torch.float64, device=device)
+    plain, inverted = (powers.to(device) for powers in basis.powers)
+    for sums, p, powers, times in zip(residues[:-1], basis.primes, plain, inverted, strict=True):
+        _multiply_modulo(left.modulo(p, times, a, room), right.modulo(p, powers, b, room), p, sums.view(shape), room)
+    weights, parts = (digits.to(device) for digits in basis.digits)
     found = []
-    for flat in torch.split(residues.view(len(basis.primes), -1), CACHED // 4, 1):
-        total = torch.mm(weights, flat).addr_(modulus, torch.mv(flat.T, parts).round_(), alpha=-1)
-        digits = Digits(_joined(total.to(torch.int64)), 2 * _PRIME_BITS, left.low + right.low + LEAST)
-        found.append(digits.rounded(rounded))
+    for flat in torch.split(residues, CACHED // 4, 1):
+        torch.mv(flat[:-1].T, parts, out=flat[-1]).round_()
+        total = torch.mm(weights, flat)
+        digits = _room(len(total) // 2, total)
+        torch.add(*_carried(total), alpha=2.0**_PRIME_BITS, out=digits[2:-1])
+        found.append(_round_digits(digits, 2 * _PRIME_BITS, left.low + right.low + LEAST, rounded))
     return torch.cat(found).view(shape)
 
 
-def _joined(digits: Tensor) -> Tensor:
-    """Pairs of digits of 22 bits, an even number of them and below 2^53, as digits of 44 bits; in place."""
+def _multiply_modulo(a: Tensor, b: Tensor, p: int, out: Tensor, room: Tensor) -> None:
+    """a x b mod p, for residues, in blocks of terms whose products add exactly; many at once if the result is small."""
+    (batch, m, terms), n = a.shape, b.shape[2]
+    if terms <= _BLOCK:
+        _reduce(torch.bmm(a, b, out=out), p, room)
+        return
+    step = _BLOCK * max(1, min(terms // _BLOCK, TILE // out.numel()))
+    out.zero_()
+    for at in range(0, terms, step):
+        blocks = max(1, min(step, terms - at) // _BLOCK)
+        whole = slice(at, at + min(blocks * _BLOCK, terms - at))
+        left = a[:, :, whole].reshape(batch, m, blocks, -1).transpose(1, 2).reshape(batch * blocks, m, -1)
+        sums = torch.bmm(left, b[:, whole].reshape(batch * blocks, -1, n))
+        out.add_(_reduce(sums, p, room).view(batch, blocks, m, n).sum(1))
+        if whole.stop < min(at + step, terms):
+            rest = slice(whole.stop, min(at + step, terms))
+            out.add_(_reduce(torch.bmm(a[:, :, rest], b[:, rest]), p, room))
+    _reduce(out, p, room)
+
+
+def _carried(digits: Tensor) -> tuple[Tensor, Tensor]:
+    """Digits of 22 bits, an even number of them and below 2^53, as signed ones: those at even and at odd places."""
+    shift, over = 1.5 * 2.0 ** (52 + _PRIME_BITS), torch.empty_like(digits[0])
     for low, high in pairwise(digits):
-        high += low >> _PRIME_BITS
-        low &= (1 << _PRIME_BITS) - 1
-    return digits[0::2].add_(digits[1::2].bitwise_left_shift_(_PRIME_BITS))
+        torch.add(low, shift, out=over).sub_(shift)
+        low.sub_(over)
+        high.add_(over, alpha=2.0**-_PRIME_BITS)
+    return digits[0::2], digits[1::2]
 
 
 # ---- single elements of an instruction ----

@@ -372,14 +372,19 @@ class SumRunner:
             return c.view(part.result_shape), (total[1].mul_(factor).view(part.result_shape),)
         return c, (total[1].sqrt_().mul_(factor), total[2].sqrt_())
 
-    def exact(self, part: Part, operands: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """Some rows of a part that is a product, f32 (Bt, rows, N); undefined if a term is not finite."""
+    def exact(self, part: Part, operands: Sequence[Tensor], bounds: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """Some rows of a part that is a product, f32 (Bt, rows, N); NaN where the bounds are not finite."""
         loaded: tuple[list[Tensor], list[Tensor]] = ([], [])
         for loads in part.slabs:
             for load, base, found in zip(loads, operands, loaded, strict=True):
-                found.append(load.view.on(base).expand(load.wide).reshape(load.shape[:3]).to(torch.float64))
-        a, b = (torch.cat(found, 2) for found in loaded)
-        return multiply_exactly(a[:, rows], b.transpose(1, 2), self.rounded)
+                found.append(load.view.on(base).expand(load.wide).reshape(load.shape[:3]))
+        a, b = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in loaded)
+        a = a if len(rows) == a.shape[1] else a[:, rows]
+        found = multiply_exactly(a, b.transpose(1, 2), self.rounded)
+        left, right = (bound.isfinite() for bound in bounds)
+        if not bool(left.all() & right.all()):
+            found.masked_fill_(~(left[:, rows, None] & right[:, None]), float("nan"))
+        return found
 
     def _room(self, role: str, shape: Sequence[int], device: torch.device) -> Tensor:
         """Uninitialised FP64. On CPUs, each role reuses its memory, because fresh pages cost more than the work."""
@@ -474,7 +479,7 @@ class _Run:
         settler.settle(
             result, undecided, c, partial(_errors, bounds), _Reader(part, self.operands),
             places=partial(part.numbers, origin=origin), count=part.terms,
-            whole=partial(self.runner.exact, part, self.operands) if part.is_product else None,
+            whole=partial(self.runner.exact, part, self.operands, bounds) if part.is_product else None,
         )  # fmt: skip
         if part.order != tuple(range(len(part.order))):
             result = result.view([d.size for d in part.groups.result]).permute(part.order).contiguous()

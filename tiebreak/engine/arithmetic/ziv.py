@@ -204,22 +204,26 @@ class Settler:
         instruction's definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
         """
         self.counts.elements += result.numel()
-        if not bool(undecided.any()):
+        count_open = int(undecided.count_nonzero())
+        if not count_open:
+            return
+        self.counts.undecided += count_open
+        if self.near is None and whole is not None and self._settle_rows(result, undecided, c, count_open, whole):
             return
         flat, fp64 = result.view(-1), c.reshape(-1)
         elements = undecided.reshape(-1).nonzero().view(-1)
-        self.counts.undecided += len(elements)
         if self.near is not None:
             elements = self._report(self.near, flat, fp64, elements, errors, reader, places, count)
+            if whole is not None and len(elements):
+                undecided = torch.zeros_like(undecided).view(-1).index_fill_(0, elements, True).view(result.shape)
+                if self._settle_rows(result, undecided, c, len(elements), whole):
+                    return
         if not len(elements):
             return
         usable = errors(elements).isfinite()
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
             elements = elements[usable]
-        if whole is not None and (values := self._whole_rows(result.shape, elements, whole)) is not None:
-            self._put(flat, fp64, elements, values)
-            return
         dense = len(elements) * DENSE >= len(flat)
         for chunk in torch.split(elements, max(1, ROW_BUDGET // min(reader.terms, PIECE))):
             if dense:
@@ -230,19 +234,27 @@ class Settler:
                 values[open_] = self._exact(chunk[open_], reader)
             self._put(flat, fp64, chunk, values)
 
-    def _whole_rows(self, shape: torch.Size, elements: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """Elements (i64 numbers) of a product (Bt, M, N) from exact rows; None if these rows have too few of them."""
-        batch, m, n = shape
-        row = elements.div(n, rounding_mode="floor")
-        inside = row.remainder(m)
-        used = torch.zeros(m, dtype=torch.bool, device=row.device).index_fill_(0, inside, True)
-        rows, at = used.nonzero().view(-1), used.cumsum(0).sub_(1)[inside]
-        if len(elements) * DENSE < batch * len(rows) * n:
-            return None
-        self.counts.undecided_twice += len(elements)
-        if len(rows) < m:
-            elements = (row.sub_(inside).div_(m, rounding_mode="floor") * len(rows) + at) * n + elements.remainder(n)
-        return whole(rows).view(-1)[elements]
+    def _settle_rows(
+        self, result: Tensor, undecided: Tensor, c: Tensor, count: int, whole: Callable[[Tensor], Tensor]
+    ) -> bool:
+        """Settles `count` elements of a product (Bt, M, N) as whole rows, if these have few others."""
+        batch, m, n = result.shape
+        if count * DENSE < batch * n:
+            return False
+        rows = undecided.any(2).any(0).nonzero().view(-1)
+        if count * DENSE < batch * len(rows) * n:
+            return False
+        values = whole(rows)
+        every = len(rows) == m
+        c, undecided = (c, undecided) if every else (c[:, rows], undecided[:, rows])
+        settled = undecided & values.eq(values)  # not NaN
+        self.counts.undecided_twice += int(settled.count_nonzero())
+        self.counts.double_rounded += int(settled.logical_and_(self.rounded(c).ne(values)).count_nonzero())
+        if every:
+            torch.where(undecided, values, result, out=result)
+        else:
+            result[:, rows] = torch.where(undecided, values, result[:, rows])
+        return True
 
     def _put(self, flat: Tensor, fp64: Tensor, elements: Tensor, values: Tensor) -> None:
         self.counts.double_rounded += int(self.rounded(fp64[elements]).ne(values).sum())
