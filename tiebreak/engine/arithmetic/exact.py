@@ -113,8 +113,10 @@ def round_to_odd(s: Tensor, t: Tensor) -> Tensor:
 
 
 def _room(digits: int, like: Tensor) -> Tensor:
-    """FP64 zeros for some rows of digits, with two rows below the lowest and one above the highest."""
-    return torch.zeros((digits + 3, *like.shape[1:]), dtype=torch.float64, device=like.device)
+    """FP64 memory for some rows of digits, with two rows of zeros below the lowest and one above the highest."""
+    room = torch.empty((digits + 3, *like.shape[1:]), dtype=torch.float64, device=like.device)
+    room[:2], room[-1] = 0, 0
+    return room
 
 
 def _power(exponent: Tensor) -> Tensor:
@@ -124,9 +126,10 @@ def _power(exponent: Tensor) -> Tensor:
 
 def _round_digits(digits: Tensor, bits: int, least: int, rounded: Round) -> Tensor:
     """RN of numbers in signed digits of some bits, the third (`_room`) of weight 2^least; zero is +0."""
-    below = digits.clone()
-    for under, here in pairwise(below):
-        here.add_(under, alpha=2.0**-bits)
+    below = torch.empty_like(digits)
+    below[0] = 0
+    for digit, under, here in zip(digits[1:], below, below[1:], strict=False):
+        torch.add(digit, under, alpha=2.0**-bits, out=here)
     exponent = (below[-1].view(torch.int64) >> 52).bitwise_and_(_EXPONENT).sub_(1023)
     place = exponent.div_(bits, rounding_mode="floor").add_(len(digits) - 1).clamp_(2, len(digits) - 2)
     over, top, under = (digits.gather(0, (place + n)[None])[0] for n in (1, 0, -1))
@@ -138,6 +141,7 @@ def _round_digits(digits: Tensor, bits: int, least: int, rounded: Round) -> Tens
 # ---- matrix products, modulo primes ----
 
 _PRIME_BITS: Final = 22
+_DIGIT_BITS: Final = 26
 _POWERS: Final = 254
 _BLOCK: Final = 1 << 10
 """The number of products of residues that add exactly."""
@@ -149,7 +153,7 @@ PIECE: Final = 1 << 14
 
 @dataclass(frozen=True)
 class _Basis:
-    """Primes p_i whose product M exceeds some number of bits; numbers are kept as digits of 22 bits."""
+    """Primes p_i whose product M exceeds some number of bits; numbers are kept as digits of 26 bits."""
 
     primes: tuple[int, ...]
 
@@ -166,10 +170,10 @@ class _Basis:
     @cached_property
     def digits(self) -> tuple[Tensor, Tensor]:
         """The digits of each M / p_i and of -M (digits, primes + 1), and 1 / p_i (primes,), in FP64."""
-        count = self.modulus.bit_length() // (2 * _PRIME_BITS) * 2 + 2
-        mask = (1 << _PRIME_BITS) - 1
+        count = self.modulus.bit_length() // (2 * _DIGIT_BITS) * 2 + 2
+        mask = (1 << _DIGIT_BITS) - 1
         weights = [self.modulus // p for p in self.primes]
-        rows = [[n >> (_PRIME_BITS * d) & mask for d in range(count)] for n in (*weights, self.modulus)]
+        rows = [[n >> (_DIGIT_BITS * d) & mask for d in range(count)] for n in (*weights, self.modulus)]
         found = torch.tensor(rows, dtype=torch.float64)
         found[-1].neg_()
         return found.T.contiguous(), 1 / torch.tensor(self.primes, dtype=torch.float64)
@@ -278,8 +282,8 @@ def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
         torch.mv(flat[:-1].T, parts, out=flat[-1]).round_()
         total = torch.mm(weights, flat)
         digits = _room(len(total) // 2, total)
-        torch.add(*_carried(total), alpha=2.0**_PRIME_BITS, out=digits[2:-1])
-        found.append(_round_digits(digits, 2 * _PRIME_BITS, left.low + right.low + LEAST, rounded))
+        torch.add(*_carried(total), alpha=2.0**_DIGIT_BITS, out=digits[2:-1])
+        found.append(_round_digits(digits, 2 * _DIGIT_BITS, left.low + right.low + LEAST, rounded))
     return torch.cat(found).view(shape)
 
 
@@ -304,12 +308,12 @@ def _multiply_modulo(a: Tensor, b: Tensor, p: int, out: Tensor, room: Tensor) ->
 
 
 def _carried(digits: Tensor) -> tuple[Tensor, Tensor]:
-    """Digits of 22 bits, an even number of them and below 2^53, as signed ones: those at even and at odd places."""
-    shift, over = 1.5 * 2.0 ** (52 + _PRIME_BITS), torch.empty_like(digits[0])
+    """Digits of 26 bits, an even number of them and below 2^53, as signed ones: those at even and at odd places."""
+    shift, over = 1.5 * 2.0 ** (52 + _DIGIT_BITS), torch.empty_like(digits[0])
     for low, high in pairwise(digits):
         torch.add(low, shift, out=over).sub_(shift)
         low.sub_(over)
-        high.add_(over, alpha=2.0**-_PRIME_BITS)
+        high.add_(over, alpha=2.0**-_DIGIT_BITS)
     return digits[0::2], digits[1::2]
 
 

@@ -376,9 +376,9 @@ class SumRunner:
         """Some rows of a part that is a product, f32 (Bt, rows, N); NaN where the bounds are not finite."""
         loaded: tuple[list[Tensor], list[Tensor]] = ([], [])
         for loads in part.slabs:
-            for load, base, found in zip(loads, operands, loaded, strict=True):
-                found.append(load.view.on(base).expand(load.wide).reshape(load.shape[:3]))
-        a, b = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in loaded)
+            for load, base, pieces in zip(loads, operands, loaded, strict=True):
+                pieces.append(load.view.on(base).expand(load.wide).reshape(load.shape[:3]))
+        a, b = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2) for pieces in loaded)
         a = a if len(rows) == a.shape[1] else a[:, rows]
         found = multiply_exactly(a, b.transpose(1, 2), self.rounded)
         left, right = (bound.isfinite() for bound in bounds)

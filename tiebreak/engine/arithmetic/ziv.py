@@ -204,22 +204,15 @@ class Settler:
         instruction's definition. `whole` computes rows m of a product (Bt, M, N) exactly: (rows,) -> (Bt, rows, N).
         """
         self.counts.elements += result.numel()
-        count_open = int(undecided.count_nonzero())
-        if not count_open:
-            return
-        self.counts.undecided += count_open
-        if self.near is None and whole is not None and self._settle_rows(result, undecided, c, count_open, whole):
-            return
+        open_ = int(undecided.count_nonzero())
+        self.counts.undecided += open_
         flat, fp64 = result.view(-1), c.reshape(-1)
-        elements = undecided.reshape(-1).nonzero().view(-1)
-        if self.near is not None:
-            elements = self._report(self.near, flat, fp64, elements, errors, reader, places, count)
-            if whole is not None and len(elements):
-                undecided = torch.zeros_like(undecided).view(-1).index_fill_(0, elements, True).view(result.shape)
-                if self._settle_rows(result, undecided, c, len(elements), whole):
-                    return
-        if not len(elements):
+        if self.near is not None and open_:
+            undecided = self._report(self.near, flat, fp64, undecided, errors, reader, places, count)
+            open_ = int(undecided.count_nonzero())
+        if not open_ or (whole is not None and self._settle_rows(result, undecided, c, open_, whole)):
             return
+        elements = undecided.reshape(-1).nonzero().view(-1)
         usable = errors(elements).isfinite()
         if not bool(usable.all()):
             flat[elements[~usable]] = float("nan")
@@ -229,9 +222,9 @@ class Settler:
             if dense:
                 self._put(flat, fp64, chunk, self._exact(chunk, reader))
                 continue
-            values, open_ = doubled(reader, chunk, self.rounded)
-            if bool(open_.any()):
-                values[open_] = self._exact(chunk[open_], reader)
+            values, left = doubled(reader, chunk, self.rounded)
+            if bool(left.any()):
+                values[left] = self._exact(chunk[left], reader)
             self._put(flat, fp64, chunk, values)
 
     def _settle_rows(
@@ -272,13 +265,14 @@ class Settler:
         near: Collector,
         flat: Tensor,
         fp64: Tensor,
-        elements: Tensor,
+        undecided: Tensor,
         errors: Errors,
         reader: TermReader,
         places: Places,
         count: int,
     ) -> Tensor:
-        """Reports the open elements that may be left as they are; returns the others."""
+        """Reports the open elements that may be left as they are; returns the mask of the others."""
+        elements = undecided.reshape(-1).nonzero().view(-1)
         c, e = fp64[elements], errors(elements)
         logged = (e <= self.rounded.gaps(c).mul_(near.limit)) & c.isfinite()  # false for NaN
         if near.grid:
@@ -289,4 +283,4 @@ class Settler:
         numbers, which = places(chosen)
         near.add(numbers, c.cpu().numpy()[which], e.cpu().numpy()[which])
         self.counts.logged += len(numbers)
-        return elements[~logged]
+        return undecided.clone().view(-1).index_fill_(0, chosen, False).view(undecided.shape)
