@@ -15,7 +15,7 @@ from z3 import BitVecSort  # type: ignore[import-not-found,unused-ignore]
 
 HERE = Path(__file__).resolve().parent.parent
 SECONDS = 120
-BRANCHING = {"ClockSymbolic": "1ms", "RoundingSymbolic": "1ms", "TreesSymbolic": "2s"}
+BRANCHING = {"ClockSymbolic": "1ms", "RoundingSymbolic": "1ms", "TalkSymbolic": "1ms", "TreesSymbolic": "2s"}
 """How long a branch may take to decide. Undecided, both ways are taken: slower, but not wrong. Only the trees'
 second way runs into a loop bound."""
 PASSED, REFUTED = 0, 1

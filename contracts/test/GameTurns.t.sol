@@ -118,20 +118,21 @@ contract GameTurnsTest is GameBase {
 
     // ---------------------------------------------------------------- concession
 
-    function test_the_defender_may_concede() external {
-        _start();
-        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, trainer, challenger));
-        _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
-        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
-        _defenderLost(IGame.Reason.CONCEDED);
-    }
-
-    function test_the_challenger_may_concede() external {
-        _walkToTerms(2, 1, 1);
-        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, challenger, trainer));
-        _play(trainer, abi.encodeCall(IGame.concede, (gameId)));
-        _play(challenger, abi.encodeCall(IGame.concede, (gameId)));
-        _challengerLost(IGame.Reason.CONCEDED);
+    /// Whoever is to move, in time or not.
+    function test_either_side_may_concede_at_any_time() external {
+        for (uint256 side = 0; side < 2; ++side) {
+            for (uint256 late = 0; late < 2; ++late) {
+                uint256 id = VM.snapshotState();
+                _walkToTerms(2, 1, 1);
+                _expect(abi.encodeWithSelector(IGame.NotASide.selector, stranger));
+                _play(stranger, abi.encodeCall(IGame.concede, (gameId)));
+                if (late == 1) _warp(current + CLOCK + 1);
+                _play(side == 0 ? trainer : challenger, abi.encodeCall(IGame.concede, (gameId)));
+                if (side == 0) _defenderLost(IGame.Reason.CONCEDED);
+                else _challengerLost(IGame.Reason.CONCEDED);
+                require(VM.revertToState(id), "back");
+            }
+        }
     }
 
     // ---------------------------------------------------------------- clocks
@@ -226,8 +227,6 @@ contract GameTurnsTest is GameBase {
         _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, rest, rest));
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
         _warp(current + 1);
-        _expect(abi.encodeWithSelector(IGame.ClockExhausted.selector, rest, rest + 1));
-        _play(side, abi.encodeCall(IGame.concede, (gameId)));
         _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
         require(games.game(gameId).reason == IGame.Reason.TIMEOUT, "timed out");
         bool lost = games.game(gameId).verdict == IGame.Verdict.DEFENDER_LOST;

@@ -13,7 +13,7 @@ from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Phase, Side
-from tiebreak.protocol.game.rules import GameState, Level
+from tiebreak.protocol.game.rules import GameState
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle, Party
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
@@ -121,16 +121,14 @@ class Duel:
         assert theirs.phase == ours.phase
         self._compare_verdict(theirs)
         assert (theirs.level, theirs.height, theirs.position) == (ours.level, ours.height, ours.position)
-        if ours.verdict is None or ours.verdict.reason is not game.Reason.TIMEOUT:
-            clocks = (theirs.last, theirs.defender_rest, theirs.challenger_rest)
-            assert clocks == (ours.last, ours.defender_rest, ours.challenger_rest)
+        if ours.verdict is None or ours.verdict.reason not in (Reason.TIMEOUT, Reason.CONCEDED):
+            clocks = (theirs.last, theirs.last + theirs.talk, theirs.defender_rest, theirs.challenger_rest)
+            assert clocks == (ours.moved, ours.last, ours.defender_rest, ours.challenger_rest)
         if ours.is_over:
             return
-        assert theirs.replay_time == ours.job.replay_time
+        assert (theirs.replay_time, theirs.sequence) == (ours.job.replay_time, ours.moves)
         expected = Snapshot.of(ours)
         found = {name: getattr(theirs, name) for name in Snapshot.kinds()}
-        if ours.level is Level.STEPS and ours.job.segment_steps(ours.checkpoint) == 1:
-            found["fresh"] = 1  # nothing is selected in a tree of one leaf, so the contract need not say so
         assert (
             Snapshot(**{name: value if type(value) is bytes else int(value) for name, value in found.items()})
             == expected

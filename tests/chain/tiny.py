@@ -42,6 +42,7 @@ def make_job(
     precision: int = 32,
     clock: int = 5000,
     replay_time: int = 0,
+    talk_time: int = 0,
 ) -> Job:
     """5 steps with checkpoints at 2, 4 and 5."""
     return Job(
@@ -62,7 +63,7 @@ def make_job(
         challenge_window=10_000,
         clock=clock,
         replay_time=replay_time,
-        talk_time=0,
+        talk_time=talk_time,
         audit_time=0,
         deadline=100_000,
         descent_levels=levels,

@@ -105,6 +105,7 @@ contract Board is JobBoard {
         start.checkpointInterval = state.checkpointInterval;
         start.clock = state.clock;
         start.replayTime = state.replayTime;
+        start.talkTime = state.talkTime;
         start.descentLevels = state.descentLevels;
     }
 }

@@ -10,6 +10,7 @@ import {Trees} from "../libraries/Trees.sol";
 import {ProofContext} from "./ProofContext.sol";
 import {RefereeCalls} from "./RefereeCalls.sol";
 import {Segments} from "./Segments.sol";
+import {Duration} from "./Time.sol";
 import {Turns} from "./Turns.sol";
 
 /// @title The rules of the game (SPEC section 10), on a game's storage
@@ -22,17 +23,18 @@ library GameLogic {
     // ---------------------------------------------------------------- the walk
 
     /// @notice Starts the walk at the root of the run tree.
-    function begin(IGame.GameState storage game, Turns.Turn memory turn, IGame.Start calldata start) internal {
+    function begin(Turns.Game storage game, Turns.Turn memory turn, IGame.Start calldata start) internal {
         game.jobId = start.jobId;
-        game.challenger = start.challenger;
         _keepTerms(game, start);
         turn.descentLevels = start.descentLevels;
         turn.defenderRest = start.clock;
         turn.challengerRest = start.clock;
+        turn.talk = start.talkTime;
         bytes32 runRoot = start.runRoot;
         game.opened = runRoot;
-        game.leaves = start.count;
-        game.replayTime = start.replayTime;
+        (game.challenger, game.leaves) = (start.challenger, start.count);
+        // forge-lint: disable-next-line(unsafe-typecast)
+        game.replayTime = uint32(Duration.unwrap(start.replayTime));
         uint256 depth = Trees.depthOf(Segments.checkpoints(start.steps, start.checkpointInterval));
         turn.level = IGame.Level.RUN;
         turn.fresh = true;
@@ -47,18 +49,18 @@ library GameLogic {
     }
 
     /// @notice The node of a game: that of its slot, or the run root before anything was chosen.
-    function nodeOf(IGame.GameState storage game, IGame.Level level, bool fresh) internal view returns (bytes32) {
+    function nodeOf(Turns.Game storage game, IGame.Level level, bool fresh) internal view returns (bytes32) {
         return fresh && level == IGame.Level.RUN ? game.opened : game.node;
     }
 
-    function descend(IGame.GameState storage game, Turns.Turn memory turn, bytes32[] calldata nodes) internal view {
+    function descend(Turns.Game storage game, Turns.Turn memory turn, bytes32[] calldata nodes) internal view {
         _requireNodes(turn, turn.height, nodes.length);
         if (Trees.foldNodes(nodes) != _node(game, turn)) return _brokenTie(turn);
         turn.phase = IGame.Phase.SELECT;
     }
 
     function select(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         IJobBoard board,
         Turns.Turn memory turn,
         bytes32 node,
@@ -88,7 +90,7 @@ library GameLogic {
     }
 
     function openSteps(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         bytes32[] calldata nodes,
         bytes32[] calldata siblings,
@@ -106,7 +108,7 @@ library GameLogic {
     }
 
     function openValues(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         bytes32 stateRoot,
         uint32 lossBits,
@@ -131,7 +133,7 @@ library GameLogic {
     }
 
     function openTensor(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         IJobBoard board,
         Turns.Turn memory turn,
         IReferee referee,
@@ -159,17 +161,14 @@ library GameLogic {
         _enter(game, turn, IGame.Level.CHUNKS, root, depth);
     }
 
-    function openChunk(IGame.GameState storage game, Turns.Turn memory turn, bytes calldata chunk, bool tied)
-        internal
-        view
-    {
+    function openChunk(Turns.Game storage game, Turns.Turn memory turn, bytes calldata chunk, bool tied) internal view {
         uint256 length = turn.position + 1 == game.leaves ? game.lastChunkBytes : Isa.CHUNK_BYTES;
         if (!tied || chunk.length != length || Commitments.chunkLeaf(chunk) != game.node) return _brokenTie(turn);
         turn.phase = IGame.Phase.SELECT_ELEMENT;
     }
 
     function selectElement(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         uint256 index,
         bytes calldata chunk,
@@ -183,7 +182,7 @@ library GameLogic {
         if (index >= chunk.length / size) revert IGame.IndexOutOfRange(chunk.length / size, index);
         // A tensor has at most 2^40 elements.
         // forge-lint: disable-next-line(unsafe-typecast)
-        game.element = uint64(turn.position * (Isa.CHUNK_BYTES / size) + index);
+        game.element = uint40(turn.position * (Isa.CHUNK_BYTES / size) + index);
         game.node = bytes32(_littleEndian(chunk, index * size, size));
         if (turn.sumKind() != 0) turn.follow(game.log, index);
         if (turn.accumulator() != 0) {
@@ -196,7 +195,7 @@ library GameLogic {
     }
 
     function openTerms(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         IReferee referee,
         bytes32[] calldata nodes,
@@ -207,8 +206,9 @@ library GameLogic {
         uint256 depth = Trees.depthOf(leaves);
         _requireNodes(turn, depth, nodes.length);
         requireProofLength(depth, siblings.length);
-        (bool canonical, bytes32 leaf, uint64 bits) =
-            referee.finish(turn.accumulator(), ProofContext.rounding(game, turn), accumulator);
+        (bool canonical, bytes32 leaf, uint64 bits) = referee.finish(
+            turn.accumulator(), ProofContext.rounding(game.precision, game.tolerances, turn.summation), accumulator
+        );
         if (!canonical || bytes32(uint256(bits)) != game.node) return _brokenTie(turn);
         bytes32 root = Trees.foldNodes(nodes);
         if (Trees.fold(leaf, leaves - 1, siblings) != root) return _brokenTie(turn);
@@ -217,37 +217,32 @@ library GameLogic {
         _enter(game, turn, IGame.Level.TERMS, root, depth);
     }
 
+    /// @notice On a game in memory, which is as it was stored or as the defender signed it.
     /// @return right what the referee computed @return committed what the defender had committed
     function prove(
-        IGame.GameState storage game,
+        IGame.GameState memory game,
         IJobBoard board,
-        Turns.Turn memory turn,
         IReferee referee,
         bytes32 gameId,
         IReferee.Proof calldata proof,
         bytes32 salt,
         bytes32[] calldata opened
     ) internal view returns (bytes32 right, bytes32 committed) {
-        ProofContext.check(game, turn.level, opened);
-        right = RefereeCalls.judge(referee, ProofContext.make(game, board, turn, opened), proof);
-        bytes32 expected = ProofContext.sealOf(turn.level, opened);
+        ProofContext.check(game, opened);
+        right = RefereeCalls.judge(referee, ProofContext.make(game, board, opened), proof);
+        bytes32 expected = ProofContext.sealOf(game.level, opened);
         bytes32 found = Commitments.seal(gameId, right, salt);
         // INVARIANT 10: who proves had the answer when it chose the leaf, before any proof could be copied.
         if (found != expected) revert IGame.WrongSeal(expected, found);
         committed = game.node;
-        turn.end(right != committed, IGame.Reason.RECOMPUTED);
     }
 
     // ---------------------------------------------------------------- inner workings
 
     /// @dev Enters a tree whose nodes, min(r, depth) levels down, have just been shown.
-    function _enter(
-        IGame.GameState storage game,
-        Turns.Turn memory turn,
-        IGame.Level level,
-        bytes32 root,
-        uint256 depth
-    ) private {
+    function _enter(Turns.Game storage game, Turns.Turn memory turn, IGame.Level level, bytes32 root, uint256 depth)
+        private
+    {
         game.node = root;
         turn.level = level;
         // A tree is at most 64 deep.
@@ -261,7 +256,7 @@ library GameLogic {
 
     /// @dev The walk reached a leaf of the current tree. The job is read only where it is needed.
     /// @return isSealed whether the seal given with it is kept
-    function _leaf(IGame.GameState storage game, IJobBoard board, Turns.Turn memory turn, bytes32 node)
+    function _leaf(Turns.Game storage game, IJobBoard board, Turns.Turn memory turn, bytes32 node)
         private
         returns (bool isSealed)
     {
@@ -284,10 +279,7 @@ library GameLogic {
     }
 
     /// @dev The value tree has two halves, each with its own padding.
-    function _valueLeaf(IGame.GameState storage game, Turns.Turn memory turn, bytes32 node)
-        private
-        returns (bool isSealed)
-    {
+    function _valueLeaf(Turns.Game storage game, Turns.Turn memory turn, bytes32 node) private returns (bool isSealed) {
         uint64 position = turn.position;
         uint64 half = uint64(1) << game.depth;
         bool isCommit = position >= half;
@@ -306,13 +298,9 @@ library GameLogic {
         return false;
     }
 
-    function _enterSegment(
-        IGame.GameState storage game,
-        Turns.Turn memory turn,
-        bytes32 node,
-        uint64 steps,
-        uint64 interval
-    ) private {
+    function _enterSegment(Turns.Game storage game, Turns.Turn memory turn, bytes32 node, uint64 steps, uint64 interval)
+        private
+    {
         uint64 length = Segments.length(steps, interval, turn.position);
         game.step = Segments.firstStep(interval, turn.position);
         game.leaves = length;
@@ -329,7 +317,7 @@ library GameLogic {
     }
 
     /// @dev One write: all of the slot is known here.
-    function _keepTerms(IGame.GameState storage game, IGame.Start calldata start) private {
+    function _keepTerms(Turns.Game storage game, IGame.Start calldata start) private {
         uint256 word = uint160(start.trainer) | uint256(start.depth) << 160 | uint256(start.precision) << 168;
         word |= uint256(start.policy) << 176 | uint256(start.bodyCount) << 184 | uint256(start.stateCount) << 208;
         word |= uint256(start.tolerances) << 232;
@@ -340,7 +328,7 @@ library GameLogic {
 
     /// @dev What later moves need of the instruction.
     function _keep(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         IReferee.Description memory description,
         bool logged
@@ -355,11 +343,11 @@ library GameLogic {
     }
 
     /// @dev t_{n+1} of SPEC section 11.
-    function _extend(IGame.GameState storage game, bytes32 x) private {
+    function _extend(Turns.Game storage game, bytes32 x) private {
         game.opened = ProofContext.extended(game.opened, x);
     }
 
-    function _node(IGame.GameState storage game, Turns.Turn memory turn) private view returns (bytes32) {
+    function _node(Turns.Game storage game, Turns.Turn memory turn) private view returns (bytes32) {
         return nodeOf(game, turn.level, turn.fresh);
     }
 

@@ -18,7 +18,7 @@ library GameLogs {
 
     /// @notice OPEN_STEPS: the record of the segment's last step, which the game has come to, and its log root.
     function openSteps(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         bool logged,
         bytes32 stateRoot,
@@ -38,7 +38,7 @@ library GameLogs {
 
     /// @notice OPEN_VALUES: the log root of the step's record, and its step log.
     function openValues(
-        IGame.GameState storage game,
+        Turns.Game storage game,
         Turns.Turn memory turn,
         bool logged,
         bytes32 logRoot,
@@ -58,7 +58,7 @@ library GameLogs {
     }
 
     /// @notice OPEN_CHUNK: the log word of the chunk, if it is one of a logged sum.
-    function openChunk(IGame.GameState storage game, Turns.Turn memory turn, bytes32 word, bytes32[] calldata siblings)
+    function openChunk(Turns.Game storage game, Turns.Turn memory turn, bytes32 word, bytes32[] calldata siblings)
         internal
         returns (bool tied)
     {

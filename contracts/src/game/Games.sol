@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.30;
 
+import {Signatures} from "../board/Signatures.sol";
 import {GameId, IGame} from "../interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../interfaces/IJobBoard.sol";
 import {IReferee} from "../interfaces/IReferee.sol";
 import {GameLogic} from "./GameLogic.sol";
 import {GameLogs} from "./GameLogs.sol";
-import {Instant, currentInstant} from "./Time.sol";
+import {Snapshots} from "./Snapshots.sol";
+import {Duration, Instant, currentInstant} from "./Time.sol";
 import {Turns} from "./Turns.sol";
 
 /// @title The games of a board's jobs
@@ -20,7 +22,10 @@ contract Games is IGame {
     /// @inheritdoc IGame
     IJobBoard public immutable BOARD;
 
-    mapping(GameId => GameState) private _games;
+    /// A sequence number that may be entered. No walk has a thousand moves, so those after it fit too.
+    uint256 private constant MAX_SEQUENCE = 1 << 15;
+
+    mapping(GameId => Turns.Game) private _games;
 
     /// @param board made next, so there is no code to look for yet. A board that was made with other games starts none here.
     constructor(IReferee referee, IJobBoard board) {
@@ -32,7 +37,7 @@ contract Games is IGame {
     /// @inheritdoc IGame
     function begin(Start calldata start) external {
         if (msg.sender != address(BOARD)) revert NotTheBoard(address(BOARD), msg.sender);
-        GameState storage state = _games[start.gameId];
+        Turns.Game storage state = _games[start.gameId];
         Turns.Turn memory turn = Turns.load(state);
         if (turn.phase != Phase.NONE) revert GameExists(start.gameId);
         turn.last = currentInstant();
@@ -43,7 +48,7 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function descend(GameId gameId, bytes32[] calldata nodes) external {
-        (GameState storage state, Turns.Turn memory turn) = _defender(gameId, Phase.DESCEND);
+        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.DESCEND);
         emit Descended(gameId, nodes);
         GameLogic.descend(state, turn, nodes);
         _close(gameId, state, turn);
@@ -51,7 +56,7 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function select(GameId gameId, bytes32 node, uint256 index, bytes32[] calldata siblings, bytes32 seal) external {
-        (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT);
+        (Turns.Game storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT);
         emit Selected(gameId, index, seal);
         GameLogic.select(state, BOARD, turn, node, index, siblings, seal);
         _close(gameId, state, turn);
@@ -66,7 +71,7 @@ contract Games is IGame {
         uint32 lossBits,
         bytes32 logRoot
     ) external {
-        (GameState storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_STEPS);
+        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_STEPS);
         emit StepsOpened(gameId, nodes);
         bool logged = state.policy != 0;
         if (logged) emit LogOpened(gameId, logRoot);
@@ -86,7 +91,7 @@ contract Games is IGame {
         bytes32 stepLog,
         bytes32[] calldata logSiblings
     ) external {
-        (GameState storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_VALUES);
+        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_VALUES);
         emit ValuesOpened(gameId, stateRoot, lossBits, nodes);
         bool logged = state.policy != 0;
         if (logged) emit LogOpened(gameId, stepLog);
@@ -102,7 +107,7 @@ contract Games is IGame {
         bytes32[] calldata siblings,
         bytes32[] calldata nodes
     ) external {
-        (GameState storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_TENSOR);
+        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_TENSOR);
         emit TensorOpened(gameId, nodes);
         GameLogic.openTensor(state, BOARD, turn, REFEREE, instruction, siblings, nodes);
         _close(gameId, state, turn);
@@ -110,7 +115,7 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function openChunk(GameId gameId, bytes calldata chunk, bytes32 word, bytes32[] calldata siblings) external {
-        (GameState storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_CHUNK);
+        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_CHUNK);
         emit ChunkOpened(gameId, chunk);
         if (turn.sumKind() != 0) emit LogOpened(gameId, word);
         GameLogic.openChunk(state, turn, chunk, GameLogs.openChunk(state, turn, word, siblings));
@@ -119,7 +124,7 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function selectElement(GameId gameId, uint256 index, bytes calldata chunk, bytes32 seal) external {
-        (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT_ELEMENT);
+        (Turns.Game storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.SELECT_ELEMENT);
         GameLogic.selectElement(state, turn, index, chunk, seal);
         emit ElementSelected(gameId, state.element, seal);
         _close(gameId, state, turn);
@@ -129,7 +134,7 @@ contract Games is IGame {
     function openTerms(GameId gameId, bytes32[] calldata nodes, bytes calldata accumulator, bytes32[] calldata siblings)
         external
     {
-        (GameState storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_TERMS);
+        (Turns.Game storage state, Turns.Turn memory turn) = _defender(gameId, Phase.OPEN_TERMS);
         emit TermsOpened(gameId, nodes, accumulator);
         GameLogic.openTerms(state, turn, REFEREE, nodes, accumulator, siblings);
         _close(gameId, state, turn);
@@ -137,36 +142,85 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external {
-        Instant last = _games[gameId].last;
-        (GameState storage state, Turns.Turn memory turn) = _challenger(gameId, Phase.PROVE);
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        Instant last = turn.last;
+        _takeTurn(state, turn, Phase.PROVE, state.challenger);
         // SAFETY: whoever saw this proof pending had to fix the same answer in an earlier block, without it.
         if (!turn.last.isAfter(last)) revert TooEarly(last, turn.last);
-        (bytes32 right, bytes32 committed) =
-            GameLogic.prove(state, BOARD, turn, REFEREE, GameId.unwrap(gameId), proof, salt, opened);
-        emit Proved(gameId, right, committed);
+        _judge(gameId, state, turn, Snapshots.shown(state, turn), proof, salt, opened);
+    }
+
+    /// @inheritdoc IGame
+    function enter(GameId gameId, uint32 sequence, bytes calldata snapshot, bytes calldata signature) external {
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        (address trainer, address challenger) = (state.trainer, state.challenger);
+        if (msg.sender != trainer && msg.sender != challenger) revert NotASide(msg.sender);
+        _enterable(gameId, turn, sequence, snapshot, signature, msg.sender == trainer ? challenger : trainer);
+        emit Entered(gameId, sequence, snapshot);
+        Snapshots.enter(state, turn, Snapshots.decode(snapshot));
+        turn.sequence = sequence;
+        Turns.save(state, turn);
+    }
+
+    /// @inheritdoc IGame
+    function enterAndProve(
+        GameId gameId,
+        uint32 sequence,
+        bytes calldata snapshot,
+        bytes calldata signature,
+        IReferee.Proof calldata proof,
+        bytes32 salt,
+        bytes32[] calldata opened
+    ) external {
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        _requireSide(state.challenger);
+        _enterable(gameId, turn, sequence, snapshot, signature, state.trainer);
+        GameState memory signed = Snapshots.decode(snapshot);
+        if (signed.phase != Phase.PROVE) revert WrongPhase(Phase.PROVE, signed.phase);
+        Snapshots.complete(signed, state);
+        _judge(gameId, state, turn, signed, proof, salt, opened);
+    }
+
+    /// @inheritdoc IGame
+    function reportFork(
+        GameId gameId,
+        uint32 sequence,
+        bytes32 first,
+        bytes calldata firstSignature,
+        bytes32 second,
+        bytes calldata secondSignature
+    ) external {
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        if (first == second) revert NoFork(first);
+        address board = address(BOARD);
+        address signer = Signatures.recover(Signatures.stateDigest(board, gameId, sequence, first), firstSignature);
+        bool defender = signer == state.trainer;
+        if (!defender && signer != state.challenger) revert NotASide(signer);
+        Signatures.check(Signatures.stateDigest(board, gameId, sequence, second), secondSignature, signer);
+        emit Forked(gameId, sequence, first, second);
+        Turns.end(turn, defender, Reason.FORKED);
         _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function concede(GameId gameId) external {
-        (GameState storage state, Turns.Turn memory turn) = _load(gameId);
-        bool defender = Turns.defenderMoves(turn.phase);
-        _requireSide(defender ? state.trainer : state.challenger);
-        Turns.spend(state, turn, currentInstant());
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
+        bool defender = msg.sender == state.trainer;
+        if (!defender && msg.sender != state.challenger) revert NotASide(msg.sender);
         Turns.end(turn, defender, Reason.CONCEDED);
         _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function timeout(GameId gameId) external {
-        (GameState storage state, Turns.Turn memory turn) = _load(gameId);
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
         Turns.timeout(state, turn, currentInstant());
         _close(gameId, state, turn);
     }
 
     /// @inheritdoc IGame
     function reclaim(GameId gameId) external {
-        (GameState storage state, Turns.Turn memory turn) = _load(gameId);
+        (Turns.Game storage state, Turns.Turn memory turn) = _load(gameId);
         turn.phase = Phase.OVER;
         turn.verdict = Verdict.VOID;
         turn.reason = Reason.JOB_SLASHED;
@@ -177,16 +231,28 @@ contract Games is IGame {
 
     /// @inheritdoc IGame
     function game(GameId gameId) external view returns (GameState memory shown) {
-        GameState storage state = _games[gameId];
-        shown = state;
-        shown.node = GameLogic.nodeOf(state, shown.level, shown.fresh);
+        Turns.Game storage state = _games[gameId];
+        Turns.Turn memory turn = Turns.load(state);
+        shown = Snapshots.shown(state, turn);
+        shown.verdict = turn.verdict;
+        shown.reason = turn.reason;
+        shown.descentLevels = turn.descentLevels;
+        shown.last = turn.last;
+        shown.talk = turn.talk;
+        shown.sequence = uint32(turn.sequence);
+        shown.defenderRest = turn.defenderRest;
+        shown.challengerRest = turn.challengerRest;
+        shown.challenger = state.challenger;
+        shown.replayTime = Duration.wrap(state.replayTime);
+        shown.log = state.log;
     }
 
     /// @inheritdoc IGame
     function mover(GameId gameId) external view returns (address) {
-        GameState storage state = _games[gameId];
-        if (state.phase == Phase.NONE || state.phase == Phase.OVER) return address(0);
-        return Turns.defenderMoves(state.phase) ? state.trainer : state.challenger;
+        Turns.Game storage state = _games[gameId];
+        Phase phase = Turns.load(state).phase;
+        if (phase == Phase.NONE || phase == Phase.OVER) return address(0);
+        return Turns.defenderMoves(phase) ? state.trainer : state.challenger;
     }
 
     /// @dev Numbered plan of a turn: (1) the game exists and has no verdict, (2) the move fits the phase, (3) the
@@ -195,27 +261,63 @@ contract Games is IGame {
     function _defender(GameId gameId, Phase expected)
         private
         view
-        returns (GameState storage state, Turns.Turn memory turn)
+        returns (Turns.Game storage state, Turns.Turn memory turn)
     {
         (state, turn) = _load(gameId); // (1)
-        _requirePhase(turn, expected); // (2)
-        _requireSide(state.trainer); // (3)
-        Turns.spend(state, turn, currentInstant()); // (4)
+        _takeTurn(state, turn, expected, state.trainer);
     }
 
     function _challenger(GameId gameId, Phase expected)
         private
         view
-        returns (GameState storage state, Turns.Turn memory turn)
+        returns (Turns.Game storage state, Turns.Turn memory turn)
     {
         (state, turn) = _load(gameId); // (1)
-        _requirePhase(turn, expected); // (2)
-        _requireSide(state.challenger); // (3)
+        _takeTurn(state, turn, expected, state.challenger);
+    }
+
+    function _takeTurn(Turns.Game storage state, Turns.Turn memory turn, Phase expected, address side) private view {
+        if (turn.phase != expected) revert WrongPhase(expected, turn.phase); // (2)
+        _requireSide(side); // (3)
         Turns.spend(state, turn, currentInstant()); // (4)
     }
 
+    /// @dev Reverts unless the state may enter now: the sides still talk, it is later than what stands here, and `signer`
+    /// signed it.
+    function _enterable(
+        GameId gameId,
+        Turns.Turn memory turn,
+        uint32 sequence,
+        bytes calldata snapshot,
+        bytes calldata signature,
+        address signer
+    ) private view {
+        Turns.requireTalk(turn, currentInstant());
+        if (sequence <= turn.sequence) revert StaleState(turn.sequence, sequence);
+        if (sequence > MAX_SEQUENCE) revert IndexOutOfRange(MAX_SEQUENCE, sequence);
+        bytes32 hash = Signatures.stateDigest(address(BOARD), gameId, sequence, Snapshots.id(snapshot));
+        Signatures.check(hash, signature, signer);
+    }
+
+    /// @dev The referee's answer ends the game.
+    function _judge(
+        GameId gameId,
+        Turns.Game storage state,
+        Turns.Turn memory turn,
+        GameState memory judged,
+        IReferee.Proof calldata proof,
+        bytes32 salt,
+        bytes32[] calldata opened
+    ) private {
+        (bytes32 right, bytes32 committed) =
+            GameLogic.prove(judged, BOARD, REFEREE, GameId.unwrap(gameId), proof, salt, opened);
+        emit Proved(gameId, right, committed);
+        Turns.end(turn, right != committed, Reason.RECOMPUTED);
+        _close(gameId, state, turn);
+    }
+
     /// @dev Keeps the turn; if the move ended the game, has the board pay out.
-    function _close(GameId gameId, GameState storage state, Turns.Turn memory turn) private {
+    function _close(GameId gameId, Turns.Game storage state, Turns.Turn memory turn) private {
         Turns.save(state, turn);
         if (turn.phase != Phase.OVER) return;
         emit GameEnded(gameId, turn.verdict, turn.reason);
@@ -224,15 +326,11 @@ contract Games is IGame {
         BOARD.gameEnded(state.jobId, state.challenger, turn.verdict == Verdict.DEFENDER_LOST);
     }
 
-    function _load(GameId gameId) private view returns (GameState storage state, Turns.Turn memory turn) {
+    function _load(GameId gameId) private view returns (Turns.Game storage state, Turns.Turn memory turn) {
         state = _games[gameId];
         turn = Turns.load(state);
         if (turn.phase == Phase.NONE) revert NoSuchGame(gameId);
         if (turn.phase == Phase.OVER) revert GameIsOver(gameId);
-    }
-
-    function _requirePhase(Turns.Turn memory turn, Phase expected) private pure {
-        if (turn.phase != expected) revert WrongPhase(expected, turn.phase);
     }
 
     function _requireSide(address side) private view {

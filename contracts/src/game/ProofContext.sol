@@ -8,12 +8,9 @@ import {Commitments} from "../libraries/Commitments.sol";
 import {Isa} from "../libraries/Isa.sol";
 import {Trees} from "../libraries/Trees.sol";
 import {Segments} from "./Segments.sol";
-import {Turns} from "./Turns.sol";
 
 /// @title What the referee is told (SPEC section 10, PROVE), from a game, its job and what earlier moves fixed
 library ProofContext {
-    using Turns for Turns.Turn;
-
     /// The loss of record 0: the one NaN.
     uint32 private constant NAN_BITS = uint32(Isa.NAN_BITS);
 
@@ -28,7 +25,8 @@ library ProofContext {
     uint256 private constant TERMS_SEAL = 6;
 
     /// @notice Reverts unless `opened` is what the game's earlier moves fixed, all of it and in order.
-    function check(IGame.GameState storage game, IGame.Level level, bytes32[] calldata opened) internal view {
+    function check(IGame.GameState memory game, bytes32[] calldata opened) internal pure {
+        IGame.Level level = game.level;
         uint256 expected = level == IGame.Level.TERMS ? 7 : level == IGame.Level.CHUNKS ? 6 : 5;
         if (level == IGame.Level.VALUES && game.instruction >> game.depth != 0) expected = 4; // a commit
         // SAFETY: the trainer chose the run root, and might know a digest pair below it: a longer list is refused.
@@ -58,29 +56,30 @@ library ProofContext {
     }
 
     /// @return packed how the element is rounded, as the referee takes it: b, tolerance and direction (SPEC section 5.1)
-    function rounding(IGame.GameState storage game, Turns.Turn memory turn) internal view returns (uint32 packed) {
-        packed = game.precision;
-        uint256 code = turn.code();
-        // SAFETY: a code is at most 2, a tolerance a byte; only a logged sum, of kind 1 ... 3, has a code.
+    function rounding(uint8 precision, uint24 tolerances, uint8 summation) internal pure returns (uint32 packed) {
+        packed = precision;
+        uint256 code = summation >> 6;
+        uint256 kind = summation >> 4 & 3;
+        // SAFETY: a code is at most 2, a tolerance a byte; in lawful play only a logged sum, of kind 1 ... 3, has a code.
         // forge-lint: disable-next-line(unsafe-typecast)
-        if (code != 0) packed |= uint32(uint256(uint8(game.tolerances >> 8 * (turn.sumKind() - 1))) << 8 | code << 16);
+        if (code != 0 && kind != 0) packed |= uint32(uint256(uint8(tolerances >> 8 * (kind - 1))) << 8 | code << 16);
     }
 
     /// @param opened as checked
-    function make(IGame.GameState storage game, IJobBoard board, Turns.Turn memory turn, bytes32[] calldata opened)
+    function make(IGame.GameState memory game, IJobBoard board, bytes32[] calldata opened)
         internal
         view
         returns (IReferee.Context memory context)
     {
-        IGame.Level level = turn.level;
+        IGame.Level level = game.level;
         context.target = level == IGame.Level.VALUES
             ? IReferee.Target.VALUE
             : level == IGame.Level.CHUNKS ? IReferee.Target.ELEMENT : IReferee.Target.TERMS;
         context.depth = game.depth;
-        context.rounding = rounding(game, turn);
+        context.rounding = rounding(game.precision, game.tolerances, game.summation);
         context.position = game.instruction;
         context.element = game.element;
-        context.termsLeaf = level == IGame.Level.TERMS ? turn.position : 0;
+        context.termsLeaf = level == IGame.Level.TERMS ? game.position : 0;
         context.step = game.step;
         context.bodyRoot = opened[BODY_ROOT];
         // Of a commit there is none: the proof opens it.

@@ -2,12 +2,45 @@
 pragma solidity ^0.8.30;
 
 import {IGame} from "../interfaces/IGame.sol";
+import {JobId} from "../interfaces/IJobBoard.sol";
 import {Duration, Instant} from "./Time.sol";
 
 /// @title Whose turn it is and how long it may take (SPEC section 10)
-/// @notice Also the slot of a game that every move reads and writes: `load` reads it once, `save` writes it once.
+/// @notice Also what of a game is stored, and the slot of it that every move reads and writes: `load` reads it once,
+/// `save` writes it once.
 library Turns {
-    /// @dev The first slot of `IGame.GameState`; fields and invariants are those there.
+    /// @dev A game as the contract keeps it: seven slots, five of which its start writes, and one more of policy `logged`.
+    /// What the fields mean, and their invariants, stand at `IGame.GameState`.
+    struct Game {
+        /// A `Turn`, packed by `save`.
+        uint256 turn;
+        /// First written by the first choice: before, the run root stands in `opened`.
+        bytes32 node;
+        bytes32 opened;
+        JobId jobId;
+        // -- slot 4
+        address challenger;
+        uint64 leaves;
+        uint32 replayTime;
+        // -- slot 5
+        uint64 step;
+        uint40 element;
+        uint32 instruction;
+        uint32 termLeaves;
+        uint16 lastChunkBytes;
+        // -- slot 6, of the job
+        address trainer;
+        uint8 depth;
+        uint8 precision;
+        uint8 policy;
+        uint24 bodyCount;
+        uint24 stateCount;
+        uint24 tolerances;
+        // -- slot 7
+        bytes32 log;
+    }
+
+    /// @dev What every move reads and writes.
     struct Turn {
         IGame.Phase phase;
         IGame.Level level;
@@ -19,46 +52,46 @@ library Turns {
         uint8 dtype;
         uint8 summation;
         Instant last;
+        Duration talk;
         Duration defenderRest;
         Duration challengerRest;
+        uint256 sequence;
         uint64 position;
     }
 
-    /// @dev One read of storage. The word is taken apart here because the compiler reads it once for each field; that
-    /// the places are those of the struct, every test that reads a game through `IGame.game` says.
-    function load(IGame.GameState storage game) internal view returns (Turn memory turn) {
-        uint256 word;
-        assembly ("memory-safe") {
-            word := sload(game.slot)
-        }
-        // The casts take the field and drop what is above it.
+    /// @dev One read of storage.
+    function load(Game storage game) internal view returns (Turn memory turn) {
+        uint256 word = game.turn;
+        // The casts take the field; the masks drop what is above it.
         // forge-lint: disable-start(unsafe-typecast)
-        turn.phase = IGame.Phase(uint8(word));
-        turn.level = IGame.Level(uint8(word >> 8));
-        turn.height = uint8(word >> 16);
-        turn.descentLevels = uint8(word >> 24);
-        turn.verdict = IGame.Verdict(uint8(word >> 32));
-        turn.reason = IGame.Reason(uint8(word >> 40));
-        turn.fresh = uint8(word >> 48) != 0;
-        turn.dtype = uint8(word >> 56);
-        turn.summation = uint8(word >> 64);
-        turn.last = Instant.wrap(uint40(word >> 72));
-        turn.defenderRest = Duration.wrap(uint40(word >> 112));
-        turn.challengerRest = Duration.wrap(uint40(word >> 152));
+        turn.phase = IGame.Phase(word & 15);
+        turn.level = IGame.Level(word >> 4 & 7);
+        turn.height = uint8(word >> 7 & 127);
+        turn.descentLevels = uint8(word >> 14 & 7);
+        turn.verdict = IGame.Verdict(word >> 17 & 3);
+        turn.reason = IGame.Reason(word >> 19 & 15);
+        turn.fresh = word >> 23 & 1 != 0;
+        turn.dtype = uint8(word >> 24);
+        turn.summation = uint8(word >> 32);
+        turn.last = Instant.wrap(uint40(word >> 40));
+        turn.talk = Duration.wrap(uint32(word >> 80));
+        turn.defenderRest = Duration.wrap(uint32(word >> 112));
+        turn.challengerRest = Duration.wrap(uint32(word >> 144));
+        turn.sequence = uint16(word >> 176);
         turn.position = uint64(word >> 192);
         // forge-lint: disable-end(unsafe-typecast)
     }
 
-    /// @dev One write.
-    function save(IGame.GameState storage game, Turn memory turn) internal {
-        uint256 word = uint256(turn.phase) | uint256(turn.level) << 8 | uint256(turn.height) << 16;
-        word |= uint256(turn.descentLevels) << 24 | uint256(turn.verdict) << 32 | uint256(turn.reason) << 40;
-        word |= uint256(turn.fresh ? 1 : 0) << 48 | uint256(turn.dtype) << 56 | uint256(turn.summation) << 64;
-        word |= uint256(Instant.unwrap(turn.last)) << 72 | uint256(Duration.unwrap(turn.defenderRest)) << 112;
-        word |= uint256(Duration.unwrap(turn.challengerRest)) << 152 | uint256(turn.position) << 192;
-        assembly ("memory-safe") {
-            sstore(game.slot, word)
-        }
+    /// @dev One write. SAFETY: the durations are below 2^32, for the board bounds those of a job (section 8) and they only
+    /// shrink; the sequence is below 2^16, for one that is entered is bounded and no walk has a thousand moves.
+    function save(Game storage game, Turn memory turn) internal {
+        uint256 word = uint256(turn.phase) | uint256(turn.level) << 4 | uint256(turn.height) << 7;
+        word |= uint256(turn.descentLevels) << 14 | uint256(turn.verdict) << 17 | uint256(turn.reason) << 19;
+        word |= uint256(turn.fresh ? 1 : 0) << 23 | uint256(turn.dtype) << 24 | uint256(turn.summation) << 32;
+        word |= uint256(Instant.unwrap(turn.last)) << 40 | uint256(Duration.unwrap(turn.talk)) << 80;
+        word |= uint256(Duration.unwrap(turn.defenderRest)) << 112;
+        word |= uint256(Duration.unwrap(turn.challengerRest)) << 144;
+        game.turn = word | turn.sequence << 176 | uint256(turn.position) << 192;
     }
 
     /// @dev How elements of the tensor are summed, kept in one byte: what they accumulate, and their kind as a logged sum.
@@ -95,14 +128,14 @@ library Turns {
     }
 
     /// @notice What the mover's clock is charged for a move now.
-    function used(IGame.GameState storage game, Turn memory turn, Instant current) internal view returns (Duration) {
-        Duration elapsed = current.since(turn.last);
+    function used(Game storage game, Turn memory turn, Instant current) internal view returns (Duration) {
+        Duration elapsed = current.since(turn.last).reducedBy(turn.talk);
         // The allowance is read only where there is one: it stands in another slot.
-        return _needsReplay(turn) ? elapsed.reducedBy(game.replayTime) : elapsed;
+        return _needsReplay(turn) ? elapsed.reducedBy(Duration.wrap(game.replayTime)) : elapsed;
     }
 
-    /// @notice Takes the time since the last move, less the allowance, from the mover's clock.
-    function spend(IGame.GameState storage game, Turn memory turn, Instant current) internal view {
+    /// @notice Takes the time since the last move, less talk and allowance, from the mover's clock; counts the move.
+    function spend(Game storage game, Turn memory turn, Instant current) internal view {
         Duration charge = used(game, turn, current);
         bool defender = defenderMoves(turn.phase);
         Duration rest = defender ? turn.defenderRest : turn.challengerRest;
@@ -110,11 +143,22 @@ library Turns {
         if (charge.exceeds(rest)) revert IGame.ClockExhausted(rest, charge);
         if (defender) turn.defenderRest = rest.minus(charge);
         else turn.challengerRest = rest.minus(charge);
+        // The talk ends at the same instant, however many moves are made here meanwhile.
+        turn.talk = turn.talk.reducedBy(current.since(turn.last));
         turn.last = current;
+        unchecked {
+            ++turn.sequence;
+        }
+    }
+
+    /// @notice Reverts unless the sides may still talk.
+    function requireTalk(Turn memory turn, Instant current) internal pure {
+        Instant until = turn.last.plus(turn.talk);
+        if (!until.isAfter(current)) revert IGame.TalkIsOver(until, current);
     }
 
     /// @notice The side to move is out of time.
-    function timeout(IGame.GameState storage game, Turn memory turn, Instant current) internal view {
+    function timeout(Game storage game, Turn memory turn, Instant current) internal view {
         Duration charge = used(game, turn, current);
         bool defender = defenderMoves(turn.phase);
         Duration rest = defender ? turn.defenderRest : turn.challengerRest;

@@ -18,14 +18,15 @@ type GameId is bytes32;
 ///     by choosing the first node that differs.
 ///  3. `height` + the levels already walked = the depth of the current tree; position < 2^(levels walked).
 ///  4. Exactly one side is to move, and only its clock runs: the mover is a function of the phase.
-///  5. Clocks only run down, `last` only grows. With `a` the allowances used, defenderRest + challengerRest +
-///     time used - a = 2 · clock; neither is ever negative. At each instant exactly one of "a move is in time" and
+///  5. Clocks only run down, `last` only grows. With `a` the time talked and the allowances used, defenderRest +
+///     challengerRest + time used - a = 2 · clock; neither is ever negative. At each instant exactly one of "a move is in time" and
 ///     "`timeout` is legal" holds.
 ///  6. Each phase leads to a later one of the same level, to DESCEND or SELECT at less height, or to a lower level. So a game ends.
 ///  7. The game holds exactly one challenger's stake, until its verdict.
 ///  8. There is a verdict, and a reason, exactly when the phase is OVER; it never changes, and no move is legal any more.
 ///  9. `opened` is the digest of one list: run root, steps root, body root, ... (SPEC section 11); `prove` is given that list.
-/// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block.
+/// 10. A proof is legal only with the answer that was sealed when the leaf was chosen, for this game, in an earlier block
+///     or in a state that the defender signed.
 ///     (So a challenger keeps a second of its clock for the proof.)
 /// 11. `log` is the defender's too: its records commit to it, each part is tied to the one before. A game of policy
 ///     `exact` has none.
@@ -77,10 +78,12 @@ interface IGame {
         /// The referee recomputed the leaf.
         RECOMPUTED,
         TIMEOUT,
-        /// The side to move gave up.
+        /// A side gave up.
         CONCEDED,
         /// The job ended otherwise.
-        JOB_SLASHED
+        JOB_SLASHED,
+        /// A side signed two states of one sequence number.
+        FORKED
     }
 
     /// A game at its start, as the board knows it: who plays, for which run, and what later moves need of the job.
@@ -101,12 +104,12 @@ interface IGame {
         uint64 checkpointInterval;
         Duration clock;
         Duration replayTime;
+        Duration talkTime;
         uint8 descentLevels;
     }
 
-    /// A game as the contract keeps it: seven slots, and one more in games of policy `logged`.
+    /// A game: what a snapshot says of it (SPEC section 10.1), and what the chain knows besides.
     struct GameState {
-        // -- slot 0, which every move writes
         /// Invariant: OVER exactly if there is a verdict.
         Phase phase;
         Level level;
@@ -126,26 +129,25 @@ interface IGame {
         /// kind as a logged sum (0 of policy `exact`, or if it is none), both set by OPEN_TENSOR; + 64 times what the log
         /// says of the element, set by SELECT_ELEMENT.
         uint8 summation;
-        /// When the last move was made.
+        /// When the last move was made here.
         Instant last;
+        /// Seconds after `last` for which the sides may still talk: until then no clock runs, and states enter.
+        Duration talk;
+        /// Moves made since the run root, here and in talk. Invariant: only grows.
+        uint32 sequence;
         Duration defenderRest;
         Duration challengerRest;
         /// Of `node` among the nodes of its height, from the left. In OPEN_CHUNK and SELECT_ELEMENT: the chunk.
         uint64 position;
-        // -- slot 1
         /// What is disputed: a node of the tree, and from SELECT_ELEMENT until OPEN_TERMS, or the proof, the element's
-        /// bits as a number. (The slot is first written by the first choice; `game` shows the run root before.)
+        /// bits as a number.
         bytes32 node;
-        // -- slot 2
         /// Digest of what was opened: t_n of SPEC section 11. The run root at first.
         bytes32 opened;
-        // -- slot 3
         JobId jobId;
-        // -- slot 4
         address challenger;
         /// Row-major element of the tensor, set by SELECT_ELEMENT. Invariant: below 2^40.
         uint64 element;
-        // -- slot 5
         /// Leaves that are not padding: of the run tree (c of the head) until its leaf is chosen, then of the steps
         /// tree, and from OPEN_TENSOR on of the chunk tree. Invariant: at least 1.
         uint64 leaves;
@@ -159,8 +161,7 @@ interface IGame {
         uint16 lastChunkBytes;
         /// Of the job.
         Duration replayTime;
-        // -- slot 6, of the job
-        /// The defender.
+        /// The defender. This and what follows up to `tolerances`: of the job.
         address trainer;
         /// D.
         uint8 depth;
@@ -172,7 +173,6 @@ interface IGame {
         /// S.
         uint24 stateCount;
         uint24 tolerances;
-        // -- slot 7
         /// Of policy `logged`, what of the rounding log was opened last: the log root of the segment (OPEN_STEPS), the step
         /// log (OPEN_VALUES), the log word of the chunk (OPEN_CHUNK of a logged sum). Of policy `exact` never written.
         bytes32 log;
@@ -191,6 +191,9 @@ interface IGame {
     event TermsOpened(GameId indexed gameId, bytes32[] nodes, bytes accumulator);
     /// What the referee computed, and what the defender had committed.
     event Proved(GameId indexed gameId, bytes32 right, bytes32 committed);
+    /// A state that the other side signed now stands here.
+    event Entered(GameId indexed gameId, uint32 sequence, bytes snapshot);
+    event Forked(GameId indexed gameId, uint32 sequence, bytes32 first, bytes32 second);
     event GameEnded(GameId indexed gameId, Verdict verdict, Reason reason);
 
     error GameExists(GameId gameId);
@@ -222,6 +225,17 @@ interface IGame {
     error WrongOpenedCount(uint256 expected, uint256 actual);
     /// The list is not what earlier moves opened.
     error WrongOpened(bytes32 expected, bytes32 actual);
+    /// The caller, or who signed a fork, plays on neither side.
+    error NotASide(address account);
+    /// The time to talk is over; states enter only before `end`.
+    error TalkIsOver(Instant end, Instant current);
+    /// The state is not later than the one that stands here.
+    error StaleState(uint256 standing, uint256 offered);
+    error SnapshotLength(uint256 expected, uint256 actual);
+    /// The field at this offset of a snapshot is out of its range.
+    error InvalidSnapshot(uint256 offset, uint256 value);
+    /// The two states do not conflict: one snapshot.
+    error NoFork(bytes32 snapshot);
     /// A proof at the instant of the move before.
     error TooEarly(Instant last, Instant current);
 
@@ -286,7 +300,37 @@ interface IGame {
     /// unless the leaf is a commit, the instruction's digest; then the seal of the element, or root and seal of the terms
     function prove(GameId gameId, IReferee.Proof calldata proof, bytes32 salt, bytes32[] calldata opened) external;
 
-    /// @notice Whoever is to move gives up, in time, and loses.
+    /// @notice A state that the other side signed, later than what stands here, is where the game goes on. Caller: a side.
+    /// Legal during the talk. SAFETY: nothing else is checked, for whoever plays by the rules signs only what lawful play
+    /// led to, and wins from there; who signs anything else harms itself.
+    /// @param sequence moves made since the run root
+    /// @param snapshot 144 bytes (SPEC section 10.1)
+    /// @param signature the other side's, over EIP-712 `State(bytes32 gameId,uint32 sequence,bytes32 snapshot)`
+    function enter(GameId gameId, uint32 sequence, bytes calldata snapshot, bytes calldata signature) external;
+
+    /// @notice `enter` and `prove` in one, judged in memory. Caller: the challenger. The seal stands in what the defender
+    /// signed, so the proof may come in any block.
+    function enterAndProve(
+        GameId gameId,
+        uint32 sequence,
+        bytes calldata snapshot,
+        bytes calldata signature,
+        IReferee.Proof calldata proof,
+        bytes32 salt,
+        bytes32[] calldata opened
+    ) external;
+
+    /// @notice Ends a game whose one side signed two snapshots (their ids) of one sequence number: it loses. Caller: anyone.
+    function reportFork(
+        GameId gameId,
+        uint32 sequence,
+        bytes32 first,
+        bytes calldata firstSignature,
+        bytes32 second,
+        bytes calldata secondSignature
+    ) external;
+
+    /// @notice A side gives up, at any time, and loses.
     function concede(GameId gameId) external;
 
     /// @notice The side to move has used more than its clock. Caller: anyone.

@@ -8,20 +8,20 @@ import {SymbolicBase} from "./SymbolicBase.sol";
 
 /// @title Proofs about the chess clocks, for every phase, instant, rest and allowance (`make -C contracts symbolic`)
 contract ClockSymbolic is SymbolicBase {
-    using Turns for IGame.GameState;
     using Turns for Turns.Turn;
 
-    IGame.GameState private _game;
+    Turns.Game private _game;
 
-    /// One instant of a game in play. Durations and instants are free in their 40 bits, as the contract keeps them.
+    /// One instant of a game in play. Durations are free in their 32 bits and instants in their 40, as the contract keeps them.
     struct Case {
         uint8 phase;
         uint8 level;
         bool fresh;
         uint40 last;
-        uint40 defenderRest;
-        uint40 challengerRest;
-        uint40 replayTime;
+        uint32 talk;
+        uint32 defenderRest;
+        uint32 challengerRest;
+        uint32 replayTime;
         uint40 current;
     }
 
@@ -45,7 +45,8 @@ contract ClockSymbolic is SymbolicBase {
         turn.last = Instant.wrap(c.last);
         turn.defenderRest = Duration.wrap(c.defenderRest);
         turn.challengerRest = Duration.wrap(c.challengerRest);
-        _game.replayTime = Duration.wrap(c.replayTime);
+        turn.talk = Duration.wrap(c.talk);
+        _game.replayTime = c.replayTime;
     }
 
     /// @dev SPEC section 10, "Clocks", in plain words.
@@ -65,7 +66,7 @@ contract ClockSymbolic is SymbolicBase {
 
     function charge(Case calldata c) private pure returns (uint256) {
         uint256 elapsed = uint256(c.current) - c.last;
-        uint256 free = allowance(c);
+        uint256 free = allowance(c) + c.talk;
         return elapsed > free ? elapsed - free : 0;
     }
 

@@ -1,6 +1,5 @@
 """Transactions to the board: a function to build each kind, and a class to read those of anyone."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
@@ -13,6 +12,7 @@ from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import MAX_ACCUMULATOR_BYTES, MOVES, Move, Prove, kind_name, unpack_move
+from tiebreak.protocol.game.snapshot import Fork, Snapshot
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.packing import Packed, camel_case
@@ -119,9 +119,6 @@ class Call:
         if "head" in v and "signature" in v:
             head = v["head"]
             return (_signed(head.job_id, head.count, head.run_root, v["signature"]),)
-        if self.kind == "reportInconsistency":
-            opened = (v["first"], v["second"])
-            return tuple(_signed(v["jobId"], one.count, one.run_root, one.signature) for one in opened)
         if self.kind == "reportEquivocation":
             shown = ((v["firstRoot"], v["firstSignature"]), (v["secondRoot"], v["secondSignature"]))
             return tuple(_signed(v["jobId"], v["count"], *one) for one in shown)
@@ -174,12 +171,6 @@ def report_equivocation(first: SignedHead, second: SignedHead) -> Call:
     return Call("reportEquivocation", (job_id, count, root, first.signature, second.head.run_root, second.signature))
 
 
-def report_inconsistency(position: int, *opened: tuple[SignedHead, Digest, Sequence[Digest]]) -> Call:
-    """Report two heads, each with its leaf at this position and the siblings, whose leaves differ."""
-    shown = ((h.head.count, h.head.run_root, h.signature, leaf, tuple(siblings)) for h, leaf, siblings in opened)
-    return Call("reportInconsistency", (opened[0][0].head.job_id, position, *shown))
-
-
 def settle(job_id: Digest) -> Call:
     """End a job whose final head stood through a whole challenge window."""
     return Call("settle", (job_id,))
@@ -209,8 +200,27 @@ def challenge(head: SignedHead, nonce: int, challenger_stake: int) -> Call:
 
 
 def concede(game_id: Digest) -> Call:
-    """Concede a game in which it is the sender's turn."""
+    """Give up a game, whoever is to move in it. The sender is one of its sides."""
     return Call("concede", (game_id,))
+
+
+def enter(state: GameState, signature: bytes) -> Call:
+    """Go on from a state that the other side signed, and that is later than the one on the chain."""
+    return Call("enter", _signed_state(state, signature))
+
+
+def enter_and_prove(state: GameState, signature: bytes, move: Prove) -> Call:
+    """Enter the state before a proof, which the defender signed, and have the proof judged at once."""
+    return Call("enterAndProve", (*_signed_state(state, signature), proof_argument(move), move.salt, opened(state)))
+
+
+def report_fork(fork: Fork) -> Call:
+    """Show that one side signed two snapshots for one sequence number of a game."""
+    return Call("reportFork", fork.values)
+
+
+def _signed_state(state: GameState, signature: bytes) -> tuple[Any, ...]:
+    return (state.game_id, state.moves, Snapshot.of(state).encode(), signature)
 
 
 def timeout(game_id: Digest) -> Call:

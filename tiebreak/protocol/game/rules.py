@@ -94,10 +94,9 @@ def apply(state: GameState, move: Move, now: int) -> GameState:
         raise IllegalMove("the game is over")
     if move.KIND not in (state.phase, Phase.OVER):
         raise IllegalMove(f"expected a move of kind {state.phase.name}, got {move.KIND.name}")
-    timed = _spend(state, now)
     if isinstance(move, Concede):
-        detail = f"the {state.mover.name.lower()} conceded in phase {state.phase.name}"
-        return _end(timed, state.mover.other, Reason.CONCEDED, detail)
+        return concede(replace(state, moves=state.moves + 1), state.mover, now)
+    timed = _spend(state, now)
     if state.phase is Phase.PROVE and now == state.moved:
         # INVARIANT 11: otherwise, on seeing a proof in transit, a party could seal and prove its answer at once.
         raise IllegalMove(f"expected a proof after the instant {now} of the move before, got one at it")
@@ -136,9 +135,11 @@ def enter(state: GameState, later: GameState, now: int) -> GameState:
 
 
 def concede(state: GameState, side: Side, now: int) -> GameState:
-    """The game after a side gave up, in or out of its turn. Raises `IllegalMove` once the game is over."""
+    """The game after a side gave up, in or out of its turn, in time or not. Raises `IllegalMove` once it is over."""
     if state.is_over:
         raise IllegalMove("the game is over")
+    if now < state.moved:
+        raise IllegalMove(f"expected an instant not before {state.moved}, got {now}")
     detail = f"the {side.name.lower()} conceded in phase {state.phase.name}"
     return _end(replace(state, moved=now), side.other, Reason.CONCEDED, detail)
 

@@ -32,6 +32,7 @@ class Reason(IntEnum):
     TIMEOUT = 4
     CONCEDED = 5
     JOB_SLASHED = 6
+    FORKED = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

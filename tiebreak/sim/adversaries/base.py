@@ -52,7 +52,6 @@ class Catch(StrEnum):
     TIMEOUT = "timeout"
     CONCEDED = "conceded"
     EQUIVOCATION = "equivocation"
-    INCONSISTENCY = "inconsistency"
     ABANDONED = "abandoned"
     REFUSED = "refused"
     HARMLESS = "harmless"

@@ -11,7 +11,7 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
-from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.game.moves import Concede, Phase, Side
 from tiebreak.protocol.game.state import GameState, Level, Reason
 from tiebreak.protocol.parties import board
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
@@ -40,7 +40,7 @@ class Board(board.Board):
         offered = call.job
         if offered is not None:
             self.jobs[offered.id] = PublicJob(job=offered, last_progress=now)
-        self._advance(call, now)
+        self._advance(call, applied, now)
         for event in applied.events:
             self._follow(event, call, now)
         started = [event.values["gameId"] for event in applied.events if event.name == "GameStarted"]
@@ -75,9 +75,15 @@ class Board(board.Board):
     def _game_of(self, call: Call) -> PublicGame | None:
         return None if call.game_id is None else self.games.get(call.game_id)
 
-    def _advance(self, call: Call, now: int) -> None:
+    def _advance(self, call: Call, applied: Receipt, now: int) -> None:
         found, move = self._game_of(call), call.move
         if found is None:
+            return
+        if call.kind == "concede":
+            verdict = applied.event("GameEnded").values["verdict"]
+            side = Side.DEFENDER if verdict is Outcome.DEFENDER_LOST else Side.CHALLENGER
+            found.state = game.concede(found.state, side, now)
+            found.moves.append(Concede())
             return
         if call.is_move and move is None:
             self.disagreements.append(f"{call.kind}: the contract took what is no move")
@@ -95,7 +101,7 @@ class Board(board.Board):
         match event.name:
             case "JobAccepted":
                 self.jobs[said["jobId"]].status = JobStatus.ACTIVE
-                self.jobs[said["jobId"]].accepted = self.jobs[said["jobId"]].last_progress = now
+                self.jobs[said["jobId"]].last_progress = now
             case "HeadPosted":
                 self.jobs[said["jobId"]].head_count = said["count"]
                 self.jobs[said["jobId"]].last_progress = now
@@ -104,8 +110,6 @@ class Board(board.Board):
                 self.jobs[said["jobId"]].ended = now
             case "Equivocation":
                 self.jobs[said["jobId"]].equivocation = True
-            case "Inconsistency":
-                self.jobs[said["jobId"]].inconsistency = True
             case "GameStarted":
                 self._start(said, call, now)
             case "GameEnded":
@@ -143,9 +147,10 @@ def differences(found: PublicGame, theirs: GameRecord) -> list[str]:
         ("challenger", found.challenger, theirs.challenger),
         *_verdicts(ours, theirs),
     ]
-    if ours.verdict is None or ours.verdict.reason is not Reason.TIMEOUT:
+    if ours.verdict is None or ours.verdict.reason not in (Reason.TIMEOUT, Reason.CONCEDED):
         pairs += [
-            ("last", ours.last, theirs.last),
+            ("last", ours.moved, theirs.last),
+            ("talk", ours.last - ours.moved, theirs.talk),
             ("defender's rest", ours.defender_rest, theirs.defender_rest),
             ("challenger's rest", ours.challenger_rest, theirs.challenger_rest),
         ]

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+import {Duration, Instant} from "../src/game/Time.sol";
+import {Snapshots} from "../src/game/Snapshots.sol";
+import {GameId, IGame} from "../src/interfaces/IGame.sol";
+import {IJobBoard} from "../src/interfaces/IJobBoard.sol";
+import {IReferee} from "../src/interfaces/IReferee.sol";
+import {GameBase} from "./GameBase.sol";
+import {GameTrees} from "./GameTrees.sol";
+import {TestBase} from "./support/TestBase.sol";
+
+/// @notice States that the sides signed in talk: what enters, what is judged at once, and who forked.
+contract GameTalkTest is GameBase {
+    uint64 private constant TALKED = 500;
+
+    /// A state of the game as play on chain came to it.
+    struct Reached {
+        bytes snapshot;
+        uint32 sequence;
+        bytes32[] opened;
+    }
+
+    function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
+        job = super._job(nonce);
+        job.talkTime = TALKED;
+    }
+
+    // ---------------------------------------------------------------- helpers
+
+    function _encode(IGame.GameState memory s) private pure returns (bytes memory) {
+        bytes memory first = abi.encodePacked(uint8(s.phase), uint8(s.level), s.height, s.fresh, s.dtype, s.summation);
+        bytes memory second = abi.encodePacked(s.lastChunkBytes, s.position, s.element, s.leaves, s.step, s.instruction);
+        return abi.encodePacked(first, second, s.termLeaves, s.node, s.opened, s.log);
+    }
+
+    /// @dev The state at which a walk arrives; the game itself is taken back to its start.
+    function _reach(uint256 walk) private returns (Reached memory reached) {
+        uint256 id = VM.snapshotState();
+        if (walk == 0) _walkToStep(2);
+        else if (walk == 1) _walkToValue(2, LONG);
+        else if (walk == 2) _walkToChunk(2, 1);
+        else if (walk == 3) _walkToElement(2, 1);
+        else if (walk == 4) _walkToTerms(2, 1, 1);
+        else _walkToValue(2, 4); // a commit
+        IGame.GameState memory state = games.game(gameId);
+        reached = Reached(_encode(state), state.sequence, opened);
+        require(VM.revertToState(id), "back");
+        _start();
+        require(games.game(gameId).sequence == 0 && reached.sequence > 0, "at its start");
+    }
+
+    function _idOf(bytes memory snapshot) private pure returns (bytes32) {
+        return sha256(abi.encodePacked("tb.snap.", snapshot));
+    }
+
+    function _stateSignature(uint256 key, uint32 sequence, bytes32 id) private view returns (bytes memory) {
+        bytes32 kind = keccak256("State(bytes32 gameId,uint32 sequence,bytes32 snapshot)");
+        return _signature(key, _typed(keccak256(abi.encode(kind, gameId, sequence, id))));
+    }
+
+    function _entry(uint256 key, uint32 sequence, bytes memory snapshot) private view returns (bytes memory) {
+        bytes memory signature = _stateSignature(key, sequence, _idOf(snapshot));
+        return abi.encodeCall(IGame.enter, (gameId, sequence, snapshot, signature));
+    }
+
+    function _entryAndProof(uint256 key, Reached memory r, bytes32 salt) private view returns (bytes memory) {
+        IReferee.Proof memory proof;
+        bytes memory signature = _stateSignature(key, r.sequence, _idOf(r.snapshot));
+        return abi.encodeCall(IGame.enterAndProve, (gameId, r.sequence, r.snapshot, signature, proof, salt, r.opened));
+    }
+
+    function _requireAt(Reached memory r) private view {
+        IGame.GameState memory state = games.game(gameId);
+        require(keccak256(_encode(state)) == keccak256(r.snapshot), "the state that was signed");
+        _equal(r.sequence, state.sequence, "its sequence");
+    }
+
+    // ---------------------------------------------------------------- entering
+
+    /// Each side enters what the other signed; play goes on from there as if it had been made here.
+    function test_a_state_enters_and_play_goes_on_from_it() external {
+        for (uint256 walk = 0; walk < 6; ++walk) {
+            for (uint256 side = 0; side < 2; ++side) {
+                uint256 id = VM.snapshotState();
+                Reached memory r = _reach(walk);
+                if (side == 0) _play(trainer, _entry(CHALLENGER_KEY, r.sequence, r.snapshot));
+                else _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+                _requireAt(r);
+                _warp(current + 1);
+                if (walk == 0) {
+                    _openValues(2);
+                } else if (walk == 3) {
+                    _openTerms();
+                } else if (walk > 3) {
+                    referee.answerWith(right);
+                    _play(challenger, _proof(SALT, r.opened));
+                }
+                if (walk > 3) _defenderLost(IGame.Reason.RECOMPUTED);
+                else if (walk % 3 == 0) _equal(r.sequence + 1, games.game(gameId).sequence, "one move more");
+                require(VM.revertToState(id), "back");
+            }
+        }
+    }
+
+    /// What stands here may be a state that was entered, or moves made here meanwhile: only a later one replaces it.
+    function test_only_a_later_state_enters() external {
+        uint256 id = VM.snapshotState();
+        Reached memory early = _reach(0);
+        require(VM.revertToState(id), "back");
+        Reached memory late = _reach(2);
+        _play(trainer, _entry(CHALLENGER_KEY, late.sequence, late.snapshot));
+        _expect(abi.encodeWithSelector(IGame.StaleState.selector, late.sequence, early.sequence));
+        _play(challenger, _entry(TRAINER_KEY, early.sequence, early.snapshot));
+        _expect(abi.encodeWithSelector(IGame.StaleState.selector, late.sequence, late.sequence));
+        _play(challenger, _entry(TRAINER_KEY, late.sequence, late.snapshot));
+        _openChunk(1);
+        _requireMoved(late.sequence + 1);
+        _expect(abi.encodeWithSelector(IGame.StaleState.selector, late.sequence + 1, late.sequence + 1));
+        _play(challenger, _entry(TRAINER_KEY, late.sequence + 1, late.snapshot));
+        _expect(abi.encodeWithSelector(IGame.IndexOutOfRange.selector, 1 << 15, (1 << 15) + 1));
+        _play(challenger, _entry(TRAINER_KEY, (1 << 15) + 1, late.snapshot));
+        _play(challenger, _entry(TRAINER_KEY, 1 << 15, late.snapshot));
+        _openChunk(1);
+        _requireMoved((1 << 15) + 1);
+    }
+
+    function _requireMoved(uint256 sequence) private view {
+        _equal(sequence, games.game(gameId).sequence, "sequence");
+    }
+
+    function test_only_a_side_enters_and_only_what_the_other_signed() external {
+        Reached memory r = _reach(1);
+        _expect(abi.encodeWithSelector(IGame.NotASide.selector, stranger));
+        _play(stranger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, challenger, trainer));
+        _play(trainer, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, stranger));
+        _play(challenger, _entry(STRANGER_KEY, r.sequence, r.snapshot));
+        _expect(abi.encodeWithSelector(IJobBoard.MalformedSignature.selector));
+        _play(challenger, abi.encodeCall(IGame.enter, (gameId, r.sequence, r.snapshot, "")));
+        _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+        _requireAt(r);
+    }
+
+    function test_states_enter_until_the_talk_is_over() external {
+        Reached memory r = _reach(1);
+        uint256 id = VM.snapshotState();
+        _warp(START + TALKED - 1);
+        _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+        require(VM.revertToState(id), "back");
+        for (uint256 later = 0; later < 2; ++later) {
+            _warp(START + TALKED + later);
+            _expect(abi.encodeWithSelector(IGame.TalkIsOver.selector, START + TALKED, START + TALKED + later));
+            _play(challenger, _entry(TRAINER_KEY, r.sequence, r.snapshot));
+            _expect(abi.encodeWithSelector(IGame.TalkIsOver.selector, START + TALKED, START + TALKED + later));
+            _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+        }
+    }
+
+    function test_a_snapshot_has_its_ranges() external {
+        Reached memory r = _reach(1);
+        _refused(abi.encodePacked(r.snapshot, uint8(0)), 0, 145, "length");
+        _refused("", 0, 0, "length");
+        _refusedByte(r.snapshot, 0, 0, "phase");
+        _refusedByte(r.snapshot, 0, 10, "phase");
+        _refusedByte(r.snapshot, 1, 5, "level");
+        _refusedByte(r.snapshot, 2, 65, "height");
+        _refusedByte(r.snapshot, 3, 2, "fresh");
+        bytes memory large = abi.encodePacked(r.snapshot);
+        large[18] = 0x01; // element: bytes 16 ... 23
+        _refused(large, 16, 1 << 40, "element");
+    }
+
+    function _refusedByte(bytes memory snapshot, uint256 offset, uint8 value, string memory field) private {
+        bytes memory other = abi.encodePacked(snapshot);
+        other[offset] = bytes1(value);
+        _refused(other, offset, value, field);
+    }
+
+    function _refused(bytes memory snapshot, uint256 offset, uint256 value, string memory field) private {
+        bytes memory move = _entry(TRAINER_KEY, 1000, snapshot);
+        _expect(
+            bytes32(bytes(field)) == bytes32("length")
+                ? abi.encodeWithSelector(IGame.SnapshotLength.selector, 144, value)
+                : abi.encodeWithSelector(IGame.InvalidSnapshot.selector, offset, value)
+        );
+        _play(challenger, move);
+    }
+
+    /// Two that work together may enter anything that decodes. It stands here as signed, and ends by the clocks.
+    function testFuzz_whatever_enters_ends(bytes32[4] memory words, bytes16 rest, uint256 seed) external {
+        _start();
+        bytes memory snapshot = abi.encodePacked(words, rest);
+        snapshot[0] = bytes1(uint8(1 + seed % 9));
+        snapshot[1] = bytes1(uint8((seed >> 8) % 5));
+        snapshot[2] = bytes1(uint8((seed >> 16) % 65));
+        snapshot[3] = bytes1(uint8((seed >> 24) % 2));
+        for (uint256 i = 16; i < 19; ++i) {
+            snapshot[i] = 0;
+        }
+        _play(challenger, _entry(TRAINER_KEY, uint32(1 + (seed >> 32) % (1 << 15)), snapshot));
+        IGame.GameState memory state = games.game(gameId);
+        require(uint8(state.phase) == uint8(snapshot[0]) && state.height == uint8(snapshot[2]), "as signed");
+        _equal(words[0] & bytes32(uint256(type(uint64).max)), bytes32(uint256(state.leaves)), "leaves");
+        address side = games.mover(gameId);
+        _warp(START + TALKED + CLOCK + REPLAY + 1);
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        if (side == trainer) _defenderLost(IGame.Reason.TIMEOUT);
+        else _challengerLost(IGame.Reason.TIMEOUT);
+    }
+
+    // ---------------------------------------------------------------- judged at once
+
+    function test_a_signed_leaf_is_judged_without_a_stored_game() external {
+        for (uint256 walk = 4; walk < 6; ++walk) {
+            uint256 id = VM.snapshotState();
+            Reached memory r = _reach(walk);
+            referee.answerWith(right);
+            // In the block of the challenge: the seal stands in what the defender signed.
+            _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+            _defenderLost(IGame.Reason.RECOMPUTED);
+            require(games.game(gameId).step == 0, "nothing of the state is stored");
+            require(VM.revertToState(id), "back");
+        }
+    }
+
+    function test_a_signed_leaf_that_is_right_costs_the_challenger() external {
+        right = termLeaves[1];
+        Reached memory r = _reach(4);
+        referee.answerWith(right);
+        _play(challenger, _entryAndProof(TRAINER_KEY, r, SALT));
+        _challengerLost(IGame.Reason.RECOMPUTED);
+    }
+
+    function test_only_a_leaf_that_the_defender_signed_is_judged() external {
+        uint256 id = VM.snapshotState();
+        Reached memory leaf = _reach(4);
+        referee.answerWith(right);
+        _expect(abi.encodeWithSelector(IGame.NotYourTurn.selector, challenger, trainer));
+        _play(trainer, _entryAndProof(CHALLENGER_KEY, leaf, SALT));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, challenger));
+        _play(challenger, _entryAndProof(CHALLENGER_KEY, leaf, SALT));
+        bytes32 wrong = sha256(abi.encodePacked("tb.seal.", gameId, right, WRONG));
+        _expect(abi.encodeWithSelector(IGame.WrongSeal.selector, leaf.opened[6], wrong));
+        _play(challenger, _entryAndProof(TRAINER_KEY, leaf, WRONG));
+        require(VM.revertToState(id), "back");
+        Reached memory chunk = _reach(2);
+        _expect(abi.encodeWithSelector(IGame.WrongPhase.selector, IGame.Phase.PROVE, IGame.Phase.OPEN_CHUNK));
+        _play(challenger, _entryAndProof(TRAINER_KEY, chunk, SALT));
+    }
+
+    // ---------------------------------------------------------------- clocks
+
+    function test_no_clock_runs_while_the_sides_talk() external {
+        _start();
+        _warp(START + 400);
+        _play(trainer, abi.encodeCall(IGame.descend, (gameId, GameTrees.below(runLeaves, 2, 0, 1))));
+        IGame.GameState memory state = games.game(gameId);
+        _equal(CLOCK, Duration.unwrap(state.defenderRest), "talked, not used");
+        _equal(100, Duration.unwrap(state.talk), "left of the talk");
+        _warp(START + TALKED + 30);
+        _select(runLeaves, 1, 0, 0);
+        state = games.game(gameId);
+        _equal(CLOCK - 30, Duration.unwrap(state.challengerRest), "from the end of the talk on");
+        _equal(0, Duration.unwrap(state.talk), "none is left");
+        _equal(START + TALKED + 30, Instant.unwrap(state.last), "last");
+        _warp(current + CLOCK);
+        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, CLOCK, CLOCK));
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _warp(current + 1);
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _defenderLost(IGame.Reason.TIMEOUT);
+    }
+
+    function test_a_silent_defender_times_out_after_the_talk() external {
+        _start();
+        _warp(START + TALKED + CLOCK);
+        _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, CLOCK, CLOCK));
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _warp(current + 1);
+        _play(stranger, abi.encodeCall(IGame.timeout, (gameId)));
+        _defenderLost(IGame.Reason.TIMEOUT);
+    }
+
+    // ---------------------------------------------------------------- forks
+
+    function test_who_signs_two_states_of_one_number_loses() external {
+        Reached memory r = _reach(1);
+        bytes32 id = _idOf(r.snapshot);
+        for (uint256 side = 0; side < 2; ++side) {
+            uint256 before = VM.snapshotState();
+            uint256 key = side == 0 ? TRAINER_KEY : CHALLENGER_KEY;
+            if (side == 0) _warp(START + TALKED + 1); // at any time before the verdict
+            _play(stranger, _fork(key, id, key, WRONG));
+            if (side == 0) _defenderLost(IGame.Reason.FORKED);
+            else _challengerLost(IGame.Reason.FORKED);
+            _expect(abi.encodeWithSelector(IGame.GameIsOver.selector, gameId));
+            _play(stranger, _fork(key, id, key, WRONG));
+            require(VM.revertToState(before), "back");
+        }
+    }
+
+    function test_what_is_no_fork() external {
+        _start();
+        _expect(abi.encodeWithSelector(IGame.NoFork.selector, WRONG));
+        _play(stranger, _fork(TRAINER_KEY, WRONG, TRAINER_KEY, WRONG));
+        _expect(abi.encodeWithSelector(IGame.NotASide.selector, stranger));
+        _play(stranger, _fork(STRANGER_KEY, WRONG, STRANGER_KEY, right));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, challenger));
+        _play(stranger, _fork(TRAINER_KEY, WRONG, CHALLENGER_KEY, right));
+        bytes memory later = _stateSignature(TRAINER_KEY, 8, right);
+        bytes memory first = _stateSignature(TRAINER_KEY, 7, WRONG);
+        bytes memory move = abi.encodeCall(IGame.reportFork, (gameId, 7, WRONG, first, right, later));
+        VM.prank(stranger);
+        (bool success,) = address(games).call(move);
+        require(!success, "two numbers are no fork");
+    }
+
+    function _fork(uint256 firstKey, bytes32 first, uint256 secondKey, bytes32 second)
+        private
+        view
+        returns (bytes memory)
+    {
+        bytes memory one = _stateSignature(firstKey, 7, first);
+        bytes memory two = _stateSignature(secondKey, 7, second);
+        return abi.encodeCall(IGame.reportFork, (gameId, 7, first, one, second, two));
+    }
+}
+
+/// @notice Snapshots against the vectors that Python is held to.
+contract SnapshotVectorsTest is TestBase {
+    function decode(bytes calldata snapshot) external pure returns (IGame.GameState memory) {
+        return Snapshots.decode(snapshot);
+    }
+
+    function id(bytes calldata snapshot) external view returns (bytes32) {
+        return Snapshots.id(snapshot);
+    }
+
+    function test_snapshots() external view {
+        string memory json = vectors("snapshots.json");
+        uint256 count = vm.parseJsonUint(json, ".count");
+        for (uint256 i = 0; i < count; ++i) {
+            string memory one = string.concat(".cases[", vm.toString(i), "].");
+            bytes memory encoded = vm.parseJsonBytes(json, string.concat(one, "encoded"));
+            assertEq(this.id(encoded), vm.parseJsonBytes32(json, string.concat(one, "id")), "id");
+            IGame.GameState memory s = this.decode(encoded);
+            uint256[12] memory found = [
+                uint256(s.phase),
+                uint256(s.level),
+                s.height,
+                s.fresh ? 1 : 0,
+                s.dtype,
+                s.summation,
+                s.lastChunkBytes,
+                s.position,
+                s.element,
+                s.leaves,
+                s.step,
+                s.instruction
+            ];
+            string[12] memory names = [
+                "phase",
+                "level",
+                "height",
+                "fresh",
+                "dtype",
+                "summation",
+                "lastChunkBytes",
+                "position",
+                "element",
+                "leaves",
+                "step",
+                "instruction"
+            ];
+            for (uint256 k = 0; k < 12; ++k) {
+                assertEq(found[k], vm.parseJsonUint(json, string.concat(one, names[k])), names[k]);
+            }
+            assertEq(s.termLeaves, vm.parseJsonUint(json, string.concat(one, "termLeaves")), "termLeaves");
+            assertEq(s.node, vm.parseJsonBytes32(json, string.concat(one, "node")), "node");
+            assertEq(s.opened, vm.parseJsonBytes32(json, string.concat(one, "opened")), "opened");
+            assertEq(s.log, vm.parseJsonBytes32(json, string.concat(one, "log")), "log");
+        }
+        assertTrue(count > 40, "cases");
+        bytes[] memory refused = vm.parseJsonBytesArray(json, ".refused");
+        for (uint256 i = 0; i < refused.length; ++i) {
+            (bool decoded,) = address(this).staticcall(abi.encodeCall(this.decode, (refused[i])));
+            assertTrue(!decoded, "refused");
+        }
+        assertTrue(refused.length > 5, "refusals");
+    }
+}

@@ -1,0 +1,117 @@
+"""A game that is talked: states that both sides signed enter the contract, are judged there at once, or convict."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.chain.duel import Duel, lying_duel
+from tests.chain.support import CHALLENGER, STRANGER, TRAINER
+from tests.chain.tiny import EVERY
+from tests.parts import slow_except
+from tiebreak.protocol.chain import EmbeddedChain, Outcome, Reverted, calls
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game import rules as game
+from tiebreak.protocol.game.match import moves
+from tiebreak.protocol.game.moves import Move, Phase, Prove, Side
+from tiebreak.protocol.game.snapshot import Fork, Snapshot, Standing
+from tiebreak.protocol.game.state import GameState, Reason
+
+TALK = 3000
+LEAVES = [*range(len(EVERY.program.body)), EVERY.program.leaf_of_commit(0)]
+
+
+def talked(chain: EmbeddedChain, leaf: int = 24) -> tuple[Duel, list[tuple[GameState, Move]]]:
+    """A game on the chain at its start, and the states and moves of its whole walk, none of which was sent."""
+    duel, players = lying_duel(chain, EVERY, 3, leaf, levels=5, talk_time=TALK)
+    walk = []
+
+    def judge(state: GameState, move: Move) -> GameState:
+        walk.append((state, move))
+        return game.apply(state, move, state.moved + (move.KIND is Phase.PROVE))
+
+    assert [played.after for played in moves(duel.state, players, judge)][-1].is_over
+    return duel, walk
+
+
+def sign(duel: Duel, key: PrivateKey, state: GameState) -> bytes:
+    return key.sign(Standing.of(state).digest(duel.chain.domain))
+
+
+def signer(state: GameState) -> PrivateKey:
+    """Of the side whose move led to the state: the one that is not to move."""
+    return CHALLENGER if state.mover is Side.DEFENDER else TRAINER
+
+
+@pytest.mark.parametrize("leaf", slow_except(LEAVES, 24, LEAVES[-1]))
+def test_every_state_of_a_walk_enters_and_is_proved_on_the_chain(chain: EmbeddedChain, leaf: int) -> None:
+    """Every state of a walk enters in order; the contract then stores what its own moves would have led to."""
+    duel, walk = talked(chain, leaf)
+    for state, _ in walk[1:]:
+        maker = signer(state)
+        sender = TRAINER if maker is CHALLENGER else CHALLENGER
+        receipt = chain.send(sender, calls.enter(state, sign(duel, maker, state)))
+        duel.state = game.enter(duel.state, state, receipt.timestamp)
+        duel.compare()
+        entered = receipt.event("Entered").values
+        assert (entered["sequence"], Snapshot.decode(entered["snapshot"])) == (state.moves, Snapshot.of(state))
+    proof = walk[-1][1]
+    assert duel.try_move(proof)
+    assert duel.state.verdict is not None
+    assert duel.state.verdict.winner is Side.CHALLENGER
+
+
+@pytest.mark.parametrize("leaf", slow_except(LEAVES, 24, LEAVES[-1]))
+def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
+    """The defender acknowledged the state in which the answer is sealed, and lost."""
+    duel, walk = talked(chain, leaf)
+    state, proof = walk[-1]
+    assert isinstance(proof, Prove)
+    receipt = chain.send(CHALLENGER, calls.enter_and_prove(state, sign(duel, TRAINER, state), proof))
+    assert receipt.event("GameEnded").values["verdict"] is Outcome.DEFENDER_LOST
+    record = chain.game_state(duel.id)
+    assert (record.phase, record.reason, record.step) == (Phase.OVER, Reason.RECOMPUTED, 0)
+    assert duel.started.gas_used + receipt.gas_used < 500_000
+
+
+def test_a_dispute_that_is_conceded(chain: EmbeddedChain) -> None:
+    """By the defender, though it is the challenger's turn."""
+    duel, walk = talked(chain)
+    assert duel.try_move(walk[0][1])
+    receipt = chain.send(TRAINER, calls.concede(duel.id))
+    duel.state = game.concede(duel.state, Side.DEFENDER, receipt.timestamp)
+    duel.compare()
+    assert duel.started.gas_used + receipt.gas_used < 300_000
+
+
+def test_a_stale_state_and_one_that_comes_too_late(chain: EmbeddedChain) -> None:
+    duel, walk = talked(chain)
+    states = [state for state, _ in walk]
+    late, early = states[6], states[4]
+    chain.send(TRAINER, calls.enter(late, sign(duel, CHALLENGER, late)))
+    with pytest.raises(Reverted) as stale:
+        chain.send(TRAINER, calls.enter(early, sign(duel, CHALLENGER, early)))
+    assert stale.value.name == "StaleState"
+    assert stale.value.values == {"standing": late.moves, "offered": early.moves}
+    chain.travel_to(duel.started.timestamp + TALK)
+    with pytest.raises(Reverted) as over:
+        chain.send(CHALLENGER, calls.enter(states[7], sign(duel, TRAINER, states[7])))
+    assert over.value.name == "TalkIsOver"
+    duel.state = game.enter(duel.state, late, duel.started.timestamp + 1)
+    assert duel.try_move(walk[6][1]), "the game goes on by moves"
+
+
+def test_a_fork_loses_the_game(chain: EmbeddedChain) -> None:
+    _, walk = talked(chain)
+    state = walk[3][0]
+    other = replace(state, node=bytes(32))
+    first, second = Standing.of(state), Standing.of(other)
+    signatures = [TRAINER.sign(s.digest(chain.domain)) for s in (first, second)]
+    fork = Fork(game_id=first.game_id, sequence=state.moves, first=first.snapshot, first_signature=signatures[0],
+                second=second.snapshot, second_signature=signatures[1])  # fmt: skip
+    fork.verify(chain.domain, TRAINER.address)
+    with pytest.raises(Reverted) as none:
+        chain.send(STRANGER, calls.report_fork(replace(fork, second=fork.first)))
+    assert none.value.name == "NoFork"
+    receipt = chain.send(STRANGER, calls.report_fork(fork))
+    ended = receipt.event("GameEnded").values
+    assert (ended["verdict"], ended["reason"]) == (Outcome.DEFENDER_LOST, Reason.FORKED)
