@@ -1,39 +1,40 @@
 """A strict reader and a writer for the big-endian binary formats of SPEC sections 3 to 6."""
 
+import re
 from typing import Final
 
 from tiebreak.protocol.errors import EncodingError
 
 MAX_NAME_BYTES: Final = 255
+_NAME: Final = re.compile("[!-~]+")
 
 
 class Reader:
     """Reads fixed-width fields from bytes; every shortage or excess is an `EncodingError`."""
 
-    __slots__ = ("_data", "_position")
+    __slots__ = ("_data", "_size", "position")
 
     def __init__(self, data: bytes) -> None:
         self._data = bytes(data)
-        self._position = 0
+        self._size = len(self._data)
+        self.position = 0
+        """Offset of the next byte."""
 
     @property
     def remaining(self) -> int:
-        return len(self._data) - self._position
+        return self._size - self.position
 
-    @property
-    def position(self) -> int:
-        return self._position
-
-    def skip(self, count: int) -> None:
-        """Go past `count` bytes."""
-        if count > self.remaining:
-            raise EncodingError(f"expected {count} more bytes at offset {self._position}, got {self.remaining}")
-        self._position += count
+    def skip(self, count: int) -> int:
+        """Go past `count` bytes. Returns the offset of the first."""
+        start, self.position = self.position, self.position + count
+        if self.position > self._size:
+            self.position = start
+            raise EncodingError(f"expected {count} more bytes at offset {start}, got {self._size - start}")
+        return start
 
     def take(self, count: int) -> bytes:
-        start = self._position
-        self.skip(count)
-        return self._data[start : self._position]
+        start = self.skip(count)
+        return self._data[start : start + count]
 
     def unsigned(self, width: int) -> int:
         return int.from_bytes(self.take(width), "big")
@@ -45,7 +46,7 @@ class Reader:
     def finish(self) -> None:
         """Raise `EncodingError` if any bytes are left unread."""
         if self.remaining:
-            raise EncodingError(f"expected the end at offset {self._position}, got {self.remaining} more bytes")
+            raise EncodingError(f"expected the end at offset {self.position}, got {self.remaining} more bytes")
 
 
 def unsigned(value: int, width: int) -> bytes:
@@ -93,5 +94,5 @@ def decode_name(reader: Reader) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not 1 <= len(name) <= MAX_NAME_BYTES or not all("!" <= character <= "~" for character in name):
+    if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
         raise EncodingError(f"expected a name of 1 to {MAX_NAME_BYTES} printable ASCII characters, got {name!r}")

@@ -19,9 +19,10 @@ an instruction when that is first asked for.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
+from struct import Struct
 from typing import overload
 
 import numpy as np
@@ -120,13 +121,18 @@ def _decode_params(opcode: Opcode, function: int, rank: int, reader: Reader) -> 
     return None
 
 
+@cache
+def _layout(space: int, operands: int) -> Struct:
+    """Dims, operands, and the length of the parameters."""
+    return Struct(f">{space}Q" + f"Iq{space}q" * operands + "H")
+
+
 def decode_instruction(data: bytes) -> Instruction:
     """Decode what `encode_instruction` can produce. Raises `EncodingError` for anything else."""
     if len(data) > isa.MAX_INSTRUCTION_BYTES:
         raise EncodingError(f"expected an instruction of at most {isa.MAX_INSTRUCTION_BYTES} bytes, got {len(data)}")
     reader = Reader(data)
-    raw_opcode, function, raw_dtype = reader.take(3)
-    rank, reduction_rank, operand_count = reader.take(3)
+    raw_opcode, function, raw_dtype, rank, reduction_rank, operand_count = reader.take(6)
     try:
         opcode, dtype = Opcode(raw_opcode), DType(raw_dtype)
         function = _FUNCTIONS[opcode](function) if opcode in _FUNCTIONS else function
@@ -136,16 +142,16 @@ def decode_instruction(data: bytes) -> Instruction:
         raise EncodingError(
             f"expected ranks <= {isa.MAX_RANK} and <= {isa.MAX_OPERANDS} operands, got {tuple(data[3:6])}"
         )
-    shape = tuple(reader.unsigned(8) for _ in range(rank))
-    reduction = tuple(reader.unsigned(8) for _ in range(reduction_rank))
-    coordinates = range(rank + reduction_rank)
+    space = rank + reduction_rank
+    layout = _layout(space, operand_count)
+    fields = layout.unpack(reader.take(layout.size))
+    shape, reduction = fields[:rank], fields[rank:space]
     operands = tuple(
-        Access(reader.unsigned(4), reader.signed(8), tuple(reader.signed(8) for _ in coordinates))
-        for _ in range(operand_count)
+        Access(fields[at], fields[at + 1], fields[at + 2 : at + 2 + space])
+        for at in range(space, len(fields) - 1, space + 2)
     )
-    length = reader.unsigned(2)
-    if length != reader.remaining:
-        raise EncodingError(f"expected {length} bytes of parameters, got {reader.remaining}")
+    if fields[-1] != reader.remaining:
+        raise EncodingError(f"expected {fields[-1]} bytes of parameters, got {reader.remaining}")
     params = _decode_params(opcode, function, rank, reader)
     reader.finish()
     return Instruction(
@@ -320,9 +326,8 @@ def _records(reader: Reader, count: int) -> tuple[Integers, Integers]:
         if not _MIN_BYTES <= length <= isa.MAX_INSTRUCTION_BYTES:
             limit = f"{_MIN_BYTES} to {isa.MAX_INSTRUCTION_BYTES}"
             raise EncodingError(f"instruction {number}: expected {limit} bytes, got {length}")
-        starts.append(reader.position)
+        starts.append(reader.skip(length))
         lengths.append(length)
-        reader.skip(length)
     reader.finish()
     return np.frombuffer(starts, dtype=np.int64), np.frombuffer(lengths, dtype=np.int64)
 
