@@ -34,7 +34,7 @@ from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances,
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.adversaries.tampering import Tamper, Tampered
 
-from .conftest import CLIENT, DOMAIN, TRAINER, make_tiny_task
+from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 
 STEPS, INTERVAL = 24, 4
 WIDE = 2.0**24

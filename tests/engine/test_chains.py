@@ -12,8 +12,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.engine.arithmetic_cases import STYLES, Maker, bits_f32, check, elements_of, tensor_of
-from tests.engine.conftest import make_tiny_task
 from tests.engine.models.harness import randomised, tokens
+from tests.engine.tiny import make_tiny_task
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic, elementwise

@@ -31,7 +31,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
-from .conftest import TRAINER
+from .tiny import TRAINER
 
 NewRun = Callable[[str], RunDirectory]
 ROOT = Path(__file__).resolve().parents[2]

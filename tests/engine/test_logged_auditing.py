@@ -19,26 +19,10 @@ from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 
-from .conftest import TRAINER
 from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train
+from .tiny import TRAINER
 
 Change = Callable[[StepLog], StepLog]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The run of a trainer that flips. Not to be written to."""
-    run = new_run(tmp_path_factory.mktemp("logged") / "trainer", logged_job())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "Recorder", Flipping)
-        train(run)
-    return run
-
-
-@pytest.fixture
-def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
-    """A copy of it."""
-    return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
 
 
 def log_of_segment(run: RunDirectory, checkpoint: int) -> Path:

@@ -41,16 +41,6 @@ from .logged_cases import (
 )
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The run of a trainer that flips. Not to be written to."""
-    run = new_run(tmp_path_factory.mktemp("logged") / "trainer", logged_job())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "Recorder", Flipping)
-        train(run)
-    return run
-
-
 def busiest(run: RunDirectory, steps: range) -> int:
     """The step with the most entries."""
     return max(steps, key=lambda step: log_of(run, step).count)

@@ -33,7 +33,6 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.program.step_log import StepLog
 
-from .conftest import CLIENT, DOMAIN, TRAINER
 from .logged_cases import (
     INTERVAL,
     STEPS,
@@ -49,6 +48,7 @@ from .logged_cases import (
     replay,
     train,
 )
+from .tiny import CLIENT, DOMAIN, TRAINER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,22 +58,6 @@ def flipping(monkeypatch: pytest.MonkeyPatch) -> type[Flipping]:
     """Every trainer takes the other neighbour wherever its log may say so."""
     monkeypatch.setattr(journal, "Recorder", Flipping)
     return Flipping
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The finished run of such a trainer, at FP32. Not to be written to."""
-    run = new_run(tmp_path_factory.mktemp("logged") / "trainer", logged_job())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "Recorder", Flipping)
-        train(run)
-    return run
-
-
-@pytest.fixture
-def flipped(trained: RunDirectory, tmp_path: Path) -> RunDirectory:
-    """A copy of it."""
-    return RunDirectory.open(Path(shutil.copytree(trained.path, tmp_path / "trainer")))
 
 
 def exact_run(path: Path) -> RunDirectory:
@@ -297,7 +281,7 @@ from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
-from tests.engine.conftest import TRAINER
+from tests.engine.tiny import TRAINER
 from tests.engine.logged_cases import Flipping, machine, published
 torch.set_num_threads(1)
 run, threshold = RunDirectory.open(Path(sys.argv[1])), float(sys.argv[2])

@@ -24,7 +24,7 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateErr
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
-from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER
+from .tiny import AUDITOR, CLIENT, DOMAIN, TRAINER
 
 NewRun = Callable[[str], RunDirectory]
 

@@ -33,7 +33,7 @@ from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import parent, verify
 from tiebreak.sim.adversaries.tampering import Tampered
 
-from .conftest import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
+from .tiny import AUDITOR, CLIENT, DOMAIN, TRAINER, make_tiny_task
 
 NewRun = Callable[[str], RunDirectory]
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.conftest import CLIENT, DOMAIN, TRAINER
 from tests.engine.logged_cases import INTERVAL, STEPS, compiled, log_of
+from tests.engine.tiny import CLIENT, DOMAIN, TRAINER
 from tiebreak.api.keys import save_key
 from tiebreak.api.running import make_interpreter, make_logging
 from tiebreak.cli.key import PASSPHRASE_VARIABLE

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.conftest import TRAINER, make_tiny_task
+from tests.engine.tiny import TRAINER, make_tiny_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
