@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tiebreak.engine.capture.compile import Compiled
 from tiebreak.engine.data.disk import StorageError, read_file, write_file
 from tiebreak.engine.data.tensors import from_bytes, identity, tensor_bytes
-from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory, decode_record, encode_record
+from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, identify
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
@@ -127,18 +127,18 @@ def test_records_round_trip_and_are_checked(new_run: NewRun) -> None:
     run.append_record(record(3))
     run.append_record(record(6))
     assert run.records() == [record(3), record(6)]
-    assert decode_record(encode_record(record(7))) == record(7)
+    assert StepRecord.decode(record(7).encode()) == record(7)
     with pytest.raises(EncodingError):
-        decode_record(encode_record(record(7)) + b"\0")
+        StepRecord.decode(record(7).encode() + b"\0")
     path = run.path / "records.bin"
     path.write_bytes(path.read_bytes() + b"torn")
     assert run.records() == [record(3), record(6)]  # a torn append is as if it had not happened
     run.append_record(record(9))
     assert run.records()[2] == record(9)
-    path.write_bytes(encode_record(record(4)))
+    path.write_bytes(record(4).encode())
     with pytest.raises(EncodingError, match="record 0 is of step 4"):
         run.records()
-    path.write_bytes(encode_record(record(3)) * 6)
+    path.write_bytes(record(3).encode() * 6)
     with pytest.raises(EncodingError):
         run.records()
 

@@ -136,7 +136,7 @@ class Calibration:
         found = {}
         for kind, seen in self._comparison.seen.items():
             if seen.elements:
-                kappa = max(margin * threshold(LOW, HIGH, seen.covered_by), SMALLEST)
+                kappa = max(margin * threshold(LOW, HIGH, seen.largest.__le__), SMALLEST)
                 thresholds[kind], tolerances[kind] = kappa, seen.tolerance(kappa, share)
                 found[kind] = seen.measured(kappa, tolerances[kind])
         measurements = Measurements(

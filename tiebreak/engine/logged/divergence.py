@@ -95,10 +95,6 @@ class Seen:
         """The largest distance between two values, or from the exact sum, in units of u times the norm."""
         return max(float(self.divergence.max()), self.error)
 
-    def covered_by(self, kappa: float) -> bool:
-        """Whether no two values, and no value and the exact sum, are further apart than the threshold."""
-        return self.largest <= kappa
-
     def tolerance(self, kappa: float, share: float) -> int:
         """The largest n at which this share of the elements that can be logged at all (at n = 2) is loggable."""
         possible = float(self.counts[_loggable(kappa, MIN_TOLERANCE)].sum())

@@ -4,7 +4,7 @@
     program.tbp                     the program (SPEC 4.1)
     data.safetensors                the job's data
     checkpoints/000000000040.safetensors   the state after step 40; step 0 is the initial state
-    records.bin                     one 76-byte record per checkpoint: u64 step, state root, u32 loss bits, log root
+    records.bin                     one 76-byte record per checkpoint (`StepRecord.encode`)
     heads/000000000004.bin          the signed head of count 4
     logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
     policy.json                     policy `logged`, optional: `tiebreak.engine.logged.policy`
@@ -33,7 +33,6 @@ from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
-from tiebreak.protocol.codec import Reader, unsigned
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
@@ -61,23 +60,6 @@ MAX_METRIC_CHARACTERS: Final = 512
 MAX_SIGNED_BYTES: Final = 1 << 16
 """The limit for a signed job or a signed head."""
 _STATE_NAME: Final = re.compile(r"([0-9]{12,20})\.safetensors")
-
-
-def encode_record(record: StepRecord) -> bytes:
-    """The 76 bytes of a record."""
-    return unsigned(record.step, 8) + record.state_root + unsigned(record.loss_bits, 4) + record.log_root
-
-
-def decode_record(data: bytes) -> StepRecord:
-    reader = Reader(data)
-    record = StepRecord(
-        step=reader.unsigned(8),
-        state_root=Digest(reader.take(32)),
-        loss_bits=reader.unsigned(4),
-        log_root=Digest(reader.take(32)),
-    )
-    reader.finish()
-    return record
 
 
 class RunDirectory:
@@ -182,7 +164,7 @@ class RunDirectory:
 
     def records(self) -> list[StepRecord]:
         """The records of the checkpoints so far. An incomplete last append is ignored; any other defect is refused."""
-        return [decode_record(raw) for raw in self._raw_records(self.recorded())]
+        return [StepRecord.decode(raw) for raw in self._raw_records(self.recorded())]
 
     def recorded(self) -> int:
         """The number of records, from their file's size. Raises `EncodingError` if the job cannot have that many."""
@@ -197,7 +179,7 @@ class RunDirectory:
 
     def record_at(self, checkpoint: int) -> StepRecord:
         """The record of a checkpoint (numbered from 0)."""
-        return decode_record(next(self._raw_records(checkpoint + 1, checkpoint)))
+        return StepRecord.decode(next(self._raw_records(checkpoint + 1, checkpoint)))
 
     def record_of(self, step: int) -> StepRecord:
         """The record of the checkpoint at a step."""
@@ -223,7 +205,7 @@ class RunDirectory:
             file.truncate(count * RECORD_BYTES)
             file.seek(0, os.SEEK_END)
             try:
-                write_whole(file, memoryview(encode_record(record)))
+                write_whole(file, memoryview(record.encode()))
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(count * RECORD_BYTES)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tiebreak.protocol.codec import encode_name, unsigned
+from tiebreak.protocol.codec import Reader, encode_name, unsigned
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES, PLAIN, Data, Hasher
 from tiebreak.protocol.numbers.float32 import NAN_BITS
@@ -104,9 +104,20 @@ class StepRecord:
     @property
     def digest(self) -> Digest:
         """The record's digest, which is its leaf in the steps tree and in the run tree."""
-        return tagged_hash(
-            Tag.STEP_RECORD, unsigned(self.step, 8), self.state_root, unsigned(self.loss_bits, 4), self.log_root
-        )
+        return tagged_hash(Tag.STEP_RECORD, self.encode())
+
+    def encode(self) -> bytes:
+        """The 76 bytes that are hashed, and stored: u64 step, state root, u32 loss bits, log root."""
+        return unsigned(self.step, 8) + self.state_root + unsigned(self.loss_bits, 4) + self.log_root
+
+    @classmethod
+    def decode(cls, data: bytes) -> "StepRecord":
+        """Inverts `encode`. Raises `EncodingError` for another length."""
+        reader = Reader(data)
+        step, state_root = reader.unsigned(8), Digest(reader.take(32))
+        record = cls(step=step, state_root=state_root, loss_bits=reader.unsigned(4), log_root=Digest(reader.take(32)))
+        reader.finish()
+        return record
 
 
 def initial_record(state_root: bytes) -> StepRecord:
