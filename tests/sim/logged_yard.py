@@ -1,57 +1,29 @@
 """The yard's computation as jobs of policy `logged` at 16 bits: its trainer logs widely, its auditor little."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from tests.sim.log_cheats import survey
-from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end, assert_slashed
+from tests.sim.yard import Yard, assert_same_end, assert_slashed
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.near_ties import Logging
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import Journal
-from tiebreak.engine.run.agreement import Terms, draft_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
-from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
-from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.logs import ExactSum, LogCheat
-from tiebreak.sim.adversaries.tampering import Tampered
-from tiebreak.sim.games.disputes import Arena, ChainMatch, Fought, another, fork, play_out
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A finished and signed run, posted as the last head of a job on the board."""
-
-    agreement: SignedJob
-    run: RunDirectory
-    head: SignedHead
-
-
-def commit_logged(arena: Arena, cheat: LogCheat, job: Job, name: str) -> Committed:
-    """A trainer takes `job`, the honest run's but for policy `logged` and the id, and computes it with its own logs."""
-    market = arena.market
-    agreement = market.sign(job)
-    market.open(agreement)
-    before = job.first_step(job.checkpoint_of(cheat.step)) - 1
-    run = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
-    machine, logs = Tampered(arena.interpreter, cheat.tamper), Journal(run, cheat.logs.__getitem__)
-    Worker(run, machine, key=market.parties.trainer, logs=logs).work()
-    head = run.heads()[-1]
-    market.post(head)
-    return Committed(agreement, run, head)
+from tiebreak.sim.games.disputes import Arena, ChainMatch, Fought, Published, challenge, fork, publish
 
 
 def audit_logged(
-    committed: Committed, auditor: Interpreter, honest: RunDirectory, path: Path
+    committed: Published, auditor: Interpreter, honest: RunDirectory, path: Path
 ) -> tuple[RunDirectory, LogReport]:
     """The auditor's replay, which follows the published logs from the last checkpoint shared with the honest run.
 
@@ -70,14 +42,9 @@ def audit_logged(
 
 def fight_logged(arena: Arena, cheat: LogCheat, job: Job, name: str, auditor: Interpreter) -> Fought:
     """As `fight`, under policy `logged`: the auditor follows the cheat's logs as far as the rules allow."""
-    committed = commit_logged(arena, cheat, job, name)
+    committed = publish(arena, cheat, job, name)
     own, _ = audit_logged(committed, auditor, arena.run, arena.folder / f"audit-{name}")
-    if compare(own, committed.head).agrees:
-        raise StateError("expected a run that its own logs do not lead to, got the same root")
-    defender = ForgedEvidence(committed.run, Tampered(arena.interpreter, cheat.tamper), CommittedLogs.of(committed.run))
-    challenger = Evidence(own, auditor, CommittedLogs.of(own))
-    match = play_out(arena.market, committed.agreement, committed.head, defender, challenger)
-    return Fought(match, challenger, challenger.replayed_steps)
+    return challenge(arena.market, committed, own, auditor)
 
 
 PRECISION = 16
@@ -104,19 +71,9 @@ class LoggedYard:
 
     def job(self, levels: int = 2) -> Job:
         """A job of its own over the computation, on the list of those that the board is to answer for."""
-        keys = self.yard.market.parties
-        job = draft_job(
-            self.yard.compiled,
-            steps=STEPS,
-            checkpoint_interval=INTERVAL,
-            client=keys.client.address,
-            trainer=keys.trainer.address,
-            terms=Terms(descent_levels=levels, reward=7, trainer_stake=1001, challenger_stake=55),
-            policy=Policy.LOGGED,
-            precision=PRECISION,
-            tolerances=pack_tolerances(dict.fromkeys(SumKind, TOLERANCE)),
-        )
-        job = another(job)
+        tolerances = pack_tolerances(dict.fromkeys(SumKind, TOLERANCE))
+        plain = self.yard.job(levels=levels)
+        job = replace(plain, policy=int(Policy.LOGGED), precision=PRECISION, tolerances=tolerances)
         self.yard.jobs.append(job.id)
         return job
 

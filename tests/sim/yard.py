@@ -26,13 +26,14 @@ from tiebreak.protocol.program.isa import Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.sim.adversaries.tampering import Cheat, Tampered, long_sums
+from tiebreak.sim.adversaries.tampering import Cheat, long_sums
 from tiebreak.sim.games import disputes
 from tiebreak.sim.games.disputes import (
     Arena,
     ChainMatch,
     Market,
     another,
+    deviate,
     fork,
     game_of,
     play,
@@ -177,12 +178,9 @@ class Yard:
         """Off the chain. None if the cheat left no trace in anything committed: then there is nothing to lie about."""
         arena, job = self.arena(interval), self.job(interval, levels)
         agreement = self.market.sign(job)
-        before = job.first_step(job.checkpoint_of(cheat.step)) - 1
-        cheating = fork(arena.run, self.fresh("cheat"), agreement, upto=before)
-        trainer = self.market.parties.trainer
         # A lie may blow up what follows from it; this trainer wants its reward nevertheless.
-        machine = Tampered(self.interpreter, cheat.tamper)
-        Worker(cheating, machine, key=trainer, stop_if_not_finite=False).work()
+        key, name = self.market.parties.trainer, self.fresh("cheat").name
+        cheating, machine = deviate(arena, agreement, cheat, name, key=key, stop_if_not_finite=False)
         own = fork(arena.replay, self.fresh("own"), agreement, upto=STEPS)
         head = cheating.heads()[-1]
         if compare(own, head).agrees:

@@ -22,7 +22,7 @@ from tests.sim.log_cheats import (
     tie_breaking,
     with_words,
 )
-from tests.sim.logged_yard import Committed, LoggedYard, audit_logged, commit_logged
+from tests.sim.logged_yard import LoggedYard, audit_logged
 from tests.sim.yard import INTERVAL, STEPS, Yard, assert_same_end
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFile, LogFiles, log_path
@@ -43,7 +43,7 @@ from tiebreak.protocol.program.rounding import Direction, Rounding, SumKind, sum
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.sim.adversaries.forgery import ForgedLogTree, Words
 from tiebreak.sim.adversaries.logs import Course, ExactSum, LogCheat, greater, with_entry, wrong_way
-from tiebreak.sim.games.disputes import ChainMatch, fork, play_out
+from tiebreak.sim.games.disputes import ChainMatch, Published, fork, play_out, publish
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_the_auditor_names_the_bad_entry(logged: LoggedYard) -> None:
     """(a) By step, instruction and element; the finding convicts nobody, the roots do."""
     exact = pick(logged, STEPS, is_far)
     cheat = cheat_of(logged, bad_entry, course_of(exact, STEPS))
-    committed = commit_logged(logged.arena, cheat, logged.job(), logged.yard.fresh("named").name)
+    committed = publish(logged.arena, cheat, logged.job(), logged.yard.fresh("named").name)
     own, report = audit_logged(committed, logged.auditor, logged.arena.run, logged.yard.fresh("audit-named"))
     assert not compare(own, committed.head).agrees
     assert report.elsewhere == 1
@@ -231,14 +231,14 @@ def has_entry(cheat: LogCheat, exact: ExactSum, step: int) -> bool:
 # ---------------------------------------------------------------- no cheat
 
 
-def committed_ties(logged: LoggedYard, name: str) -> tuple[LogCheat, Committed]:
+def committed_ties(logged: LoggedYard, name: str) -> tuple[LogCheat, Published]:
     """(e) All near ties of one sum, from the first step of the second segment on, to the greater neighbour."""
     ties = Counter(x.leaf for x in logged.sums(INTERVAL + 1) if is_near(x) and greater(x) != x.nearest)
     ((leaf, _),) = ties.most_common(1)
     elements = range(logged.program.body[leaf].numel)
     course = Course(leaf=leaf, elements=elements, steps=range(INTERVAL + 1, STEPS + 1))
     lawful = cheat_of(logged, tie_breaking, course)
-    return lawful, commit_logged(logged.arena, lawful, logged.job(), logged.yard.fresh(name).name)
+    return lawful, publish(logged.arena, lawful, logged.job(), logged.yard.fresh(name).name)
 
 
 def test_near_ties_that_are_logged_are_the_trainers_to_decide(logged: LoggedYard) -> None:
@@ -270,7 +270,7 @@ def test_who_attacks_lawful_logs_loses_its_stake(logged: LoggedYard) -> None:
     assert state.direction == first.way
 
 
-def assert_unslashed(logged: LoggedYard, committed: Committed, match: ChainMatch) -> None:
+def assert_unslashed(logged: LoggedYard, committed: Published, match: ChainMatch) -> None:
     """The challenger lost before both referees; the trainer has its stake still, and the challenger's."""
     assert match.loser is Side.CHALLENGER
     assert_same_end(match)
@@ -305,7 +305,7 @@ def test_a_forged_log_tree_without_forgery_is_the_logs_own(logged: LoggedYard) -
         assert other.root != honest.root
 
 
-def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str) -> Committed:
+def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str) -> Published:
     """A job whose trainer committed to log trees with these words, and otherwise to this run."""
     market, job = logged.yard.market, logged.job()
     agreement = market.sign(job)
@@ -315,7 +315,7 @@ def commit_words(logged: LoggedYard, run: RunDirectory, words: Words, name: str)
     root = Evidence(forged, logged.trainer, CommittedLogs.of(forged)).run_tree(count).root
     head = SignedHead.sign(Head(job_id=job.id, count=count, run_root=root), agreement.domain, market.parties.trainer)
     market.post(head)
-    return Committed(agreement, forged, head)
+    return Published(agreement, forged, head, logged.trainer)
 
 
 NO_LIE = LogCheat(nudges=(), logs={})
@@ -329,7 +329,7 @@ def test_code_3_is_no_excuse(logged: LoggedYard) -> None:
     chunk, place = divmod(exact.element * 4, CHUNK_BYTES)
     word = word_with(LogTree(logged.program, cheat.logs[step]).word(exact.leaf, chunk), place // 4, 3)
     words = {step: {(exact.leaf, chunk): word}}
-    plain = commit_logged(logged.arena, cheat, logged.job(), logged.yard.fresh("code3").name)
+    plain = publish(logged.arena, cheat, logged.job(), logged.yard.fresh("code3").name)
     committed = commit_words(logged, plain.run, words, "code3-words")
     with pytest.raises(CannotCheck, match="expected log root"):
         audit_logged(committed, logged.auditor, logged.arena.run, logged.yard.fresh("audit-code3"))

@@ -10,12 +10,15 @@ from itertools import count
 from pathlib import Path
 
 from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import Journal
 from tiebreak.engine.run.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.chain import Chain, EmbeddedChain, GameRecord, Outcome, calls
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
@@ -28,6 +31,7 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender, Oracle
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.sim.adversaries.logs import LogCheat
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 ETHER = 10**18
@@ -247,27 +251,61 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
     return run
 
 
-def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
-    """A trainer takes `job` (the honest run's, under another id) and cheats once; then its last head is challenged.
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A cheat's finished run, the last head of which is on the board, and the machine that computed it."""
 
-    Both sides reuse what is already computed: the cheat is honest up to the checkpoint before its lie, and the auditor
-    has replayed the same computation. Raises `StateError` if the cheat changed nothing that is committed.
-    """
-    market = arena.market
-    agreement = market.sign(job)
-    market.open(agreement)
+    agreement: SignedJob
+    run: RunDirectory
+    head: SignedHead
+    machine: Interpreter
+
+
+def deviate(
+    arena: Arena, agreement: SignedJob, cheat: Cheat | LogCheat, name: str, *, key: PrivateKey | None = None,
+    stop_if_not_finite: bool = True,
+) -> tuple[RunDirectory, Interpreter]:  # fmt: skip
+    """The run of a party that is honest up to the checkpoint before its lie, and the machine that computed it."""
+    job = agreement.job
     before = job.first_step(job.checkpoint_of(cheat.step)) - 1
-    cheating = fork(arena.run, arena.folder / f"cheat-{name}", agreement, upto=before)
-    Worker(cheating, Tampered(arena.interpreter, cheat.tamper), key=market.parties.trainer).work()
-    head = cheating.heads()[-1]
-    market.post(head)
-    own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
-    if compare(own, head).agrees:
-        raise StateError(f"{cheat.name}: expected a run that differs from the honest one, got the same root")
-    defender = ForgedEvidence(cheating, Tampered(arena.interpreter, cheat.tamper))
-    challenger = Evidence(own, arena.interpreter)
-    match = play_out(market, agreement, head, defender, challenger)
+    run = fork(arena.run, arena.folder / name, agreement, upto=before)
+    machine = Tampered(arena.interpreter, cheat.tamper)
+    logs = Journal(run, cheat.logs.__getitem__) if isinstance(cheat, LogCheat) else NO_LOGS
+    Worker(run, machine, key=key, logs=logs, stop_if_not_finite=stop_if_not_finite).work()
+    return run, machine
+
+
+def publish(arena: Arena, cheat: Cheat | LogCheat, job: Job, name: str) -> Published:
+    """A trainer takes `job` (the honest run's, under another id), cheats, and posts its last head."""
+    agreement, key = arena.market.sign(job), arena.market.parties.trainer
+    arena.market.open(agreement)
+    run, machine = deviate(arena, agreement, cheat, f"cheat-{name}", key=key)
+    head = run.heads()[-1]
+    arena.market.post(head)
+    return Published(agreement, run, head, machine)
+
+
+def challenge(market: Market, cheat: Published, own: RunDirectory, auditor: Interpreter) -> Fought:
+    """An auditor challenges the head of a cheat, who forges evidence to fit the lie. own: the auditor's replay.
+
+    Raises `StateError` if the cheat changed nothing that is committed.
+    """
+    if compare(own, cheat.head).agrees:
+        raise StateError(f"{cheat.run.path.name}: expected a run that differs from the honest one, got the same root")
+    defender = ForgedEvidence(cheat.run, cheat.machine, CommittedLogs.of(cheat.run))
+    challenger = Evidence(own, auditor, CommittedLogs.of(own))
+    match = play_out(market, cheat.agreement, cheat.head, defender, challenger)
     return Fought(match, challenger, challenger.replayed_steps)
+
+
+def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
+    """A trainer takes `job` and cheats once; then its last head is challenged. Raises `StateError` as `challenge` does.
+
+    The auditor has replayed the same computation for another job, so nothing is computed again for the audit.
+    """
+    published = publish(arena, cheat, job, name)
+    own = fork(arena.replay, arena.folder / f"audit-{name}", published.agreement, upto=job.steps)
+    return challenge(arena.market, published, own, arena.interpreter)
 
 
 def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0) -> Fought:
@@ -275,12 +313,9 @@ def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0
 
     Games of one challenger against one head need different nonces.
     """
-    job = arena.run.job
-    before = job.first_step(job.checkpoint_of(mistake.step)) - 1
-    wrong = fork(arena.run, arena.folder / f"wrong-{name}", arena.run.agreement, upto=before)
-    machine = Tampered(arena.interpreter, mistake.tamper)
-    Worker(wrong, machine).work()
+    agreement = arena.run.agreement
+    wrong, machine = deviate(arena, agreement, mistake, f"wrong-{name}")
     defender = Evidence(arena.run, arena.interpreter)
     challenger = Evidence(wrong, machine)
-    match = play_out(arena.market, arena.run.agreement, arena.run.heads()[-1], defender, challenger, nonce)
+    match = play_out(arena.market, agreement, arena.run.heads()[-1], defender, challenger, nonce)
     return Fought(match, defender, challenger.replayed_steps)
