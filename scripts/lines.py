@@ -10,7 +10,7 @@ from pathlib import Path
 
 BUDGETS = {
     "tiebreak/protocol/": 10_450,
-    "tiebreak/engine/": 17_300,
+    "tiebreak/engine/": 17_150,
     "tiebreak/sim/": 10_050,
     "tiebreak/": 6_000,  # api, cli, demo: everything that is in none of the folders above
     "benchmarks/": 3_000,
