@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -288,16 +289,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "none": (lambda: Layer(masked), r"leaves an argument None.*attention_mask="),
     "item": (lambda: Layer(lambda _, x: x if x.sum() > 0 else -x), "needs the values of tensors"),
     "mask": (lambda: Layer(lambda _, x: x[x > 0]), "needs the values of tensors"),
-    "checks": (lambda: Layer(lambda _, x: torch.distributions.Normal(x, 1.0).log_prob(x)), "validate_args"),
+    "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "reentrant": (lambda: Layer(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)), "use_reentrant=False"),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), "module 0 is scripted"),
     "fails": (lambda: Layer(lambda _, x: x @ torch.ones(5)), r"plain PyTorch already: module 0 .*RuntimeError"),
+    "fails again": (lambda: numbered(lambda: iter([1.0])), "plain PyTorch already: module 0 .*StopIteration"),
     "fails too": (lambda: Layer(lambda _, x: {"a": x}["b"]), r"plain PyTorch already: module 0 .*KeyError"),
     "grown": (lambda: with_buffers(reshaped, grown=torch.zeros(1, 4)), "buffer 0.grown to stay .* of shape"),
     "late": (lambda: Layer(late), "make them in __init__"),
     "strided": (lambda: Layer(lambda _, x: (x * 1).as_strided((2, 2), (1, 3))), "only elements side by side"),
     "part of memory": (lambda: Layer(lambda _, x: x.T.as_strided((2,), (1,))), "a part of another tensor's memory"),
     "beyond": (lambda: Layer(lambda _, x: (x * 1)[0].as_strided((8,), (1,))), "reads memory beyond its tensor"),
+    "sparse": (lambda: Layer(lambda s, x: s.e(torch.arange(2)) + x, e=nn.Embedding(9, 4, sparse=True)), "sparse=False"),
     "double": (lambda: Layer(lambda _, x: x.double()), "1 more places.*dtype torch.float64"),
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.abs().lgamma()) for _ in range(3))), "2 more places"),
 }  # fmt: skip

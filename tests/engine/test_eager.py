@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
@@ -69,6 +69,10 @@ RIGHT: dict[str, Callable[[], Task]] = {
     "everything": lambda: task(network(), accumulation=2, clip=Clip(norm=0.01), average=0.9, optimizer=AdamW(lr=0.1)),
     "frozen": lambda: task(partly_frozen()),
     "checkpointed": lambda: task(saving()),
+    "compiled": lambda: task(Layer(torch.compile(lambda _, x: 2 * torch.tanh(x), backend="eager"))),
+    "in parts": lambda: task(
+        network(), lambda m, x, y: F.mse_loss(checkpoint_sequential(m, 2, x, use_reentrant=False), y)
+    ),
     "assigned": lambda: task(with_buffers(centred, centre=torch.full((4,), 0.5))),
     "two names": lambda: task(two_names()),
     "unread draws": lambda: task(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), twice),

@@ -30,6 +30,8 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("atan", "atan2", "asin", "acos", "asinh", "acosh", "atanh"), _FUNCTION),
     "pow": "use a constant exponent that is a multiple of 1/2, or exp(y * log(x))",
     "index_put": "accumulation by index tensors has a form, replacement has not; use `where` or `scatter`",
+    **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_functional"), "its slopes are drawn; use a fixed slope"),
+    "_sparse_coo_tensor_with_dims_and_tensors": "gradients are dense here; use Embedding(sparse=False)",
     "_cdist": "write the distance as (x - y).square().sum().sqrt()",
     "_embedding_bag": "use an embedding and a sum",
     "_native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,6 +91,20 @@ def same_tensors(model: nn.Module) -> Iterator[None]:
             tensors.update(before)  # type: ignore[arg-type]
 
 
+@contextmanager
+def uncheckpointed() -> Iterator[None]:
+    """Lets torch.utils.checkpoint save what it would compute again.
+
+    A trace would draw other random numbers then, and after `functional_call` other tensors would be read.
+    """
+    before = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    torch.utils.checkpoint._checkpoint_without_reentrant_generator = lambda *_, **__: iter([None])
+    try:
+        yield
+    finally:
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator = before
+
+
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
     """A function that puts the present contents back into a container, and into those in it."""
     items = value.copy()
@@ -124,11 +139,16 @@ class _Rehearsal:
         kept = [n for n, t in self.given.items() if n.startswith("batch") or isinstance(t, nn.Parameter)]
         self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
-        with same_tensors(self.step.model), self.watch:
-            replaced = dict(zip(self._state, tensors, strict=False))
-            self.loss = functional_call(self.step, replaced, tuple(tensors[len(self._state) :]))
-            if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
-                self.loss.backward()  # type: ignore[no-untyped-call]
+        replaced, eager = dict(zip(self._state, tensors, strict=False)), torch.compiler.set_stance("force_eager")
+        try:
+            with same_tensors(self.step.model), uncheckpointed(), eager, self.watch:
+                self.loss = functional_call(self.step, replaced, tuple(tensors[len(self._state) :]))
+                if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
+                    self.loss.backward()  # type: ignore[no-untyped-call]
+        except ConfigurationError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            raise refusal(error, self.step.model, "the step fails in plain PyTorch already", "mend it first") from error
 
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
@@ -139,7 +159,7 @@ class _Rehearsal:
 
     def results(self) -> list[Tensor]:
         """The loss, the new buffers and the gradients of the last run."""
-        gradients = [tensor.grad for tensor in self.copies.values() if tensor.grad is not None]
+        gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
         found = [self.loss] if isinstance(self.loss, Tensor) else []
         return [t.detach() for t in (*found, *self.step.assigned.values(), *self.copies.values(), *gradients)]
 
@@ -183,12 +203,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     rehearse = _Rehearsal(model, loss, batch)
     rehearse.watch = watch = _Watch(rehearse)
     torch.manual_seed(0)
-    try:
-        rehearse()
-    except ConfigurationError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        raise refusal(error, model, "the step fails in plain PyTorch already", "mend it first") from error
+    rehearse()
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), torch.get_rng_state()
     if "written" in watch.found:
         raise ConfigurationError(

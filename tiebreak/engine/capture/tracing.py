@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import torch
 import torch.fx.traceback
-import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
@@ -27,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.places import described, refusal, user_line
-from tiebreak.engine.capture.purity import LossModule
+from tiebreak.engine.capture.purity import LossModule, uncheckpointed
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -251,17 +250,6 @@ def _checked(loss: Any) -> Tensor:
     if not loss.requires_grad:
         raise ConfigurationError("expected a loss that depends on a trainable parameter, got one that does not")
     return loss
-
-
-@contextmanager
-def uncheckpointed() -> Iterator[None]:
-    """Lets torch.utils.checkpoint save what it would compute again: a trace would draw other random numbers then."""
-    before = torch.utils.checkpoint._checkpoint_without_reentrant_generator
-    torch.utils.checkpoint._checkpoint_without_reentrant_generator = lambda *_, **__: iter([None])
-    try:
-        yield
-    finally:
-        torch.utils.checkpoint._checkpoint_without_reentrant_generator = before
 
 
 @contextmanager
