@@ -51,34 +51,30 @@ class Kernel:
 
     def roots(self, inputs: Sequence[Data], threads: int) -> list[bytes]:
         """The root of the chunk tree of each input."""
-        piece_bytes = self.span * CHUNK_BYTES
-        counts = [-(-data.view.nbytes // piece_bytes) for data in inputs]
+        counts = [-(-data.view.nbytes // (self.span * CHUNK_BYTES)) for data in inputs]
         out = np.empty((sum(counts), DIGEST_BYTES), dtype=np.uint8)
         work: list[_Piece] = []
-        for data, count in zip(inputs, counts, strict=True):
-            height = _depth(self.span if count > 1 else -(-data.view.nbytes // CHUNK_BYTES))
-            address = _address(data.view)
-            for start in range(0, data.view.nbytes, piece_bytes):
-                size = min(piece_bytes, data.view.nbytes - start)
-                work.append(
-                    _Piece(address + start, size, data.floats, height, out.ctypes.data + DIGEST_BYTES * len(work))
-                )
+        for data in inputs:
+            height = _depth(min(self.span, -(-data.view.nbytes // CHUNK_BYTES)))
+            work += self._pieces(data, height, out.ctypes.data + DIGEST_BYTES * len(work), DIGEST_BYTES)
         self._run(work, threads, (inputs, out))
         ends = np.cumsum(counts)
         return [self._top(bytes(out[end - n : end].data)) for end, n in zip(ends, counts, strict=True)]
 
     def leaf_level(self, data: Data, threads: int) -> bytes:
         """The digests of all chunks."""
-        size, piece_bytes = data.view.nbytes, self.span * CHUNK_BYTES
-        out = np.empty((-(-size // CHUNK_BYTES), DIGEST_BYTES), dtype=np.uint8)
-        address, to = _address(data.view), out.ctypes.data
-        work = [
-            _Piece(address + start, min(piece_bytes, size - start), data.floats, -1,
-                   to + start // CHUNK_BYTES * DIGEST_BYTES)
-            for start in range(0, size, piece_bytes)
-        ]  # fmt: skip
-        self._run(work, threads, (data, out))
+        out = np.empty((-(-data.view.nbytes // CHUNK_BYTES), DIGEST_BYTES), dtype=np.uint8)
+        self._run(self._pieces(data, -1, out.ctypes.data, self.span * DIGEST_BYTES), threads, (data, out))
         return out.tobytes()
+
+    def _pieces(self, data: Data, height: int, out: int, step: int) -> list[_Piece]:
+        """The work on one input: for each piece the node of this height (-1: all digests), `step` bytes apart."""
+        size, piece_bytes = data.view.nbytes, self.span * CHUNK_BYTES
+        address = int(np.frombuffer(data.view, dtype=np.uint8).ctypes.data)
+        return [
+            _Piece(address + start, min(piece_bytes, size - start), data.floats, height, out + number * step)
+            for number, start in enumerate(range(0, size, piece_bytes))
+        ]
 
     def parent_level(self, below: bytes, empty: bytes) -> bytes:
         count = len(below) // DIGEST_BYTES
@@ -206,7 +202,3 @@ def _empties() -> bytes:
 
 def _depth(leaves: int) -> int:
     return (leaves - 1).bit_length()
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)

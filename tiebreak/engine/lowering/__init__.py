@@ -1,37 +1,19 @@
 """Lowering: the table from ATen operators to instructions. Importing the package fills the table."""
 
-from tiebreak.engine.lowering import (
+from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of the table
     convolution,
     elementwise,
     indexing,
     losses,
     normalization,
     pooling,
+    random,
     reductions,
     resampling,
-    sampling,
     scalars,
     scans,
     views,
 )
 from tiebreak.engine.lowering.registry import INTEGERS, RULES, WHOLE, Context, element_type
 
-__all__ = [
-    "INTEGERS",
-    "RULES",
-    "WHOLE",
-    "Context",
-    "convolution",
-    "element_type",
-    "elementwise",
-    "indexing",
-    "losses",
-    "normalization",
-    "pooling",
-    "reductions",
-    "resampling",
-    "sampling",
-    "scalars",
-    "scans",
-    "views",
-]
+__all__ = ["INTEGERS", "RULES", "WHOLE", "Context", "element_type"]

@@ -1,4 +1,4 @@
-"""Indexed reads and their gradients, and dropout."""
+"""Indexed reads and their gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -205,15 +205,3 @@ def _put_one(c: Context, x: Ref, indices: Sequence[Ref | None], value: Ref) -> R
     for _ in range(x.rank - mask.rank):
         mask = mask.unsqueeze(-1)
     return c.b.where(mask.expand(x.shape), c.b.reshape(value, ()), x)
-
-
-@lowers("native_dropout.default")
-def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Ref, Ref]:
-    """x scaled by 1/(1-p) where kept, and the mask. Philox in place of the device's generator."""
-    b = c.b
-    if not train or p == 0:
-        return x, b.full(x.shape, True, DType.BOOL)
-    if p == 1:
-        return b.full(x.shape, 0.0), b.full(x.shape, False, DType.BOOL)
-    kept = b.compare(MapFunction.LT, b.random(x.shape), b.const(1 - p))
-    return b.mul(x, b.scale(b.cast(kept, DType.F32), 1 / (1 - p))), kept
