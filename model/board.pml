@@ -24,6 +24,9 @@
 #define DELAY 0             /* blocks for which the builders may leave out a proof that they have seen */
 #endif
 #define WINDOW 2
+#define REPLAY 3            /* blocks from the acceptance until the honest challenger can have replayed a run */
+#define AUDIT 3             /* auditTime: for so long after the acceptance a game may start in any case */
+#define DEADLINE 3          /* for the final head, after the acceptance */
 #define LAST 2              /* count of the final head */
 #define REWARD 5
 #define TRAINER_STAKE 3     /* odd: half is rounded down */
@@ -50,13 +53,13 @@ typedef Game {
 #define BURNED  4
 
 mtype:status status = OFFERED;
-byte headCount, age, openGames;     /* age: ticks since the last progress */
+byte headCount, age, since, openGames;  /* age: ticks since the last progress; since: since the acceptance */
 Game games[GAMES];
 byte credit[5], balance;
 
 bool trainerHonest, computes;
 byte falseHeads;                    /* bit c: the head of count c that the trainer signs is false */
-bool twoHeads;                      /* it signed two of one count */
+bool twoHeads;                      /* it signed two that contradict each other */
 bool published;                     /* the honest challenger's proof, with answer and salt, is in the queue */
 byte pendingFor;                    /* ticks for which it has been */
 byte payouts;                       /* how often the job's money was given out */
@@ -146,7 +149,14 @@ inline moved(g, ph) {
 }
 
 #define isFalseHead(c)  ((falseHeads >> (c)) & 1)
-#define mayChallenge(g) (status == ACTIVE && games[g].phase == NONE && age <= WINDOW)
+#ifdef MUTANT_NO_AUDIT_TIME
+#define isOpenAt(a, s)  ((a) <= WINDOW)
+#else
+#define isOpenAt(a, s)  ((a) <= WINDOW || (s) <= AUDIT)
+#endif
+#define mayChallenge(g) (status == ACTIVE && games[g].phase == NONE && isOpenAt(age, since))
+/* The honest challenger looks at a head only when it has replayed the run. */
+#define mayAudit        (mayChallenge(0) && since >= REPLAY)
 
 inline challenge(g, count) {
     pays(CHALLENGER_STAKE);
@@ -182,7 +192,21 @@ inline challenge(g, count) {
 #define keeps           (games[0].phase == PROVE -> 0 : RESERVE)
 #define isHonestReady   (games[0].phase == SELECT || (games[0].phase == PROVE && games[0].elapsed > 0))
 #define mustAnswer      (isHonestReady && games[0].elapsed + 1 + keeps > games[0].challengerRest)
-#define isDue           (status == ACTIVE && ((age == WINDOW && (mustChallenge || mustPost)) || mustProve || mustAnswer))
+#define isLastCall      (isOpenAt(age, since) && !isOpenAt(age + 1, since + 1))
+#define isLastPost      (age == WINDOW || since == DEADLINE)
+#ifdef MUTANT_NO_DEADLINE
+#define isLate          (age > WINDOW)
+#else
+#define isLate          (age > WINDOW || since > DEADLINE)
+#endif
+#ifdef MUTANT_ABANDON_OVER_GAMES
+#define noGamesLeft     true
+#else
+#define noGamesLeft     (openGames == 0)
+#endif
+/* A client that looks after its reward lets no block pass in which it may end a job that is late. */
+#define mustAbandon     (headCount < LAST && isLate && noGamesLeft)
+#define isDue           (status == ACTIVE && ((isLastCall && mayAudit && mustChallenge) || (isLastPost && mustPost) || mustProve || mustAnswer || mustAbandon))
 
 #define runs(g)         (isRunning(g) && !isTimedOut(g))
 #if GAMES == 2
@@ -193,13 +217,19 @@ inline challenge(g, count) {
 #define anyRuns         (runs(0) || runs(1) || runs(2))
 #endif
 /* Time has an effect still: a window or a clock is running. */
-#define mayTick         (status == ACTIVE && (age <= WINDOW || anyRuns) && !isDue && !anyMustOpen)
+#define mayTick         (status == ACTIVE && (age <= WINDOW || since <= DEADLINE + 1 || anyRuns) && !isDue && !anyMustOpen)
 
 inline tick() {
     if
     :: age <= WINDOW -> age++
     :: else
     fi;
+    if
+    :: since <= DEADLINE + 1 -> since++
+    :: else
+    fi;
+    /* Heads that come one at a window do not hold the reward beyond the deadline. */
+    assert(headCount == LAST || openGames > 0 || since <= DEADLINE + 1);
     if
     :: published && pendingFor < DELAY -> pendingFor++
     :: else
@@ -220,15 +250,10 @@ inline tick() {
 #else
 #define noGames         (openGames == 0)
 #endif
-#ifdef MUTANT_ABANDON_OVER_GAMES
-#define noGamesLeft     true
-#else
-#define noGamesLeft     (openGames == 0)
-#endif
 #ifdef MUTANT_SETTLE_EARLY
-#define isWindowOver    (age >= WINDOW)
+#define isWindowOver    !isOpenAt(age + 1, since + 1)
 #else
-#define isWindowOver    (age > WINDOW)
+#define isWindowOver    !isOpenAt(age, since)
 #endif
 #ifdef MUTANT_RECLAIM_TWICE
 #define mayReclaim(g)   (status == SLASHED && games[g].phase != NONE && games[g].verdict != DEFENDER_LOST && payouts < 3)
@@ -300,12 +325,12 @@ active proctype Board() {
     }
     do
     :: atomic { status == OFFERED -> credit[CLIENT] = credit[CLIENT] + REWARD; close(CANCELLED); audited() }
-    :: atomic { status == OFFERED -> pays(TRAINER_STAKE); status = ACTIVE; age = 0; audited() }
+    :: atomic { status == OFFERED -> pays(TRAINER_STAKE); status = ACTIVE; age = 0; since = 0; audited() }
     :: atomic { status == ACTIVE && headCount < LAST -> headCount++; age = 0; audited() }
     :: atomic { status == ACTIVE && twoHeads -> slash(ANYONE); audited() }
     /* The honest challenger disputes a false head that was posted; others any that was posted, or handed to them. */
-    :: atomic { mayChallenge(0) && headCount >= 1 && isFalseHead(1) -> challenge(0, 1); audited() }
-    :: atomic { mayChallenge(0) && headCount >= 2 && isFalseHead(2) -> challenge(0, 2); audited() }
+    :: atomic { mayAudit && headCount >= 1 && isFalseHead(1) -> challenge(0, 1); audited() }
+    :: atomic { mayAudit && headCount >= 2 && isFalseHead(2) -> challenge(0, 2); audited() }
     :: atomic { mayChallenge(1) && (headCount >= 1 || !trainerHonest) -> challenge(1, 1); audited() }
     :: atomic { mayChallenge(1) && (headCount >= 2 || !trainerHonest) -> challenge(1, 2); audited() }
     :: atomic { mayPlay(0) -> plays(0); audited() }
@@ -321,7 +346,7 @@ active proctype Board() {
         close(SETTLED);
         credit[TRAINER] = credit[TRAINER] + REWARD + TRAINER_STAKE;
         audited() }
-    :: atomic { status == ACTIVE && headCount < LAST && age > WINDOW && noGamesLeft ->
+    :: atomic { status == ACTIVE && headCount < LAST && isLate && noGamesLeft ->
         /* An honest trainer is in time with its heads. */
         assert(!trainerHonest);
         close(ABANDONED);

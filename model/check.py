@@ -74,6 +74,8 @@ MUTANTS: Final = tuple(
         ("board", "MUTANT_SETTLE_OVER_GAMES", "settle with a game open"),
         ("board", "MUTANT_ABANDON_OVER_GAMES", "abandon with a game open"),
         ("board", "MUTANT_SETTLE_EARLY", "settle at the last instant of the window"),
+        ("board", "MUTANT_NO_AUDIT_TIME", "games start within a window of the last head only"),
+        ("board", "MUTANT_NO_DEADLINE", "a head for each window is enough"),
         ("board", "MUTANT_SLASH_TWICE", "a slashed job stays active"),
         ("board", "MUTANT_RECLAIM_TWICE", "a stake reclaimed more than once"),
         ("board", "MUTANT_WITHDRAW_TWICE", "a credit is kept when it is withdrawn"),

@@ -220,7 +220,8 @@ contract BoardAttacksTest is GameBase {
     function _extreme() private view returns (IJobBoard.Job memory job) {
         job = _job(1);
         (job.reward, job.trainerStake, job.challengerStake) = (MAX, MAX, MAX);
-        (job.challengeWindow, job.clock, job.replayTime) = (1 << 25, 1 << 23, 1 << 21);
+        (job.challengeWindow, job.clock, job.replayTime) = (1 << 28, 1 << 24, 0);
+        (job.auditTime, job.deadline) = (1 << 28, 1 << 28);
         (job.steps, job.checkpointInterval) = (type(uint64).max, 1);
         (job.bodyCount, job.stateCount, job.dataCount) = (1 << 20, 1 << 20, 1 << 20);
         job.descentLevels = 5;
@@ -253,8 +254,8 @@ contract BoardAttacksTest is GameBase {
         _fund();
         jobId = _offer(_extreme());
         _accept(jobId);
-        uint256 longest = 1 << 23;
-        _warp(START + (1 << 25)); // the last second of the window
+        uint256 longest = 1 << 24;
+        _warp(START + (1 << 28)); // the last second of the window
         gameId = _challenge(jobId, type(uint64).max, WRONG, 0);
         _warp(current + longest);
         _expect(abi.encodeWithSelector(IGame.ClockRunning.selector, longest, longest));

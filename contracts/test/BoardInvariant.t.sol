@@ -79,6 +79,7 @@ contract BoardHandler is GameBase {
         if (seed % 4 != 0) return _elapse(seed);
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
+        if (seed % 8 != 0) return _contradict(id);
         bytes memory first = _headSignature(_head(id, 1, keccak256("first")));
         bytes memory second = _headSignature(_head(id, 1, keccak256("second")));
         VM.prank(stranger);
@@ -86,13 +87,36 @@ contract BoardHandler is GameBase {
         ++slashed;
     }
 
+    /// @dev The final head, and one of the first record alone, which is another there.
+    function _contradict(JobId id) private {
+        bytes32[] memory others = new bytes32[](3);
+        (others[0], others[1], others[2]) = (keccak256("other"), GameTrees.empty(), GameTrees.empty());
+        IJobBoard.OpenedHead[2] memory opened = [_opened(id, 3, runLeaves), _opened(id, 1, others)];
+        VM.prank(stranger);
+        board.reportInconsistency(id, 0, opened[0], opened[1]);
+        ++slashed;
+    }
+
+    function _opened(JobId id, uint64 count, bytes32[] memory leaves)
+        private
+        view
+        returns (IJobBoard.OpenedHead memory opened)
+    {
+        opened.count = count;
+        opened.runRoot = GameTrees.root(leaves);
+        opened.signature = _headSignature(_head(id, count, opened.runRoot));
+        opened.leaf = leaves[0];
+        opened.siblings = GameTrees.proof(leaves, 0);
+    }
+
     function finish(uint256 seed) external {
         ++calls;
         (bool found, JobId id) = _find(seed, IJobBoard.JobStatus.ACTIVE);
         if (!found) return;
         IJobBoard.JobState memory state = board.job(id);
-        if (state.openGames != 0 || !_windowOver(id)) return _elapse(seed);
-        if (state.headCount == 3) return board.settle(id);
+        if (state.openGames != 0) return _elapse(seed);
+        if (state.headCount == 3) return _windowOver(id) ? board.settle(id) : _elapse(seed);
+        if (current <= _due(id)) return _elapse(seed);
         VM.prank(client);
         board.abandon(id);
     }
@@ -192,7 +216,25 @@ contract BoardHandler is GameBase {
     }
 
     function _windowOver(JobId id) private view returns (bool) {
-        return current > Instant.unwrap(board.job(id).lastProgress) + WINDOW;
+        IJobBoard.JobState memory state = board.job(id);
+        uint256 audited = uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.auditTime);
+        uint256 end = Instant.unwrap(state.lastProgress) + WINDOW;
+        return current > (end > audited ? end : audited);
+    }
+
+    /// @dev By when the next head must be there, or the final one.
+    function _due(JobId id) private view returns (uint256) {
+        IJobBoard.JobState memory state = board.job(id);
+        uint256 due = uint256(Instant.unwrap(state.accepted)) + Duration.unwrap(state.deadline);
+        uint256 end = Instant.unwrap(state.lastProgress) + WINDOW;
+        return end < due ? end : due;
+    }
+
+    /// @dev Of two jobs one has a long time for audits, of three one a short deadline.
+    function _job(uint256 nonce) internal view override returns (IJobBoard.Job memory job) {
+        job = super._job(nonce);
+        if (nonce % 2 == 0) job.auditTime = 2 * WINDOW;
+        if (nonce % 3 == 0) job.deadline = WINDOW + WINDOW / 2;
     }
 
     function _elapse(uint256 seed) private {

@@ -8,6 +8,7 @@ import {GameId, IGame} from "../src/interfaces/IGame.sol";
 import {IJobBoard, JobId} from "../src/interfaces/IJobBoard.sol";
 import {IReferee} from "../src/interfaces/IReferee.sol";
 import {BoardBase} from "./BoardBase.sol";
+import {GameTrees} from "./GameTrees.sol";
 
 /// @dev Takes no wei.
 contract Refuser {
@@ -181,32 +182,46 @@ contract BoardJobsTest is BoardBase {
         job = _job(1);
         job.challengerStake = 1 << 128;
         _refused(job, "challengerStake", 1 << 128);
+        job.challengerStake = 0;
+        _refused(job, "challengerStake", 0);
         job = _job(1);
         job.challengeWindow = 0;
         _refused(job, "challengeWindow", 0);
+        job.challengeWindow = (1 << 28) + 1;
+        _refused(job, "challengeWindow", (1 << 28) + 1);
         job = _job(1);
-        job.challengeWindow = (1 << 38) + 1;
-        _refused(job, "challengeWindow", (1 << 38) + 1);
-        job = _job(1);
-        job.clock = 0;
-        _refused(job, "clock", 0);
-        job.clock = (1 << 38) + 1;
-        _refused(job, "clock", (1 << 38) + 1);
-        job = _job(1);
-        job.replayTime = (1 << 38) + 1;
-        _refused(job, "replayTime", (1 << 38) + 1);
-        job = _job(1);
-        job.talkTime = (1 << 38) + 1;
-        _refused(job, "talkTime", (1 << 38) + 1);
-        job = _job(1);
-        job.auditTime = (1 << 38) + 1;
-        _refused(job, "auditTime", (1 << 38) + 1);
+        job.auditTime = (1 << 28) + 1;
+        _refused(job, "auditTime", (1 << 28) + 1);
         job = _job(1);
         job.deadline = 0;
         _refused(job, "deadline", 0);
-        job.deadline = (1 << 38) + 1;
-        _refused(job, "deadline", (1 << 38) + 1);
+        job.deadline = (1 << 28) + 1;
+        _refused(job, "deadline", (1 << 28) + 1);
         job = _job(1);
+        job.clock = 0;
+        _refused(job, "clock", 0);
+        job.clock = (1 << 25) + 1;
+        _refused(job, "clock", (1 << 25) + 1);
+    }
+
+    function test_create_refuses_a_game_of_more_than_a_year() external {
+        IJobBoard.Job memory job = _job(1);
+        (job.talkTime, job.clock, job.replayTime) = (5, 1 << 23, 1 << 21);
+        uint256 length = 5 + 2 * uint256(job.clock) + 6 * uint256(job.replayTime);
+        job.talkTime += uint64((1 << 25) - length);
+        _offer(job);
+        job.talkTime += 1;
+        _refused(job, "gameTime", (1 << 25) + 1);
+        job = _job(2);
+        job.talkTime = type(uint64).max;
+        _refused(job, "gameTime", uint256(type(uint64).max) + 2 * CLOCK + 6 * REPLAY);
+        job.talkTime = 0;
+        job.replayTime = type(uint64).max;
+        _refused(job, "gameTime", 6 * uint256(type(uint64).max) + 2 * CLOCK);
+    }
+
+    function test_create_refuses_another_descent() external {
+        IJobBoard.Job memory job = _job(1);
         job.descentLevels = 0;
         _refused(job, "descentLevels", 0);
         job.descentLevels = 6;
@@ -319,6 +334,166 @@ contract BoardJobsTest is BoardBase {
         _offer(_job(1));
         _refusedHead(_head(jobId, 1, ROOT), _status(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.OFFERED));
         _equal(0, board.checkpoints(JobId.wrap(keccak256("none"))), "checkpoints of no job");
+    }
+
+    // ---------------------------------------------------------------- the time for audits, and the deadline
+
+    function test_an_audit_has_its_time_whatever_the_trainer_posts() external {
+        IJobBoard.Job memory job = _job(1);
+        job.auditTime = 3 * WINDOW;
+        JobId jobId = _offer(job);
+        _warp(current + 50); // it counts from acceptance
+        _accept(jobId);
+        uint256 end = current + 3 * WINDOW;
+        _post(jobId, 3, ROOT);
+        _warp(end);
+        uint256 before = VM.snapshotState();
+        _challenge(jobId, 3, ROOT, 0);
+        require(VM.revertToState(before), "back");
+        _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, end, end));
+        board.settle(jobId);
+        _warp(end + 1);
+        bytes memory signature = _headSignature(_head(jobId, 3, ROOT));
+        _expect(abi.encodeWithSelector(IJobBoard.WindowClosed.selector, end, end + 1));
+        VM.prank(challenger);
+        board.challenge{value: CHALLENGER_STAKE}(_head(jobId, 3, ROOT), signature, 0);
+        board.settle(jobId);
+    }
+
+    function test_a_late_head_still_has_its_window_after_the_time_for_audits() external {
+        IJobBoard.Job memory job = _job(1);
+        job.auditTime = WINDOW + 10;
+        JobId jobId = _offer(job);
+        _accept(jobId);
+        _warp(START + WINDOW);
+        _post(jobId, 3, ROOT);
+        uint256 end = START + 2 * WINDOW;
+        _warp(end);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, end, end));
+        board.settle(jobId);
+        _warp(end + 1);
+        board.settle(jobId);
+    }
+
+    function test_abandon_does_not_wait_for_the_time_for_audits() external {
+        IJobBoard.Job memory job = _job(1);
+        job.auditTime = 3 * WINDOW;
+        JobId jobId = _offer(job);
+        _accept(jobId);
+        _warp(START + WINDOW + 1);
+        VM.prank(client);
+        board.abandon(jobId);
+    }
+
+    function test_heads_in_time_do_not_help_after_the_deadline() external {
+        IJobBoard.Job memory job = _job(1);
+        job.deadline = 2 * WINDOW + 7;
+        JobId jobId = _offer(job);
+        _warp(current + 50);
+        _accept(jobId);
+        uint256 due = current + 2 * WINDOW + 7;
+        _warp(current + WINDOW);
+        _post(jobId, 1, ROOT);
+        _warp(current + WINDOW);
+        _post(jobId, 2, ROOT);
+        _warp(due);
+        _expect(abi.encodeWithSelector(IJobBoard.WindowOpen.selector, due, due));
+        VM.prank(client);
+        board.abandon(jobId);
+        _warp(due + 1);
+        uint256 before = VM.snapshotState();
+        _post(jobId, 3, ROOT); // late, but before the client has given up
+        _expect(abi.encodeWithSelector(IJobBoard.FinalHeadPosted.selector));
+        VM.prank(client);
+        board.abandon(jobId);
+        require(VM.revertToState(before), "back");
+        VM.prank(client);
+        board.abandon(jobId);
+        _requireStatus(jobId, IJobBoard.JobStatus.ABANDONED);
+        _equal(REWARD + TRAINER_STAKE, board.credit(client), "all of it");
+    }
+
+    // ---------------------------------------------------------------- heads that contradict each other
+
+    function _opened(JobId jobId, bytes32[] memory leaves, uint64 count, uint256 position)
+        private
+        view
+        returns (IJobBoard.OpenedHead memory opened)
+    {
+        for (uint256 i = count; i < 3; ++i) {
+            leaves[i] = GameTrees.empty();
+        }
+        bytes32 root = GameTrees.root(leaves);
+        opened.count = count;
+        opened.runRoot = root;
+        opened.signature = _headSignature(_head(jobId, count, root));
+        opened.leaf = leaves[position];
+        opened.siblings = GameTrees.proof(leaves, position);
+    }
+
+    function _leaves(uint256 version) private pure returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](3);
+        for (uint256 i = 0; i < 3; ++i) {
+            leaves[i] = keccak256(abi.encode("record", i, i == 0 ? version : 0));
+        }
+    }
+
+    function test_records_that_change_are_slashed() external {
+        JobId jobId = _activeJob(1);
+        IJobBoard.OpenedHead memory first = _opened(jobId, _leaves(0), 1, 0);
+        IJobBoard.OpenedHead memory second = _opened(jobId, _leaves(1), 3, 0);
+        VM.prank(stranger);
+        board.reportInconsistency(jobId, 0, first, second);
+        _requireStatus(jobId, IJobBoard.JobStatus.SLASHED);
+        _equal(TRAINER_STAKE / 2, board.credit(stranger), "reporter");
+        _equal(REWARD, board.credit(client), "client");
+        _equal(TRAINER_STAKE - TRAINER_STAKE / 2, board.credit(board.BURN_ADDRESS()), "burned");
+        _expectStatus(jobId, IJobBoard.JobStatus.ACTIVE, IJobBoard.JobStatus.SLASHED);
+        board.reportInconsistency(jobId, 0, first, second);
+    }
+
+    function test_what_is_no_contradiction_is_refused() external {
+        JobId jobId = _activeJob(1);
+        IJobBoard.OpenedHead memory first = _opened(jobId, _leaves(0), 1, 0);
+        IJobBoard.OpenedHead memory second = _opened(jobId, _leaves(0), 3, 0);
+        _expect(abi.encodeWithSelector(IJobBoard.NoInconsistency.selector, second.leaf));
+        board.reportInconsistency(jobId, 0, first, second);
+        // A growing run fills places that were empty: no change of a record.
+        second = _opened(jobId, _leaves(0), 3, 1);
+        IJobBoard.OpenedHead memory behind = _opened(jobId, _leaves(0), 1, 1);
+        _expect(abi.encodeWithSelector(IJobBoard.NoRecord.selector, 1, 1));
+        board.reportInconsistency(jobId, 1, second, behind);
+        _expect(abi.encodeWithSelector(IJobBoard.NoRecord.selector, 1, 1));
+        board.reportInconsistency(jobId, 1, behind, second);
+    }
+
+    function test_what_the_trainer_did_not_commit_to_is_refused() external {
+        JobId jobId = _activeJob(1);
+        IJobBoard.OpenedHead memory first = _opened(jobId, _leaves(0), 1, 0);
+        IJobBoard.OpenedHead memory second = _opened(jobId, _leaves(1), 3, 0);
+        bytes memory signature = second.signature;
+        second.signature = _signature(CLIENT_KEY, board.headDigest(_head(jobId, 3, second.runRoot)));
+        _expect(abi.encodeWithSelector(IJobBoard.WrongSigner.selector, trainer, client));
+        board.reportInconsistency(jobId, 0, first, second);
+        (second.signature, second.count) = (signature, 4);
+        _expect(abi.encodeWithSelector(IJobBoard.HeadOutOfRange.selector, 4, 3));
+        board.reportInconsistency(jobId, 0, first, second);
+        second.count = 3;
+        bytes32 leaf = second.leaf;
+        second.leaf = keccak256("another");
+        (bool success, bytes memory reason) = _tryReport(jobId, first, second);
+        require(!success && bytes4(reason) == IReferee.WrongRoot.selector, "a leaf that is not there");
+        second.leaf = leaf;
+        second.siblings = new bytes32[](1);
+        _expect(abi.encodeWithSelector(IReferee.WrongSiblingCount.selector, 2, 1));
+        board.reportInconsistency(jobId, 0, first, second);
+    }
+
+    function _tryReport(JobId jobId, IJobBoard.OpenedHead memory first, IJobBoard.OpenedHead memory second)
+        private
+        returns (bool, bytes memory)
+    {
+        return address(board).call(abi.encodeCall(IJobBoard.reportInconsistency, (jobId, 0, first, second)));
     }
 
     // ---------------------------------------------------------------- settlement

@@ -34,7 +34,16 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
 from tiebreak.protocol.parties.machine import PASSING, Machine
-from tiebreak.protocol.parties.terms import objections_to_auditing, objections_to_training
+from tiebreak.protocol.parties.terms import (
+    HELD_RUNS,
+    MAX_STAKE_RATIO,
+    PATIENCE,
+    objections_to_auditing,
+    objections_to_paying,
+    objections_to_training,
+)
+from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import verify
 
 HAPPENINGS = ["train", "offer", "tick", "restart", "head"]
 SENDS = (e.Transact, e.OfferJob, e.SignJob, e.ShowHead, e.ShowMove, e.PublishRun)
@@ -47,7 +56,7 @@ def known(board: Board, key: Any, journal: Any = ()) -> dict[str, Any]:
 def board_with(status: JobStatus = JobStatus.ACTIVE, *, heads: int = 0, at: int = START) -> Board:
     """A board with one job."""
     board = Board()
-    board.jobs[JOB.id] = PublicJob(job=JOB, status=status, head_count=heads, last_progress=at)
+    board.jobs[JOB.id] = PublicJob(job=JOB, status=status, head_count=heads, last_progress=at, accepted=at)
     return board
 
 
@@ -351,6 +360,33 @@ def test_two_heads_of_one_count_are_reported_whatever_the_order() -> None:
         assert calls(actions) == [e.Report(first=first, second=second)]
 
 
+def leaves(run: Any, count: int) -> tuple[Digest, ...]:
+    tree = run.run_tree(count)
+    return tuple(tree.node(0, position) for position in range(count))
+
+
+def test_records_that_change_are_reported_without_a_replay() -> None:
+    """Also after a restart, from the journal; and not before the records of both heads were seen."""
+    truth, false = TRUTH.head(2), FALSE.head(3)
+    place = next(i for i, (x, y) in enumerate(zip(leaves(TRUTH, 2), leaves(FALSE, 3), strict=False)) if x != y)
+    auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.Record]()
+    for head, shown in ((truth, leaves(TRUTH, 2)), (false, ()), (false, (*leaves(FALSE, 2), bytes(32)))):
+        actions = auditor.observe(e.HeadShown(at=START, head=head, leaves=shown))
+        journal += [action for action in actions if isinstance(action, e.Record)]
+        assert not [sent for sent in calls(actions) if isinstance(sent, e.ReportInconsistency)]
+    again = KnowingAuditor(**known(board_with(), CHALLENGER, journal))
+    (sent,) = calls(again.observe(e.HeadShown(at=START, head=false, leaves=leaves(FALSE, 3))))
+    assert isinstance(sent, e.ReportInconsistency)
+    assert (sent.position, sent.first.head, sent.second.head) == (place, truth, false)
+    for opened in (sent.first, sent.second):
+        verify(opened.head.head.run_root, JOB.run_depth, place, opened.leaf, opened.siblings)
+    assert sent.first.leaf != sent.second.leaf
+    growing = KnowingAuditor(**known(board_with(), CHALLENGER))
+    for count in range(1, JOB.checkpoints + 1):
+        actions = growing.observe(e.HeadShown(at=START, head=TRUTH.head(count), leaves=leaves(TRUTH, count)))
+        assert not calls(actions), "a run that grows contradicts nothing"
+
+
 def test_heads_that_nobody_signed_are_nothing() -> None:
     auditor = KnowingAuditor(**known(board_with(), CHALLENGER))
     head = Head(job_id=JOB.id, count=1, run_root=bytes(32))  # type: ignore[arg-type]
@@ -365,6 +401,48 @@ def test_terms_are_judged_before_a_key_signs_them() -> None:
     for bad in (replace(JOB, clock=20), replace(JOB, challenge_window=30), replace(JOB, program_root=bytes(32))):
         (answer,) = (a for a in trainer.observe(e.JobOffered(at=START, job=bad)) if isinstance(a, e.SignJob))
         assert answer.signature == b""
+
+
+@pytest.mark.parametrize(("after", "acts"), [(-1, False), (0, False), (1, True)])
+def test_a_trainer_that_misses_the_deadline_is_abandoned_although_heads_come(after: int, acts: bool) -> None:
+    board = board_with(heads=1, at=START + 500)
+    (job,) = board.jobs.values()
+    job.job, job.accepted = replace(JOB, deadline=600, nonce=job.job.nonce), START
+    client = KnowingClient(**known(board, CLIENT))
+    assert calls(client.observe(e.Tick(at=START + 600 + after))) == ([e.Abandon(job_id=JOB.id)] if acts else [])
+
+
+def test_terms_that_lock_money_are_refused() -> None:
+    """At the edge, and one second or one wei beyond it."""
+    assert objections_to_training(JOB, program(), PACE) == objections_to_auditing(JOB, program(), PACE) == ()
+    run = JOB.checkpoints * (JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1))
+    clock = (PATIENCE - 6 * JOB.replay_time) // 2
+    held = HELD_RUNS * run + PATIENCE
+    stake = MAX_STAKE_RATIO * JOB.challenger_stake
+    edges: tuple[tuple[dict[str, int], dict[str, int], str], ...] = (
+        ({"clock": clock}, {"clock": clock + 1}, "a game of at most"),
+        ({"deadline": run}, {"deadline": run - 1}, "a deadline of at least"),
+        ({"audit_time": held}, {"audit_time": held + 1}, "the stake back at most"),
+        ({"challenge_window": held}, {"challenge_window": held + 1}, "the stake back at most"),
+        ({"trainer_stake": stake}, {"trainer_stake": stake + 1}, "a challenger's stake of at least 6 wei"),
+    )
+    for taken, refused, sentence in edges:
+        assert objections_to_training(replace(JOB, **taken), program(), PACE) == ()  # type: ignore[arg-type]
+        (found,) = objections_to_training(replace(JOB, **refused), program(), PACE)  # type: ignore[arg-type]
+        assert sentence in found
+    few = replace(JOB, trainer_stake=7, challenger_stake=7 * MAX_STAKE_RATIO)
+    assert objections_to_auditing(few, program(), PACE) == ()
+    (found,) = objections_to_auditing(replace(few, trainer_stake=6), program(), PACE)
+    assert "a trainer's stake of at least 7 wei" in found
+    segments = JOB.checkpoints * JOB.checkpoint_interval * PACE.step_seconds
+    short = replace(JOB, challenge_window=1, audit_time=segments)
+    assert objections_to_paying(short, PACE) == ()
+    assert "an audit time of at least" in objections_to_paying(replace(short, audit_time=segments - 1), PACE)[0]
+    assert "a deadline of at most" in objections_to_paying(replace(JOB, deadline=held + 1), PACE)[0]
+    client = KnowingClient(**known(Board(), CLIENT))
+    told = client.observe(e.JobDrafted(at=START, job=replace(JOB, challenge_window=1)))
+    assert any(isinstance(action, e.Alarm) and action.is_error for action in told), "its owner may know better"
+    assert any(isinstance(action, e.OfferJob) for action in told)
 
 
 def test_the_worst_data_count_in_the_terms() -> None:

@@ -256,13 +256,14 @@ class Town:
         job = board.jobs.get(job_of(wanted))
         if job is None:
             return "WrongJobStatus"
-        late, busy = now > job.window_end, bool(board.open_games(job.id))
+        end = job.due if isinstance(wanted, e.Abandon) else job.window_end
+        late, busy = now > end, bool(board.open_games(job.id))
         needed = JobStatus.OFFERED if isinstance(wanted, e.AcceptJob | e.CancelJob) else JobStatus.ACTIVE
         if job.status is not needed:
             return "WrongJobStatus"
         match wanted:
             case e.AcceptJob():
-                job.status, job.last_progress = JobStatus.ACTIVE, now
+                job.status, job.last_progress, job.accepted = JobStatus.ACTIVE, now, now
             case e.CancelJob():
                 self.end(job, JobStatus.CANCELLED, {job.job.client: job.job.reward})
             case e.PostHead(head=head):
@@ -281,7 +282,7 @@ class Town:
                 settled = isinstance(wanted, e.Settle)
                 owner = job.job.trainer if settled else job.job.client
                 self.end(job, JobStatus.SETTLED if settled else JobStatus.ABANDONED, {owner: paid})
-            case e.Report():
+            case e.Report() | e.ReportInconsistency():
                 self.end(job, JobStatus.SLASHED, {sender: job.job.trainer_stake // 2, job.job.client: job.job.reward})
             case e.Challenge(head=head, nonce=nonce):
                 number = game_id(head.head, DOMAIN, sender, nonce)

@@ -10,7 +10,7 @@ from tiebreak import api
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, number, output_option
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.terms import MAX_SECONDS, Terms, ether
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
 WEI: Final = 10**18
@@ -63,9 +63,9 @@ DEFAULTS: Final = Terms()
               help="What a false challenge costs.  [default: 0.1]")  # fmt: skip
 @number("--challenge-window", 1, MAX_SECONDS, DEFAULTS.challenge_window,
         "Seconds after the last head in which a challenge may start.")  # fmt: skip
-@number("--clock", 1, MAX_SECONDS, DEFAULTS.clock, "Seconds each side has in one game, in all.")
+@number("--clock", 1, MAX_GAME_SECONDS, DEFAULTS.clock, "Seconds each side has in one game, in all.")
 @number(
-    "--replay-time", 0, MAX_SECONDS, DEFAULTS.replay_time,
+    "--replay-time", 0, MAX_GAME_SECONDS, DEFAULTS.replay_time,
     "Seconds that a move which needs re-execution (a segment, a step, a long sum) may take beside the clock.",
 )  # fmt: skip
 @number("--audit-time", 0, MAX_SECONDS, DEFAULTS.audit_time,

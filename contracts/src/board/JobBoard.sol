@@ -18,8 +18,10 @@ abstract contract JobBoard is IJobBoard {
 
     uint256 internal constant MAX_ENTRIES = 1 << 20;
     uint256 internal constant MAX_AMOUNT = type(uint128).max;
-    /// Longest window, clock and replay time: far beyond any use, small enough that no sum with an instant overflows 40 bits.
-    uint256 internal constant MAX_SECONDS = 1 << 38;
+    /// Longest window, audit time and deadline: 8.5 years. Nobody's money is held for longer than these, and one game.
+    uint256 internal constant MAX_SECONDS = 1 << 28;
+    /// Longest game, with its talk, clocks and allowances: 388 days. No sum with an instant overflows 40 bits.
+    uint256 internal constant MAX_GAME_SECONDS = 1 << 25;
     uint256 internal constant MIN_PRECISION = 16;
     uint256 internal constant MAX_PRECISION = 32;
     uint256 internal constant LOGGED = 1;
@@ -101,11 +103,24 @@ abstract contract JobBoard is IJobBoard {
     }
 
     /// @inheritdoc IJobBoard
+    function reportInconsistency(JobId jobId, uint64 position, OpenedHead calldata first, OpenedHead calldata second)
+        external
+        onlyStatus(jobId, JobStatus.ACTIVE)
+    {
+        _checkOpened(jobId, position, first);
+        _checkOpened(jobId, position, second);
+        // SAFETY: records never change, so an honest trainer's heads have the same leaf wherever both have one.
+        if (first.leaf == second.leaf) revert NoInconsistency(first.leaf);
+        emit Inconsistency(jobId, position, first.leaf, second.leaf);
+        _slash(jobId, msg.sender);
+    }
+
+    /// @inheritdoc IJobBoard
     function settle(JobId jobId) external onlyStatus(jobId, JobStatus.ACTIVE) {
         JobState storage state = _jobs[jobId];
         uint64 last = Segments.checkpoints(state);
         if (state.headCount != last) revert FinalHeadMissing(state.headCount, last);
-        _requireWindowOver(state);
+        _requireOver(_windowEnd(state));
         _requireNoGames(state);
         state.status = JobStatus.SETTLED;
         uint256 amount = uint256(state.reward) + state.trainerStake;
@@ -118,7 +133,9 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[jobId];
         _requireCaller(state.client);
         if (state.headCount == Segments.checkpoints(state)) revert FinalHeadPosted();
-        _requireWindowOver(state);
+        Instant due = state.accepted.plus(state.deadline);
+        // SAFETY: a head for each window does not hold the reward for ever.
+        _requireOver(_progressEnd(state).earlier(due));
         // SAFETY: an open game is played to its end first, so client and trainer together cannot cut a challenger off.
         _requireNoGames(state);
         state.status = JobStatus.ABANDONED;
@@ -182,7 +199,7 @@ abstract contract JobBoard is IJobBoard {
         JobState storage state = _jobs[head.jobId];
         _requirePayment(state.challengerStake);
         (, digest) = _checkHead(state, head, signature);
-        Instant end = state.lastProgress.plus(state.challengeWindow);
+        Instant end = _windowEnd(state);
         // SAFETY: a game ends within two clocks and its allowances, and none starts after the window, so nobody can hold up
         // `settle` or `abandon` for good: not a challenger, and not a trainer that challenges itself (its stake comes back to it).
         if (currentInstant().isAfter(end)) revert WindowClosed(end, currentInstant());
@@ -267,11 +284,13 @@ abstract contract JobBoard is IJobBoard {
         }
         _require("reward", job_.reward, 0, MAX_AMOUNT);
         _require("trainerStake", job_.trainerStake, 0, MAX_AMOUNT);
-        _require("challengerStake", job_.challengerStake, 0, MAX_AMOUNT);
+        // SAFETY: a challenge that costs nothing would delay every job.
+        _require("challengerStake", job_.challengerStake, 1, MAX_AMOUNT);
         _require("challengeWindow", job_.challengeWindow, 1, MAX_SECONDS);
-        _require("clock", job_.clock, 1, MAX_SECONDS);
-        _require("replayTime", job_.replayTime, 0, MAX_SECONDS);
-        _require("talkTime", job_.talkTime, 0, MAX_SECONDS);
+        _require("clock", job_.clock, 1, MAX_GAME_SECONDS);
+        // SAFETY: two clocks and six allowances after the talk, every game is over (invariant 12 of the game).
+        uint256 replays = 6 * uint256(job_.replayTime);
+        _require("gameTime", uint256(job_.talkTime) + 2 * uint256(job_.clock) + replays, 0, MAX_GAME_SECONDS);
         _require("auditTime", job_.auditTime, 0, MAX_SECONDS);
         _require("deadline", job_.deadline, 1, MAX_SECONDS);
         _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
@@ -321,8 +340,26 @@ abstract contract JobBoard is IJobBoard {
         if (msg.value != expected) revert WrongPayment(expected, msg.value);
     }
 
-    function _requireWindowOver(JobState storage state) private view {
-        Instant end = state.lastProgress.plus(state.challengeWindow);
+    /// @dev Position below the count, and the leaf under a head that the trainer signed.
+    function _checkOpened(JobId jobId, uint64 position, OpenedHead calldata opened) private view {
+        JobState storage state = _jobs[jobId];
+        if (position >= opened.count) revert NoRecord(position, opened.count);
+        (uint64 last,) = _checkHead(state, Head(jobId, opened.count, opened.runRoot), opened.signature);
+        Trees.verify(opened.runRoot, Trees.depthOf(last), position, opened.leaf, opened.siblings);
+    }
+
+    /// @dev By when the next head must be posted.
+    function _progressEnd(JobState storage state) private view returns (Instant) {
+        return state.lastProgress.plus(state.challengeWindow);
+    }
+
+    /// @dev The last instant at which a game may start.
+    /// SAFETY: a run that was made up is posted whole at once; to replay it takes as long as to train it.
+    function _windowEnd(JobState storage state) private view returns (Instant) {
+        return _progressEnd(state).later(state.accepted.plus(state.auditTime));
+    }
+
+    function _requireOver(Instant end) private view {
         if (!currentInstant().isAfter(end)) revert WindowOpen(end, currentInstant());
     }
 

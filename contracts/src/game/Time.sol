@@ -7,12 +7,22 @@ type Instant is uint40;
 /// Seconds.
 type Duration is uint40;
 
-using {isAfter, plus, since} for Instant global;
+using {earlier, isAfter, later, plus, since} for Instant global;
 using {exceeds, minus, reducedBy} for Duration global;
 
 /// @return whether `a` is later than `b`
 function isAfter(Instant a, Instant b) pure returns (bool) {
     return Instant.unwrap(a) > Instant.unwrap(b);
+}
+
+/// @return the earlier of both
+function earlier(Instant a, Instant b) pure returns (Instant) {
+    return a.isAfter(b) ? b : a;
+}
+
+/// @return the later of both
+function later(Instant a, Instant b) pure returns (Instant) {
+    return a.isAfter(b) ? a : b;
 }
 
 /// @return the instant `d` later

@@ -20,10 +20,11 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///     acceptJob (trainer pays its stake)          -> ACTIVE      cancelJob (client)        -> CANCELLED
 ///     postHead, postHead, ... , final head        -> (window runs)
 ///     settle (anyone, window over, no open game)  -> SETTLED     reward and stake to the trainer
-///     a game that the trainer loses, or two conflicting signed heads
+///     a game that the trainer loses, or two signed heads that cannot both be true
 ///                                                 -> SLASHED     reward to the client, half of the trainer's stake to
 ///                                                                whoever proved it, half burned
-///     abandon (client, no head for a window)      -> ABANDONED   reward and the trainer's stake to the client
+///     abandon (client, no head for a window,      -> ABANDONED   reward and the trainer's stake to the client
+///              or no final head by the deadline)
 ///
 /// @dev Money rules. Every payment in is exact. Every payment out is a credit that its owner pulls with `withdraw`;
 /// no function calls an address on the way. The contract's balance is never below
@@ -43,9 +44,10 @@ function _jobIdEquals(JobId a, JobId b) pure returns (bool) {
 ///  5. So balance = sum(what 1 and 2 say is held) + sum(credits) + what was forced upon this contract, at all times.
 ///
 /// A trainer has to show progress: after accepting, and after each head, it must post a head of higher count within
-/// `challengeWindow`, until the final one. A head may only be posted late, not refused, as long as the client has not
-/// called `abandon`. The same window is the time to challenge: games start until it ends, against any head that the
-/// trainer signed, and start again when the next head is posted.
+/// `challengeWindow`, and the final one within `deadline` of accepting. A head may only be posted late, not refused, as
+/// long as the client has not called `abandon`. The same window is the time to challenge: games start until it ends,
+/// against any head that the trainer signed, and start again when the next head is posted; and until `auditTime` after
+/// accepting they start in any case.
 interface IJobBoard {
     /// What client and trainer sign (SPEC section 8). Field order is that of the EIP-712 type.
     struct Job {
@@ -80,19 +82,19 @@ interface IJobBoard {
         uint256 reward;
         /// Wei. Invariant: below 2^128.
         uint256 trainerStake;
-        /// Wei. Invariant: below 2^128.
+        /// Wei. Invariant: 1 ... 2^128 - 1.
         uint256 challengerStake;
-        /// Seconds. Invariant: 1 ... 2^38.
+        /// Seconds. Invariant: 1 ... 2^28.
         uint64 challengeWindow;
-        /// Seconds, each side's own in one game. Invariant: 1 ... 2^38.
+        /// Seconds, each side's own in one game. Invariant: at least 1; talkTime + 2 clock + 6 replayTime <= 2^25.
         uint64 clock;
-        /// Seconds that a move which needs re-execution may take beside the clock. Invariant: at most 2^38.
+        /// Seconds that a move which needs re-execution may take beside the clock.
         uint64 replayTime;
-        /// Seconds after the start of a game in which its sides may talk before clocks run. Invariant: at most 2^38.
+        /// Seconds after the start of a game in which its sides may talk before clocks run.
         uint64 talkTime;
-        /// Seconds after acceptance during which a challenge may start in any case. Invariant: at most 2^38.
+        /// Seconds after acceptance during which a challenge may start in any case. Invariant: at most 2^28.
         uint64 auditTime;
-        /// Seconds after acceptance within which the final head must be posted. Invariant: 1 ... 2^38.
+        /// Seconds after acceptance within which the final head must be posted. Invariant: 1 ... 2^28.
         uint64 deadline;
         /// r: levels of a tree revealed by one move. Invariant: 1 ... 5.
         uint8 descentLevels;
@@ -107,6 +109,16 @@ interface IJobBoard {
         uint64 count;
         /// Root of the run tree with leaves 0 ... count-1 set.
         bytes32 runRoot;
+    }
+
+    /// A head that the trainer signed, and one leaf of its run tree.
+    struct OpenedHead {
+        uint64 count;
+        bytes32 runRoot;
+        bytes signature;
+        bytes32 leaf;
+        /// From the leaf upwards, one for each level of the job's run tree.
+        bytes32[] siblings;
     }
 
     enum JobStatus {
@@ -156,7 +168,7 @@ interface IJobBoard {
         uint64 checkpointInterval;
         /// Count of the last posted head, 0 before the first. Invariant: only grows, at most ceil(steps / k).
         uint64 headCount;
-        /// Invariant: at most 2^38.
+        /// Invariant: at most 2^25 / 6.
         Duration replayTime;
         // -- slot 6
         /// Held while OFFERED or ACTIVE.
@@ -166,9 +178,9 @@ interface IJobBoard {
         // -- slot 7
         /// Held once for each open game.
         uint128 challengerStake;
-        /// Invariant: 1 ... 2^38.
+        /// Invariant: 1 ... 2^28.
         Duration challengeWindow;
-        /// Invariant: 1 ... 2^38.
+        /// Invariant: 1 ... 2^24.
         Duration clock;
         /// Games of this job that have no verdict. Invariant: 0 unless ACTIVE or SLASHED.
         uint32 openGames;
@@ -176,11 +188,11 @@ interface IJobBoard {
         /// Run root of the last posted head.
         bytes32 headRoot;
         // -- slot 9
-        /// Invariant: at most 2^38.
+        /// Invariant: at most 2^25.
         Duration talkTime;
-        /// Invariant: at most 2^38.
+        /// Invariant: at most 2^28.
         Duration auditTime;
-        /// Invariant: 1 ... 2^38.
+        /// Invariant: 1 ... 2^28.
         Duration deadline;
         /// Zero before. Invariant: never changes after.
         Instant accepted;
@@ -212,6 +224,7 @@ interface IJobBoard {
     event JobAbandoned(JobId indexed jobId, uint256 toClient);
     event JobSlashed(JobId indexed jobId, address indexed prover, uint256 toProver, uint256 burned);
     event Equivocation(JobId indexed jobId, uint64 count, bytes32 firstRoot, bytes32 secondRoot);
+    event Inconsistency(JobId indexed jobId, uint64 position, bytes32 firstLeaf, bytes32 secondLeaf);
     event Credited(address indexed account, uint256 amount);
     event Withdrawn(address indexed account, address indexed to, uint256 amount);
 
@@ -234,6 +247,10 @@ interface IJobBoard {
     error HeadNotAscending(uint64 posted, uint64 count);
     /// The two heads do not conflict: equal roots.
     error NoEquivocation(bytes32 runRoot);
+    /// The two heads do not conflict there: equal leaves.
+    error NoInconsistency(bytes32 leaf);
+    /// The head has no record at this position: its count is not above it.
+    error NoRecord(uint64 position, uint64 count);
     error FinalHeadMissing(uint64 count, uint64 checkpoints);
     error FinalHeadPosted();
     /// Too early: legal only after `end`.
@@ -267,10 +284,17 @@ interface IJobBoard {
         bytes calldata secondSignature
     ) external;
 
-    /// @notice Ends a job whose final head stood a whole window and has no open game. Caller: anyone.
+    /// @notice Two heads with different leaves at one position below both counts, both signed by the trainer. Caller:
+    /// anyone; it is rewarded.
+    function reportInconsistency(JobId jobId, uint64 position, OpenedHead calldata first, OpenedHead calldata second)
+        external;
+
+    /// @notice Ends a job whose final head stood a whole window, when its time for audits is over and no game is open.
+    /// Caller: anyone.
     function settle(JobId jobId) external;
 
-    /// @notice Ends a job whose trainer posted no head for more than a window. No game may be open. Caller: the client.
+    /// @notice Ends a job whose trainer posted no head for more than a window, or not the final one by the deadline. No
+    /// game may be open. Caller: the client.
     function abandon(JobId jobId) external;
 
     /// @notice Pulls the caller's whole credit to an address of its choice.

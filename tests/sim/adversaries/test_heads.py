@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sim.adversaries.playing import duel, party, played, result_of
+from tests.sim.adversaries.playing import duel, party, played
 from tiebreak.protocol.errors import TiebreakError
 from tiebreak.sim.incentives.figures import PRESETS
 from tiebreak.sim.incentives.recommend import times
@@ -44,13 +44,23 @@ def test_heads_at_the_last_second_make_a_job_as_long_as_its_windows() -> None:
 # ---------------------------------------------------------------- the final head at once
 
 
-def test_a_window_that_holds_no_replay_of_the_run_pays_for_a_false_one() -> None:
-    """An open weakness, as it is: the same cheat is caught where the window holds the replay."""
-    result = result_of("final head at once, in a short window", 1)
-    assert (result.watched, result.false_head) == (True, True)
-    assert (result.job_status, result.catches["final head at once, in a short window"]) == ("settled", "undetected")
-    window = STEPS * STEP_SECONDS + 4 * 12  # and the blocks in which head and challenge stand
-    assert played("final head at once", 1, challenge_window=window).job_status == "slashed"
+def test_a_final_head_at_once_waits_until_the_run_could_be_audited() -> None:
+    """The window holds no replay of the run; the time for audits does."""
+    result = played("final head at once, in a short window", 1)
+    assert (result.watched, result.false_head, result.job_status) == (True, True, "slashed")
+
+
+def test_records_that_were_rewritten_are_reported_before_a_replay_is_done() -> None:
+    result = played("records rewritten", 1)
+    assert (result.job_status, result.duels) == ("slashed", ())
+    assert party(result, "auditor").wei == TERMS.trainer_stake // 2
+
+
+def test_heads_at_the_last_second_end_at_the_deadline() -> None:
+    result = played("heads at the last second, past the deadline", 1)
+    assert result.job_status == "abandoned"
+    assert party(result, "client").wei == TERMS.trainer_stake
+    assert 3 * STEPS * STEP_SECONDS < result.seconds < 3 * STEPS * STEP_SECONDS + 200
 
 
 def test_recommended_windows_hold_a_replay_of_the_whole_run() -> None:

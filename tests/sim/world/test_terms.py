@@ -55,7 +55,8 @@ def test_a_short_window_is_no_danger_to_an_auditor(job: Job) -> None:
 
 def test_there_has_to_be_something_to_win(job: Job) -> None:
     program = Workshop.open("exact").program
-    assert objections_to_auditing(replace(job, trainer_stake=2), program, PACE) == ()
+    cheap = replace(job, challenger_stake=1)
+    assert objections_to_auditing(replace(cheap, trainer_stake=2), program, PACE) == ()
     for stake in (0, 1):
-        (sentence,) = objections_to_auditing(replace(job, trainer_stake=stake), program, PACE)
-        assert sentence == f"expected a trainer's stake of which half can be won, got {stake} wei"
+        (sentence,) = objections_to_auditing(replace(cheap, trainer_stake=stake), program, PACE)
+        assert sentence == f"expected a trainer's stake of at least 2 wei, of which half can be won, got {stake}"

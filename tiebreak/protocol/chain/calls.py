@@ -1,5 +1,6 @@
 """Transactions to the board: a function to build each kind, and a class to read those of anyone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
@@ -119,6 +120,9 @@ class Call:
         if "head" in v and "signature" in v:
             head = v["head"]
             return (_signed(head.job_id, head.count, head.run_root, v["signature"]),)
+        if self.kind == "reportInconsistency":
+            opened = (v["first"], v["second"])
+            return tuple(_signed(v["jobId"], one.count, one.run_root, one.signature) for one in opened)
         if self.kind == "reportEquivocation":
             shown = ((v["firstRoot"], v["firstSignature"]), (v["secondRoot"], v["secondSignature"]))
             return tuple(_signed(v["jobId"], v["count"], *one) for one in shown)
@@ -169,6 +173,12 @@ def report_equivocation(first: SignedHead, second: SignedHead) -> Call:
     """Report two heads with the same count and different roots."""
     job_id, count, root = first.head.values
     return Call("reportEquivocation", (job_id, count, root, first.signature, second.head.run_root, second.signature))
+
+
+def report_inconsistency(position: int, *opened: tuple[SignedHead, Digest, Sequence[Digest]]) -> Call:
+    """Report two heads, each with its leaf at this position and the siblings, whose leaves differ."""
+    shown = ((h.head.count, h.head.run_root, h.signature, leaf, tuple(siblings)) for h, leaf, siblings in opened)
+    return Call("reportInconsistency", (opened[0][0].head.job_id, position, *shown))
 
 
 def settle(job_id: Digest) -> Call:

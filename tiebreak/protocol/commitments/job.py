@@ -17,7 +17,7 @@ from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, hash_struct, typed_digest
 from tiebreak.protocol.commitments.records import StepRecord, checkpoint_count, initial_record
-from tiebreak.protocol.commitments.terms import MAX_SECONDS
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, Raw, Record, Root, Uint, pack, unpack
@@ -38,7 +38,6 @@ Count = Annotated[int, Uint(32, 1, MAX_INSTRUCTIONS)]
 Steps = Annotated[int, Uint(64, 1)]
 Wei = Annotated[int, Uint(256, 0, (1 << 128) - 1)]
 Seconds = Annotated[int, Uint(64, 1, MAX_SECONDS)]
-Extra = Annotated[int, Uint(64, 0, MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +60,12 @@ class Job(Record):
     """One byte for each kind of logged sum (`tiebreak.protocol.program.rounding`); 0 under policy `exact`."""
     reward: Wei
     trainer_stake: Wei
-    challenger_stake: Wei
+    challenger_stake: Annotated[int, Uint(256, 1, (1 << 128) - 1)]
     challenge_window: Seconds
-    clock: Seconds
-    replay_time: Extra
-    talk_time: Extra
-    audit_time: Extra
+    clock: Annotated[int, Uint(64, 1, MAX_GAME_SECONDS)]
+    replay_time: Annotated[int, Uint(64, 0, MAX_GAME_SECONDS)]
+    talk_time: Annotated[int, Uint(64, 0, MAX_GAME_SECONDS)]
+    audit_time: Annotated[int, Uint(64, 0, MAX_SECONDS)]
     deadline: Seconds
     descent_levels: Annotated[int, Uint(8, 1, MAX_DESCENT_LEVELS)]
     nonce: Annotated[int, Uint(256)]
@@ -79,6 +78,11 @@ class Job(Record):
         check_tolerances(self.tolerances)
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
+        if self.game_seconds > MAX_GAME_SECONDS:
+            raise VerificationError(
+                f"job: expected a game of at most {MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
+                "two clocks, and six allowances"
+            )
         if self.checkpoint_interval > self.steps:
             raise VerificationError(
                 f"job: expected a checkpoint interval of at most {self.steps} steps, got {self.checkpoint_interval}"
@@ -92,6 +96,11 @@ class Job(Record):
     @property
     def is_logged(self) -> bool:
         return self.policy == Policy.LOGGED
+
+    @property
+    def game_seconds(self) -> int:
+        """By when a game can be ended, counted from its start, whatever its sides do (invariant 12 of the game)."""
+        return self.talk_time + 2 * self.clock + 6 * self.replay_time
 
     @property
     def checkpoints(self) -> int:

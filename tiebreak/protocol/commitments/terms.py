@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-MAX_SECONDS: Final = 1 << 38
-"""Upper bound of each of a job's times, so that no sum of them that occurs in a game exceeds 64 bits."""
+MAX_SECONDS: Final = 1 << 28
+"""Upper bound of a job's window, audit time and deadline: 8.5 years."""
+MAX_GAME_SECONDS: Final = 1 << 25
+"""Upper bound of the length of a game, talk included: 388 days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ cause of a false alarm is the auditor's own machine. If two replays differ, a th
 
 from collections.abc import Iterator
 from enum import Enum
+from itertools import count, pairwise
 from typing import Any, ClassVar, Final
 
 from tiebreak.protocol.commitments.job import Job, SignedHead, game_id
@@ -19,6 +20,7 @@ from tiebreak.protocol.parties.machine import Machine, is_active
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import objections_to_auditing
 from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.trees import Tree
 
 ATTEMPTS: Final = 3
 MAX_STRANGERS: Final = 1024
@@ -43,7 +45,7 @@ class Watcher(Machine):
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
         self._heads: dict[Digest, list[SignedHead]] = {}
-        self._strangers: list[SignedHead] = []
+        self._strangers: list[tuple[SignedHead, tuple[Digest, ...]]] = []
         self._fetched: set[tuple[Digest, int]] = set()
         for place, data in self.records.items():
             if place[0] == "heard":
@@ -75,18 +77,18 @@ class Watcher(Machine):
         super().learn(event)
         match event:
             case e.HeadShown():
-                if event.head not in self._strangers[:MAX_STRANGERS]:
-                    self._strangers.append(event.head)
+                if (event.head, event.leaves) not in self._strangers[:MAX_STRANGERS]:
+                    self._strangers.append((event.head, event.leaves))
             case e.Arrived():
                 self._fetched.add((event.job_id, event.count))
             case e.Done(work=e.Replay() as work):
                 self.record((*_replayed(work.head), work.attempt), event.root)
                 if event.problem:
                     self.alarm(f"{_name(work.head)} cannot be checked: {event.problem}")
-        self._strangers = [head for head in self._strangers if not self._sort(head)][:MAX_STRANGERS]
+        self._strangers = [shown for shown in self._strangers if not self._sort(*shown)][:MAX_STRANGERS]
 
-    def _sort(self, head: SignedHead) -> bool:
-        """File a head under its job. Returns False if the board does not show that job yet."""
+    def _sort(self, head: SignedHead, leaves: tuple[Digest, ...]) -> bool:
+        """File a head under its job, with its leaves. Returns False if the board does not show that job yet."""
         job = self.board.jobs.get(head.head.job_id)
         if job is None:
             return False
@@ -95,6 +97,9 @@ class Watcher(Machine):
         if head.head.run_root not in same and len(same) < _HEADS_PER_COUNT and self.is_valid(head, job.job):
             known.append(head)
             self.record(("heard", job.id, head.head.count, len(same)), head.encode())
+        is_new = len(leaves) == head.head.count and head in known and _leaves_of(head) not in self.records
+        if is_new and Tree(leaves, job.job.run_depth).root == head.head.run_root:
+            self.record(_leaves_of(head), b"".join(leaves))
         return True
 
     def plan(self) -> None:
@@ -110,6 +115,9 @@ class Watcher(Machine):
                 self.alarm(f"{_name(head)} is false: two replays gave another root", is_error=True)
         for first, second in self.conflicts(job.id):
             self.alarm(f"{_name(first)}: the trainer also signed root {second.head.run_root.hex()}", is_error=True)
+        if found := self.contradiction(job):
+            names = f"{_name(found.first.head)} and head {found.second.head.head.count}"
+            self.alarm(f"{names} differ in record {found.position}", is_error=True)
 
     def _audit(self, job: PublicJob) -> None:
         """Replay the heads of a job one after the other, in order of arrival."""
@@ -135,6 +143,20 @@ class Watcher(Machine):
             if other is not head:
                 yield other, head
 
+    def contradiction(self, job: PublicJob) -> e.ReportInconsistency | None:
+        """Two heads of a job with different records in one place; None if there are none among the leaves it was shown.
+
+        No replay is needed for it. Heads of one count are `conflicts`.
+        """
+        heads = sorted(self.heads_of(job.id), key=lambda head: head.head.count)
+        shown = [(head, self.records[_leaves_of(head)]) for head in heads if _leaves_of(head) in self.records]
+        for (first, ours), (second, theirs) in pairwise(shown):
+            if not theirs.startswith(ours):
+                position = next(i for i in count() if ours[32 * i : 32 * i + 32] != theirs[32 * i : 32 * i + 32])
+                opened = (_opened(job.job, head, data, position) for head, data in ((first, ours), (second, theirs)))
+                return e.ReportInconsistency(position=position, first=next(opened), second=next(opened))
+        return None
+
     def finding(self, head: SignedHead) -> Finding | None:
         """What the replays so far say; None if another one is needed."""
         results = self._results(head)
@@ -157,7 +179,7 @@ class Watcher(Machine):
 
 
 class Auditor(Player, Watcher):
-    """A watcher with a key: it challenges false heads, reports two heads with the same count, and plays its games."""
+    """A watcher with a key: it challenges false heads, reports contradictory ones, and plays its games."""
 
     ROLE: ClassVar = "auditor"
 
@@ -172,7 +194,7 @@ class Auditor(Player, Watcher):
         return bool(objections_to_auditing(job.job, self.program_of(job.job), self.pace))
 
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
-        """Decide whether to report two heads with the same count."""
+        """Decide whether to report two heads that contradict each other."""
         return True
 
     def nonce(self, head: SignedHead) -> int:  # noqa: ARG002
@@ -201,6 +223,9 @@ class Auditor(Player, Watcher):
             if is_active(job) and self.reports(first, second):
                 self.want(("report", job.id), e.Report(first=first, second=second))
                 break
+        found = self.contradiction(job) if is_active(job) else None
+        if found is not None and self.reports(found.first.head, found.second.head):
+            self.want(("inconsistency", job.id), found)
         if not self._challenge(job):
             self._audit(job)
 
@@ -226,6 +251,15 @@ class Auditor(Player, Watcher):
 
 def _replayed(head: SignedHead) -> Place:
     return ("replayed", head.head.job_id, head.head.count, head.head.run_root)
+
+
+def _leaves_of(head: SignedHead) -> Place:
+    return ("leaves", head.head.job_id, head.head.count, head.head.run_root)
+
+
+def _opened(job: Job, head: SignedHead, leaves: bytes, position: int) -> e.OpenedHead:
+    tree = Tree([leaves[i : i + 32] for i in range(0, len(leaves), 32)], job.run_depth)
+    return e.OpenedHead(head=head, leaf=tree.node(0, position), siblings=tuple(tree.proof(position)))
 
 
 def _name(head: SignedHead) -> str:

@@ -39,10 +39,13 @@ class PublicJob:
     head_count: int = 0
     last_progress: int
     """When the job was created or accepted, or when its last head was posted."""
+    accepted: int = 0
     ended: int | None = None
     """When the job ended; None while it goes on."""
     equivocation: bool = False
     """Whether the job was slashed because its trainer signed two heads with the same count."""
+    inconsistency: bool = False
+    """Whether the job was slashed because its trainer signed two heads with different leaves in one place."""
     id: Digest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,8 +63,13 @@ class PublicJob:
 
     @property
     def window_end(self) -> int:
-        """The last instant at which a game may start; `settle` and `abandon` are legal after it."""
-        return self.last_progress + self.job.challenge_window
+        """The last instant at which a game may start; `settle` is legal after it."""
+        return max(self.last_progress + self.job.challenge_window, self.accepted + self.job.audit_time)
+
+    @property
+    def due(self) -> int:
+        """By when the next head must be posted; `abandon` is legal after it."""
+        return min(self.last_progress + self.job.challenge_window, self.accepted + self.job.deadline)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.machine import Machine, is_active
+from tiebreak.protocol.parties.terms import objections_to_paying
 from tiebreak.protocol.tags import Digest
 
 GRACE_BLOCKS: Final = 3
@@ -50,6 +51,8 @@ class Client(Machine):
             case e.JobDrafted(job=job):
                 draft = SignedJob(domain=self.domain, job=job, client_signature=_UNSIGNED, trainer_signature=_UNSIGNED)
                 self.record(("draft", job.id), draft.encode())
+                for reason in objections_to_paying(job, self.pace):  # its owner may know better
+                    self.alarm(f"job {job.id.hex()[:8]}: {reason}", is_error=True)
                 self._drafts[job.id] = job
             case e.JobSigned(job=job, signature=b"") if job.id in self._drafts:
                 self._declined.add(job.id)  # anybody could say so: nothing is recorded, and a signature still counts
@@ -95,5 +98,5 @@ class Client(Machine):
             if self.has_come(game.state.deadline + grace + 1):
                 self.want(("timeout", game.id, game.state.moves), e.ClaimTimeout(game_id=game.id))
                 return
-        if not games and not job.has_final_head and self.has_come(job.window_end + 1) and self.gives_up(job):
+        if not games and not job.has_final_head and self.has_come(job.due + 1) and self.gives_up(job):
             self.want(("abandon", job.id, job.head_count), e.Abandon(job_id=job.id))

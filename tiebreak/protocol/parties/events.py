@@ -90,6 +90,24 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedHead:
+    """A head with one leaf of its run tree: the digest of a record, and its siblings from the leaf upwards."""
+
+    head: SignedHead
+    leaf: Digest
+    siblings: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInconsistency:
+    """Report two heads with different leaves at one position."""
+
+    position: int
+    first: OpenedHead
+    second: OpenedHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
     """End a job whose final head stood through its challenge window."""
 
@@ -98,7 +116,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
-    """End a job whose trainer missed its window."""
+    """End a job whose trainer missed its window or its deadline."""
 
     job_id: Digest
 
@@ -141,7 +159,7 @@ class Withdraw:
     to: Address
 
 
-OnJob = CreateJob | CancelJob | AcceptJob | PostHead | Report | Settle | Abandon
+OnJob = CreateJob | CancelJob | AcceptJob | PostHead | Report | ReportInconsistency | Settle | Abandon
 OnGame = Challenge | MakeMove | ClaimTimeout | Reclaim
 Transaction = OnJob | OnGame | Withdraw
 
@@ -198,10 +216,11 @@ class JobSigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShown:
-    """Somebody showed a head. Nothing about it has been checked."""
+    """Somebody showed a head, and perhaps the leaves of its run tree. Nothing about them has been checked."""
 
     at: int
     head: SignedHead
+    leaves: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

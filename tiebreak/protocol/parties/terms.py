@@ -19,6 +19,15 @@ MISSED_BLOCKS: Final = 3
 """How many of one side's transactions in a game, or for a segment, may each have to wait for one extra block."""
 REPLAYS: Final = 3
 """Number of moves by one side in a game that need re-execution."""
+PATIENCE: Final = 1 << 22
+"""For how many seconds a party lets its stake be held beyond what its own work takes: seven weeks."""
+HELD_RUNS: Final = 4
+"""How many times what the run takes a party waits for its end, beside its patience."""
+MAX_STAKE_RATIO: Final = 1000
+"""How many times the challenger's stake the trainer's may be, or the other way round.
+
+A smaller stake than that makes games without ground too cheap a way to delay; a larger one risks much to win little.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,8 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
         return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)
+    if job.game_seconds > PATIENCE:
+        return (f"expected a game of at most {PATIENCE} seconds, got {job.game_seconds}: it holds stakes for so long",)
     return ()
 
 
@@ -71,18 +82,43 @@ def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tup
     found = objections(job, program, pace)
     if job.challenge_window < needed:
         found += (f"expected a window of at least {needed} seconds for a head, got {job.challenge_window}",)
+    run, held = job.checkpoints * needed, max(job.challenge_window, job.audit_time)
+    if job.deadline < run:
+        found += (f"expected a deadline of at least {run} seconds for the run, got {job.deadline}",)
+    if held > HELD_RUNS * run + PATIENCE:
+        most = HELD_RUNS * run + PATIENCE
+        found += (f"expected the stake back at most {most} seconds after the last head, got {held}",)
+    if job.trainer_stake > MAX_STAKE_RATIO * job.challenger_stake:
+        least = -(-job.trainer_stake // MAX_STAKE_RATIO)
+        found += (f"expected a challenger's stake of at least {least} wei, got {job.challenger_stake}",)
     return found
 
 
 def objections_to_auditing(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why an auditor should not challenge in this job: it would have to lose, or has nothing to win.
 
-    A window too short to replay the run is not a reason: an auditor that comes too late loses nothing, while the client
+    A time too short to replay the run is not a reason: an auditor that comes too late loses nothing, while the client
     does.
     """
     found = objections(job, program, pace)
-    if job.trainer_stake < 2:
-        found += (f"expected a trainer's stake of which half can be won, got {job.trainer_stake} wei",)
+    least = max(2, -(-job.challenger_stake // MAX_STAKE_RATIO))
+    if job.trainer_stake < least:
+        found += (
+            f"expected a trainer's stake of at least {least} wei, of which half can be won, got {job.trainer_stake}",
+        )
+    return found
+
+
+def objections_to_paying(job: Job, pace: Pace) -> tuple[str, ...]:
+    """Reasons why a client should not offer this job: a false run could be paid, or hold the reward for too long."""
+    segment = _segment_seconds(job, pace)
+    run = job.checkpoints * (segment + pace.sending(1))
+    found: tuple[str, ...] = ()
+    if max(job.challenge_window, job.audit_time) < job.checkpoints * segment:
+        needed = job.checkpoints * segment
+        found += (f"expected an audit time of at least {needed} seconds for a replay, got {job.audit_time}",)
+    if job.deadline > HELD_RUNS * run + PATIENCE:
+        found += (f"expected a deadline of at most {HELD_RUNS * run + PATIENCE} seconds, got {job.deadline}",)
     return found
 
 

@@ -134,6 +134,6 @@ class Trainer(Player):
             if head not in self._post_at:
                 self._post_at[head] = self.posts_at(job, head)
             if self.has_come(self._post_at[head]):
-                self.want(place, e.PostHead(head=head), deadline=job.window_end)
+                self.want(place, e.PostHead(head=head), deadline=job.due)
             return False
         return True

@@ -52,6 +52,7 @@ class Catch(StrEnum):
     TIMEOUT = "timeout"
     CONCEDED = "conceded"
     EQUIVOCATION = "equivocation"
+    INCONSISTENCY = "inconsistency"
     ABANDONED = "abandoned"
     REFUSED = "refused"
     HARMLESS = "harmless"

@@ -9,8 +9,10 @@ import torch
 
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
+from tiebreak.protocol.parties.terms import PATIENCE
 from tiebreak.sim.adversaries.base import TRAINER, Catch, between, client, with_a_cheat
 from tiebreak.sim.adversaries.challengers import MISTAKEN
 from tiebreak.sim.world.agents import Client, Process, Trainer
@@ -98,6 +100,13 @@ class Hurrying(Dealing):
         super().offer(job)
 
 
+class Locking(Hurrying):
+    """Drafts a job whose games may last as long as the contract allows, so that stakes are held for a year."""
+
+    def draft(self) -> Job:
+        return replace(Dealing.draft(self), clock=self.window)
+
+
 def _honest_trainer_only(cast: Cast, _rng: Random) -> None:
     """Raises `ConfigurationError` for a cheating trainer."""
     if TRAINER in cast.dishonest:
@@ -163,6 +172,8 @@ ADVERSARIES: Final = (
     client("never withdraws", NeverWithdrawing, "that the board cannot pay others", _HARMLESS, before=with_a_cheat),
     client("window too short for a segment", Hurrying, "the trainer's stake, by `abandon`", _REFUSED,
         before=_honest_trainer_only, window=_short_window),
+    client("games of a year", Locking, "stakes of its trainer and its challengers, held for as long", _REFUSED,
+        before=_honest_trainer_only, window=between(PATIENCE, (MAX_GAME_SECONDS - 6 * 600) // 2)),
     client("program that diverges", Client, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
     client("two jobs with one nonce", Repeating, "a second run, or a cheaper one, for one signature", _REFUSED),
 )

@@ -153,8 +153,8 @@ class Delaying(Scripted):
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
-        while not job.is_over and self.world.now < job.window_end - self.world.block_seconds:
-            yield from self.sleep(last_call(self.world, job.window_end))  # each new head extends the window
+        while not job.is_over and self.world.now < job.due - self.world.block_seconds:
+            yield from self.sleep(last_call(self.world, job.due))  # each new head extends the window
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
             yield from self.attempt(calls.challenge(head, 0, job.job.challenger_stake))

@@ -7,11 +7,12 @@ from typing import Final
 from tiebreak.protocol.chain import calls
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import Job, SignedHead
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.base import OPEN, Catch, between, false_sum, first_late, last_call, trainer
+from tiebreak.protocol.trees import Tree
+from tiebreak.sim.adversaries.base import Catch, between, false_sum, first_late, last_call, trainer
 from tiebreak.sim.world.agents import Trainer
 from tiebreak.sim.world.cast import Cast
 from tiebreak.sim.world.small_task import STEPS
@@ -47,7 +48,25 @@ class LateSwap(Trainer):
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:
         is_last = head.head.count == job.job.checkpoints
-        return self.now + (last_call(self.world, job.window_end) if is_last else 0)
+        return self.now + (last_call(self.world, job.due) if is_last else 0)
+
+
+class Rewriting(Trainer):
+    """Shows each head with its records; from checkpoint `at` on, the record of the first segment is another one."""
+
+    at: int
+
+    def _leaves(self, count: int) -> tuple[Digest, ...]:
+        tree = self.held()[1].oracle.run_tree(count)
+        true = tuple(tree.node(0, position) for position in range(count))
+        return true if count < self.at else (Digest(bytes(32)), *true[1:])
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        root = Tree(self._leaves(count), job.run_depth).root
+        return [self.sign_head(Head(job_id=job.id, count=count, run_root=root))]
+
+    def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:
+        return self._leaves(head.head.count)
 
 
 class Hasty(Trainer):
@@ -63,10 +82,9 @@ class Hasty(Trainer):
 def window_shorter_than_a_replay(cast: Cast, _rng: Random) -> None:
     """Makes the window hold some segments, but not the replay of the whole run.
 
-    **Not stopped.** While a trainer computes as slowly as everyone, an auditor that replays beside it is never more
-    than a segment behind, and such a window looks long enough. A trainer that computes nothing is not slow, and is paid
-    before a diligent auditor has finished. So the window has to be long enough for a replay of the run from the first
-    step.
+    While a trainer computes as slowly as everyone, an auditor that replays beside it is never more than a segment
+    behind, and such a window is long enough. A trainer that computes nothing is not slow: it has to wait until the
+    time for audits, which counts from the acceptance, is over.
     """
     cast.terms = replace(cast.terms, challenge_window=STEPS * cast.step_seconds * 3 // 4)
 
@@ -87,14 +105,19 @@ class LastSecond(Trainer):
     """Posts each head of a true run in the last block of its window."""
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
-        return self.now + last_call(self.world, job.window_end)
+        return self.now + last_call(self.world, job.due)
 
 
 class TooLate(Trainer):
     """Posts its first head a block after the first block in which its client could have given up, and did."""
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:  # noqa: ARG002
-        return self.now + first_late(self.world, job.window_end) + self.world.block_seconds
+        return self.now + first_late(self.world, job.due) + self.world.block_seconds
+
+
+def with_a_deadline(cast: Cast, _rng: Random) -> None:
+    """Makes the deadline three times what the run takes."""
+    cast.terms = replace(cast.terms, deadline=3 * STEPS * cast.step_seconds)
 
 
 # ---------------------------------------------------------------- heads that are none
@@ -182,11 +205,15 @@ ADVERSARIES: Final = (
         run=false_sum(in_last_segment=True)),
     trainer("final head at once", Hasty, "a false result that is paid before anyone has replayed it", run=false_sum()),
     trainer("final head at once, in a short window", Hasty, "a false result that is paid before anyone has replayed it",
-        OPEN, run=false_sum(), before=window_shorter_than_a_replay),
+        run=false_sum(), before=window_shorter_than_a_replay),
+    trainer("records rewritten", Rewriting, "heads of one run for the auditor, and of another for the board",
+        {Catch.INCONSISTENCY}, at=between(2, CHECKPOINTS)),
     trainer("withheld heads", Withholding, "the client waits for a result that never comes", {Catch.ABANDONED},
         first=between(1, CHECKPOINTS)),
     trainer("heads at the last second", LastSecond, "time, for whatever it uses its machines for meanwhile",
         {Catch.HARMLESS}),
+    trainer("heads at the last second, past the deadline", LastSecond,
+        "a reward that is held for as long as there are checkpoints", {Catch.ABANDONED}, before=with_a_deadline),
     trainer("a head too late", TooLate, "time that was not agreed", {Catch.ABANDONED}),
     trainer("heads replayed from elsewhere", Foreign, "pay for a run with the heads of another one", _REFUSED),
     trainer("malformed and malleable signatures", Malformed,

@@ -19,7 +19,7 @@ from hashlib import sha256
 from random import Random
 from typing import Annotated, Any, Final, Self, get_type_hints
 
-from tiebreak.protocol.commitments.terms import MAX_SECONDS
+from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
 
 VERSION: Final = "v1"
@@ -81,9 +81,9 @@ def _read_seconds(text: str) -> int | None:
     return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
-def _seconds(least: int) -> Format:
-    expected = f"{least}s...{MAX_SECONDS}s (in d, h, m or s, for instance 90m)"
-    return Format(expected, _write_seconds, _read_seconds, lambda seconds: least <= seconds <= MAX_SECONDS)
+def _seconds(least: int, most: int) -> Format:
+    expected = f"{least}s...{most}s (in d, h, m or s, for instance 90m)"
+    return Format(expected, _write_seconds, _read_seconds, lambda seconds: least <= seconds <= most)
 
 
 def _are_slugs(names: tuple[str, ...]) -> bool:
@@ -118,9 +118,9 @@ class GameLine:
     reward: Annotated[int, _AMOUNT] = 10**19
     trainer_stake: Annotated[int, _AMOUNT] = 4 * 10**19 + 1
     challenger_stake: Annotated[int, _AMOUNT] = 4 * 10**18
-    window: Annotated[int, _seconds(1)] = 3600
-    clock: Annotated[int, _seconds(1)] = 1800
-    replay: Annotated[int, _seconds(0)] = 600
+    window: Annotated[int, _seconds(1, MAX_SECONDS)] = 3600
+    clock: Annotated[int, _seconds(1, MAX_GAME_SECONDS // 4)] = 1800
+    replay: Annotated[int, _seconds(0, MAX_GAME_SECONDS // 12)] = 600
 
     def __post_init__(self) -> None:
         for key, (name, form) in FIELDS.items():

@@ -20,6 +20,7 @@ _CALLS = {
     "settle": "settles the job",
     "abandon": "ends the job, for want of heads",
     "reportEquivocation": "reports two signed heads of one count",
+    "reportInconsistency": "reports two signed heads with different records of one segment",
     "timeout": "claims that the mover's clock ran out",
     "reclaim": "takes back the stake of a game that has no object any more",
     "concede": "concedes",

@@ -27,6 +27,7 @@ from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.machine import Machine
 from tiebreak.protocol.parties.player import GameView, Reply
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.mail import Account
 from tiebreak.sim.world.work import Work
 from tiebreak.sim.world.world import Block, Pending, World
@@ -39,6 +40,9 @@ _CALLS: Final[dict[type[e.Transaction], Callable[[Any], Call]]] = {
     e.CancelJob: lambda wanted: calls.cancel_job(wanted.job_id),
     e.PostHead: lambda wanted: calls.post_head(wanted.head),
     e.Report: lambda wanted: calls.report_equivocation(wanted.first, wanted.second),
+    e.ReportInconsistency: lambda wanted: calls.report_inconsistency(
+        wanted.position, *((one.head, one.leaf, one.siblings) for one in (wanted.first, wanted.second))
+    ),
     e.Settle: lambda wanted: calls.settle(wanted.job_id),
     e.Abandon: lambda wanted: calls.abandon(wanted.job_id),
     e.ClaimTimeout: lambda wanted: calls.timeout(wanted.game_id),
@@ -153,7 +157,7 @@ class Agent(Machine):
             self._known.add(number)
         fresh, self._heads_seen = world.mail.heads[self._heads_seen :], len(world.mail.heads)
         for shown in fresh:
-            self.tell(e.HeadShown(at=now, head=shown.head))
+            self.tell(e.HeadShown(at=now, head=shown.head, leaves=shown.leaves))
         self.tell(e.BoardChanged(at=now, block=world.blocks[-1].timestamp if world.blocks else now))
 
     def enter(self, game: PublicGame) -> None:
@@ -253,7 +257,11 @@ class Agent(Machine):
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
-        self.world.mail.publish_head(head, self.name, self.account, self.world.now)
+        self.world.mail.publish_head(head, self.leaves_of(head), self.name, self.account, self.world.now)
+
+    def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:  # noqa: ARG002
+        """The leaves of the run tree that this party shows with a head."""
+        return ()
 
     def offer(self, job: Job) -> None:
         self.world.party_at(job.trainer).tell(e.JobOffered(at=self.world.now, job=job))
@@ -367,6 +375,14 @@ class Trainer(Agent, trainer.Trainer):
         """Publishes the run, with its logs only if the action asks for them."""
         _, run = self.held()
         self.world.mail.publish_run(action.job_id, run if action.logs else replace(run, logs=None))
+
+    def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:
+        """The records of its run, as its run directory shows them to everyone."""
+        job, run = self.held()
+        if head.head.count > job.checkpoints:
+            return ()
+        tree = run.oracle.run_tree(head.head.count)
+        return tuple(tree.node(0, position) for position in range(head.head.count))
 
     def held(self) -> tuple[Job, Work]:
         assert self.job is not None, "a run is asked for after it was begun"

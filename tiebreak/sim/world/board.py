@@ -101,7 +101,7 @@ class Board(board.Board):
         match event.name:
             case "JobAccepted":
                 self.jobs[said["jobId"]].status = JobStatus.ACTIVE
-                self.jobs[said["jobId"]].last_progress = now
+                self.jobs[said["jobId"]].accepted = self.jobs[said["jobId"]].last_progress = now
             case "HeadPosted":
                 self.jobs[said["jobId"]].head_count = said["count"]
                 self.jobs[said["jobId"]].last_progress = now
@@ -110,6 +110,8 @@ class Board(board.Board):
                 self.jobs[said["jobId"]].ended = now
             case "Equivocation":
                 self.jobs[said["jobId"]].equivocation = True
+            case "Inconsistency":
+                self.jobs[said["jobId"]].inconsistency = True
             case "GameStarted":
                 self._start(said, call, now)
             case "GameEnded":

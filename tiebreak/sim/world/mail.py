@@ -38,6 +38,8 @@ class PublishedHead:
     """A head that everyone sees, published by mail or in a transaction."""
 
     head: SignedHead
+    leaves: tuple[Digest, ...]
+    """Of its run tree, if they were shown."""
     by: str
     at: int
 
@@ -58,15 +60,15 @@ class Mail:
         self.transcripts: dict[Digest, Transcript] = {}
         self.game_bytes: dict[Digest, int] = {}
 
-    def publish_head(self, head: SignedHead, by: str, account: Account, now: int) -> None:
+    def publish_head(self, head: SignedHead, leaves: tuple[Digest, ...], by: str, account: Account, now: int) -> None:
         account.sent(len(head.encode()))
-        self.see_head(head, by, now)
+        self.see_head(head, by, now, leaves)
         self._notify()
 
-    def see_head(self, head: SignedHead, by: str, now: int) -> None:
+    def see_head(self, head: SignedHead, by: str, now: int, leaves: tuple[Digest, ...] = ()) -> None:
         """Note that a head is public, for instance because a transaction shows it. Each head is kept once."""
         if all(known.head != head for known in self.heads):
-            self.heads.append(PublishedHead(head=head, by=by, at=now))
+            self.heads.append(PublishedHead(head=head, leaves=leaves, by=by, at=now))
 
     def heads_of(self, job_id: Digest) -> list[PublishedHead]:
         return [known for known in self.heads if known.head.head.job_id == job_id]
