@@ -42,7 +42,7 @@ Integers = NDArray[np.int64]
 ROW_BUDGET: Final = 1 << 20
 """The number of terms read at once."""
 CACHED: Final = 1 << 15
-"""The number of terms added at once on a CPU, which keeps them in its cache."""
+"""The number of terms or residues that a CPU works on at once, and keeps in its cache."""
 LEAST: Final = -298
 """Terms are multiples of 2^LEAST."""
 _BITS: Final = 32
@@ -147,8 +147,6 @@ _BLOCK: Final = 1 << 10
 """The number of products of residues that add exactly."""
 TILE: Final = 1 << 18
 """The number of elements of a result that are computed at once."""
-PIECE: Final = 1 << 14
-"""The number of residues made at once, which stay in a CPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ class Factors:
 
     def modulo(self, p: int, powers: Tensor, out: Tensor, room: Tensor) -> Tensor:
         """The residues of the numbers, FP64, in `out`, by those of `powers` of two. `room`: as for `_reduce`."""
-        flat = zip(*(torch.split(x.view(-1), PIECE) for x in (out, self.bit, self.whole)), strict=True)
+        flat = zip(*(torch.split(x.view(-1), CACHED) for x in (out, self.bit, self.whole)), strict=True)
         for to, bit, whole in flat:
             _reduce(torch.index_select(powers, 0, bit, out=to).mul_(whole), p, room)
         return out
@@ -245,9 +243,9 @@ class Factors:
 def _reduce(x: Tensor, p: int, room: Tensor) -> Tensor:
     """x mod p for integers below 2^53 in FP64, in place: at most p / 2 in magnitude, or slightly more.
 
-    `room`: FP64 memory for `PIECE` numbers, made once, because fresh pages cost more than the work on them.
+    `room`: FP64 memory for `CACHED` numbers, made once, because fresh pages cost more than the work on them.
     """
-    for piece in torch.split(x.view(-1), PIECE):
+    for piece in torch.split(x.view(-1), CACHED):
         quotient = torch.mul(piece, 1 / p, out=room[: len(piece)]).round_()
         piece.sub_(quotient, alpha=p)
     return x
@@ -272,7 +270,7 @@ def _multiply_factors(left: Factors, right: Factors, rounded: Round) -> Tensor:
     basis = _basis(left.high - left.low + right.high - right.low + 48 + terms.bit_length() + 3)
     residues = torch.empty((len(basis.primes) + 1, prod(shape)), dtype=torch.float64, device=device)  # and q
     a, b = torch.empty_like(left.whole), torch.empty_like(right.whole)
-    room = torch.empty(PIECE, dtype=torch.float64, device=device)
+    room = torch.empty(CACHED, dtype=torch.float64, device=device)
     plain, inverted = (powers.to(device) for powers in basis.powers)
     for sums, p, powers, times in zip(residues[:-1], basis.primes, plain, inverted, strict=True):
         _multiply_modulo(left.modulo(p, times, a, room), right.modulo(p, powers, b, room), p, sums.view(shape), room)
