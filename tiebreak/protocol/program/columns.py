@@ -9,6 +9,7 @@ No number overflows: in a valid instruction, every offset and stride times its d
 ones are doubtful, and all others are exact in 64 bits.
 """
 
+import re
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final, cast
@@ -16,6 +17,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from tiebreak.protocol.codec import MAX_NAME_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
@@ -34,6 +36,7 @@ _FUNCTIONS: Final = 32
 _ABSENT: Final = 3
 """In place of an operand's dtype."""
 _CODES: Final = tuple(int(opcode) for opcode in Opcode)
+_NAME: Final = re.compile(rb"[!-~]+")
 _BITS: Final = np.array([32, 64, 1])
 
 
@@ -75,10 +78,10 @@ class Survey:
 class Columns:
     """The fields of a block of encoded instructions, one array for each. Reads only inside an instruction's bytes."""
 
-    def __init__(self, data: npt.NDArray[np.uint8], first: int, starts: Integers, lengths: Integers) -> None:
-        self._bytes = data
+    def __init__(self, data: bytes, first: int, starts: Integers, lengths: Integers) -> None:
+        self._data = data
         self.count, self.first, self.starts = len(starts), first, starts
-        header = self._bytes[starts[:, None] + np.arange(_HEADER)].astype(np.int64)
+        header = np.frombuffer(data, dtype=np.uint8)[starts[:, None] + np.arange(_HEADER)].astype(np.int64)
         self.opcode, self.function, self.dtype, self.rank, self.reduction, self.operands = header.T
         self.space = self.rank + self.reduction
         self.params = starts + _HEADER + 8 * self.space + self.operands * (12 + 8 * self.space) + 2
@@ -102,12 +105,13 @@ class Columns:
 
     def read(self, places: Integers, width: int) -> Integers:
         """Big-endian integers at these places, signed if they have 8 bytes (so 2^63 and more read as negative)."""
-        raw = np.zeros((len(places), 8), dtype=np.uint8)
-        raw[:, 8 - width :] = self._bytes[places[:, None] + np.arange(width)]
-        return raw.view(">i8").ravel().astype(np.int64)
+        kind = {2: ">u2", 4: ">u4", 8: ">i8"}[width]
+        # An element at every byte, so that one index finds each.
+        every = np.ndarray((len(self._data) - width + 1,), kind, self._data, strides=(1,))
+        return every[places].astype(np.int64)
 
     def text(self, at: int, length: int) -> bytes:
-        return self._bytes[at : at + length].tobytes()
+        return self._data[at : at + length]
 
     def check(self, numbers: Integers, holds: Flags) -> None:
         """Whichever of these numbers do not hold are in doubt."""
@@ -116,10 +120,10 @@ class Columns:
 
 def survey(data: bytes, starts: Integers, lengths: Integers, body: int) -> Survey:
     """Check instructions of which each has at least the bytes of a header, block by block."""
-    found, view = Survey(len(starts), body), np.frombuffer(data, dtype=np.uint8)
+    found = Survey(len(starts), body)
     streams: list[Integers] = []
     for first in range(0, len(starts), BLOCK):
-        c = Columns(view, first, starts[first : first + BLOCK], lengths[first : first + BLOCK])
+        c = Columns(data, first, starts[first : first + BLOCK], lengths[first : first + BLOCK])
         _check(c, found)
         found.doubtful += (first + np.flatnonzero(c.doubt)).tolist()
         drawn = c.of(Opcode.RANDOM, Opcode.SHUFFLE)
@@ -173,11 +177,8 @@ def _sizes_of_params(c: Columns) -> None:
     slots = c.fine(named)
     c.check(slots, c.read(c.params[slots] + 4, 2) == c.size[slots] - 6)
     for number in c.fine(named).tolist():
-        at = int(c.params[number]) + 6
-        name = c._bytes[at : at + int(c.size[number]) - 6].tobytes()
-        c.doubt[number] = (
-            len(name) > 255 or not name.isascii() or not name.decode("latin-1").isprintable() or b" " in name
-        )
+        name = c.text(int(c.params[number]) + 6, int(c.size[number]) - 6)
+        c.doubt[number] = len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name)
 
 
 def named_slots(c: Columns) -> Flags:
