@@ -65,6 +65,10 @@ class Ref:
         dims = [self.dim(d) for d in order]
         return replace(self, shape=tuple(self.shape[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
 
+    def unpermute(self, order: Sequence[int]) -> "Ref":
+        """The inverse of `permute` with the same order, of non-negative dims."""
+        return self.permute([order.index(d) for d in range(self.rank)])
+
     def expand(self, shape: Sequence[int]) -> "Ref":
         """Broadcasts to `shape` (-1 keeps a dim); new dims are on the left."""
         lead = len(shape) - self.rank

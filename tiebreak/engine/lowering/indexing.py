@@ -34,9 +34,7 @@ def index_select(c: Context, x: Ref, d: int, index: Ref) -> Ref:
     if not x.rank:
         return x
     order = [x.dim(d), *(e for e in range(x.rank) if e != x.dim(d))]
-    rows = c.b.rows(x.permute(order), index)
-    back = [order.index(e) for e in range(x.rank)]
-    return rows.permute(back)
+    return c.b.rows(x.permute(order), index).unpermute(order)
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -100,7 +98,7 @@ class _Indexed:
 
     def unplaced(self, values: Ref) -> Ref:
         """The inverse of `placed`."""
-        return values.permute([self._order.index(d) for d in range(len(self._order))])
+        return values.unpermute(self._order)
 
     def view(self) -> Ref | None:
         """x as a view, if the places read are known to be an affine function of the coordinates."""
@@ -193,8 +191,7 @@ def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, ac
     else:
         count = prod(moved.shape[: len(several.dims)])
         sums = c.b.reshape(c.b.scatter_rows(source, several.row(), count), moved.shape)
-    back = [*several.dims, *(d for d in range(x.rank) if d not in several.dims)]
-    sums = sums.permute([back.index(d) for d in range(x.rank)])
+    sums = sums.unpermute([*several.dims, *(d for d in range(x.rank) if d not in several.dims)])
     return sums if c.b.constant_value(x) == 0 else c.b.add(x, sums)
 
 

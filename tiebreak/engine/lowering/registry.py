@@ -25,12 +25,6 @@ def element_type(dtype: torch.dtype) -> DType | None:
     return DType.I64 if dtype in INTEGERS else PROTOCOL_DTYPES.get(dtype)
 
 
-def _known(dtype: torch.dtype) -> DType:
-    if (found := element_type(dtype)) is None:
-        raise NotImplementedError(f"dtype {dtype}")
-    return found
-
-
 @dataclass(frozen=True)
 class Context:
     """What a rule may use: the builder, the traced result (a fake tensor, or a tuple of them), and the operands'."""
@@ -40,16 +34,20 @@ class Context:
     operands: Sequence[Any] = ()
 
     @property
+    def _first(self) -> Any:
+        return self.result[0] if isinstance(self.result, tuple | list) else self.result
+
+    @property
     def dtype(self) -> DType:
         """The dtype of the (first) result."""
-        first = self.result[0] if isinstance(self.result, tuple | list) else self.result
-        return _known(first.dtype)
+        if (found := element_type(self._first.dtype)) is None:
+            raise NotImplementedError(f"dtype {self._first.dtype}")
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the (first) result."""
-        first = self.result[0] if isinstance(self.result, tuple | list) else self.result
-        return tuple(first.shape)
+        return tuple(self._first.shape)
 
     def ref(self, value: Ref | Scalar, dtype: DType | None = None) -> Ref:
         """Turns a ref or a Python number into a ref of the result's dtype (or of `dtype`)."""

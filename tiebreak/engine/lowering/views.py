@@ -118,7 +118,7 @@ def diagonal_scatter(c: Context, x: Ref, src: Ref, offset: int = 0, d1: int = 0,
     flat = c.b.reshape(moved, (*rest, rows * columns))
     step = (*(1 for _ in rest), columns + 1)
     replaced = c.b.window(flat.shape, c.ref(src), (*(0 for _ in rest), start), step=step, outside=flat)
-    return c.b.reshape(replaced, moved.shape).permute([order.index(d) for d in range(x.rank)])
+    return c.b.reshape(replaced, moved.shape).unpermute(order)
 
 
 @lowers("split_with_sizes.default", "split.Tensor")
