@@ -3,13 +3,13 @@
 import pytest
 
 from tests.sim.adversaries.playing import party, played
-from tiebreak.sim.adversaries import challengers, copying, heads, openings
+from tiebreak.sim.adversaries import challengers, heads, mempool, openings
 from tiebreak.sim.adversaries.base import Adversary
 from tiebreak.sim.world.cast import TERMS
 
 pytestmark = pytest.mark.slow
 
-CAUGHT = [kind for module in (heads, openings, challengers, copying) for kind in module.ADVERSARIES if not kind.open]
+CAUGHT = [kind for module in (heads, openings, challengers, mempool) for kind in module.ADVERSARIES if not kind.open]
 
 
 @pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.name)
