@@ -116,6 +116,16 @@ def test_long_sums(seed: int, k: int) -> None:
     assert elements_of(arithmetic.execute(columns, [left.T.contiguous().view(-1)], 0)) == wanted
 
 
+def test_bins_are_carried() -> None:
+    """Ties of 2,048 terms just below 2^53 in one bin, which overflows without carrying; columns 12 bits apart."""
+    k, columns = 2048, 16
+    right = [torch.full((k,), 11184809.0 * 2.0 ** (12 * j + 3 - 149), dtype=torch.float64) for j in range(columns)]
+    left, b = torch.full((3, k), 3 * 2.0**22 * 2.0 ** (127 - 149)), torch.stack(right, 1).float()
+    wanted = right_bits((left.double()[:, None] * b.double().T).reshape(-1, k).tolist(), 32)
+    found = Arithmetic().execute(matrices(3, k, columns), [left.view(-1), b.reshape(-1)], 0)
+    assert elements_of(found.view(-1)) == wanted
+
+
 SMALL = (
     worst.product(1, 24, 40, 40), worst.product(3, 9, 12, 5), worst.product(2, 40, 7, 33),
     worst.convolution(2, 4, 6, 3), worst.plain(11, 50), worst.plain(40, 9, columns=True), worst.scatter(60, 6, 5),
