@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiebreak.demo.forks import PlainSettings, plain_run, plain_runs
+from tiebreak.demo.plain_runs import PlainSettings, plain_run, plain_runs
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.protocol.errors import ConfigurationError, StateError

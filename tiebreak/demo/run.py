@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tiebreak.api.environment import describe
 from tiebreak.demo import disputes, report, training
-from tiebreak.demo.forks import plain_runs
+from tiebreak.demo.plain_runs import plain_runs
 from tiebreak.demo.report import short, whole
 from tiebreak.demo.results import DemoResult, DisputeResult
 from tiebreak.demo.tasks.loader import load_task

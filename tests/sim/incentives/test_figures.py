@@ -12,6 +12,7 @@ import pytest
 
 from tiebreak.engine.run.audit import detection_probability
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.terms import HELD_RUNS, PATIENCE
 from tiebreak.sim.incentives.economics import JobEconomics
 from tiebreak.sim.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.sim.incentives.findings import agree_options, document, find, tables
@@ -177,7 +178,7 @@ def test_no_stake_is_enough_if_nothing_burns(gas: dict[str, int]) -> None:
 
 def test_a_window_beyond_the_contracts_is_refused(gas: dict[str, int]) -> None:
     f = replace(small(), seconds_per_step=Fraction(10**10), checkpoint_interval=100_000)
-    with pytest.raises(ConfigurationError, match="expected a window of at most 268435456 seconds"):
+    with pytest.raises(ConfigurationError, match="expected times of at most 268435456 seconds"):
         recommend(f, gas)
 
 
@@ -205,3 +206,13 @@ def test_windows_hold_a_segment_on_the_worst_data() -> None:
     slow = Fraction(2 * training / segment)
     assert times(replace(f, slow_data=slow)).challenge_window == -(-ceil(2 * slow * segment) // 60) * 60
     assert PRESETS["gpt2"].figures.slow_data == WORST >= 1
+
+
+def test_the_recommended_terms_are_none_that_a_party_objects_to() -> None:
+    """The deadline holds the run on the worst data, and neither side's stake is held for too long."""
+    for preset in PRESETS.values():
+        f = preset.figures
+        found, segment = times(f), f.slow_data * f.segment_seconds
+        assert found.audit_time <= found.challenge_window
+        assert found.deadline >= f.segments * segment + found.challenge_window
+        assert found.deadline <= HELD_RUNS * f.segments * segment + PATIENCE

@@ -25,8 +25,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiebreak.engine.capture.places import described, first_line, is_users, module_of, refusal, user_line
 from tiebreak.engine.capture.reach import Reach, attribute, same
+from tiebreak.engine.capture.user_code import described, first_line, is_users, module_of, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
 _CLOCKS: Final = frozenset(f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 
-from tiebreak.engine.capture.places import is_users
+from tiebreak.engine.capture.user_code import is_users
 
 _HOOKS: Final = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 _INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"} - _HOOKS | {"_flat_weights", "_flat_weight_refs"}

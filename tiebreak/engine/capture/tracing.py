@@ -25,9 +25,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tiebreak.engine.capture.hints import operator_hint
-from tiebreak.engine.capture.places import described, refusal, user_line
 from tiebreak.engine.capture.purity import LossModule, uncheckpointed
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
+from tiebreak.engine.capture.user_code import described, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13.0",)

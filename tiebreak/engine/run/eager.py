@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
-from tiebreak.engine.capture.places import refusal
 from tiebreak.engine.capture.purity import LossModule, same_tensors, uncheckpointed, untouched
 from tiebreak.engine.capture.task import SGD, Adafactor, Bound, Rows, Task
+from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of

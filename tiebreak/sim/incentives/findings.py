@@ -14,11 +14,11 @@ from tiebreak.sim.incentives.recommend import Margin, Rate, Recommendation, marg
 OPTIONS: Final = {
     "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
     "challenge_window": "--challenge-window", "clock": "--clock", "replay_time": "--replay-time",
-    "descent_levels": "--descent-levels",
+    "audit_time": "--audit-time", "deadline": "--deadline", "descent_levels": "--descent-levels",
 }  # fmt: skip
 """The terms, with their options of `tiebreak agree`. The first three are in ether."""
 AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake")
-TIMES: Final = ("challenge_window", "clock", "replay_time")
+TIMES: Final = ("challenge_window", "clock", "replay_time", "audit_time", "deadline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

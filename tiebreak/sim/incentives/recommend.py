@@ -50,22 +50,29 @@ def rounded_up(wei: Fraction | int) -> int:
 
 
 def times(f: Figures) -> Terms:
-    """Terms without stakes; window and replay time with the margin, in whole minutes.
+    """Terms without stakes; times with the margin, in whole minutes.
 
     The window is long enough to train a segment on the worst data that the client can choose for it, so that an honest
     trainer's next head comes in time. It is also long enough to replay the whole run after the segments that an auditor
-    draws: a trainer that makes up its run posts the final head at once, and then the auditor has only the window. The
-    replay time is long enough to replay a segment on the worst data.
+    draws: a trainer that makes up its run may post the final head at any time, also after the audit time, and then the
+    auditor has only the window. The replay time is long enough to replay a segment on the worst data; the deadline, to
+    train the whole run on them and then let a head wait a window.
     """
     drawn = f.sampled * f.segment_seconds if f.sampled < f.segments else 0
-    behind = (drawn + f.training_seconds) * f.replay_ratio
-    slow = f.slow_data * f.segment_seconds
-    longest = max(f.margin * max(behind, slow), Fraction(f.least_window))
-    window, replay_time = (-(-ceil(each) // 60) * 60 for each in (longest, f.margin * slow * f.replay_ratio))
-    if max(window, replay_time) > MAX_SECONDS:
-        raise ConfigurationError(f"expected a window of at most {MAX_SECONDS} seconds, got {max(window, replay_time)}")
-    return Terms(challenge_window=window, replay_time=replay_time, clock=f.clock, challenger_stake=0,
-                 descent_levels=f.descent_levels)  # fmt: skip
+    audit = f.margin * (drawn + f.training_seconds) * f.replay_ratio
+    slow = f.margin * f.slow_data * f.segment_seconds
+    window = _minutes(max(audit, slow, Fraction(f.least_window)))
+    deadline = _minutes(f.margin * f.slow_data * f.training_seconds) + window
+    replay_time, audit_time = _minutes(slow * f.replay_ratio), _minutes(audit)
+    if max(deadline, replay_time) > MAX_SECONDS:
+        raise ConfigurationError(f"expected times of at most {MAX_SECONDS} seconds, got {max(deadline, replay_time)}")
+    return Terms(challenge_window=window, replay_time=replay_time, clock=f.clock, audit_time=audit_time,
+                 deadline=deadline, challenger_stake=0, descent_levels=f.descent_levels)  # fmt: skip
+
+
+def _minutes(seconds: Fraction) -> int:
+    """Seconds, rounded up to whole minutes."""
+    return -(-ceil(seconds) // 60) * 60
 
 
 def reward_for(f: Figures, gas: Mapping[str, int], terms: Terms) -> int:
