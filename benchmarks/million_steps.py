@@ -1,8 +1,9 @@
 """What a dispute costs at scale: one lie in one step of a job of 1,000,000 steps of GPT-2 124M, on a chain.
 
 The disputed step is real: it is executed, hashed, opened and refereed. The records of the other 999,999 steps are
-invented: both parties agree on those before the lie and differ on those after it. Gas is a transaction's whole gas
-(base cost, calldata by EIP-7623, execution), on anvil if that is installed, otherwise on the embedded chain. `python -m
+invented: both parties agree on those before the lie and differ on those after it. Lies are also settled after a talk:
+a state that the other side signed enters the chain, or the liar concedes. Gas is a transaction's whole gas (base cost,
+calldata by EIP-7623, execution), on anvil if that is installed, otherwise on the embedded chain. `python -m
 benchmarks.million_steps --layers N` plays with fewer layers.
 """
 
@@ -26,21 +27,27 @@ from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.chain import Chain
+from tiebreak.protocol.chain import Chain, Outcome, Receipt, calls
 from tiebreak.protocol.chain.devnet import dev_secrets, free_port, running_node
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.game.match import Match
+from tiebreak.protocol.game.moves import Prove, Side
+from tiebreak.protocol.game.snapshot import Standing
 from tiebreak.protocol.program.isa import MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered, flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.sim.games.disputes import ChainMatch, Market, Parties, another, play_out
+from tiebreak.sim.games.disputes import ChainMatch, Market, Parties, another, game_of, play, play_out
 
 STEPS, INTERVAL, STEP = 1_000_000, 1000, 654_321
 GAS_TARGET, TRANSACTIONS_TARGET = "<= 3M at the best r", "<= 30 at the best r"
+TALK_TIME = 3600
+SILENCES = (8, 16, 24)
+"""Moves from which on one side no longer answers messages, so that the rest is played on the chain."""
 CONSOLE = Console()
 
 
@@ -129,14 +136,38 @@ class StagedForgery(StagedEvidence, ForgedEvidence):
     """The cheat's evidence: it lies in the real step and forges its sums to fit the lie."""
 
 
-def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:
-    """Puts the job on the board, posts the defender's last head, and plays the game against it."""
+def posted(market: Market, job: Job, defender: StagedEvidence) -> tuple[SignedJob, SignedHead]:
+    """Puts the job on the board and posts the defender's last head."""
     agreement = market.sign(job)
     market.open(agreement)
     head = Head(job_id=job.id, count=job.checkpoints, run_root=defender.run_tree(job.checkpoints).root)
     signed = SignedHead.sign(head, agreement.domain, market.parties.trainer)
     market.post(signed)
-    return play_out(market, agreement, signed, defender, challenger)
+    return agreement, signed
+
+
+def dispute(market: Market, job: Job, defender: StagedEvidence, challenger: StagedEvidence) -> ChainMatch:
+    """Plays the whole game against the defender's last head."""
+    return play_out(market, *posted(market, job, defender), defender, challenger)
+
+
+def settle(market: Market, head: SignedHead, match: Match, talked: int | None) -> list[Receipt]:
+    """The transactions of a dispute whose first `talked` moves were messages. None: the defender then concedes."""
+    chain, keys = market.chain, market.parties
+    signers = {Side.DEFENDER: keys.trainer, Side.CHALLENGER: keys.challenger}
+    game, started = chain.challenge(keys.challenger, head, 0)
+    if talked is None:
+        return [started, chain.send(keys.trainer, calls.concede(game))]
+    sent, left = [started], match.moves[talked:]
+    state, move = left[0].before, left[0].move
+    if isinstance(move, Prove):
+        signature = keys.trainer.sign(Standing.of(state).digest(chain.domain))
+        return [started, chain.send(keys.challenger, calls.enter_and_prove(state, signature, move))]
+    if talked:
+        maker = match.moves[talked - 1].by
+        signature = signers[maker].sign(Standing.of(state).digest(chain.domain))
+        sent.append(chain.send(signers[maker.other], calls.enter(state, signature)))
+    return sent + [chain.play(signers[item.by], item.before, item.move) for item in left]
 
 
 @contextmanager
@@ -173,12 +204,29 @@ class Stage:
 
         Evidence can be reused, because the trees depend neither on the job's number nor on r.
         """
+        return dispute(self.market, *self.parties(forgery, levels))
+
+    def parties(
+        self, forgery: StagedForgery, levels: int, talk_time: int = 0
+    ) -> tuple[Job, StagedForgery, StagedEvidence]:
+        """A new job and its two sides. Raises `StateError` for a lie without a trace."""
         if forgery.record(STEP) == self.honest.record(STEP):
             raise StateError("expected a lie that leaves a trace in the state, got the honest record")
-        job = replace(another(self.job), descent_levels=levels)
+        job = replace(another(self.job), descent_levels=levels, talk_time=talk_time)
         for evidence in (forgery, self.honest):
             evidence.run = replace(evidence.run, job=job)
-        return dispute(self.market, job, forgery, self.honest)
+        return job, forgery, self.honest
+
+    def talk(self, forgery: StagedForgery, talked: int | None) -> list[Receipt]:
+        """Settles the dispute at r = 5 as `settle` does; -1: all but the proof was talked about."""
+        job, defender, challenger = self.parties(forgery, 5, TALK_TIME)
+        agreement, head = posted(self.market, job, forgery)
+        game = game_of(self.market, agreement, head)
+        match = play(agreement, head, defender, challenger, identity=game)
+        sent = settle(self.market, head, match, len(match.moves) - 1 if talked == -1 else talked)
+        if self.market.chain.game_state(game).verdict is not Outcome.DEFENDER_LOST:
+            raise StateError("expected the liar to lose on the chain, got another end")
+        return sent
 
 
 def make_stage(market: Market, layers: int) -> Stage:
@@ -214,11 +262,20 @@ def rows_of(case: str, match: ChainMatch) -> list[Row]:
     return [row for row in found if row.metric != "bytes of messages"]
 
 
+def rows_of_talk(case: str, sent: list[Receipt], gas: str, transactions: str) -> list[Row]:
+    """Rows of a dispute that was talked about, with its targets."""
+    total = sum(receipt.gas_used for receipt in sent)
+    return [
+        Row(metric="gas in all", case=case, value=total, unit="gas", target=gas),
+        Row(metric="transactions", case=case, value=len(sent), unit="", target=transactions),
+    ]
+
+
 @click.command()
 @click.option("--layers", default=12, show_default=True, help="Layers of the model; 12: GPT-2 124M.")
 @placed
 def main(layers: int, folder: Path) -> None:
-    """Play the largest product at each r, the other lies at r = 5."""
+    """Play the largest product at each r, the other lies at r = 5, and settle them after talks at r = 5."""
     torch.set_num_threads(2)
     rows: list[Row] = []
     with market() as (place, kind):
@@ -227,10 +284,19 @@ def main(layers: int, folder: Path) -> None:
         CONSOLE.print(f"{len(program.body)} instructions, D = {program.half_depth}, on {kind}")
         for number, (name, cheat) in enumerate(cheats(program).items()):
             forgery = stage.forgery(cheat)
+            moves = 0
             for levels in range(1, 6) if number == 0 else (5,):
                 match = stage.fight(forgery, levels)
-                CONSOLE.print(f"{name}, r = {levels}: {len(match.moves)} moves, {match.final.verdict}")
+                moves = len(match.moves)
+                CONSOLE.print(f"{name}, r = {levels}: {moves} moves, {match.final.verdict}")
                 rows += rows_of(f"{name}, r = {levels}", match)
+            rows += rows_of_talk(f"cooperative, proved: {name}", stage.talk(forgery, -1), "<= 500k", "<= 2")
+            if number == 0:
+                rows += rows_of_talk("cooperative, conceded", stage.talk(forgery, None), "<= 300k", "<= 2")
+                rows += rows_of_talk("nobody cooperates", stage.talk(forgery, 0), "<= 2.2M", "<= 30")
+                for silent in SILENCES:
+                    most = f"<= {moves - silent + 2}"
+                    rows += rows_of_talk(f"silent from move {silent}", stage.talk(forgery, silent), "", most)
     note = f"one lie in a job of {STEPS:,} steps of GPT-2 with {layers} layers, checkpoints every {INTERVAL}"
     facts = [("chain", kind), ("instructions", str(len(program.body))), ("D", str(program.half_depth))]
     publish(
