@@ -74,7 +74,7 @@ def collect(folder: Path = RESULTS) -> dict[str, Any]:
         "environment": json.loads((folder / "scale.json").read_text("utf-8"))["environment"],
         "board": {name: round(board[f"gas: {metric}"]) for name, metric in BOARD.items()},
         "disputes": {str(levels): named(games[f"{LIE}, r = {levels}"]) for levels in range(1, 6)},
-        "dearest proof": max(round(game["gas: prove"]) for game in games.values()),
+        "dearest proof": max(round(game["gas: prove"]) for game in games.values() if "gas: prove" in game),
         "seconds": {
             "plain step": fitted(scale, "steps", "eager", step),
             "trainer step": fitted(scale, "steps", "trainer", step),
