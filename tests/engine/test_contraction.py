@@ -183,8 +183,8 @@ FAULTS = [
     ("return (size ^ sign) - sign;", "return size;"),  # exact sums of absolute terms
     ("high[s] = (m - (low[s] >> shift)) >> (24 - shift);", "high[s] = 0;"),  # half of a factor is lost
     ("low[s] = (int32_t)((uint32_t)m << (shift + 8)) >> 8;", "low[s] = 0;"),  # the other half
-    ("x->below = choose(here, x->rest, x->below);", ""),  # what decides a tie is not looked at
-    ("x->over = value >> 8;", ""),  # nothing is carried
+    ("x->below = WHERE(digit, x->rest, x->below);", ""),  # what decides a tie is not looked at
+    ("x->over = over;", ""),  # nothing is carried
     ("*bin = (integers){0};", ""),  # the next element's sums begin with this one's
 ]
 

@@ -26,7 +26,7 @@ def test_a_few_games_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert simulate("--games", 6, "--seed", 11, "--processes", 2, "--output", tmp_path) == 0
     out, err = capsys.readouterr()
     assert "6 games: " in out
-    assert "0 of them were paid; honest parties lost a stake in 0 games; 0 games broke a promise" in out
+    assert "0 of them were paid\nhonest parties lost a stake in 0 games, 0 games broke a promise\n" in out
     assert (tmp_path / PAGE).read_text() == to_markdown(json.loads((tmp_path / SUMMARY).read_text()))
     assert "game 6 of 6, " in err
     head, records = read(tmp_path / RECORDS)

@@ -66,7 +66,7 @@ def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(
 # ---------------------------------------------------------------- the second at which it begins
 
 QUICK = replace(TERMS, clock=90, replay_time=40, challenge_window=120, audit_time=0, descent_levels=5)
-"""With a block every second and a step of a second, what is measured has no grid; without an audit time the window ends."""
+"""A block every second and a step of a second, so what is measured has no grid; no audit time, so the window ends."""
 Trigger = Callable[[World, Pending], int | None]
 
 

@@ -12,6 +12,7 @@ from random import Random
 from typing import Final, Self
 
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.terms import MAX_STAKE_RATIO
 from tiebreak.sim.games.line import GameLine, require_known
 
 HONEST: Final = "honest"
@@ -122,16 +123,19 @@ def _shuffled(items: Sequence[int], seed: int, turn: int, purpose: str) -> list[
 
 def draw_terms(seed: int, game: int, adversaries: tuple[str, ...], workshop: str, rng: Random) -> GameLine:
     """A game of these adversaries, with terms drawn from the ranges worth playing."""
+    auditors, levels = rng.choice((1, 1, 1, 2, 3)), rng.randint(1, 5)
+    reward, trainer_stake, challenger_stake = _wei(rng, 16, 19), _wei(rng, 16, 19), _wei(rng, 15, 18)
     return GameLine(
         seed=seed,
         game=game,
         adversaries=adversaries,
         workshop=workshop,
-        auditors=rng.choice((1, 1, 1, 2, 3)),
-        levels=rng.randint(1, 5),
-        reward=_wei(rng, 16, 19),
-        trainer_stake=_wei(rng, 16, 19),
-        challenger_stake=_wei(rng, 15, 18),
+        auditors=auditors,
+        levels=levels,
+        reward=reward,
+        trainer_stake=trainer_stake,
+        # A smaller one no trainer accepts, and then there is no game.
+        challenger_stake=max(challenger_stake, -(-trainer_stake // MAX_STAKE_RATIO)),
         window=rng.choice((3600, 4 * 3600, 86400, 3 * 86400)),
         clock=rng.choice((600, 1800, 3600, 6 * 3600)),
         replay=rng.choice((0, 60, 600, 3600)),
