@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
-    """A run starts or continues."""
+    """The first line of `train --json`, also of a run that continues at a later step."""
     place = {"job": job, "step": step, "steps": steps, "checkpoint_interval": interval}
     return {"event": "start", **place, "keep": keep, "policy": policy}
 
 
 def step_event(progress: "Progress") -> dict[str, Any]:
-    """A step is done."""
+    """The line of `train --json` after each step."""
     place = {"event": "step", "step": progress.step, "steps": progress.steps}
     loss = {"loss": progress.loss if isfinite(progress.loss) else None, "loss_bits": f"{progress.loss_bits:08x}"}
     return {**place, **loss, **_times(progress, "seconds", "resolving", "waiting"), "entries": progress.entries}

@@ -18,7 +18,7 @@ class Reader:
         self._data = bytes(data)
         self._size = len(self._data)
         self.position = 0
-        """Offset of the next byte."""
+        """Offset of the first byte that was not read yet."""
 
     @property
     def remaining(self) -> int:

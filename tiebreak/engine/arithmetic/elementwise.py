@@ -301,7 +301,7 @@ def all_finite(found: Kernel, tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instruction of a chain."""
+    """An instruction of a chain, and what becomes of its result."""
 
     number: int
     instruction: Instruction
@@ -347,7 +347,7 @@ class Chains:
 
 
 class Chain:
-    """One chain, ready to run."""
+    """One chain, planned once and run in every step."""
 
     def __init__(self, chains: Chains, members: tuple[Member, ...]) -> None:
         self._chains = chains
@@ -416,7 +416,7 @@ class Chain:
 
 
 class _Register(NamedTuple):
-    """The location of a register."""
+    """Where a register lives while a chain runs."""
 
     pointer: int
     """The number of the tensor, inputs before outputs; -1 for scratch."""

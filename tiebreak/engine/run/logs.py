@@ -83,15 +83,15 @@ class Run(Protocol):
 
     @property
     def path(self) -> object:
-        """The location, for messages."""
+        """Where it is stored; only named in errors."""
 
     @property
     def job(self) -> Job:
-        """The signed job."""
+        """The job that client and trainer signed."""
 
     @property
     def program(self) -> Program:
-        """The job's program."""
+        """The program that the job's root names."""
 
 
 class Logs(Protocol):

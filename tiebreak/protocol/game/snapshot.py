@@ -182,7 +182,7 @@ class SignedStanding(Record):
 
     @property
     def standing(self) -> Standing:
-        """What was signed."""
+        """The statement under the signature, which is not checked here."""
         return Standing(game_id=self.game_id, sequence=self.sequence, snapshot=self.snapshot)
 
     def encode(self) -> bytes:

@@ -177,7 +177,7 @@ class Encoded(Sequence[Instruction]):
         self._data, self._starts, self._lengths = data, starts, lengths
         self._made: list[Instruction | None] = [None] * len(starts)
         self.decoded = 0
-        """How many have been decoded."""
+        """Instructions of which an object was made; tests count them instead of seconds."""
 
     def __len__(self) -> int:
         return len(self._starts)

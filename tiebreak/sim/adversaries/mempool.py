@@ -92,7 +92,7 @@ class Censor(Builder):
 
 
 def diligent(cast: Cast) -> frozenset[str]:
-    """The honest auditors."""
+    """Names of the auditors that do as agreed, whose transactions a censor may hold up."""
     return frozenset(seat.name for seat in cast.auditors if seat.name not in cast.deviations())
 
 

@@ -35,7 +35,7 @@ class Counts:
 
     instructions: int
     entries: int
-    """Tensors of the state."""
+    """Tensors of the state: parameters, moments, buffers and counters."""
     products: int
     """Floating-point operations of all sums of products."""
     terms: int
