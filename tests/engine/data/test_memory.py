@@ -81,10 +81,11 @@ print(run.recorded(), "checkpoints")
 
 @pytest.mark.slow
 def test_data_larger_than_memory_are_imported_committed_and_trained_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), "192", "128"]
+    # What a run takes beside the data is about 125 MB, some of it the libraries' own: twice that is allowed.
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), "384", "256"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["a copy does not fit", "192 MB of torch.float32", "2 checkpoints"]
+    assert done.stdout.splitlines() == ["a copy does not fit", "384 MB of torch.float32", "2 checkpoints"]
 
 
 def test_training_on_mapped_data_gives_the_roots_of_training_in_memory(
