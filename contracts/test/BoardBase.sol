@@ -106,6 +106,9 @@ abstract contract BoardBase {
             talkTime: TALK,
             auditTime: AUDIT,
             deadline: DEADLINE,
+            seats: 0,
+            seatFee: 0,
+            seatBond: 0,
             descentLevels: 1,
             nonce: nonce
         });

@@ -81,6 +81,9 @@ contract BoardJobsTest is BoardBase {
         _equal(TALK, Duration.unwrap(state.talkTime), "talk time");
         _equal(AUDIT, Duration.unwrap(state.auditTime), "audit time");
         _equal(DEADLINE, Duration.unwrap(state.deadline), "deadline");
+        _equal(0, state.seats, "seats");
+        _equal(0, state.seatFee, "seat fee");
+        _equal(0, state.seatBond, "seat bond");
         _equal(3, board.checkpoints(jobId), "checkpoints");
         _equal(REWARD, address(board).balance, "escrow");
     }
@@ -106,7 +109,7 @@ contract BoardJobsTest is BoardBase {
             keccak256(abi.encode(keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)"), jobId, 3, ROOT));
         _equal(_typed(headHash), board.headDigest(_head(jobId, 3, ROOT)), "head");
         bytes32 jobType = keccak256(
-            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 descentLevels,uint256 nonce)"
+            "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,uint64 replayTime,uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 seats,uint256 seatFee,uint256 seatBond,uint8 descentLevels,uint256 nonce)"
         );
         IJobBoard.Job memory job = _job(1);
         _equal(keccak256(abi.encode(jobType, job)), JobId.unwrap(board.hashJob(job)), "job");
@@ -202,6 +205,16 @@ contract BoardJobsTest is BoardBase {
         _refused(job, "clock", 0);
         job.clock = (1 << 25) + 1;
         _refused(job, "clock", (1 << 25) + 1);
+    }
+
+    function test_create_refuses_seats_that_nothing_fills() external {
+        IJobBoard.Job memory job = _job(1);
+        (job.seats, job.seatBond) = (1, 1);
+        _refused(job, "seats", 1);
+        (job.seats, job.seatFee, job.seatBond) = (0, 1, 0);
+        _refused(job, "seatFee", 1);
+        (job.seatFee, job.seatBond) = (0, 1);
+        _refused(job, "seatBond", 1);
     }
 
     function test_create_refuses_a_game_of_more_than_a_year() external {

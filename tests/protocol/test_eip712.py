@@ -92,9 +92,10 @@ def test_type_strings_are_those_of_the_specification() -> None:
     assert job.startswith("Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,")
     assert job.endswith(
         "uint64 clock,uint64 replayTime,"
-        "uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 descentLevels,uint256 nonce)"
+        "uint64 talkTime,uint64 auditTime,uint64 deadline,"
+        "uint8 seats,uint256 seatFee,uint256 seatBond,uint8 descentLevels,uint256 nonce)"
     )
-    assert len(declared("Job")) == 24
+    assert len(declared("Job")) == 27
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64, b"\0", True, 1.0, None])

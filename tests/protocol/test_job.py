@@ -66,6 +66,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "long audit": ({"audit_time": (1 << 28) + 1}, "audit_time: expected a number between 0 and 268435456"),
     "no deadline": ({"deadline": 0}, "deadline: expected a number between 1"),
     "late deadline": ({"deadline": (1 << 28) + 1}, "deadline: expected a number between 1 and 268435456"),
+    "many seats": ({"seats": 17, "seat_bond": 1}, "seats: expected a number between 0 and 16, got 17"),
+    "seats of a logged job": ({"policy": 1, "seats": 1, "seat_bond": 1}, "no seats under policy logged, got 1"),
+    "a fee without seats": ({"seat_fee": 1}, "a seat fee of 0 without seats, got 1"),
+    "a bond without seats": ({"seat_bond": 1}, "a seat bond of 0 without seats, got 1"),
+    "seats without a bond": ({"seats": 16, "seat_fee": 1}, "a seat bond of at least 1 with seats, got 0"),
+    "a large fee": ({"seats": 1, "seat_fee": 1 << 128, "seat_bond": 1}, "seat_fee: expected a number between 0"),
+    "a large bond": ({"seats": 1, "seat_bond": 1 << 128}, "seat_bond: expected a number between 0"),
     "a challenge for nothing": ({"challenger_stake": 0}, "challenger_stake: expected a number between 1"),
     "negative replay": ({"replay_time": -1}, "replay_time: expected an unsigned"),
     "large reward": ({"reward": 1 << 128}, "reward: expected a number between 0"),
@@ -110,6 +117,9 @@ def test_every_field_counts_in_the_id(cases: Any) -> None:
     for name, value in changed.items():
         assert replace(JOB, **{name: value}).id != JOB.id  # type: ignore[arg-type]
         cases()
+    seated = replace(JOB, seats=16, seat_bond=1)
+    assert len({JOB.id, seated.id, replace(seated, seats=1).id, replace(seated, seat_bond=2).id}) == 4
+    assert replace(seated, seat_fee=1).id != seated.id
     logged = replace(JOB, policy=1, tolerances=0x281E0B)
     assert logged.id != replace(JOB, policy=1).id
     assert (logged.is_logged, JOB.is_logged) == (True, False)

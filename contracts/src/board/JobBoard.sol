@@ -28,6 +28,8 @@ abstract contract JobBoard is IJobBoard {
     uint256 internal constant MIN_TOLERANCE = 2;
     uint256 internal constant MAX_TOLERANCE = 64;
     uint256 internal constant MAX_DESCENT_LEVELS = 5;
+    /// Nothing fills a seat yet.
+    uint256 internal constant MAX_SEATS = 0;
 
     mapping(JobId => JobState) internal _jobs;
     mapping(address => uint256) internal _credits;
@@ -293,6 +295,11 @@ abstract contract JobBoard is IJobBoard {
         _require("gameTime", uint256(job_.talkTime) + 2 * uint256(job_.clock) + replays, 0, MAX_GAME_SECONDS);
         _require("auditTime", job_.auditTime, 0, MAX_SECONDS);
         _require("deadline", job_.deadline, 1, MAX_SECONDS);
+        bool seated = job_.seats != 0;
+        // Policy `logged` has no receipts of audits: what an auditor computes there depends on the trainer's log.
+        _require("seats", job_.seats, 0, job_.policy == LOGGED ? 0 : MAX_SEATS);
+        _require("seatFee", job_.seatFee, 0, seated ? MAX_AMOUNT : 0);
+        _require("seatBond", job_.seatBond, seated ? 1 : 0, seated ? MAX_AMOUNT : 0);
         _require("descentLevels", job_.descentLevels, 1, MAX_DESCENT_LEVELS);
     }
 
@@ -330,6 +337,9 @@ abstract contract JobBoard is IJobBoard {
         state.trainerStake = uint128(job_.trainerStake);
         state.challengerStake = uint128(job_.challengerStake);
         state.lastProgress = currentInstant();
+        if (job_.seats == 0) return;
+        state.seats = job_.seats;
+        (state.seatFee, state.seatBond) = (uint128(job_.seatFee), uint128(job_.seatBond));
     }
 
     function _requireCaller(address expected) private view {

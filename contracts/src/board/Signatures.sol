@@ -12,7 +12,8 @@ library Signatures {
         "Job(address client,address trainer,bytes32 programRoot,uint32 bodyCount,uint32 stateCount,uint32 dataCount,"
         "bytes32 initialStateRoot,bytes32 dataRoot,uint64 steps,uint64 checkpointInterval,uint8 policy,uint8 precision,"
         "uint32 tolerances,uint256 reward,uint256 trainerStake,uint256 challengerStake,uint64 challengeWindow,uint64 clock,"
-        "uint64 replayTime,uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 descentLevels,uint256 nonce)"
+        "uint64 replayTime,uint64 talkTime,uint64 auditTime,uint64 deadline,uint8 seats,uint256 seatFee,"
+        "uint256 seatBond,uint8 descentLevels,uint256 nonce)"
     );
     bytes32 internal constant HEAD_TYPE = keccak256("Head(bytes32 jobId,uint64 count,bytes32 runRoot)");
     bytes32 internal constant STATE_TYPE = keccak256("State(bytes32 gameId,uint32 sequence,bytes32 snapshot)");

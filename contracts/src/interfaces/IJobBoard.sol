@@ -96,6 +96,12 @@ interface IJobBoard {
         uint64 auditTime;
         /// Seconds after acceptance within which the final head must be posted. Invariant: 1 ... 2^28.
         uint64 deadline;
+        /// Audit receipts that the client pays for. Invariant: 0, until seats are filled.
+        uint8 seats;
+        /// Wei, for each seat. Invariant: below 2^128; 0 without seats.
+        uint256 seatFee;
+        /// Wei, what the auditor of a seat puts up. Invariant: 1 ... 2^128 - 1; 0 without seats.
+        uint256 seatBond;
         /// r: levels of a tree revealed by one move. Invariant: 1 ... 5.
         uint8 descentLevels;
         /// Makes otherwise equal jobs different.
@@ -132,7 +138,7 @@ interface IJobBoard {
         ABANDONED
     }
 
-    /// A job as the contract keeps it: ten slots.
+    /// A job as the contract keeps it: eleven slots.
     struct JobState {
         // -- slot 0
         address trainer;
@@ -196,6 +202,10 @@ interface IJobBoard {
         Duration deadline;
         /// Zero before. Invariant: never changes after.
         Instant accepted;
+        uint8 seats;
+        // -- slot 10, zero without seats
+        uint128 seatFee;
+        uint128 seatBond;
     }
 
     /// What the proof of a value needs of a job.

@@ -2,7 +2,7 @@
 
 Files are canonical msgpack (`tiebreak.protocol.packing`); 256-bit numbers are bin 32, big-endian:
 
-    job file   [1, chain id (bin 32), contract (bin 20), [24 fields of Job], client's signature, trainer's signature]
+    job file   [1, chain id (bin 32), contract (bin 20), [27 fields of Job], client's signature, trainer's signature]
     head file  [1, job id (bin 32), count (uint), run root (bin 32), trainer's signature]
 
 Numbered plan of `SignedJob.verify` and `SignedHead.verify`: (1) every field is in its range (checked when the object is
@@ -29,6 +29,7 @@ from tiebreak.protocol.trees import depth_of
 
 PRECISION_F32: Final = MAX_PRECISION
 MAX_DESCENT_LEVELS: Final = 5
+MAX_SEATS: Final = 16
 MAX_JOB_BYTES: Final = 2048
 FILE_VERSION: Final = 1
 _VERSION: Final = Uint(8, FILE_VERSION, FILE_VERSION)
@@ -67,6 +68,10 @@ class Job(Record):
     talk_time: Annotated[int, Uint(64, 0, MAX_GAME_SECONDS)]
     audit_time: Annotated[int, Uint(64, 0, MAX_SECONDS)]
     deadline: Seconds
+    seats: Annotated[int, Uint(8, 0, MAX_SEATS)] = 0
+    """Receipts of audits that the client pays for, none under policy `logged`; without them fee and bond are 0."""
+    seat_fee: Wei = 0
+    seat_bond: Wei = 0
     descent_levels: Annotated[int, Uint(8, 1, MAX_DESCENT_LEVELS)]
     nonce: Annotated[int, Uint(256)]
 
@@ -78,6 +83,7 @@ class Job(Record):
         check_tolerances(self.tolerances)
         if self.tolerances and not self.is_logged:
             raise VerificationError(f"job: expected tolerances 0 under policy exact, got {self.tolerances:#x}")
+        self._check_seats()
         if self.game_seconds > MAX_GAME_SECONDS:
             raise VerificationError(
                 f"job: expected a game of at most {MAX_GAME_SECONDS} seconds, got {self.game_seconds}: talk, "
@@ -87,6 +93,15 @@ class Job(Record):
             raise VerificationError(
                 f"job: expected a checkpoint interval of at most {self.steps} steps, got {self.checkpoint_interval}"
             )
+
+    def _check_seats(self) -> None:
+        if self.seats and self.is_logged:
+            raise VerificationError(f"job: expected no seats under policy logged, got {self.seats}")
+        if self.seat_fee and not self.seats:
+            raise VerificationError(f"job: expected a seat fee of 0 without seats, got {self.seat_fee}")
+        if bool(self.seat_bond) != bool(self.seats):
+            what = "of at least 1 with seats" if self.seats else "of 0 without seats"
+            raise VerificationError(f"job: expected a seat bond {what}, got {self.seat_bond}")
 
     @property
     def id(self) -> Digest:

@@ -16,7 +16,8 @@ class Terms:
     challenge_window: how long after the last head a challenge may start. clock: total time that each side has in one
     game. replay_time: extra time for a move that needs re-execution (a segment, a step, a long sum), at most three per
     side. talk_time: how long the sides of a game may talk before clocks run. audit_time: how long after acceptance a
-    challenge may start in any case. deadline: how long after acceptance the final head must be posted. descent_levels:
+    challenge may start in any case. deadline: how long after acceptance the final head must be posted. seats: receipts
+    of audits that the client pays for, each with seat_fee; the auditor of a seat puts up seat_bond. descent_levels:
     levels of a tree that one move reveals, from 1 (a binary game, as in Truebit) to 5.
     """
 
@@ -29,6 +30,9 @@ class Terms:
     talk_time: int = 0
     audit_time: int = 7 * 24 * 3600
     deadline: int = 30 * 24 * 3600
+    seats: int = 0
+    seat_fee: int = 0
+    seat_bond: int = 0
     descent_levels: int = 1
     nonce: int = 0
 
