@@ -1,6 +1,6 @@
-"""Checks the models of the game and of the job board with SPIN, and that each check can fail.
+"""Checks the models of the game, of talking it through and of the job board with SPIN, and that each check can fail.
 
-    python model/check.py             every property of both models, exhaustively within their bounds
+    python model/check.py             every property of the models, exhaustively within their bounds
     python model/check.py --mutants   each rule left out: SPIN must find the harm; each outcome is reachable
 
 Needs `spin` (6.5) and a C compiler. Nothing of the product does.
@@ -49,6 +49,8 @@ class Result:
 PROPERTIES: Final = (
     Run(model="game", what="one game, trees of 8 leaves, clocks of 2"),
     Run(model="game", what="one game, clocks of 3", defines=("CLOCK 3",)),
+    Run(model="talk", what="a talk of 2, clocks of 2"),
+    Run(model="talk", what="a talk of 4, clocks of 3", defines=("TALK 4", "CLOCK 3")),
     Run(model="board", what="two games, clocks of 2"),
     Run(model="board", what="two games, clocks of 3", defines=("CLOCK 3",)),
     Run(model="board", what="three games, clocks of 1", defines=("GAMES 3", "CLOCK 1")),
@@ -68,6 +70,13 @@ MUTANTS: Final = tuple(
         ("game", "MUTANT_PADDING_CONVICTS", "the defender loses at padding, whatever is there"),
         ("game", "MUTANT_PADDING_ACQUITS", "the defender wins at padding, whatever is there"),
         ("game", "RESERVE 0", "the honest challenger keeps no block for its proof"),
+        ("talk", "MUTANT_ENTER_LATE", "a state enters after the talk"),
+        ("talk", "MUTANT_ENTER_OLDER", "a state enters over one after more moves"),
+        ("talk", "MUTANT_ENTER_UNSIGNED", "a state enters without the other side's signature"),
+        ("talk", "MUTANT_ENTER_STARTS_CLOCKS", "entering ends the talk"),
+        ("talk", "MUTANT_TALK_COSTS", "the clocks run while the sides talk"),
+        ("talk", "MUTANT_SIGN_EVERY_LINE", "the honest side signs on whatever line stands on the chain"),
+        ("talk", "RESERVE 0", "the honest challenger keeps no block for its proof"),
         ("board", "MUTANT_NO_SEAL", "a proof needs no seal"),
         ("board", "MUTANT_SEAL_WITHOUT_GAME", "a seal counts in every game"),
         ("board", "MUTANT_SAME_INSTANT", "a proof in the block of its seal"),
@@ -96,6 +105,12 @@ WITNESSES: Final = tuple(
         ("game", "honest == CHALLENGER && reason == PADDING && level == VALUES"),
         ("game", "honest == CHALLENGER && reason == BROKEN_TIE"),
         ("game", "honest == NOBODY && winner == DEFENDER && nodeLies && reason == RECOMPUTED"),
+        ("talk", "honest == CHALLENGER && reason == RECOMPUTED && entered && !left"),
+        ("talk", "honest == CHALLENGER && reason == RECOMPUTED && stale && left"),
+        ("talk", "honest == DEFENDER && reason == RECOMPUTED && stale"),
+        ("talk", "honest == DEFENDER && reason == TIMEOUT && left"),
+        ("talk", "honest == CHALLENGER && reason == FORKED"),
+        ("talk", "honest == NOBODY && reason == RECOMPUTED && entered"),
         ("board", "trainerHonest && status == SETTLED && credit[TRAINER] > REWARD + TRAINER_STAKE"),
         ("board", "games[0].verdict == DEFENDER_LOST && games[1].verdict == VOID"),
         ("board", "games[0].verdict == VOID && computes"),
